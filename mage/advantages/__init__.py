@@ -1,0 +1,1 @@
+"""Menu: how returns become advantages. One file, one estimator; `base.py` is the contract."""

@@ -1,0 +1,173 @@
+"""The environment contract: a Game's options and rules apart from a State's position, all in text.
+
+An environment is a class whose fields are its options; `start(seed)` gives a fresh state. Everything random inside a
+state (deals, chance) comes from that seed, so members of a group that share a seed meet the same cards. `check` plays
+random games against the contract; `golden` writes a play-through that a test can hold still.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mage.seeds import derive
+from mage.types import Outcome
+
+SEATS = ("first", "second")
+
+
+class State(ABC):
+    """One running episode. Mutable, used once, never shared."""
+
+    @abstractmethod
+    def turn(self) -> int | None:
+        """The seat that moves next, or None when the episode is over."""
+
+    @abstractmethod
+    def legal(self) -> tuple[str, ...]:
+        """The moves of the seat whose turn it is, as the words the agent writes."""
+
+    @abstractmethod
+    def apply(self, action: str) -> None:
+        """Make a legal move and let chance do its part."""
+
+    @abstractmethod
+    def observe(self, seat: int) -> str:
+        """What this seat sees now; never another seat's private information."""
+
+    @abstractmethod
+    def anchor(self, seat: int) -> str:
+        """The plain state as this seat knows it: equal for two turns exactly when the same decision is faced."""
+
+    @abstractmethod
+    def scores(self) -> tuple[float, ...]:
+        """What every seat has scored so far; final once `turn()` is None."""
+
+    @abstractmethod
+    def recap(self, seat: int) -> str:
+        """The finished episode and its true outcome in a few words, as this seat knows it."""
+
+
+class Environment(BaseModel, ABC):
+    """A world and its options. A subclass in a file of this folder is found by the file's name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: ClassVar[str]
+    seats: ClassVar[int] = 2
+    multi_agent: ClassVar[bool] = True
+
+    restart: Literal["same", "fresh"] = Field("fresh", description="same = the instance is replayed; fresh = same opponent and seat, new deal")
+    max_turns: int = Field(8, ge=1, description="replies the agent may give in one episode, illegal ones included")
+    reward_scale: float = Field(10.0, gt=0, description="task reward of an episode = scale x score")
+
+    @abstractmethod
+    def start(self, seed: int) -> State:
+        """A new state; the seed decides every deal."""
+
+    @abstractmethod
+    def rules(self) -> str:
+        """The rules, the same for every task: the first thing in every prompt."""
+
+    @abstractmethod
+    def instance(self, seat: int) -> str:
+        """What is particular to this task and stays fixed in a meta-episode."""
+
+    @abstractmethod
+    def example_action(self) -> str:
+        """One move as the agent would write it, for the answer format."""
+
+    @property
+    @abstractmethod
+    def forfeit_score(self) -> float:
+        """The score of an agent that never finds a legal move: no better than the worst way to lose."""
+
+    def outcome(self, score: float) -> Outcome:
+        return "won" if score > 0 else "lost" if score < 0 else "drawn"
+
+    def reward(self, score: float) -> float:
+        """Task reward of a finished episode (Appendix A)."""
+        return self.reward_scale * score
+
+    def strata(self) -> int:
+        """How many equally likely deals a panel should spread evenly; 1 where there is no chance."""
+        return 1
+
+    def stratum(self, seed: int) -> int:
+        """Which of the `strata()` deals an episode with this seed gets."""
+        return 0
+
+    def episode_seed(self, task_seed: int, episode: int) -> int:
+        """`same` replays one seed, `fresh` takes a new one in every episode."""
+        return derive(task_seed, "episode", 0 if self.restart == "same" else episode)
+
+
+def check(environment: Environment, games: int = 200, seed: int = 0) -> list[str]:
+    """Play random games against the contract; returns what is wrong, empty when all is well."""
+    faults: list[str] = []
+    if not environment.rules().strip():
+        faults.append("rules() is empty")
+    for game in range(games):
+        faults += [f"game {game}: {fault}" for fault in _check_game(environment, derive(seed, "check", game))]
+    return sorted(set(faults))[:20]
+
+
+def _check_game(environment: Environment, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    state, twin = environment.start(seed), environment.start(seed)
+    faults: list[str] = []
+    for _ in range(10_000):
+        seat = state.turn()
+        if seat is None:
+            break
+        legal = state.legal()
+        faults += _check_turn(environment, state, twin, seat, legal)
+        action = rng.choice(legal)
+        state.apply(action)
+        twin.apply(action)
+    else:
+        return [*faults, "the episode did not end within 10,000 moves"]
+    faults += _check_end(environment, state)
+    return faults
+
+
+def _check_turn(environment: Environment, state: State, twin: State, seat: int, legal: tuple[str, ...]) -> list[str]:
+    faults = []
+    if not 0 <= seat < environment.seats:
+        faults.append(f"turn() names seat {seat}, but there are {environment.seats} seats")
+    if not legal or len(set(legal)) != len(legal):
+        faults.append(f"legal() must name at least one move and none twice, not {legal}")
+    if any(action != action.strip() or not action or "<" in action for action in legal):
+        faults.append(f"a move must be plain text that survives stripping, not one of {legal}")
+    if not state.observe(seat).strip():
+        faults.append("observe() is empty")
+    if (state.observe(seat), state.legal()) != (twin.observe(seat), twin.legal()):
+        faults.append("two states with the same seed and moves differ")
+    return faults
+
+
+def _check_end(environment: Environment, state: State) -> list[str]:
+    scores = state.scores()
+    faults = []
+    if len(scores) != environment.seats:
+        faults.append(f"scores() has {len(scores)} entries for {environment.seats} seats")
+    if any(score < environment.forfeit_score for score in scores):
+        faults.append(f"a score of {min(scores)} lies below forfeit_score {environment.forfeit_score}")
+    if any(not state.recap(seat).strip() for seat in range(environment.seats)):
+        faults.append("recap() is empty")
+    return faults
+
+
+def golden(environment: Environment, games: int = 3, seed: int = 0) -> str:
+    """A play-through as text: every observation, move and result of a few random games."""
+    lines = [f"# {environment.name}", environment.rules(), ""]
+    for game in range(games):
+        rng = random.Random(derive(seed, "golden", game))
+        state = environment.start(derive(seed, "golden", game))
+        lines.append(f"## game {game}")
+        while (seat := state.turn()) is not None:
+            action = rng.choice(state.legal())
+            lines += [f"[{SEATS[seat]}] {state.observe(seat)}", f"anchor {state.anchor(seat)!r}, legal {', '.join(state.legal())} -> {action}"]
+            state.apply(action)
+        lines += [f"scores {state.scores()}", *(f"[{SEATS[seat]}] {state.recap(seat)}" for seat in range(environment.seats)), ""]
+    return "\n".join(lines)

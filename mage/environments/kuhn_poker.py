@@ -1,0 +1,82 @@
+"""Kuhn poker for a reader: three cards, one chip to bet, and words for every situation.
+
+The six deals are the strata of a panel, so an evaluation sees all of them equally often. The opponent's card is told
+at a showdown only.
+"""
+
+from itertools import permutations
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from mage.environments.openspiel import OpenSpiel, OpenSpielState
+
+CARDS = ("J", "Q", "K")
+DEALS = tuple(permutations(range(3), 2))
+_WORDS = ("pass", "bet")
+_RULES = (
+    "You play Kuhn poker against one opponent. There are three cards: J is low, Q is middle, K is high. Each player puts in 1 chip and gets one card. "
+    "You take turns to pass or to bet 1 more chip. A pass after a bet gives up the pot; a bet after a bet calls it. "
+    "If nobody gives up, the cards are shown and the higher card wins the pot."
+)
+
+
+class KuhnPokerState(OpenSpielState):
+    """Both cards are dealt at once: the seed names one of the six deals."""
+
+    def __init__(self, environment: "KuhnPoker", seed: int) -> None:
+        self.deal = DEALS[environment.stratum(seed)]
+        super().__init__(environment, seed)
+
+    def _let_chance_act(self) -> None:
+        while self.spiel.is_chance_node():
+            self.spiel.apply_action(self.deal[len(self.spiel.history())])
+
+    def word(self, action: int) -> str:
+        return _WORDS[action]
+
+    def number(self, word: str) -> int:
+        return _WORDS.index(word)
+
+    def observe(self, seat: int) -> str:
+        return f"Your card: {CARDS[self.deal[seat]]}. Moves: {self._told(seat) or 'none'}."
+
+    def anchor(self, seat: int) -> str:
+        return f"{CARDS[self.deal[seat]]} {' '.join(action for _, action in self.moves)}".strip()
+
+    def recap(self, seat: int) -> str:
+        chips = self.scores()[seat]
+        shown = CARDS[self.deal[1 - seat]] if self._showdown() else "hidden"
+        amount = f"{abs(chips):g} chip{'s' if abs(chips) != 1 else ''}"
+        return f"Your card: {CARDS[self.deal[seat]]}. Moves: {self._told(seat)}. Opponent's card: {shown}. You {'won' if chips > 0 else 'lost'} {amount}."
+
+    def _told(self, seat: int) -> str:
+        return ", ".join(f"{'you' if mover == seat else 'opponent'} {action}" for mover, action in self.moves)
+
+    def _showdown(self) -> bool:
+        return [action for _, action in self.moves][-2:] in (["pass", "pass"], ["bet", "bet"])
+
+
+class KuhnPoker(OpenSpiel):
+    name: ClassVar[str] = "kuhn_poker"
+    game: Literal["kuhn_poker"] = "kuhn_poker"
+    max_turns: int = Field(6, ge=1, description="replies the agent may give in one episode, illegal ones included")
+    reward_scale: float = Field(5.0, gt=0, description="task reward of an episode = scale x chips")
+
+    def start(self, seed: int) -> KuhnPokerState:
+        return KuhnPokerState(self, seed)
+
+    def rules(self) -> str:
+        return _RULES
+
+    def instance(self, seat: int) -> str:
+        return "You act first." if seat == 0 else "You act second."
+
+    def example_action(self) -> str:
+        return "pass"
+
+    def strata(self) -> int:
+        return len(DEALS)
+
+    def stratum(self, seed: int) -> int:
+        return seed % len(DEALS)

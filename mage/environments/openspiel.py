@@ -1,0 +1,114 @@
+"""Any turn-based OpenSpiel game as text: chance nodes, seats, legal moves, scores.
+
+`mage play openspiel --option game=connect_four` works for every game whose state OpenSpiel can print; `tic_tac_toe.py`
+and `kuhn_poker.py` only replace the words. Chance is drawn from the state's seed.
+"""
+
+import random
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import pyspiel
+from pydantic import Field, field_validator
+
+from mage.environments.base import SEATS, Environment, State
+
+
+@lru_cache(maxsize=None)
+def load_game(text: str) -> Any:
+    """An OpenSpiel game, loaded once a process."""
+    return pyspiel.load_game(text)
+
+
+class OpenSpielState(State):
+    """Wraps a pyspiel state; the hooks below are what a game with its own words overrides."""
+
+    def __init__(self, environment: "OpenSpiel", seed: int) -> None:
+        self.environment = environment
+        self.spiel = load_game(environment.game).new_initial_state()
+        self.rng = random.Random(seed)
+        self.moves: list[tuple[int, str]] = []
+        self._let_chance_act()
+
+    def turn(self) -> int | None:
+        return None if self.spiel.is_terminal() else self.spiel.current_player()
+
+    def legal(self) -> tuple[str, ...]:
+        return tuple(self.word(action) for action in self.spiel.legal_actions())
+
+    def apply(self, action: str) -> None:
+        seat = self.spiel.current_player()
+        self.moves.append((seat, action))
+        self.spiel.apply_action(self.number(action))
+        self._let_chance_act()
+
+    def observe(self, seat: int) -> str:
+        return f"{self._view(seat)}\nYour moves: {', '.join(self.legal())}."
+
+    def anchor(self, seat: int) -> str:
+        return self._view(seat)
+
+    def scores(self) -> tuple[float, ...]:
+        return tuple(self.spiel.returns())
+
+    def recap(self, seat: int) -> str:
+        told = ", ".join(f"{'you' if mover == seat else 'opponent'} {action}" for mover, action in self.moves)
+        return f"Moves: {told}. You {self.environment.outcome(self.scores()[seat])} ({self.scores()[seat]:+g})."
+
+    def word(self, action: int) -> str:
+        """The agent's word for an OpenSpiel action of the seat to move."""
+        return str(self.spiel.action_to_string(self.spiel.current_player(), action)).strip()
+
+    def number(self, word: str) -> int:
+        """The OpenSpiel action behind a legal word."""
+        return next(action for action in self.spiel.legal_actions() if self.word(action) == word)
+
+    def _view(self, seat: int) -> str:
+        game_type = load_game(self.environment.game).get_type()
+        if game_type.provides_observation_string:
+            return str(self.spiel.observation_string(seat)).strip() or "The game begins."
+        return str(self.spiel.information_state_string(seat)).strip() or "The game begins."
+
+    def _let_chance_act(self) -> None:
+        while self.spiel.is_chance_node():
+            actions, weights = zip(*self.spiel.chance_outcomes(), strict=True)
+            self.spiel.apply_action(self.rng.choices(actions, weights)[0])
+
+
+class OpenSpiel(Environment):
+    """A turn-based OpenSpiel game, named as OpenSpiel names it."""
+
+    name: ClassVar[str] = "openspiel"
+    game: str = Field("connect_four", description="OpenSpiel's name of the game, with its parameters")
+    max_turns: int = Field(100, ge=1, description="replies the agent may give in one episode, illegal ones included")
+
+    @field_validator("game")
+    @classmethod
+    def _is_playable(cls, text: str) -> str:
+        known = pyspiel.registered_names()
+        if text.split("(")[0] not in known:
+            raise ValueError(f"OpenSpiel has no game {text!r}; it has {', '.join(sorted(known))}")
+        game_type = load_game(text).get_type()
+        if game_type.dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL:
+            raise ValueError(f"{text!r} has simultaneous moves; only turn-based games fit")
+        if not (game_type.provides_observation_string or game_type.provides_information_state_string):
+            raise ValueError(f"{text!r} cannot print its state")
+        if load_game(text).num_players() != 2:
+            raise ValueError(f"{text!r} is not a game for two")
+        return text
+
+    def start(self, seed: int) -> OpenSpielState:
+        return OpenSpielState(self, seed)
+
+    def rules(self) -> str:
+        return f"You play {load_game(self.game).get_type().long_name} against one opponent."
+
+    def instance(self, seat: int) -> str:
+        return f"You play {SEATS[seat]}."
+
+    def example_action(self) -> str:
+        return self.start(0).legal()[0]
+
+    @property
+    def forfeit_score(self) -> float:
+        return float(load_game(self.game).min_utility())

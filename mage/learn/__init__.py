@@ -1,0 +1,1 @@
+"""Floor 7: samples in, new weights out."""

@@ -1,0 +1,35 @@
+"""MCTS-k: OpenSpiel's C++ tree search with k simulations, UCT c = 1.4, random roll-outs, solver on.
+
+A new bot is built for every move from that move's seed: bots keep random state, and a stationary opponent must not.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import ClassVar
+
+import pyspiel
+from pydantic import Field
+
+from mage.environments.base import State
+from mage.environments.openspiel import OpenSpielState, load_game
+from mage.opponents.base import Opponent
+
+_POLICY_DRAWS = 200
+
+
+class MonteCarloTreeSearch(Opponent):
+    name: ClassVar[str] = "mcts"
+    simulations: int = Field(100, ge=1)
+
+    def act(self, state: State, seat: int, rng: random.Random) -> str:
+        assert isinstance(state, OpenSpielState), "search needs a game of OpenSpiel"
+        game, seed = load_game(state.environment.game), rng.getrandbits(31)
+        evaluator = pyspiel.RandomRolloutEvaluator(1, seed)
+        bot = pyspiel.MCTSBot(game, evaluator, 1.4, self.simulations, 16, True, seed, False)
+        return state.word(bot.step(state.spiel))
+
+    def policy(self, state: State, seat: int) -> Mapping[str, float]:
+        """Estimated from 200 seeded searches; the game tree of the search itself has no closed form."""
+        counts = Counter(self.act(state, seat, random.Random(draw)) for draw in range(_POLICY_DRAWS))
+        return {action: count / _POLICY_DRAWS for action, count in sorted(counts.items())}

@@ -1,0 +1,145 @@
+"""The nouns. Every stage of the loop makes a new record from the one before; none is filled in later.
+
+    Turn -> Return -> Credit -> Sample -> Batch
+
+A `MetaEpisode` is the unit that is grouped, stored, shown and resumed. Axis suffixes used everywhere: `_P` problems
+(groups), `_G` members of a group, `_T` tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["play", "reflect"]
+Outcome = Literal["won", "lost", "drawn"]
+Ending = Literal["finished", "illegal", "turn_limit", "error"]
+Finish = Literal["stop", "eos", "length"]
+Split = Literal["train", "test", "ood"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What stays fixed in a meta-episode. All members of a group share one."""
+
+    environment: str
+    seed: int
+    seat: int
+    opponent: str
+    split: Split
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A reply exactly as the engine made it: these ids and logprobs are the ones that are trained on."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    finish: Finish
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reply of the agent: a move, or the reflection it writes after an episode.
+
+    `anchor` is the plain state without history; `action_span` are the positions in the completion that spell the
+    action, (0, 0) where there is none.
+    """
+
+    kind: Kind
+    anchor: str
+    observation: str
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    action: str | None
+    action_span: tuple[int, int]
+    legal: bool
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What one seat did, the opponent's included."""
+
+    seat: int
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One game from deal to result. `reflection` is the turn that was written BEFORE it, after the previous episode."""
+
+    turns: tuple[Turn, ...]
+    reflection: Turn | None
+    moves: tuple[Move, ...]
+    score: float
+    outcome: Outcome
+    ending: Ending
+    recap: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetaEpisode:
+    """N episodes of one member against one task; `memories[n]` is the text the agent was shown in episode n."""
+
+    task: Task
+    group: int
+    member: int
+    episodes: tuple[Episode, ...]
+    memories: tuple[str, ...]
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The place of a turn: group, member, episode (from 0) and index in the episode; a reflection has index -1."""
+
+    group: int
+    member: int
+    episode: int
+    index: int
+    opponent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """What followed a turn: G_{n,t} (`value`), G_{n,1} (`episode_value`) and the episode's own reward R_n."""
+
+    turn: Turn
+    where: Where
+    value: float
+    episode_value: float
+    episode_reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """A return against its baseline. `parts` names what the advantage is the sum of, for people who ask why."""
+
+    source: Return
+    advantage: float
+    parts: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row of training data: prompt and reply ids; the other sequences have one entry per REPLY token."""
+
+    prompt_ids: tuple[int, ...]
+    reply_ids: tuple[int, ...]
+    old_logprobs: tuple[float, ...]
+    advantage: float
+    action_span: tuple[int, int]
+    kind: Kind
+    where: Where
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The samples of one optimizer step; losses are means over ALL reply tokens of the batch."""
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def reply_tokens(self) -> int:
+        return sum(len(sample.reply_ids) for sample in self.samples)
