@@ -43,7 +43,7 @@ class Turn:
     """One reply of the agent: a move, or the reflection it writes after an episode.
 
     `anchor` is the plain state without history; `action_span` are the positions in the completion that spell the
-    action, (0, 0) where there is none.
+    action, (0, 0) where there is none; `reward` is what the reply itself costs (illegal, too long), never the task's.
     """
 
     kind: Kind
@@ -67,12 +67,16 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One game from deal to result. `reflection` is the turn that was written BEFORE it, after the previous episode."""
+    """One game from deal to result. `reflection` is the turn that was written BEFORE it, after the previous episode.
+
+    `score` is in the game's own units (chips, +-1); `reward` is the task reward R_n that training sees.
+    """
 
     turns: tuple[Turn, ...]
     reflection: Turn | None
     moves: tuple[Move, ...]
     score: float
+    reward: float
     outcome: Outcome
     ending: Ending
     recap: str

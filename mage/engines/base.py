@@ -37,6 +37,7 @@ class Engine(ABC):
     """Completes requests. `submit` takes one in, `step` works and hands finished ones out."""
 
     policy_version: int = 0
+    capacity: int | None = None  # conversations it can keep in its cache at a time; None = any number
 
     @abstractmethod
     def submit(self, request: Request) -> None:
@@ -67,35 +68,51 @@ class Sampling:
         return completion
 
 
-def run(coroutines: Iterable[Coroutine[Any, Any, Result]], on_result: Callable[[Result], None] | None = None) -> list[Result]:
-    """Drive coroutines to their ends and return their results in order.
+def run(
+    coroutines: Iterable[Coroutine[Any, Any, Result]], on_result: Callable[[Result], None] | None = None, limit: int | None = None
+) -> list[Result]:
+    """Drive coroutines to their ends and return their results in order; at most `limit` are under way at a time.
 
     The engine with the most waiting requests works next, so batches are as full as they can be without a barrier.
     """
-    started = list(coroutines)
-    results: dict[int, Result] = {}
-    waiting: dict[Request, int] = {}
-    in_hand: dict[Engine, int] = {}
-    ready: deque[tuple[int, Completion | None]] = deque((index, None) for index in range(len(started)))
-    while ready or waiting:
-        while ready:
-            index, completion = ready.popleft()
-            try:
-                wait: Sampling = started[index].send(completion)
-            except StopIteration as end:
-                results[index] = end.value
-                if on_result is not None:
-                    on_result(end.value)
-                continue
-            wait.engine.submit(wait.request)
-            waiting[wait.request] = index
-            in_hand[wait.engine] = in_hand.get(wait.engine, 0) + 1
-        if waiting:
-            busiest = max(in_hand, key=lambda engine: in_hand[engine])
-            for request, completion in busiest.step():
-                in_hand[busiest] -= 1
-                ready.append((waiting.pop(request), completion))
-    return [results[index] for index in range(len(started))]
+    drive = _Drive(on_result)
+    for number, coroutine in enumerate(coroutines):
+        while limit is not None and len(drive.waiting) >= limit:
+            drive.advance()
+        drive.resume(number, coroutine, None)
+    while drive.waiting:
+        drive.advance()
+    return [drive.results[number] for number in sorted(drive.results)]
+
+
+class _Drive:
+    """The coroutines under way: who waits for which request, and how many requests each engine has in hand."""
+
+    def __init__(self, on_result: Callable[[Any], None] | None) -> None:
+        self.on_result = on_result
+        self.results: dict[int, Any] = {}
+        self.waiting: dict[Request, tuple[int, Coroutine[Any, Any, Any]]] = {}
+        self.in_hand: dict[Engine, int] = {}
+
+    def resume(self, number: int, coroutine: Coroutine[Any, Any, Any], completion: Completion | None) -> None:
+        """Let a coroutine go on until it waits again or ends."""
+        try:
+            wait: Sampling = coroutine.send(completion)
+        except StopIteration as end:
+            self.results[number] = end.value
+            if self.on_result is not None:
+                self.on_result(end.value)
+            return
+        wait.engine.submit(wait.request)
+        self.waiting[wait.request] = (number, coroutine)
+        self.in_hand[wait.engine] = self.in_hand.get(wait.engine, 0) + 1
+
+    def advance(self) -> None:
+        """One step of the busiest engine; whoever got an answer goes on."""
+        busiest = max(self.in_hand, key=lambda engine: self.in_hand[engine])
+        for request, completion in busiest.step():
+            self.in_hand[busiest] -= 1
+            self.resume(*self.waiting.pop(request), completion)
 
 
 class ScriptedEngine(Engine):

@@ -1,0 +1,56 @@
+"""The estimator contract: `estimate(returns, *, options...) -> credits`, one file an estimator.
+
+Baselines are means over trajectories, never over rows, so that a long episode weighs no more than a short one. With
+leave-one-out a member is compared with the OTHER members only, which keeps the gradient unbiased.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from statistics import fmean, pstdev
+from typing import Literal, Protocol
+
+from mage.types import Credit, Return
+
+Normalise = Literal["mean", "mean_std"]
+
+
+class Estimator(Protocol):
+    """Options are bound by the recipe; what is left is a function of returns."""
+
+    def __call__(self, returns: Sequence[Return]) -> list[Credit]: ...
+
+
+def by_key(items: Iterable[Return], key: Callable[[Return], Hashable]) -> dict[Hashable, list[Return]]:
+    """Items in groups, in the order of their first appearance."""
+    groups: dict[Hashable, list[Return]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
+def against_others(values: dict[int, float], leave_one_out: bool, normalise: Normalise) -> dict[int, float]:
+    """Each member's value minus the mean of the others (or of all); 0 for a member that is alone.
+
+    >>> against_others({0: 1.0, 1: 3.0}, True, "mean")
+    {0: -2.0, 1: 2.0}
+    """
+    if len(values) < 2:
+        return dict.fromkeys(values, 0.0)
+    total, count = sum(values.values()), len(values)
+    scale = _spread(list(values.values())) if normalise == "mean_std" else 1.0
+    if leave_one_out:
+        return {member: (value - (total - value) / (count - 1)) / scale for member, value in values.items()}
+    return {member: (value - total / count) / scale for member, value in values.items()}
+
+
+def member_means(items: Iterable[Return], value: Callable[[Return], float]) -> dict[int, float]:
+    """One number a member: the mean over its items."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for item in items:
+        found[item.where.member].append(value(item))
+    return {member: fmean(values) for member, values in found.items()}
+
+
+def _spread(values: list[float]) -> float:
+    """Standard deviation, kept away from zero so that equal values give zero advantages, not noise."""
+    return pstdev(values) + 1e-6

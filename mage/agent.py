@@ -1,0 +1,110 @@
+"""The agent: what the model is shown and how its reply is read.
+
+Prompts are append-only: rules and answer format (system message), then instance, memory, and the turns of this episode.
+A past reply stands in the history reduced to its action; its thoughts are dropped. The LAST complete <action> after
+the end of thinking counts.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from mage.chat import Chat, Ids
+from mage.engines.base import Engine, Request
+from mage.environments.base import Environment
+from mage.prompts import template
+from mage.types import Completion
+
+CLOSE = "</action>"
+_ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
+_THINK, _THOUGHT = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How replies are drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 16
+    reflection_tokens: int = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a reply says: the action (None if there is none) and the characters that spell it, tags included."""
+
+    action: str | None
+    start: int = 0
+    end: int = 0
+
+
+def read_action(text: str) -> Reading:
+    """The last complete action after the end of thinking.
+
+    >>> read_action("<think>perhaps <action>bet</action></think><action>pass</action>").action
+    'pass'
+    """
+    after = text.rfind(_THOUGHT) + len(_THOUGHT) if _THOUGHT in text else 0
+    if is_thinking(text):
+        return Reading(None)
+    found = list(_ACTION.finditer(text, after))
+    return Reading(found[-1][1].strip(), *found[-1].span()) if found else Reading(None)
+
+
+def is_thinking(text: str) -> bool:
+    """Whether a thought was opened and not closed."""
+    return text.rfind(_THINK) > text.rfind(_THOUGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A model with its chat format and its way of drawing replies."""
+
+    engine: Engine
+    chat: Chat
+    sampling: Sampling
+
+    async def reply(self, prompt_ids: Ids, seed: int) -> Completion:
+        """A reply that ends with its action; a closing tag inside a thought does not end it."""
+        limit = self.sampling.max_tokens
+        completion = await self._draw(prompt_ids, limit, seed, (CLOSE,))
+        while completion.finish == "stop" and is_thinking(completion.text) and len(completion.token_ids) < limit:
+            more = await self._draw(prompt_ids + completion.token_ids, limit - len(completion.token_ids), seed + len(completion.token_ids), (CLOSE,))
+            completion = _join(completion, more)
+        return completion
+
+    async def write(self, prompt_ids: Ids, seed: int) -> Completion:
+        """Free text up to the model's own end."""
+        return await self._draw(prompt_ids, self.sampling.reflection_tokens, seed, ())
+
+    async def _draw(self, prompt_ids: Ids, max_tokens: int, seed: int, stop: tuple[str, ...]) -> Completion:
+        draw = self.sampling
+        return await self.engine.sample(Request(prompt_ids, max_tokens, seed, draw.temperature, draw.top_p, draw.top_k, stop))
+
+    def past_reply(self, completion: Completion, reading: Reading) -> Ids:
+        """A reply as the history keeps it: the sampled ids if it was nothing but its action, else the action alone."""
+        bare = f"<action>{reading.action if reading.action is not None else '?'}</action>"
+        return completion.token_ids if completion.text == bare else self.chat.encode(bare)
+
+
+def _join(first: Completion, second: Completion) -> Completion:
+    return replace(second, token_ids=first.token_ids + second.token_ids, logprobs=first.logprobs + second.logprobs, text=first.text + second.text)
+
+
+def system_text(environment: Environment) -> str:
+    name = "system_game" if environment.multi_agent else "system_task"
+    return template(name).format(rules=environment.rules(), example=environment.example_action())
+
+
+def episode_text(environment: Environment, seat: int, memory: str, number: int, count: int, observation: str) -> str:
+    shown = f"{memory}\n" if memory else ""
+    return template("episode").format(instance=environment.instance(seat), memory=shown, number=number, count=count, observation=observation)
+
+
+def illegal_text(observation: str) -> str:
+    return template("illegal").format(observation=observation)
+
+
+def reflect_text(environment: Environment, seat: int, number: int, count: int, recap: str) -> str:
+    return template("reflect").format(instance=environment.instance(seat), number=number, count=count, recap=recap)

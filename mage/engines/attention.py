@@ -1,0 +1,167 @@
+"""Attention for the local engine: new keys and values go into the slot pool, queries attend to their own slot only.
+
+A step is ONE flat row of tokens: first the decode tokens (one a sequence, ordered by slot), then the prompts being
+prefilled. Linear layers see no padding; only attention is grouped. Decode groups attend over a VIEW of the pool where
+the slots lie densely, since copying keys costs more than computing with a few slots too many.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from mage.engines.slots import KeyValuePool
+
+NAME = "mage_slots"
+DENSE = 0.4  # share of used slots from which a view beats a gather
+ROUND = 16  # key lengths are rounded up to this, so that kernels see aligned masks
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Flat rows start..end, one query each. `rows` places them among the slots of a view, None if they are all of it."""
+
+    start: int
+    end: int
+    slots: "slice | torch.Tensor"
+    span: int
+    rows: torch.Tensor | None
+    length: int
+    mask: torch.Tensor
+
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        heads, kv_heads, size = query.shape[1], keys.shape[2], query.shape[2]
+        # Query heads that share a key head become query positions: keys are then read once for all of them.
+        query = query.reshape(-1, kv_heads, heads // kv_heads, size)
+        if self.rows is not None:
+            query = query.new_zeros(self.span, *query.shape[1:]).index_copy_(0, self.rows, query)
+        found = scaled_dot_product_attention(
+            query,
+            keys[self.slots, : self.length].transpose(1, 2),
+            values[self.slots, : self.length].transpose(1, 2),
+            attn_mask=self.mask.expand(-1, kv_heads, heads // kv_heads, -1),
+            scale=scaling,
+        )
+        if self.rows is not None:
+            found = found.index_select(0, self.rows)
+        return found.reshape(-1, heads, size)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillGroup:
+    """Flat rows start..end: prompts of similar length, padded to one rectangle. `pad` reads it, `unpad` leaves it."""
+
+    start: int
+    end: int
+    slots: "slice | torch.Tensor"
+    length: int
+    pad: torch.Tensor
+    unpad: torch.Tensor
+    mask: torch.Tensor
+
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        heads, kv_heads, size = query.shape[1], keys.shape[2], query.shape[2]
+        found = scaled_dot_product_attention(
+            query[self.pad].transpose(1, 2),
+            keys[self.slots, : self.length].transpose(1, 2),
+            values[self.slots, : self.length].transpose(1, 2),
+            attn_mask=self.mask,
+            scale=scaling,
+            enable_gqa=heads != kv_heads,
+        )
+        return found.transpose(1, 2).reshape(-1, heads, size).index_select(0, self.unpad)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where every token of one step belongs."""
+
+    pool: KeyValuePool
+    write: torch.Tensor
+    groups: tuple[DecodeGroup | PrefillGroup, ...]
+
+
+def register() -> str:
+    """Make the attention known to transformers and return the name to select it by."""
+    AttentionInterface.register(NAME, slot_attention)
+    return NAME
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    *,
+    plan: Plan,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Called by every layer; tensors are [1, heads, tokens, size]."""
+    keys, values = plan.pool.layer(module.layer_idx)
+    plan.pool.write(keys, plan.write, key[0].transpose(0, 1))
+    plan.pool.write(values, plan.write, value[0].transpose(0, 1))
+    query = query[0].transpose(0, 1)
+    found = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for group in plan.groups:
+        found[group.start : group.end] = group.attend(query[group.start : group.end], keys, values, scaling)
+    return found[None], None
+
+
+def decode_groups(slots: Integers, lengths: Integers, size: int, pool: KeyValuePool) -> list[DecodeGroup]:
+    """Cut the decode rows, ordered by slot, into groups of neighbours; `lengths` counts keys, the new one included."""
+    return [
+        _decode_group(start, slots[start : start + size], lengths[start : start + size], pool) for start in range(0, len(slots), size)
+    ]
+
+
+def _decode_group(start: int, slots: Integers, lengths: Integers, pool: KeyValuePool) -> DecodeGroup:
+    count, first = len(slots), int(slots[0])
+    span = int(slots[-1]) - first + 1
+    length = min(_round_up(int(lengths.max())), pool.length)
+    where: slice | torch.Tensor = slice(first, first + span)
+    rows = None
+    if count < DENSE * span:
+        where, span = pool.on_device(slots), count
+    elif count < span:
+        rows = pool.on_device(slots - first)
+        spread = np.ones(span, np.int64)  # an unused slot attends to one key, as a softmax over none is not a number
+        spread[slots - first] = lengths
+        lengths = spread
+    last = pool.on_device(lengths - 1)[:, None]
+    return DecodeGroup(start, start + count, where, span, rows, length, pool.causal_mask(last, length)[:, None])
+
+
+def prefill_groups(start: int, slots: Integers, filled: Integers, new: Integers, size: int, pool: KeyValuePool) -> list[PrefillGroup]:
+    """Cut sequences, ordered by the number of new tokens, into groups of at most `size`; flat rows begin at `start`."""
+    groups = []
+    for low in range(0, len(slots), size):
+        part = slice(low, low + size)
+        groups.append(_prefill_group(start, slots[part], filled[part], new[part], pool))
+        start = groups[-1].end
+    return groups
+
+
+def _prefill_group(start: int, slots: Integers, filled: Integers, new: Integers, pool: KeyValuePool) -> PrefillGroup:
+    width, total = int(new.max()), int(new.sum())
+    length = min(_round_up(int((filled + new).max())), pool.length)
+    offsets = np.cumsum(new) - new
+    steps = np.arange(width)
+    pad = np.minimum(offsets[:, None] + steps, total - 1)
+    unpad = np.flatnonzero(steps < new[:, None])
+    # Padding queries see the keys their number allows; what they find is dropped.
+    last = pool.on_device(filled[:, None] + steps)
+    where = slice(int(slots[0]), int(slots[0]) + 1) if len(slots) == 1 else pool.on_device(slots)
+    return PrefillGroup(
+        start, start + total, where, length, pool.on_device(pad), pool.on_device(unpad), pool.causal_mask(last, length)[:, None]
+    )
+
+
+def _round_up(length: int) -> int:
+    return -(-length // ROUND) * ROUND

@@ -1,0 +1,284 @@
+"""The in-process engine: a transformers causal LM shared with the learner, continuous batching, prefix cache.
+
+One step is one flat forward over the new tokens of all sequences in hand: the single next token of those that decode and
+the uncached rest of the prompts that join. What a step costs in Python depends on who joins and who finishes; for
+everybody else lengths, seeds and options live in arrays indexed by slot.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mage.chat import Chat
+from mage.engines.attention import DecodeGroup, Plan, PrefillGroup, decode_groups, prefill_groups, register
+from mage.engines.base import Engine, Request
+from mage.engines.sampling import Choices, sample
+from mage.engines.slots import KeyValuePool, Slots
+from mage.types import Completion, Finish
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counted since the engine was made."""
+
+    steps: int = 0
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+    seconds: float = 0.0
+
+
+class LocalEngine(Engine):
+    """Completes requests with `model`, whose weights it only reads.
+
+    `slots` sequences are worked on at once or kept for reuse, of at most `context` tokens each (prompt and reply); a
+    step computes at most about `max_batch_tokens` tokens, so long prompts are prefilled in several steps.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        chat: Chat,
+        *,
+        slots: int = 1024,
+        context: int = 2048,
+        prefix_cache: bool = True,
+        max_batch_tokens: int = 8192,
+    ) -> None:
+        if slots < 1 or context < 2 or max_batch_tokens < 1:
+            raise ValueError(f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}: allowed are 1, 2, 1 and more")
+        self.model, self.chat, self.context, self.max_batch_tokens = model, chat, context, max_batch_tokens
+        causal_lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.backbone, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
+        self.config = self.backbone.config
+        _check_full_attention(self.config)
+        self.attention = register()
+        self.device = self.head.weight.device
+        self.pool = _make_pool(self.config, self.backbone.get_input_embeddings().weight.dtype, self.device)
+        self.slots = Slots(slots, context, share=prefix_cache)
+        self.stats = Stats()
+        self.queue: deque[Request] = deque()
+        self.answered: list[tuple[Request, Completion]] = []
+        self.requests: list[Request | None] = [None] * slots
+        self.known, self.prompt, self.limit = (np.zeros(slots, np.int64) for _ in range(3))
+        self.seed, self.top_k, self.stop = (np.zeros(slots, np.int64) for _ in range(3))
+        self.temperature, self.top_p = np.ones(slots, np.float32), np.ones(slots, np.float32)
+        self.logprobs = np.zeros((slots, context), np.float32)
+        self.active = np.zeros(slots, bool)
+        self.ends = StopTable(chat, self.head.weight.shape[0])
+        self.group_size = 128 if self.device.type == "cpu" else slots
+
+    def submit(self, request: Request) -> None:
+        if len(request.prompt_ids) >= self.context or request.max_tokens < 1 or not request.prompt_ids:
+            self.answered.append((request, Completion((), (), "", "length", self.policy_version)))
+        else:
+            self.queue.append(request)
+
+    def refresh(self, policy_version: int) -> None:
+        """Empty the cache; sequences under way go on and have their keys computed anew."""
+        self.policy_version = policy_version
+        self.slots.clear()
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Request, Completion]]:
+        started = time.perf_counter()
+        answered, self.answered = self.answered, []
+        self.slots.clock += 1
+        self._admit()
+        slots, new = self._schedule()
+        if len(slots):
+            finished = self._advance(slots, new)
+            answered += [self._complete(slot, finish) for slot, finish in finished]
+        self.stats.steps += 1
+        self.stats.seconds += time.perf_counter() - started
+        return answered
+
+    def _admit(self) -> None:
+        """Give slots to queued requests; those whose prefix another one is computing wait a step and copy it."""
+        budget, waiting = self.max_batch_tokens, []
+        while self.queue and self.slots.available and budget > 0:
+            request = self.queue.popleft()
+            lease = self.slots.lease(request.prompt_ids)
+            if lease is None:
+                waiting.append(request)
+                continue
+            self._open(lease.slot, request)
+            if lease.kept < lease.reused:
+                self.pool.copy(lease.source, lease.slot, lease.kept, lease.reused)
+            self.stats.reused_tokens += lease.reused
+            budget -= len(request.prompt_ids) - lease.reused
+        self.queue.extendleft(reversed(waiting))
+
+    def _open(self, slot: int, request: Request) -> None:
+        length = len(request.prompt_ids)
+        self.requests[slot], self.active[slot] = request, True
+        self.known[slot] = self.prompt[slot] = length
+        self.limit[slot] = min(length + request.max_tokens, self.context)
+        self.seed[slot], self.stop[slot] = _signed(request.seed), self.ends.kind(request.stop)
+        self.temperature[slot], self.top_p[slot], self.top_k[slot] = request.temperature, request.top_p, request.top_k
+        self.pool.reserve(slot + 1, int(self.limit[slot]), self.context)
+
+    def _schedule(self) -> tuple[Array, Array]:
+        """Slots to work on and how many tokens of each: all that decode, ordered by slot, then prompts, shortest first."""
+        active = np.flatnonzero(self.active)
+        new = self.known[active] - self.slots.filled[active]
+        decodes, prefills = active[new == 1], active[new > 1]
+        new = new[new > 1]
+        order = np.argsort(new, kind="stable")
+        prefills, new = prefills[order], new[order]
+        room = max(self.max_batch_tokens - len(decodes), 1)
+        new = np.minimum(new, np.maximum(room - (np.cumsum(new) - new), 0))
+        started = new > 0
+        return np.concatenate([decodes, prefills[started]]), np.concatenate([np.ones(len(decodes), np.int64), new[started]])
+
+    def _advance(self, slots: Array, new: Array) -> list[tuple[int, Finish]]:
+        """Compute the new tokens, sample where a sequence is complete, and say who finished."""
+        filled = self.slots.filled[slots]
+        hidden = self._forward(slots, filled, new)
+        filled = filled + new
+        self.slots.filled[slots] = filled
+        for slot in slots[new > 1]:
+            self.slots.commit(int(slot))
+        self.stats.prefilled_tokens += int(new[new > 1].sum())
+        ready = filled == self.known[slots]
+        rows = self.pool.on_device(np.flatnonzero(np.repeat(ready, new) & _is_last(new)))
+        tokens, logprobs = sample(self.head(hidden[rows]), self._choices(slots[ready]))
+        return self._append(slots[ready], tokens.cpu().numpy(), logprobs.cpu().numpy())
+
+    def _forward(self, slots: Array, filled: Array, new: Array) -> torch.Tensor:
+        offsets = np.cumsum(new) - new
+        positions = np.arange(new.sum()) + np.repeat(filled - offsets, new)
+        owner = np.repeat(slots, new)
+        ids = self.pool.on_device(self.slots.tokens[owner, positions])[None]
+        plan = self._plan(slots, filled, new, self.pool.on_device(owner * self.pool.length + positions))
+        with _attending(self.backbone, self.config, self.attention):
+            output = self.backbone(input_ids=ids, position_ids=self.pool.on_device(positions)[None], use_cache=False, plan=plan)
+        return output.last_hidden_state[0]
+
+    def _plan(self, slots: Array, filled: Array, new: Array, write: torch.Tensor) -> Plan:
+        decodes = int((new == 1).argmin()) if (new != 1).any() else len(new)
+        groups: list[DecodeGroup | PrefillGroup] = []
+        groups += decode_groups(slots[:decodes], filled[:decodes] + 1, self.group_size, self.pool)
+        groups += prefill_groups(decodes, slots[decodes:], filled[decodes:], new[decodes:], 32, self.pool)
+        return Plan(self.pool, write, tuple(groups))
+
+    def _choices(self, slots: Array) -> Choices:
+        index = self.known[slots] - self.prompt[slots]
+        return Choices(self.seed[slots], index, self.temperature[slots], self.top_p[slots], self.top_k[slots])
+
+    def _append(self, slots: Array, tokens: Array, logprobs: Array) -> list[tuple[int, Finish]]:
+        """Store the sampled tokens; only rows that end or may complete a stop string are looked at one by one."""
+        known = self.known[slots]
+        self.slots.tokens[slots, known] = tokens
+        self.logprobs[slots, known] = logprobs
+        self.known[slots] = known = known + 1
+        self.stats.generated_tokens += len(slots)
+        ended = self.ends.is_end[tokens]
+        suspect = self.ends.may_stop[self.stop[slots], tokens]
+        full = known >= self.limit[slots]
+        finished: list[tuple[int, Finish]] = []
+        for row in np.flatnonzero(ended | suspect | full):
+            slot = int(slots[row])
+            if suspect[row] and not ended[row] and self._stops(slot):
+                finished.append((slot, "stop"))
+            elif ended[row] or full[row]:
+                finished.append((slot, "eos" if ended[row] else "length"))
+        return finished
+
+    def _reply(self, slot: int) -> tuple[int, ...]:
+        return tuple(self.slots.tokens[slot, self.prompt[slot] : self.known[slot]].tolist())
+
+    def _stops(self, slot: int) -> bool:
+        request = self.requests[slot]
+        assert request is not None, "an active slot has a request"
+        text = self.chat.decode(self._reply(slot))
+        return any(stop in text for stop in request.stop)
+
+    def _complete(self, slot: int, finish: Finish) -> tuple[Request, Completion]:
+        request = self.requests[slot]
+        assert request is not None, "an active slot has a request"
+        ids = self._reply(slot)
+        logprobs = tuple(self.logprobs[slot, self.prompt[slot] : self.known[slot]].tolist())
+        self.requests[slot], self.active[slot] = None, False
+        self.slots.release(slot)
+        return request, Completion(ids, logprobs, self.chat.decode(ids), finish, self.policy_version)
+
+
+class StopTable:
+    """Which tokens end a reply, and which could complete a stop string, so that few replies need decoding."""
+
+    def __init__(self, chat: Chat, vocabulary: int) -> None:
+        self.chat = chat
+        self.is_end = np.zeros(vocabulary, bool)
+        self.is_end[[token for token in chat.end_ids if token < vocabulary]] = True
+        self.may_stop = np.zeros((1, vocabulary), bool)
+        self.kinds: dict[tuple[str, ...], int] = {(): 0}
+        self.texts: list[str] = []
+
+    def kind(self, stop: tuple[str, ...]) -> int:
+        """The row of `may_stop` for these stop strings."""
+        if stop not in self.kinds:
+            self.kinds[stop] = len(self.may_stop)
+            self.may_stop = np.concatenate([self.may_stop, self._row(stop)[None]])
+        return self.kinds[stop]
+
+    def _row(self, stop: tuple[str, ...]) -> Array:
+        """A token can complete a stop string only if its own text has that string's last character.
+
+        A token that is part of a character decodes to a mark alone, and blanks may be dropped from a lone token: those
+        are always looked at.
+        """
+        vocabulary = len(self.is_end)
+        if any(not text or text[-1].isspace() for text in stop):
+            return np.ones(vocabulary, bool)
+        if not self.texts:
+            self.texts = self.chat.tokenizer.decode_batch([[token] for token in range(vocabulary)], skip_special_tokens=False)
+        last = {text[-1] for text in stop} | {"\ufffd"}
+        return np.fromiter((not last.isdisjoint(text) for text in self.texts), bool, vocabulary)
+
+
+@contextmanager
+def _attending(backbone: torch.nn.Module, config: Any, name: str) -> Iterator[None]:
+    """Run the shared module with our attention and without dropout, then leave it as it was found."""
+    before, training = config._attn_implementation, backbone.training
+    config._attn_implementation = name
+    if training:
+        backbone.eval()
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+        if training:
+            backbone.train()
+
+
+def _make_pool(config: Any, dtype: torch.dtype, device: torch.device) -> KeyValuePool:
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return KeyValuePool(config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, size, dtype, device)
+
+
+def _check_full_attention(config: Any) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ValueError(f"the local engine computes full attention; {config.model_type} has layers of kind {sorted(kinds)}")
+
+
+def _is_last(new: Array) -> Array:
+    last = np.zeros(int(new.sum()), bool)
+    last[np.cumsum(new) - 1] = True
+    return last
+
+
+def _signed(seed: int) -> int:
+    """Any integer as the 64-bit number numpy stores."""
+    seed &= 2**64 - 1
+    return seed - 2**64 if seed >= 2**63 else seed

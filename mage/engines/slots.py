@@ -1,0 +1,226 @@
+"""Slots: where sequences keep their keys and values, and how a prompt finds what a slot already holds.
+
+Prompts only ever grow, so the usual request extends the very tokens of a free slot: it goes on in place. Otherwise the
+longest common prefix is copied from any other slot. Prefixes are found by chained hashes of blocks of 16 tokens, then
+compared token by token, so a hash that collides costs time and never correctness.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+BLOCK = 16
+CANDIDATES = 8  # holders of the same block that are compared token by token
+IDLE = 64  # steps after which a free slot is taken before a never used one, which keeps the used slots dense
+ROOT = 0x6D616765
+
+Ids = tuple[int, ...]
+
+
+class KeyValuePool:
+    """Keys and values of all layers, [layers, 2, slots, length, kv_heads, head_size]; slots and length grow on demand."""
+
+    def __init__(self, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.device, self.dtype = device, dtype
+        # Zeros and not empty memory: a masked key has weight 0, and 0 times a leftover NaN would be NaN.
+        self.store = torch.zeros(layers, 2, 0, 0, kv_heads, head_size, dtype=dtype, device=device)
+
+    @property
+    def length(self) -> int:
+        return self.store.shape[3]
+
+    def reserve(self, slots: int, length: int, context: int) -> None:
+        """Make room for `slots` slots of `length` tokens; grows by half at least, so growing stays rare."""
+        layers, two, old_slots, old_length, *rest = self.store.shape
+        if slots <= old_slots and length <= old_length:
+            return
+        slots = old_slots if slots <= old_slots else max(slots, old_slots * 3 // 2)
+        if length > old_length:
+            length = min(max(-(-length // 128) * 128, old_length * 3 // 2), context)
+        store = torch.zeros(layers, two, slots, max(length, old_length), *rest, dtype=self.dtype, device=self.device)
+        store[:, :, :old_slots, :old_length] = self.store
+        self.store = store
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.store[index, 0], self.store[index, 1]
+
+    def write(self, into: torch.Tensor, where: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put rows [tokens, kv_heads, size] at flat places slot * length + position."""
+        into.view(-1, *into.shape[2:]).index_copy_(0, where, rows)
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        self.store[:, :, target, start:end] = self.store[:, :, source, start:end]
+
+    def on_device(self, numbers: "np.ndarray[Any, Any]") -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.device, non_blocking=True)
+
+    def causal_mask(self, last: torch.Tensor, length: int) -> torch.Tensor:
+        """Additive mask over `length` keys that lets each query see the keys up to and including `last`."""
+        hidden = torch.arange(length, device=self.device) > last[..., None]
+        return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A slot for a prompt: its first `reused` tokens are there, those from `kept` on once copied from `source`."""
+
+    slot: int
+    reused: int
+    source: int
+    kept: int
+
+
+class Slots:
+    """Which slot holds which tokens. `filled` counts the tokens of a slot whose keys are computed."""
+
+    def __init__(self, count: int, context: int, share: bool = True) -> None:
+        self.count, self.share = count, share
+        self.tokens = np.zeros((count, context), np.int64)
+        self.filled = np.zeros(count, np.int64)
+        self.free: OrderedDict[int, int] = OrderedDict()  # used before and free now -> step of release, oldest first
+        self.used = 0  # slots 0..used-1 have been used
+        self.clock = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what free and leased slots hold; leases stay and have to be filled again."""
+        self.holders: dict[int, dict[int, None]] = {}
+        self.tails: dict[int, dict[Ids, list[int]]] = {}
+        self.tail_of: dict[int, tuple[int, Ids]] = {}
+        self.pending: set[int] = set()
+        self.chains: list[list[int]] = [[] for _ in range(self.count)]
+        self.held = [0] * self.count
+        self.filled[:] = 0
+
+    @property
+    def available(self) -> int:
+        return self.count - self.used + len(self.free)
+
+    def lease(self, prompt: Ids) -> Lease | None:
+        """A slot for this prompt, or None if it does better to wait: its prefix is being computed for another one."""
+        chain = _chain(prompt) if self.share else []
+        depth = 0
+        while depth < len(chain) and chain[depth] in self.holders:
+            depth += 1
+        ids = np.array(prompt, np.int64)
+        source, found = self._best_holder(chain, depth, ids)
+        own, kept = self._extendable(chain, depth, prompt)
+        if self._is_coming(chain, depth, max(found, kept)):
+            return None
+        slot = own if own >= 0 else self._victim()
+        if slot == source:
+            kept = found
+        self.free.pop(slot, None)
+        reused = min(max(found, kept), len(prompt) - 1)
+        kept = min(kept, reused)
+        self._assign(slot, ids, chain, kept)
+        self.filled[slot] = reused
+        return Lease(slot, reused, source, kept)
+
+    def commit(self, slot: int) -> None:
+        """The keys of `filled` tokens are computed now: others may copy them."""
+        if not self.share:
+            return
+        chain, end = self.chains[slot], int(self.filled[slot]) // BLOCK
+        if len(chain) < end:
+            start = len(chain)
+            ids = self.tokens[slot, start * BLOCK : end * BLOCK].tolist()
+            chain += _chain(ids, chain[-1] if chain else ROOT)
+        for block in chain[self.held[slot] : end]:
+            self.holders.setdefault(block, {})[slot] = None
+            self.pending.discard(block)
+        self.held[slot] = max(end, self.held[slot])
+
+    def release(self, slot: int) -> None:
+        """The sequence is finished; its tokens stay for whoever extends them."""
+        self.free[slot] = self.clock
+        if not self.share:
+            return
+        self.commit(slot)
+        end = self.held[slot]
+        key = self.chains[slot][end - 1] if end else ROOT
+        tail = tuple(self.tokens[slot, end * BLOCK : self.filled[slot]].tolist())
+        self.tails.setdefault(key, {}).setdefault(tail, []).append(slot)
+        self.tail_of[slot] = (key, tail)
+
+    def _best_holder(self, chain: list[int], depth: int, ids: "np.ndarray[Any, Any]") -> tuple[int, int]:
+        """The slot that shares the longest prefix, and that prefix's length."""
+        best, found = -1, 0
+        if depth:
+            for slot in islice(self.holders[chain[depth - 1]], CANDIDATES):
+                length = _common(self.tokens[slot, : self.filled[slot]], ids)
+                if length > found:
+                    best, found = slot, length
+        return best, found
+
+    def _extendable(self, chain: list[int], depth: int, prompt: Ids) -> tuple[int, int]:
+        """A free slot whose tokens are ALL a prefix of the prompt, the longest such; (-1, 0) if there is none."""
+        if not self.share:
+            return -1, 0
+        for level in range(depth, -1, -1):
+            tails = self.tails.get(chain[level - 1] if level else ROOT)
+            if not tails:
+                continue
+            start = level * BLOCK
+            for end in range(min(start + BLOCK - 1, len(prompt)), start - 1, -1):
+                slots = tails.get(prompt[start:end])
+                if slots and self.tokens[slots[-1], :start].tolist() == list(prompt[:start]):
+                    return slots[-1], end
+        return -1, 0
+
+    def _is_coming(self, chain: list[int], depth: int, reused: int) -> bool:
+        while depth < len(chain) and chain[depth] in self.pending:
+            depth += 1
+        return depth * BLOCK - reused >= 2 * BLOCK
+
+    def _victim(self) -> int:
+        """The slot to overwrite: one idle for long, else a new one, else the one idle for longest."""
+        oldest, since = next(iter(self.free.items()), (-1, self.clock))
+        if self.used < self.count and self.clock - since < IDLE:
+            self.used += 1
+            return self.used - 1
+        return oldest
+
+    def _assign(self, slot: int, ids: "np.ndarray[Any, Any]", chain: list[int], kept: int) -> None:
+        """Write the prompt into the slot and forget the blocks after the first `kept` tokens."""
+        self._forget_tail(slot)
+        keep = min(kept // BLOCK, self.held[slot])
+        for block in self.chains[slot][keep : self.held[slot]]:
+            others = self.holders[block]
+            del others[slot]
+            if not others:
+                del self.holders[block]
+        self.tokens[slot, : len(ids)] = ids
+        self.chains[slot], self.held[slot] = chain, keep
+        self.pending.update(block for block in chain[keep:] if block not in self.holders)
+
+    def _forget_tail(self, slot: int) -> None:
+        if slot not in self.tail_of:
+            return
+        key, tail = self.tail_of.pop(slot)
+        tails = self.tails[key]
+        tails[tail].remove(slot)
+        if not tails[tail]:
+            del tails[tail]
+        if not tails:
+            del self.tails[key]
+
+
+def _chain(ids: "Ids | list[int]", last: int = ROOT) -> list[int]:
+    """One hash a full block; each stands for all tokens up to its block's end."""
+    chain = []
+    for end in range(BLOCK, len(ids) + 1, BLOCK):
+        last = hash((last, tuple(ids[end - BLOCK : end])))
+        chain.append(last)
+    return chain
+
+
+def _common(left: "np.ndarray[Any, Any]", right: "np.ndarray[Any, Any]") -> int:
+    size = min(len(left), len(right))
+    differs = left[:size] != right[:size]
+    first = int(differs.argmax()) if size else 0
+    return first if size and differs[first] else size

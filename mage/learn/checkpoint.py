@@ -1,0 +1,172 @@
+"""Checkpoints: a folder of safetensors and JSON, written beside its place and moved there whole.
+
+`manifest.json` holds size and SHA-256 of every file and is written last, so a truncated or altered checkpoint is
+found before anything is loaded. Nothing is pickled: reading a checkpoint runs no code.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+MODEL, ADAPTER, OPTIMIZER, STATE, MANIFEST = (
+    "model.safetensors", "adapter.safetensors", "optimizer.safetensors", "state.json", "manifest.json",
+)  # fmt: skip
+FORMAT = 1
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """All that a run needs to go on: weights (or adapters), AdamW's moments and what the trainer wants to remember."""
+
+    update: int
+    weights: Tensors
+    adapter: bool
+    optimizer: Tensors
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest whole checkpoint, if any, and one line for each newer one that is broken."""
+
+    path: Path | None
+    broken: tuple[str, ...]
+
+
+def place(folder: Path, update: int) -> Path:
+    """Where the checkpoint of an update lies."""
+    return folder / f"update_{update:06d}"
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint into `folder` and return its path. Earlier ones stay whole whatever happens."""
+    target = place(folder, checkpoint.update)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write(partial, checkpoint)
+        _move(partial, target)
+    except (OSError, SafetensorError) as error:
+        raise RuntimeError(f"checkpoint {target} could not be saved ({error}); earlier checkpoints are untouched") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _write(partial: Path, checkpoint: Checkpoint) -> None:
+    tensors = {ADAPTER if checkpoint.adapter else MODEL: checkpoint.weights, OPTIMIZER: checkpoint.optimizer}
+    for name, named in tensors.items():
+        save_file({key: tensor.detach().contiguous() for key, tensor in named.items()}, partial / name)
+        _sync(partial / name)
+    _write_json(partial / STATE, {"update": checkpoint.update, "state": checkpoint.state})
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in sorted(partial.iterdir())}
+    _write_json(partial / MANIFEST, {"format": FORMAT, "files": files})
+    _sync(partial)
+
+
+def _move(partial: Path, target: Path) -> None:
+    if target.exists():
+        # A folder cannot be renamed onto a full one; the old one steps aside so that it is whole until the new one stands.
+        aside = target.with_name(f".{target.name}.replaced")
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+        partial.rename(target)
+        shutil.rmtree(aside)
+    else:
+        partial.rename(target)
+    _sync(target.parent)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint after checking it; a broken one is a ValueError that names the file."""
+    names = verify(path)
+    state = json.loads((path / STATE).read_text())
+    weights = ADAPTER if ADAPTER in names else MODEL
+    return Checkpoint(
+        update=state["update"],
+        weights=load_file(path / weights),
+        adapter=weights == ADAPTER,
+        optimizer=load_file(path / OPTIMIZER),
+        state=state["state"],
+    )
+
+
+def verify(path: Path) -> frozenset[str]:
+    """The names of a checkpoint's files, each of which is as it was written."""
+    files = _manifest(path)
+    for name, entry in files.items():
+        file = path / name
+        if not file.is_file():
+            raise ValueError(f"checkpoint {path} is broken: {name} is missing")
+        if (size := file.stat().st_size) != entry["bytes"]:
+            raise ValueError(f"checkpoint {path} is broken: {name} has {size} bytes, {entry['bytes']} were written")
+        if _digest(file) != entry["sha256"]:
+            raise ValueError(f"checkpoint {path} is broken: {name} does not have the SHA-256 it was written with")
+    return frozenset(files)
+
+
+def _manifest(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.is_dir():
+        raise ValueError(f"there is no checkpoint at {path}")
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"checkpoint {path} is broken: {MANIFEST} cannot be read ({error})") from error
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or not {OPTIMIZER, STATE} < set(files) or not {MODEL, ADAPTER} & set(files):
+        raise ValueError(f"checkpoint {path} is broken: {MANIFEST} does not list the files of a checkpoint")
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"checkpoint {path} has format {manifest.get('format')}; this version reads format {FORMAT}")
+    return files
+
+
+def latest(folder: Path) -> Latest:
+    """The newest whole checkpoint of a folder; broken ones are passed over and reported."""
+    broken = []
+    for path in sorted(_checkpoints(folder), key=lambda path: int(path.name.removeprefix("update_")), reverse=True):
+        try:
+            verify(path)
+        except ValueError as error:
+            broken.append(str(error))
+        else:
+            return Latest(path, tuple(broken))
+    return Latest(None, tuple(broken))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if path.is_dir() and re.fullmatch(r"update_\d+", path.name)]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with path.open("w") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,264 @@
+"""The learner: samples in, better weights out. It shares its module with the engine that plays, so it switches the
+attention on entry and back on exit, and keeps the model in eval mode: dropout would make sampler and learner differ.
+"""
+
+import copy
+import random
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch.nn.utils import clip_grad_norm_
+from transformers import PreTrainedModel
+
+from mage.learn import checkpoint
+from mage.learn.attention import FOREST, ROWS, attending, check_packable, hidden_states
+from mage.learn.loss import Sums, policy_loss, score
+from mage.learn.options import TREE_TOKENS, LearnOptions
+from mage.learn.packing import Packed, Row, pack_forest, pack_rows, plan_forests, plan_rows, prepare
+from mage.seeds import derive
+from mage.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One update in numbers. Means are over reply tokens of all steps unless their name says otherwise.
+
+    `kl` is None without a reference; `action_entropy` is per action (summed over its tokens, mean over play samples),
+    `reflect_entropy` per reflection token; `mismatch` is mean |logprob - sampler's| in the first step, before any change;
+    `computed_tokens` went through the network, `row_tokens` would have without packing.
+    """
+
+    policy_loss: float
+    kl: float | None
+    action_entropy: float
+    reflect_entropy: float
+    clip_fraction: float
+    approx_kl: float
+    ratio_mean: float
+    ratio_max: float
+    mismatch: float
+    gradient_norm: float
+    lr: float
+    entropy_coefficient: float
+    steps: int
+    skipped_steps: int
+    samples: int
+    reply_tokens: int
+    computed_tokens: int
+    row_tokens: int
+
+
+class Learner:
+    """Trains `model` in place. `module` is the transformers model to play with, adapters included.
+
+    With `kl` and all weights trained, the reference is a copy made here: build the learner on the starting weights
+    and `load` a checkpoint afterwards.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        options: LearnOptions,
+        *,
+        seed: int = 0,
+        temperature: float = 1.0,
+        total_updates: int | None = None,
+    ) -> None:
+        if options.packed:
+            check_packable(model)
+        options.lr_at(0, total_updates)
+        self.options, self.seed, self.temperature, self.total_updates = options, seed, temperature, total_updates
+        self._reference = _frozen_copy(model) if options.kl and options.lora_rank is None else None
+        self._adapted = _adapt(model, options, seed) if options.lora_rank is not None else None
+        self.module: PreTrainedModel = model.eval()
+        self._masters = {name: _master(value) for name, value in model.named_parameters() if value.requires_grad}
+        self._optimizer = torch.optim.AdamW(
+            self._masters.values(), lr=options.lr, betas=options.betas, weight_decay=options.weight_decay, fused=True
+        )
+
+    def update(self, samples: Sequence[Sample], *, entropy: float, update: int) -> Metrics:
+        """One update from freshly played samples: `epochs` x `minibatches` optimizer steps."""
+        if not samples:
+            raise ValueError("an update needs at least one sample")
+        rows = prepare(samples)
+        lr = self.options.lr_at(update, self.total_updates)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        with attending(self.module, FOREST if self.options.packed else ROWS):
+            reference = self.logprobs(rows, reference=True) if self.options.kl else None
+            proximal = self.logprobs(rows) if self.options.importance_cap is not None else None
+            steps = [
+                self._step(batch, entropy, reference, proximal)
+                for epoch in range(self.options.epochs)
+                for batch in split(rows, self.options.minibatches, derive(self.seed, "minibatches", update, epoch))
+            ]
+        return self._measure(rows, steps, lr, entropy)
+
+    def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> torch.Tensor:
+        """Logprob of every reply token of an update under the policy or the frozen reference, by its index there."""
+        model, context = self._frozen() if reference else (self.module, nullcontext())
+        found = torch.empty(sum(len(row.sample.reply_ids) for row in rows), dtype=self._real, device=model.device)
+        with torch.no_grad(), context, attending(model, FOREST if self.options.packed else ROWS):
+            for packed in self.pack(rows):
+                found[packed.terms.index] = self._score(model, packed)[0]
+        return found
+
+    def pack(self, rows: Sequence[Row]) -> Iterable[Packed]:
+        """The micro-batches of some rows."""
+        where: dict[str, Any] = {"dtype": self.module.dtype, "device": self.module.device}
+        limit = self.options.micro_tokens
+        if self.options.packed:
+            trees = plan_forests(rows, tree_tokens=self.options.tree_tokens or TREE_TOKENS, micro_tokens=limit)
+            return (pack_forest(batch, **where) for batch in trees)
+        return (pack_rows(batch, **where) for batch in plan_rows(rows, micro_tokens=limit))
+
+    def _score(self, model: PreTrainedModel, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = hidden_states(model, packed).index_select(0, packed.terms.parents)
+        return score(hidden, model.get_output_embeddings(), packed.terms.targets, temperature=self.temperature)
+
+    def _frozen(self) -> tuple[PreTrainedModel, AbstractContextManager[Any]]:
+        if self._adapted is not None:
+            return self.module, self._adapted.disable_adapter()
+        assert self._reference is not None, "a KL coefficient makes a reference"
+        return self._reference, nullcontext()
+
+    @property
+    def _real(self) -> torch.dtype:
+        return torch.float64 if self.module.dtype == torch.float64 else torch.float32
+
+    def _step(self, rows: Sequence[Row], entropy: float, reference: torch.Tensor | None, proximal: torch.Tensor | None) -> "_Step":
+        """Gradients of all micro-batches, then one step of AdamW, unless the gradient is not finite."""
+        normaliser = sum(len(row.sample.reply_ids) for row in rows)
+        sums, computed = Sums(), 0
+        for packed in self.pack(rows):
+            logprobs, entropies = self._score(self.module, packed)
+            given = {
+                name: values[packed.terms.index]
+                for name, values in (("reference", reference), ("proximal", proximal))
+                if values is not None
+            }
+            loss, parts = policy_loss(logprobs, entropies, packed.terms, self.options, entropy=entropy, normaliser=normaliser, **given)
+            loss.backward()
+            sums, computed = sums + parts, computed + packed.tokens
+        return _Step(sums, computed, *self._descend())
+
+    def _descend(self) -> tuple[float, bool]:
+        """The gradient's norm, and whether the step was made. Half-precision weights are rounded from float32 masters:
+        at a learning rate of 1e-6 most updates are smaller than what bfloat16 can tell apart."""
+        parameters = {name: self.module.get_parameter(name) for name in self._masters}
+        for name, master in self._masters.items():
+            if master is not parameters[name]:
+                gradient = parameters[name].grad
+                master.grad = None if gradient is None else gradient.to(master.dtype)
+        norm = float(clip_grad_norm_(self._masters.values(), self.options.grad_clip))
+        finite = norm < float("inf")
+        if finite:
+            self._optimizer.step()
+            self._publish()
+        self.module.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm, finite
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        for name, master in self._masters.items():
+            parameter = self.module.get_parameter(name)
+            if parameter is not master:
+                parameter.copy_(master)
+
+    def _measure(self, rows: Sequence[Row], steps: Sequence["_Step"], lr: float, entropy: float) -> Metrics:
+        first, total = steps[0].sums, sum((step.sums for step in steps), Sums())
+        norms = [step.norm for step in steps if step.made]
+        return Metrics(
+            policy_loss=total.policy / total.tokens,
+            kl=total.kl / total.tokens if self.options.kl else None,
+            action_entropy=total.action_entropy / max(1.0, total.plays),
+            reflect_entropy=total.reflection_entropy / max(1.0, total.reflection_tokens),
+            clip_fraction=total.clipped / total.tokens,
+            approx_kl=total.approx_kl / total.tokens,
+            ratio_mean=total.ratio / total.tokens,
+            ratio_max=total.ratio_max,
+            mismatch=first.mismatch / first.tokens,
+            gradient_norm=sum(norms) / max(1, len(norms)),
+            lr=lr,
+            entropy_coefficient=entropy,
+            steps=len(steps),
+            skipped_steps=len(steps) - len(norms),
+            samples=len(rows),
+            reply_tokens=sum(len(row.sample.reply_ids) for row in rows),
+            computed_tokens=sum(step.computed for step in steps),
+            row_tokens=sum(len(row.ids) for row in rows) * self.options.epochs,
+        )
+
+    def save(self, folder: Path, *, update: int, state: dict[str, Any]) -> Path:
+        """Write a checkpoint of everything that changes while learning."""
+        moments = {
+            f"{name}.{key}": value
+            for name, master in self._masters.items()
+            for key, value in self._optimizer.state.get(master, {}).items()
+        }
+        adapter = self._adapted is not None
+        return checkpoint.save(folder, checkpoint.Checkpoint(update, dict(self._masters), adapter, moments, state))
+
+    def load(self, path: Path) -> checkpoint.Checkpoint:
+        """Go on from a checkpoint: afterwards every update gives the numbers that the uninterrupted run gives."""
+        found = checkpoint.load(path)
+        expected = {name: master.shape for name, master in self._masters.items()}
+        if expected != {name: value.shape for name, value in found.weights.items()}:
+            kind = "adapters" if found.adapter else "weights"
+            raise ValueError(f"checkpoint {path} holds {kind} of another model or another learn.lora_rank than this recipe's")
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.copy_(found.weights[name])
+                self._optimizer.state.pop(master, None)
+        for key, value in found.optimizer.items():
+            name, _, moment = key.rpartition(".")
+            master = self._masters[name]
+            self._optimizer.state[master][moment] = value.to(master.device)
+        self._publish()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    sums: Sums
+    computed: int
+    norm: float
+    made: bool
+
+
+def split(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:
+    """Deal whole meta-episodes into at most `parts` lots of nearly equal number, in an order drawn from `seed`."""
+    def whose(row: Row) -> tuple[int, int]:
+        return row.sample.where.group, row.sample.where.member
+
+    metas = [list(group) for _, group in groupby(sorted(rows, key=whose), key=whose)]
+    random.Random(seed).shuffle(metas)
+    lots = [metas[start::parts] for start in range(min(parts, len(metas)))]
+    return [[row for meta in lot for row in meta] for lot in lots]
+
+
+def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def _master(parameter: torch.nn.Parameter) -> torch.Tensor:
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    return torch.nn.Parameter(parameter.detach().float())
+
+
+def _adapt(model: PreTrainedModel, options: LearnOptions, seed: int) -> PeftModel:
+    """Put LoRA adapters into the linear layers of `model` itself; they start as no change."""
+    rank = options.lora_rank
+    assert rank is not None, "called for LoRA only"
+    alpha = 2.0 * rank if options.lora_alpha is None else options.lora_alpha
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "adapters"))
+        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"))

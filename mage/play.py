@@ -1,0 +1,205 @@
+"""Play: episodes, reflections and meta-episodes as plain coroutines without a turn barrier.
+
+Each meta-episode awaits the engine whenever the agent speaks; the engine batches whoever waits, and a finished game costs
+nothing. What a model or a game does wrong is data: illegal and unreadable replies are recorded and penalised, never raised.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from mage.agent import Agent, Reading, episode_text, illegal_text, read_action, reflect_text, system_text
+from mage.chat import Ids
+from mage.engines.base import run
+from mage.environments.base import Environment, State
+from mage.memory.base import Entry, Memory
+from mage.opponents.base import find, reply
+from mage.seeds import derive
+from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything a meta-episode needs besides its task."""
+
+    environment: Environment
+    agent: Agent
+    memory: Memory
+    episodes: int = 3
+    stop_on_success: bool = False
+    illegal_penalty: float = 0.5
+    length_penalty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which episode of which member: enough to derive every seed inside it."""
+
+    task: Task
+    number: int
+    seed: int
+
+
+async def play_episode(setting: Setting, place: Place, memory: str, reflection: Turn | None) -> Episode:
+    """One game from deal to result, against the task's opponent."""
+    environment, seat = setting.environment, place.task.seat
+    episode_seed = environment.episode_seed(place.task.seed, place.number)
+    state = environment.start(episode_seed)
+    turns: list[Turn] = []
+    moves: list[Move] = []
+    prompt: Ids = ()
+    ending: Ending = "finished"
+    while True:
+        _let_opponent_move(setting, place, state, moves, episode_seed)
+        if state.turn() is None:
+            break
+        if len(turns) == environment.max_turns:
+            ending = "turn_limit" if all(turn.legal for turn in turns) else "illegal"
+            break
+        prompt += _next_message(setting, place, memory, state, turns)
+        turn, past = await _take_turn(setting, place, state, prompt, len(turns))
+        turns.append(turn)
+        prompt += past
+        if turn.legal:
+            assert turn.action is not None, "a legal turn has an action"
+            moves.append(Move(seat, turn.action))
+            state.apply(turn.action)
+    return _finish(environment, seat, state, turns, moves, ending, reflection)
+
+
+def _let_opponent_move(setting: Setting, place: Place, state: State, moves: list[Move], episode_seed: int) -> None:
+    while (mover := state.turn()) is not None and mover != place.task.seat:
+        action = reply(find(place.task.opponent), state, mover, place.task, episode_seed, len(moves))
+        moves.append(Move(mover, action))
+        state.apply(action)
+
+
+def _next_message(setting: Setting, place: Place, memory: str, state: State, turns: list[Turn]) -> Ids:
+    """The newest lines of the prompt; everything above them stays as it is."""
+    environment, chat, seat = setting.environment, setting.agent.chat, place.task.seat
+    observation = state.observe(seat)
+    if not turns:
+        user = episode_text(environment, seat, memory, place.number + 1, setting.episodes, observation)
+        return chat.first(system_text(environment), user)
+    return chat.next(observation if turns[-1].legal else illegal_text(observation))
+
+
+async def _take_turn(setting: Setting, place: Place, state: State, prompt: Ids, index: int) -> tuple[Turn, Ids]:
+    """One reply of the agent, read and judged; also its ids as the history will keep them."""
+    agent, seat = setting.agent, place.task.seat
+    completion = await agent.reply(prompt, derive(place.seed, place.number, index))
+    reading = read_action(completion.text)
+    action = _legal_word(reading, state.legal())
+    turn = Turn(
+        kind="play",
+        anchor=state.anchor(seat),
+        observation=state.observe(seat),
+        prompt_ids=prompt,
+        completion=completion,
+        action=reading.action if action is None else action,
+        action_span=_span(agent, completion, reading),
+        legal=action is not None,
+        reward=_length_cost(setting, completion, agent.sampling.max_tokens) - (setting.illegal_penalty if action is None else 0.0),
+    )
+    return turn, agent.past_reply(completion, reading)
+
+
+def _legal_word(reading: Reading, legal: tuple[str, ...]) -> str | None:
+    """The legal move a reply names, whatever its case; None if it names none."""
+    if reading.action is None:
+        return None
+    return next((word for word in legal if word.lower() == reading.action.lower()), None)
+
+
+def _span(agent: Agent, completion: Completion, reading: Reading) -> tuple[int, int]:
+    return (0, 0) if reading.action is None else agent.chat.action_span(completion.token_ids, reading.start, reading.end)
+
+
+def _length_cost(setting: Setting, completion: Completion, limit: int) -> float:
+    """Appendix A, eq. 13: nothing up to half the limit, then linear, at most the coefficient."""
+    over = max(0.0, len(completion.token_ids) - limit / 2) / (limit / 2)
+    return -setting.length_penalty * min(1.0, over)
+
+
+def _finish(environment: Environment, seat: int, state: State, turns: list[Turn], moves: list[Move], ending: Ending, reflection: Turn | None) -> Episode:
+    over = ending == "finished"
+    score = state.scores()[seat] if over else environment.forfeit_score if ending == "illegal" else 0.0
+    recap = state.recap(seat) if over else "You gave no legal move and forfeited." if ending == "illegal" else "The turns ran out."
+    return Episode(
+        turns=tuple(turns),
+        reflection=reflection,
+        moves=tuple(moves),
+        score=score,
+        reward=environment.reward(score),
+        outcome=environment.outcome(score),
+        ending=ending,
+        recap=recap,
+    )
+
+
+async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
+    """The agent's note on the episode it has just finished: m_n ~ pi(. | x, episode n), with the true outcome."""
+    environment, agent, seat = setting.environment, setting.agent, place.task.seat
+    user = reflect_text(environment, seat, place.number + 1, setting.episodes, episode.recap)
+    prompt = agent.chat.first(system_text(environment), user)
+    completion = await agent.write(prompt, derive(place.seed, place.number, "reflect"))
+    return Turn(
+        kind="reflect",
+        anchor="reflection",
+        observation=episode.recap,
+        prompt_ids=prompt,
+        completion=completion,
+        action=None,
+        action_span=(0, 0),
+        legal=True,
+        reward=_length_cost(setting, completion, agent.sampling.reflection_tokens),
+    )
+
+
+async def play_meta_episode(setting: Setting, task: Task, group: int, member: int, seed: int) -> MetaEpisode:
+    """N episodes against one task, a reflection after each but the last."""
+    notebook = setting.memory.open()
+    ask = _asker(setting, seed)
+    episodes: list[Episode] = []
+    memories: list[str] = []
+    reflection: Turn | None = None
+    for number in range(setting.episodes):
+        place = Place(task, number, seed)
+        memories.append(await notebook.show("", ask))
+        episode = await play_episode(setting, place, memories[-1], reflection)
+        episodes.append(episode)
+        if number + 1 == setting.episodes or (setting.stop_on_success and episode.outcome == "won"):
+            break
+        reflection = await reflect(setting, place, episode) if setting.memory.reflects else None
+        await notebook.add(Entry(number + 1, episode.recap, _one_line(reflection)), ask)
+    return MetaEpisode(task, group, member, tuple(episodes), tuple(memories), setting.agent.engine.policy_version)
+
+
+def _one_line(reflection: Turn | None) -> str:
+    return "" if reflection is None else " ".join(reflection.completion.text.split())
+
+
+def _asker(setting: Setting, seed: int) -> Callable:
+    """How a memory may ask the model something: a chat of one message."""
+
+    async def ask(text: str) -> str:
+        prompt = setting.agent.chat.first(system_text(setting.environment), text)
+        return (await setting.agent.write(prompt, derive(seed, "ask", text))).text
+
+    return ask
+
+
+def play_groups(
+    setting: Setting, tasks_PG: Sequence[Sequence[Task]], seed: int, on_done: Callable[[MetaEpisode], None] | None = None
+) -> list[MetaEpisode]:
+    """All members of all groups at once; `tasks_PG[p][g]` is the task of member g (one task a row, unless groups are mixed)."""
+    games = (
+        play_meta_episode(setting, task, group, member, derive(seed, group, member))
+        for group, tasks_G in enumerate(tasks_PG)
+        for member, task in enumerate(tasks_G)
+    )
+    return run(games, on_done, setting.agent.engine.capacity)
+
+
+def emptied(setting: Setting, memory: Memory) -> Setting:
+    """The same agent with another memory: the control that shows where a gain comes from."""
+    return replace(setting, memory=memory)

@@ -1,0 +1,10 @@
+"""The frame around an environment's own words: text files with {places}, read once."""
+
+from functools import lru_cache
+from importlib.resources import files
+
+
+@lru_cache(maxsize=None)
+def template(name: str) -> str:
+    """The text of one prompt file, without its last line break."""
+    return files(__name__).joinpath(f"{name}.txt").read_text().rstrip("\n")

@@ -1,0 +1,213 @@
+"""Make the embedded model: a tiny Llama that knows the words and the answer format of the two games, and nothing else.
+
+It is trained on scripted play through the real prompts: uniformly random legal moves and notes that state a random
+choice of plain facts. So all skill, all adaptation and all judgement about what is worth writing down come from training.
+
+    python scripts/make_embedded.py --out mage/embedded          (about 10 minutes on 2 cores)
+"""
+
+import argparse
+import json
+import random
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mage.agent import Agent, Sampling
+from mage.chat import Chat
+from mage.engines.base import Request, ScriptedEngine
+from mage.environments.base import Environment
+from mage.environments.kuhn_poker import KuhnPoker
+from mage.environments.tic_tac_toe import TicTacToe
+from mage.memory.notes import Notes
+from mage.play import Setting, play_groups
+from mage.seeds import derive
+from mage.types import Task
+
+SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+TAGS = ("<action>", "</action>", "<think>", "</think>")
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+OPPONENTS = {
+    "kuhn_poker": ("random", "conservative", "aggressive", "intermediate"),
+    "tic_tac_toe": ("random", "pattern-0", "pattern-2", "pattern-5", "biased-centre-2", "biased-corner-2"),
+}
+WORLDS: dict[str, Environment] = {"kuhn_poker": KuhnPoker(), "tic_tac_toe": TicTacToe()}
+
+
+def scripted_reply(prompt: str, rng: random.Random) -> str:
+    """A random legal move, or a note of plain facts, whichever the prompt's last message asks for."""
+    last = prompt.rsplit("<|user|>", 1)[1]
+    if "Write a short note" in last:
+        return factual_note(last, rng)
+    free = re.search(r"Free: ([\d ]+)\.", last)
+    move = rng.choice(free[1].split()) if free else rng.choice(("pass", "bet"))
+    return f"<action>{move}</action>"
+
+
+def factual_note(message: str, rng: random.Random) -> str:
+    """Some of the facts of a finished game, at least one, in random order."""
+    facts = _kuhn_facts(message) if "Your card" in message else _board_facts(message)
+    if not facts:
+        return "I gave no legal move."
+    chosen = rng.sample(facts, rng.randint(1, len(facts)))
+    return " ".join(chosen)
+
+
+def _kuhn_facts(message: str) -> list[str]:
+    card, moves, other, result = re.search(
+        r"Your card: (\w)\. Moves: (.*?)\. Opponent's card: (\w+)\. You (\w+ \d)", message
+    ).groups()  # type: ignore[union-attr]
+    return [f"My card: {card}.", f"Moves: {moves}.", f"Opponent's card: {other}.", f"I {result}."]
+
+
+def _board_facts(message: str) -> list[str]:
+    found = re.search(r"Your cells in order: ([\w ]+)\. Opponent's cells in order: ([\w ]+)\. (.*?\.)", message)
+    if found is None:
+        return []
+    mine, theirs, result = found.groups()
+    said = {"You won.": "I won.", "You lost.": "I lost.", "It was a draw.": "It was a draw."}[result]
+    return [f"My cells in order: {mine}.", f"Opponent's cells in order: {theirs}.", said]
+
+
+def collect(chat: Chat, world: str, count: int, seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...], str]]:
+    """(prompt ids, reply ids, text) of scripted meta-episodes under every memory and several lengths."""
+    rows = []
+    for part, keep in enumerate(("none", "reflections", "history", "both")):
+        rng = random.Random(derive(seed, world, keep))
+        end = chat.end_ids
+
+        def reply(request: Request, rng: random.Random = rng) -> str:
+            if rng.random() < 0.02 and not request.max_tokens == 48:
+                return "<action>?</action>"  # an illegal reply now and then, so that its answer is a familiar text
+            return scripted_reply(chat.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False), rng)
+
+        engine = ScriptedEngine(reply, lambda text: chat.encode(text))
+        for episodes in (3, 3, 3, 2, 5):
+            setting = Setting(WORLDS[world], Agent(engine, chat, Sampling()), Notes(keep=keep), episodes=episodes)
+            tasks = [
+                [Task(world, derive(seed, world, keep, episodes, n), n % 2, rng.choice(OPPONENTS[world]), "train")] for n in range(count // 20)
+            ]
+            for meta in play_groups(setting, tasks, derive(seed, part, episodes)):
+                for episode in meta.episodes:
+                    turns = [turn for turn in episode.turns if turn.legal] + ([episode.reflection] if episode.reflection else [])
+                    for turn in turns:
+                        ids = turn.completion.token_ids + (end if turn.kind == "reflect" else ())
+                        rows.append((turn.prompt_ids, ids, turn.completion.text))
+    return rows
+
+
+def bootstrap_chat() -> Chat:
+    """A byte-level tokenizer without merges, to play with before there is a vocabulary."""
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
+    return _finish_tokenizer(tokenizer)
+
+
+def _finish_tokenizer(tokenizer: Tokenizer) -> Chat:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TAGS])
+    return Chat(tokenizer, TEMPLATE, {}, (tokenizer.token_to_id("<|end|>"),))
+
+
+def train_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
+    """Byte-level BPE: the words of the games become single tokens, anything else still has bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+
+
+def build_model(shape: Shape, vocabulary: int, chat: Chat) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=shape.hidden, intermediate_size=shape.feed_forward, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.hidden // shape.heads,
+        max_position_embeddings=2048, tie_word_embeddings=True, rope_theta=10_000.0, initializer_range=0.04,
+        bos_token_id=None, eos_token_id=chat.end_ids[0], pad_token_id=chat.tokenizer.token_to_id("<|pad|>"),
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def supervise(model: LlamaForCausalLM, rows: list, steps: int, batch: int, lr: float, seed: int) -> None:
+    """Cross-entropy on the replies alone; rows of like length share a batch so that little is padding."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    rng, began = random.Random(seed), time.time()
+    rows = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / steps)
+        at = rng.randrange(0, len(rows) - batch)
+        loss = reply_loss(model, rows[at : at + batch])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 0 or step == steps - 1:
+            print(f"step {step} loss {loss.item():.4f} at {time.time() - began:.0f} s", flush=True)
+
+
+def reply_loss(model: LlamaForCausalLM, rows: list) -> torch.Tensor:
+    width = max(len(prompt) + len(reply) for prompt, reply, _ in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    targets = torch.full((len(rows), width), -100)
+    for i, (prompt, reply, _) in enumerate(rows):
+        ids[i, : len(prompt) + len(reply)] = torch.tensor(prompt + reply)
+        targets[i, len(prompt) - 1 : len(prompt) + len(reply) - 1] = torch.tensor(reply)
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    chosen = targets >= 0
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden[chosen]), targets[chosen])
+
+
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(out)
+    tokenizer.save(str(out / "tokenizer.json"))
+    (out / "chat_template.jinja").write_text(TEMPLATE)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "pad_token": "<|pad|>", "model_max_length": 2048}
+    (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch", type=int, default=48)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--count", type=int, default=4000, help="meta-episodes a game and memory")
+    parser.add_argument("--vocabulary", type=int, default=640)
+    parser.add_argument("--shape", type=int, nargs=5, default=(64, 3, 2, 1, 192), metavar=("HIDDEN", "LAYERS", "HEADS", "KV", "FF"))
+    args = parser.parse_args()
+    torch.manual_seed(args.seed)
+    start = bootstrap_chat()
+    texts = [start.decode(prompt) + text for world in WORLDS for prompt, _, text in collect(start, world, 400, args.seed + 1)]
+    tokenizer = train_tokenizer([re.sub(r"<[^>]*>", "\n", text) for text in texts], args.vocabulary)
+    chat = _finish_tokenizer(tokenizer)
+    rows = [row for world in WORLDS for row in collect(chat, world, args.count, args.seed)]
+    model = build_model(Shape(*args.shape), tokenizer.get_vocab_size(), chat)
+    lengths = sorted(len(prompt) + len(reply) for prompt, reply, _ in rows)
+    print(f"{len(rows)} rows, lengths {lengths[0]} to {lengths[-1]}, {tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters", flush=True)
+    supervise(model, rows, args.steps, args.batch, args.lr, args.seed)
+    save(model, tokenizer, args.out)
+
+
+if __name__ == "__main__":
+    main()
