@@ -50,7 +50,9 @@ class _Section(BaseModel):
 class RunOptions(_Section):
     """[run]: how long, how often, where."""
 
-    name: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$", description="name of the run's folder; empty = the recipe's name and a number")
+    name: str = Field(
+        "", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]*)?$", description="the run's folder: letters, digits, _ . -; empty = the recipe's name and a number"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="every random choice of the run is derived from it")
     updates: int = Field(100, ge=0, description="optimizer rounds: play, credit, learn")
     save_every: int = Field(10, ge=1, description="updates between checkpoints")
@@ -110,6 +112,18 @@ class Choice(BaseModel):
         return dict(self.model_extra or {})
 
 
+class MemoryChoice(Choice):
+    name: str = Field("notes", min_length=1, description="what is carried from episode to episode")
+
+
+class EngineChoice(Choice):
+    name: str = Field("local", min_length=1, description="what turns prompts into replies")
+
+
+class EstimatorChoice(Choice):
+    name: str = Field("gigpo", min_length=1, description="how returns become advantages")
+
+
 class ReturnOptions(_Section):
     """[returns]: what follows a turn, as one number (method page, section 2)."""
 
@@ -145,6 +159,20 @@ class LearnOptions(_Section):
     lora_alpha: float | None = Field(None, gt=0, description="scale of the LoRA adapters; twice the rank if not given")
     importance_cap: float | None = Field(None, ge=1, description="cap on learner / sampler probability as a weight on the loss; not given = no such weight")
 
+    @property
+    def betas(self) -> tuple[float, float]:
+        return self.beta1, self.beta2
+
+    def lr_at(self, update: int, total: int) -> float:
+        """Learning rate of update 0, 1, .. `total` - 1."""
+        rise = min(1.0, (update + 1) / self.warmup) if self.warmup else 1.0
+        fall = min(1.0, max(0, update - self.warmup) / max(1, total - 1 - self.warmup))
+        return self.lr * rise * (1 - (1 - self.decay) * fall)
+
+    def entropy_at(self, update: int, total: int) -> float:
+        """Weight of the entropy in update 0, 1, .. `total` - 1."""
+        return self.entropy + (self.entropy_final - self.entropy) * min(1.0, update / max(1, total - 1))
+
 
 class EvaluateOptions(_Section):
     """[evaluate]: the fixed panels and how replies are sampled there."""
@@ -167,10 +195,10 @@ class Recipe(_Section):
     opponents: OpponentOptions = OpponentOptions()
     play: PlayOptions = PlayOptions()
     agent: AgentOptions = AgentOptions()
-    memory_choice: Choice = Field(Choice(name="notes"), alias="memory")  # `memory()` gives the item itself
-    engines: Choice = Choice(name="local")
+    memory_choice: MemoryChoice = Field(MemoryChoice(), alias="memory")  # `memory()` gives the item itself
+    engines: EngineChoice = EngineChoice()
     returns: ReturnOptions = ReturnOptions()
-    advantages: Choice = Choice(name="gigpo")
+    advantages: EstimatorChoice = EstimatorChoice()
     learn: LearnOptions = LearnOptions()
     evaluate: EvaluateOptions = EvaluateOptions()
 
@@ -247,7 +275,7 @@ class _Effect:
         given = origin.overrides_name(key) if origin.resolved else self.option in section.model_fields_set
         if not given or self.works(recipe):
             return None
-        return origin.mistake(key, getattr(section, self.option), f"has no effect {self.needs}", "take it out of")
+        return origin.without_effect(key, getattr(section, self.option), self.needs)
 
 
 def _samples(recipe: Recipe) -> bool:
@@ -299,10 +327,8 @@ def build_recipe(tables: Mapping[str, Any], origin: "_Origin | None" = None) -> 
         recipe = Recipe.model_validate(dict(tables))
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(error, Recipe, (), origin))) from None
-    chosen = {"environments": recipe.environments, "memory": recipe.memory_choice, "advantages": recipe.advantages}
-    resolved = {section: _resolve(section, choice, origin) for section, choice in chosen.items()}
-    recipe = recipe.model_copy(update={"memory_choice": resolved.pop("memory"), **resolved})
-    _locate_item("engines", recipe.engines.name, origin)
+    choices = {name: field.alias or name for name, field in Recipe.model_fields.items() if isinstance(getattr(recipe, name), Choice)}
+    recipe = recipe.model_copy(update={name: _resolve(section, getattr(recipe, name), origin) for name, section in choices.items()})
     mistakes = [mistake for effect in _EFFECTS if (mistake := effect.mistake(recipe, origin))]
     mistakes += [*_weight_mistakes(recipe, origin), *_opponent_mistakes(recipe, origin)]
     if mistakes:
@@ -317,7 +343,7 @@ def _weight_mistakes(recipe: Recipe, origin: "_Origin") -> list[str]:
     if weights is None:
         return [f'returns.weights is missing: returns.kind = "final" needs one weight an episode ({episodes}); {origin.where("returns.weights", "add it to")}']
     if len(weights) != episodes:
-        return [origin.mistake("returns.weights", weights, f"has {len(weights)} weights for play.episodes = {episodes}")]
+        return [origin.mistake("returns.weights", weights, f"play.episodes = {episodes} needs {episodes} weights, not {len(weights)}")]
     return [] if any(weights) else [origin.mistake("returns.weights", weights, "at least one weight must differ from 0")]
 
 
@@ -342,7 +368,7 @@ def _opponent_fault(name: str, environment: "Environment") -> str | None:
     try:
         opponent = base.find(name)
     except ValueError as error:
-        return f"{error}{_did_you_mean(name.split('-')[0], base.known())}"
+        return f"{error}{_did_you_mean(name.split('-')[0], base.known())}".replace("Input should be", "must be")
     if opponent.plays is None or environment.name in opponent.plays:
         return None
     fitting = sorted(word for word, kind in base.known().items() if kind.plays is None or environment.name in kind.plays)
@@ -350,11 +376,16 @@ def _opponent_fault(name: str, environment: "Environment") -> str | None:
 
 
 def _resolve(section: str, choice: Choice, origin: "_Origin") -> Choice:
-    """The choice with all of its item's options, defaults included."""
-    _locate_item(section, choice.name, origin)
-    item = find_item(section, choice.name)
+    """The choice with all of its item's options, defaults included. An engine is only looked up: importing it is slow."""
+    try:
+        _check_name(section, choice.name)
+        item = None if section == "engines" else find_item(section, choice.name)
+    except ConfigError as error:
+        raise ConfigError(origin.mistake(f"{section}.name", choice.name, str(error))) from None
+    if item is None:
+        return choice
     model = item if isinstance(item, type) else _options_model(item, required=True)
-    return Choice.model_validate({"name": choice.name, **_check_options(section, model, choice.options, origin)})
+    return type(choice).model_validate({"name": choice.name, **_check_options(section, model, choice.options, origin)})
 
 
 def _check_options(section: str, model: type[BaseModel], options: Tables, origin: "_Origin") -> Tables:
@@ -458,26 +489,26 @@ def find_item(folder: str, name: str) -> Any:
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
     if item is None or not _fits(item, folder):
         expected = "function estimate" if folder == "advantages" else f"subclass of mage.{folder}.base.{_CONTRACTS[folder]}"
-        raise ConfigError(f"{folder}.name = {_show(name)}: {module.__name__} holds no {expected}{f' called {attribute}' if attribute else ''}")
+        raise ConfigError(f"{name}: {module.__name__ if attribute is None else attribute} is or holds no {expected}")
     return item
 
 
 def _import_item(folder: str, name: str) -> tuple[ModuleType, str | None]:
     """The module, and the attribute in it where the dotted path names one."""
-    _locate_item(folder, name, _NOWHERE)
+    _check_name(folder, name)
     if "." not in name:
-        return _import(f"mage.{folder}.{name}", folder, name), None
+        return _import(f"mage.{folder}.{name}"), None
     parent, _, last = name.rpartition(".")
-    outer = _import(parent, folder, name)
-    return (outer, last) if hasattr(outer, last) and not isinstance(getattr(outer, last), ModuleType) else (_import(name, folder, name), None)
+    outer = _import(parent)
+    inner = getattr(outer, last, None)
+    return (_import(name), None) if inner is None or isinstance(inner, ModuleType) else (outer, last)
 
 
-def _import(module: str, folder: str, name: str) -> ModuleType:
+def _import(name: str) -> ModuleType:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(name)
     except ImportError as error:
-        hint = "; is the package installed, or its folder on PYTHONPATH?" if "." in name else ""
-        raise ConfigError(f"{folder}.name = {_show(name)} cannot be loaded: {error}{hint}") from None
+        raise ConfigError(f"{name} cannot be imported: {error}; is the package installed, or its folder on PYTHONPATH?") from None
 
 
 def _contained(module: ModuleType, folder: str) -> Any:
@@ -487,7 +518,8 @@ def _contained(module: ModuleType, folder: str) -> Any:
     own = [item for item in vars(module).values() if _fits(item, folder) and item.__module__.startswith(module.__name__)]
     named = [item for item in own if "name" in vars(item)] or own
     if len(named) > 1:
-        raise ConfigError(f"{module.__name__} holds several items ({', '.join(c.__name__ for c in named)}): name one, as in {module.__name__}.{named[0].__name__}")
+        classes = [item.__name__ for item in named]
+        raise ConfigError(f"{module.__name__} holds several items ({', '.join(classes)}): name one, as in {module.__name__}.{classes[0]}")
     return named[0] if named else None
 
 
@@ -497,20 +529,34 @@ def _fits(item: Any, folder: str) -> bool:
     return isinstance(item, type) and issubclass(item, getattr(importlib.import_module(f"mage.{folder}.base"), _CONTRACTS[folder]))
 
 
-def _locate_item(folder: str, name: str, origin: "_Origin") -> None:
+def _check_name(folder: str, name: str) -> None:
     known = [path.stem for path in _item_files(folder)]
-    if "." not in name and name not in known:
-        allowed = f"mage/{folder}/ has {', '.join(known)}; a dotted path (my_lab.nim) names an item of another package"
-        raise ConfigError(origin.mistake(f"{folder}.name", name, f"unknown{_did_you_mean(name, known)}; {allowed}"))
+    if name not in known and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
+        only = f"only {', '.join(known)}; a dotted path (my_lab.nim) names an item of another package"
+        raise ConfigError(f"mage/{folder}/ has no {name!r}{_did_you_mean(name, known)}, {only}")
 
 
 def _item_files(folder: str) -> list[Path]:
+    """Files and packages of a menu, without the contract and what the items share."""
     places = [path for path in sorted((PACKAGE / folder).iterdir()) if path.suffix == ".py" or (path / "__init__.py").is_file()]
-    return [path for path in places if path.stem != "base" and not path.stem.startswith("_")]
+    return [path for path in places if path.stem != "base" and not path.stem.startswith("_") and _holds_item(path, folder)]
+
+
+def _holds_item(path: Path, folder: str) -> bool:
+    tree = _parse(path)
+    if folder == "advantages":
+        return any(isinstance(node, ast.FunctionDef) and node.name == "estimate" for node in tree.body)
+    if folder == "engines":
+        return any("Engine" in map(ast.unparse, node.bases) for node in tree.body if isinstance(node, ast.ClassDef))
+    return True
+
+
+def _parse(path: Path) -> ast.Module:
+    return ast.parse((path / "__init__.py" if path.is_dir() else path).read_text("utf-8"))
 
 
 def _entries(path: Path) -> list[tuple[str, str]]:
-    tree = ast.parse((path / "__init__.py" if path.is_dir() else path).read_text("utf-8"))
+    tree = _parse(path)
     fallback = _first_line(ast.get_docstring(tree))
     classes = [(_class_name(node), _first_line(ast.get_docstring(node)) or fallback) for node in tree.body if isinstance(node, ast.ClassDef)]
     return [(name, line) for name, line in classes if name] or [(path.stem, fallback)]
@@ -542,16 +588,19 @@ class _Origin:
     def overrides_name(self, key: str) -> bool:
         return any(f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}.") for given in self.overrides)
 
-    def where(self, key: str, verb: str = "change it in") -> str:
+    def where(self, key: str, verb: str = "change it in", command: str | None = "or use --{}=...") -> str:
         section, _, option = key.partition(".")
         if self.overrides_name(key):
             return f"{verb} the command line (--{key})"
         place = f"[{section}]" if option else "the top level"
-        command = f", or {f'say --{key}= (nothing behind it)' if verb.startswith('take') else f'use --{key}=...'}" if option else ""
-        return f"{verb} {place} of {self.file or 'the recipe'}{command}"
+        return f"{verb} {place} of {self.file or 'the recipe'}" + (f", {command.format(key)}" if option and command else "")
 
-    def mistake(self, key: str, value: Any, fault: str, verb: str = "change it in") -> str:
-        return f"{key} = {_show(value)}: {fault}; {self.where(key, verb)}"
+    def mistake(self, key: str, value: Any, fault: str) -> str:
+        return f"{key} = {_show(value)}: {fault}; {self.where(key)}"
+
+    def without_effect(self, key: str, value: Any, needs: str) -> str:
+        where = self.where(key, "take it out of", "or say --{}= with nothing behind it")
+        return f"{key} = {_show(value)}: has no effect {needs}; {where}"
 
 
 _NOWHERE = _Origin(None)
@@ -559,11 +608,14 @@ _NOWHERE = _Origin(None)
 
 def _explain(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...], origin: _Origin) -> list[str]:
     """One line for every mistake pydantic found."""
-    return [_explain_one(fault, model, prefix, origin) for fault in error.errors(include_url=False)]
+    faults = error.errors(include_url=False)
+    inner = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
+    # An element that is wrong may make its list wrong too (too short without it); the element says it better.
+    return [_explain_one(fault, model, prefix, origin) for fault in faults if fault["loc"] not in inner]
 
 
 def _explain_one(fault: Any, model: type[BaseModel], prefix: tuple[str, ...], origin: _Origin) -> str:
-    path = tuple(map(str, fault["loc"]))
+    path = tuple(part for part in fault["loc"] if isinstance(part, str))
     key = ".".join(map(_key, prefix + path))
     if fault["type"] == "extra_forbidden":
         return _explain_unknown(path, _model_at(model, path[:-1]), prefix, origin)
@@ -572,6 +624,8 @@ def _explain_one(fault: Any, model: type[BaseModel], prefix: tuple[str, ...], or
     text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be").replace("Input should have", "must have")
     if fault["type"] in ("model_type", "dict_type"):
         text = f"must be a table ([{key}] and its options below)"
+    if fault["type"] == "string_pattern_mismatch":
+        text = "is not allowed here"
     field = _model_at(model, path[:-1]).model_fields.get(path[-1]) if path else None
     told = f" ({field.description})" if field and field.description else ""
     meant = _did_you_mean(str(fault["input"]), re.findall(r"'([^']*)'", text)) if fault["type"] == "literal_error" else ""
@@ -580,10 +634,10 @@ def _explain_one(fault: Any, model: type[BaseModel], prefix: tuple[str, ...], or
 
 def _explain_unknown(path: tuple[str, ...], model: type[BaseModel], prefix: tuple[str, ...], origin: _Origin) -> str:
     section, key = ".".join(prefix + path[:-1]), ".".join(map(_key, prefix + path))
-    known = list(model.model_fields)
+    known = [field.alias or name for name, field in model.model_fields.items()]
     if not section:
-        return f"[{key}] is unknown{_did_you_mean(key, known)}: sections are {', '.join(known)}; {origin.where(key)}"
-    return f"{key} is unknown{_did_you_mean(path[-1], known)}: [{section}] takes {', '.join(known) or 'no options'}; {origin.where(key)}"
+        return f"[{key}] is unknown{_did_you_mean(key, known)}: sections are {', '.join(known)}; {origin.where(key, 'correct it in', None)}"
+    return f"{key} is unknown{_did_you_mean(path[-1], known)}: [{section}] takes {', '.join(known) or 'no options'}; {origin.where(key, 'correct it in', None)}"
 
 
 def _model_at(model: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:
@@ -596,7 +650,7 @@ def _model_at(model: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:
 
 def _did_you_mean(given: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close and given not in close else ""
 
 
 # ---------------------------------------------------------------------------------------------------- writing TOML

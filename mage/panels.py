@@ -25,7 +25,14 @@ _SEATS = {"first": (0,), "second": (1,), "both": (0, 1)}
 
 
 def make_panel(
-    environment: Environment, population: Population, split: Split, *, size: int, seats: Seats = "both", name: Name = "final", episodes: int = 3
+    environment: Environment,
+    population: Population,
+    split: Split,
+    *,
+    size: int,
+    seats: Seats = "both",
+    name: Name = "final",
+    episodes: int = 3,
 ) -> tuple[Task, ...]:
     """`size` tasks, stratified over opponent x seat x deal, in random order (so that a cut-off run is still a fair sample).
 

@@ -91,22 +91,32 @@ class RunFolder:
                 write_atomic(self.path / name, b"".join(map(_line, kept)))
         for step in self.episode_steps():
             if step > update:
-                self._episodes_path(step).unlink()
+                (self.path / "episodes" / f"{self._episodes_name(step)}.jsonl.gz").unlink()
 
     # -- transcripts
 
     def write_episodes(self, update: int, metas: Iterable[MetaEpisode]) -> Path:
         """Store the meta-episodes of an update."""
-        path = self._episodes_path(update)
+        return self.write_episodes_of(self._episodes_name(update), metas)
+
+    def write_episodes_of(self, name: str, metas: Iterable[MetaEpisode]) -> Path:
+        """Store meta-episodes under a name of their own: those of an evaluation."""
+        path = self.path / "episodes" / f"{name}.jsonl.gz"
         text = "".join(json.dumps(meta, default=_as_dict, separators=(",", ":")) + "\n" for meta in metas)
         write_atomic(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
         return path
 
     def read_episodes(self, update: int) -> list[MetaEpisode]:
         """The meta-episodes of an update, as the records they were."""
-        path = self._episodes_path(update)
-        if not path.is_file():
+        if update not in self.episode_steps():
             raise RunError(f"{self.path} holds no episodes of update {update}; it has {', '.join(map(str, self.episode_steps())) or 'none'}")
+        return self.read_episodes_of(self._episodes_name(update))
+
+    def read_episodes_of(self, name: str) -> list[MetaEpisode]:
+        """The meta-episodes stored under a name."""
+        path = self.path / "episodes" / f"{name}.jsonl.gz"
+        if not path.is_file():
+            raise RunError(f"there is no {path}")
         try:
             lines = gzip.decompress(path.read_bytes()).decode().splitlines()
             return [_META_EPISODE.validate_python(json.loads(line)) for line in lines]
@@ -118,8 +128,8 @@ class RunFolder:
         names = [re.fullmatch(r"step_(\d+)\.jsonl\.gz", path.name) for path in (self.path / "episodes").glob("step_*")]
         return sorted(int(match[1]) for match in names if match)
 
-    def _episodes_path(self, update: int) -> Path:
-        return self.path / "episodes" / f"step_{update:06d}.jsonl.gz"
+    def _episodes_name(self, update: int) -> str:
+        return f"step_{update:06d}"
 
     # -- results
 
@@ -229,7 +239,9 @@ def _remove(temporary: Path) -> None:
 def _append_line(path: Path, record: Mapping[str, Any]) -> None:
     try:
         with open(path, "ab+") as file:
-            file.truncate(_whole_lines(file, file.tell()))
+            size = file.tell()
+            if (whole := _whole_lines(file, size)) < size:
+                file.truncate(whole)
             file.write(_line(record))
             file.flush()
     except OSError as error:

@@ -44,7 +44,7 @@ def wilson(successes: float, count: int, level: float = 0.95) -> Estimate:
     rate, z = successes / count, float(ndtri(0.5 + level / 2))
     centre = (rate + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(max(0.0, rate * (1 - rate)) / count + z * z / (4 * count * count))
-    return Estimate(rate, max(0.0, centre - half), min(1.0, centre + half), count)
+    return Estimate(rate, max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half)), count)
 
 
 def mean(values: Sequence[float], level: float = 0.95) -> Estimate:
@@ -79,7 +79,12 @@ def stratified_mean(values: Sequence[float], strata: Sequence[Hashable], level: 
 
 
 def bootstrap(
-    values: Sequence[float], *, seed: int, draws: int = 2_000, level: float = 0.95, statistic: Callable[[np.ndarray], float] = np.mean
+    values: Sequence[float],
+    *,
+    seed: int,
+    draws: int = 2_000,
+    level: float = 0.95,
+    statistic: Callable[[np.ndarray], float | np.floating] = np.mean,
 ) -> Estimate:
     """Percentile bootstrap over tasks, for any statistic of the per-task values."""
     _need(values)
@@ -104,7 +109,7 @@ def paired(first: Sequence[float], second: Sequence[float], level: float = 0.95)
 def sign_test(better: int, worse: int) -> float:
     """Two-sided exact chance of so uneven a split of the tasks that differ (McNemar's test for wins). 9 against 1: .0215."""
     total, fewer = better + worse, min(better, worse)
-    return min(1.0, 2 * sum(math.comb(total, k) for k in range(fewer + 1)) / 2**total)
+    return min(1.0, 2 * sum(math.comb(total, k) for k in range(fewer + 1)) / (1 << total))
 
 
 def _need(values: Sequence[float]) -> None:

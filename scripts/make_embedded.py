@@ -11,7 +11,8 @@ import json
 import random
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,10 +25,11 @@ from mage.engines.base import Request, ScriptedEngine
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
+from mage.learn.supervised import imitate
 from mage.memory.notes import Notes
 from mage.play import Setting, play_groups
 from mage.seeds import derive
-from mage.types import Task
+from mage.types import MetaEpisode, Sample, Task, Where
 
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 TAGS = ("<action>", "</action>", "<think>", "</think>")
@@ -42,11 +44,13 @@ OPPONENTS = {
 WORLDS: dict[str, Environment] = {"kuhn_poker": KuhnPoker(), "tic_tac_toe": TicTacToe()}
 
 
-def scripted_reply(prompt: str, rng: random.Random) -> str:
+def scripted_reply(chat: Chat, rng: random.Random, request: Request) -> str:
     """A random legal move, or a note of plain facts, whichever the prompt's last message asks for."""
-    last = prompt.rsplit("<|user|>", 1)[1]
+    last = chat.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False).rsplit("<|user|>", 1)[1]
     if "Write a short note" in last:
         return factual_note(last, rng)
+    if rng.random() < 0.02:
+        return "<action>?</action>"  # never learned from, but so its answer becomes a familiar text
     free = re.search(r"Free: ([\d ]+)\.", last)
     move = rng.choice(free[1].split()) if free else rng.choice(("pass", "bet"))
     return f"<action>{move}</action>"
@@ -77,31 +81,29 @@ def _board_facts(message: str) -> list[str]:
     return [f"My cells in order: {mine}.", f"Opponent's cells in order: {theirs}.", said]
 
 
-def collect(chat: Chat, world: str, count: int, seed: int) -> list[tuple[tuple[int, ...], tuple[int, ...], str]]:
-    """(prompt ids, reply ids, text) of scripted meta-episodes under every memory and several lengths."""
-    rows = []
-    for part, keep in enumerate(("none", "reflections", "history", "both")):
+def collect(chat: Chat, world: str, count: int, seed: int) -> list[list[Sample]]:
+    """Scripted meta-episodes under every memory and several lengths, each as the samples of its legal replies."""
+    found = []
+    for keep in ("none", "reflections", "history", "both"):
         rng = random.Random(derive(seed, world, keep))
-        end = chat.end_ids
-
-        def reply(request: Request, rng: random.Random = rng) -> str:
-            if rng.random() < 0.02 and not request.max_tokens == 48:
-                return "<action>?</action>"  # an illegal reply now and then, so that its answer is a familiar text
-            return scripted_reply(chat.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False), rng)
-
-        engine = ScriptedEngine(reply, lambda text: chat.encode(text))
+        engine = ScriptedEngine(partial(scripted_reply, chat, rng), chat.encode)
         for episodes in (3, 3, 3, 2, 5):
             setting = Setting(WORLDS[world], Agent(engine, chat, Sampling()), Notes(keep=keep), episodes=episodes)
-            tasks = [
-                [Task(world, derive(seed, world, keep, episodes, n), n % 2, rng.choice(OPPONENTS[world]), "train")] for n in range(count // 20)
-            ]
-            for meta in play_groups(setting, tasks, derive(seed, part, episodes)):
-                for episode in meta.episodes:
-                    turns = [turn for turn in episode.turns if turn.legal] + ([episode.reflection] if episode.reflection else [])
-                    for turn in turns:
-                        ids = turn.completion.token_ids + (end if turn.kind == "reflect" else ())
-                        rows.append((turn.prompt_ids, ids, turn.completion.text))
-    return rows
+            tasks = [Task(world, rng.getrandbits(60), n % 2, rng.choice(OPPONENTS[world]), "train") for n in range(count // 20)]
+            found += [samples_of(chat, meta) for meta in play_groups(setting, [[task] for task in tasks], rng.getrandbits(60))]
+    return found
+
+
+def samples_of(chat: Chat, meta: MetaEpisode) -> list[Sample]:
+    """Every legal reply of a meta-episode; a note also learns where to end."""
+    samples = []
+    for number, episode in enumerate(meta.episodes):
+        for index, turn in enumerate((*episode.turns, episode.reflection)):
+            if turn is not None and turn.legal:
+                reply = turn.completion.token_ids + (chat.end_ids if turn.kind == "reflect" else ())
+                where = Where(meta.group, meta.member, number, index, meta.task.opponent)
+                samples.append(Sample(turn.prompt_ids, reply, (0.0,) * len(reply), 1.0, (0, 0), turn.kind, where))
+    return samples
 
 
 def bootstrap_chat() -> Chat:
@@ -146,34 +148,17 @@ def build_model(shape: Shape, vocabulary: int, chat: Chat) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def supervise(model: LlamaForCausalLM, rows: list, steps: int, batch: int, lr: float, seed: int) -> None:
-    """Cross-entropy on the replies alone; rows of like length share a batch so that little is padding."""
+def supervise(model: LlamaForCausalLM, worlds: list[list[list[Sample]]], steps: int, batch: int, lr: float, seed: int) -> None:
+    """Imitate the scripted replies of `batch` meta-episodes a step, one world at a time: so the rules are computed once."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     rng, began = random.Random(seed), time.time()
-    rows = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / steps)
-        at = rng.randrange(0, len(rows) - batch)
-        loss = reply_loss(model, rows[at : at + batch])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 100 == 0 or step == steps - 1:
-            print(f"step {step} loss {loss.item():.4f} at {time.time() - began:.0f} s", flush=True)
-
-
-def reply_loss(model: LlamaForCausalLM, rows: list) -> torch.Tensor:
-    width = max(len(prompt) + len(reply) for prompt, reply, _ in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    targets = torch.full((len(rows), width), -100)
-    for i, (prompt, reply, _) in enumerate(rows):
-        ids[i, : len(prompt) + len(reply)] = torch.tensor(prompt + reply)
-        targets[i, len(prompt) - 1 : len(prompt) + len(reply) - 1] = torch.tensor(reply)
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    chosen = targets >= 0
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden[chosen]), targets[chosen])
+        chosen = [[replace(sample, where=replace(sample.where, group=at)) for sample in meta] for at, meta in enumerate(rng.sample(worlds[step % len(worlds)], batch))]
+        loss = imitate(model, optimizer, [sample for meta in chosen for sample in meta])
+        if step % 100 < len(worlds) or step == steps - 1:
+            print(f"step {step} loss {loss:.4f} at {time.time() - began:.0f} s", flush=True)
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
@@ -193,19 +178,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--count", type=int, default=4000, help="meta-episodes a game and memory")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--vocabulary", type=int, default=640)
     parser.add_argument("--shape", type=int, nargs=5, default=(64, 3, 2, 1, 192), metavar=("HIDDEN", "LAYERS", "HEADS", "KV", "FF"))
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     start = bootstrap_chat()
-    texts = [start.decode(prompt) + text for world in WORLDS for prompt, _, text in collect(start, world, 400, args.seed + 1)]
+    rows = [sample for world in WORLDS for meta in collect(start, world, 400, args.seed + 1) for sample in meta]
+    texts = [start.decode(sample.prompt_ids + sample.reply_ids) for sample in rows]
     tokenizer = train_tokenizer([re.sub(r"<[^>]*>", "\n", text) for text in texts], args.vocabulary)
     chat = _finish_tokenizer(tokenizer)
-    rows = [row for world in WORLDS for row in collect(chat, world, args.count, args.seed)]
-    model = build_model(Shape(*args.shape), tokenizer.get_vocab_size(), chat)
-    lengths = sorted(len(prompt) + len(reply) for prompt, reply, _ in rows)
-    print(f"{len(rows)} rows, lengths {lengths[0]} to {lengths[-1]}, {tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters", flush=True)
-    supervise(model, rows, args.steps, args.batch, args.lr, args.seed)
+    worlds = [collect(chat, world, args.count, args.seed) for world in WORLDS]
+    model = build_model(Shape(*args.shape), tokenizer.get_vocab_size(), chat).to(args.device)
+    print(f"{args.count} meta-episodes a world, {tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters", flush=True)
+    supervise(model, worlds, args.steps, args.batch, args.lr, args.seed)
     save(model, tokenizer, args.out)
 
 

@@ -1,8 +1,8 @@
 """Attention for the local engine: new keys and values go into the slot pool, queries attend to their own slot only.
 
 A step is ONE flat row of tokens: first the decode tokens (one a sequence, ordered by slot), then the prompts being
-prefilled. Linear layers see no padding; only attention is grouped. Decode groups attend over a VIEW of the pool where
-the slots lie densely, since copying keys costs more than computing with a few slots too many.
+prefilled. Linear layers see no padding; only attention is grouped. Decoding is bound by reading keys, so a group attends
+over a VIEW of the pool where its slots lie densely, and what all its sequences begin with (the rules) is read once.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,9 @@ from transformers import AttentionInterface
 from mage.engines.slots import KeyValuePool
 
 NAME = "mage_slots"
-DENSE = 0.4  # share of used slots from which a view beats a gather
+DENSE = 0.5  # share of used slots from which a view beats a gather
+SHARED = 32  # common tokens from which reading them once is worth a second kernel
+PREFILL = 64  # prompts padded together
 ROUND = 16  # key lengths are rounded up to this, so that kernels see aligned masks
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -24,13 +26,18 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Flat rows start..end, one query each. `rows` places them among the slots of a view, None if they are all of it."""
+    """Flat rows start..end, one query each. `rows` places them among the slots of a view, None if they are all of it.
+
+    The first `shared` tokens are the same in all; their keys are read from slot `first`.
+    """
 
     start: int
     end: int
+    first: int
     slots: "slice | torch.Tensor"
     span: int
     rows: torch.Tensor | None
+    shared: int
     length: int
     mask: torch.Tensor
 
@@ -38,18 +45,39 @@ class DecodeGroup:
         heads, kv_heads, size = query.shape[1], keys.shape[2], query.shape[2]
         # Query heads that share a key head become query positions: keys are then read once for all of them.
         query = query.reshape(-1, kv_heads, heads // kv_heads, size)
+        if self.shared:
+            found = self._attend_in_two(query, keys, values, scaling)
+        else:
+            found = self._pick(scaled_dot_product_attention(*self._own(query, keys, values), attn_mask=self._mask(query), scale=scaling))
+        return found.reshape(-1, heads, size)
+
+    def _attend_in_two(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        """Attention over the shared and over the own keys, joined by their sums of exponentials."""
+        own, own_sum = _attend_and_sum(*self._own(query, keys, values), attn_mask=self._mask(query), scale=scaling)
+        count, kv_heads, together, size = query.shape
+        side_by_side = query.transpose(0, 1).reshape(1, kv_heads, count * together, size)
+        begin = (self.first, slice(self.shared))
+        found, found_sum = _attend_and_sum(side_by_side, keys[begin].transpose(0, 1)[None], values[begin].transpose(0, 1)[None], scale=scaling)
+        found = found.reshape(kv_heads, count, together, size).transpose(0, 1)
+        found_sum = found_sum.reshape(kv_heads, count, together).transpose(0, 1)
+        weight = torch.sigmoid(self._pick(own_sum) - found_sum)[..., None].to(found.dtype)
+        return torch.lerp(found, self._pick(own), weight)
+
+    def _own(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if self.rows is not None:
             query = query.new_zeros(self.span, *query.shape[1:]).index_copy_(0, self.rows, query)
-        found = scaled_dot_product_attention(
-            query,
-            keys[self.slots, : self.length].transpose(1, 2),
-            values[self.slots, : self.length].transpose(1, 2),
-            attn_mask=self.mask.expand(-1, kv_heads, heads // kv_heads, -1),
-            scale=scaling,
-        )
-        if self.rows is not None:
-            found = found.index_select(0, self.rows)
-        return found.reshape(-1, heads, size)
+        own = (self.slots, slice(self.shared, self.length))
+        return query, keys[own].transpose(1, 2), values[own].transpose(1, 2)
+
+    def _mask(self, query: torch.Tensor) -> torch.Tensor:
+        return self.mask.expand(-1, query.shape[1], query.shape[2], -1)
+
+    def _pick(self, found: torch.Tensor) -> torch.Tensor:
+        return found if self.rows is None else found.index_select(0, self.rows)
+
+
+# The only kernel of the processor's attention that also returns the sums which joining two parts needs.
+_attend_and_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,35 +142,43 @@ def slot_attention(
     return found[None], None
 
 
-def decode_groups(slots: Integers, lengths: Integers, size: int, pool: KeyValuePool) -> list[DecodeGroup]:
+def decode_groups(slots: Integers, lengths: Integers, size: int, pool: KeyValuePool, tokens: Integers) -> list[DecodeGroup]:
     """Cut the decode rows, ordered by slot, into groups of neighbours; `lengths` counts keys, the new one included."""
-    return [
-        _decode_group(start, slots[start : start + size], lengths[start : start + size], pool) for start in range(0, len(slots), size)
-    ]
+    parts = [slice(start, start + size) for start in range(0, len(slots), size)]
+    return [_decode_group(part.start, slots[part], lengths[part], pool, tokens) for part in parts]
 
 
-def _decode_group(start: int, slots: Integers, lengths: Integers, pool: KeyValuePool) -> DecodeGroup:
+def _decode_group(start: int, slots: Integers, lengths: Integers, pool: KeyValuePool, tokens: Integers) -> DecodeGroup:
     count, first = len(slots), int(slots[0])
     span = int(slots[-1]) - first + 1
     length = min(_round_up(int(lengths.max())), pool.length)
+    shared = _shared(tokens, slots, int(lengths.min()) - 1) if pool.device.type == "cpu" and count > 1 else 0
     where: slice | torch.Tensor = slice(first, first + span)
     rows = None
     if count < DENSE * span:
         where, span = pool.on_device(slots), count
     elif count < span:
         rows = pool.on_device(slots - first)
-        spread = np.ones(span, np.int64)  # an unused slot attends to one key, as a softmax over none is not a number
+        spread = np.full(span, shared + 1)  # an unused slot attends to one key, as a softmax over none is not a number
         spread[slots - first] = lengths
         lengths = spread
-    last = pool.on_device(lengths - 1)[:, None]
-    return DecodeGroup(start, start + count, where, span, rows, length, pool.causal_mask(last, length)[:, None])
+    last = pool.on_device(lengths - shared - 1)[:, None]
+    mask = pool.causal_mask(last, length - shared)[:, None]
+    return DecodeGroup(start, start + count, first, where, span, rows, shared, length, mask)
 
 
-def prefill_groups(start: int, slots: Integers, filled: Integers, new: Integers, size: int, pool: KeyValuePool) -> list[PrefillGroup]:
-    """Cut sequences, ordered by the number of new tokens, into groups of at most `size`; flat rows begin at `start`."""
+def _shared(tokens: Integers, slots: Integers, most: int) -> int:
+    """How many tokens, a multiple of the block size, all these slots begin with; 0 if too few to matter."""
+    differs = (tokens[slots, :most] != tokens[slots[0], :most]).any(0)
+    common = int(differs.argmax()) if differs.any() else most
+    return common // ROUND * ROUND if common >= SHARED else 0
+
+
+def prefill_groups(start: int, slots: Integers, filled: Integers, new: Integers, pool: KeyValuePool) -> list[PrefillGroup]:
+    """Cut sequences, ordered by the number of new tokens, into groups; flat rows begin at `start`."""
     groups = []
-    for low in range(0, len(slots), size):
-        part = slice(low, low + size)
+    for low in range(0, len(slots), PREFILL):
+        part = slice(low, low + PREFILL)
         groups.append(_prefill_group(start, slots[part], filled[part], new[part], pool))
         start = groups[-1].end
     return groups

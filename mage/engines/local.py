@@ -62,7 +62,7 @@ class LocalEngine(Engine):
         _check_full_attention(self.config)
         self.attention = register()
         self.device = self.head.weight.device
-        self.pool = _make_pool(self.config, self.backbone.get_input_embeddings().weight.dtype, self.device)
+        self.pool = _make_pool(self.config, (slots, context), self.backbone.get_input_embeddings().weight.dtype, self.device)
         self.slots = Slots(slots, context, share=prefix_cache)
         self.stats = Stats()
         self.queue: deque[Request] = deque()
@@ -74,7 +74,7 @@ class LocalEngine(Engine):
         self.logprobs = np.zeros((slots, context), np.float32)
         self.active = np.zeros(slots, bool)
         self.ends = StopTable(chat, self.head.weight.shape[0])
-        self.group_size = 128 if self.device.type == "cpu" else slots
+        self.group_size = 256 if self.device.type == "cpu" else slots
 
     def submit(self, request: Request) -> None:
         if len(request.prompt_ids) >= self.context or request.max_tokens < 1 or not request.prompt_ids:
@@ -103,7 +103,8 @@ class LocalEngine(Engine):
 
     def _admit(self) -> None:
         """Give slots to queued requests; those whose prefix another one is computing wait a step and copy it."""
-        budget, waiting = self.max_batch_tokens, []
+        waiting = []
+        budget = self.max_batch_tokens - int((self.known - self.slots.filled)[self.active].sum())
         while self.queue and self.slots.available and budget > 0:
             request = self.queue.popleft()
             lease = self.slots.lease(request.prompt_ids)
@@ -124,7 +125,7 @@ class LocalEngine(Engine):
         self.limit[slot] = min(length + request.max_tokens, self.context)
         self.seed[slot], self.stop[slot] = _signed(request.seed), self.ends.kind(request.stop)
         self.temperature[slot], self.top_p[slot], self.top_k[slot] = request.temperature, request.top_p, request.top_k
-        self.pool.reserve(slot + 1, int(self.limit[slot]), self.context)
+        self.pool.reserve(slot + 1, length)
 
     def _schedule(self) -> tuple[Array, Array]:
         """Slots to work on and how many tokens of each: all that decode, ordered by slot, then prompts, shortest first."""
@@ -142,12 +143,13 @@ class LocalEngine(Engine):
     def _advance(self, slots: Array, new: Array) -> list[tuple[int, Finish]]:
         """Compute the new tokens, sample where a sequence is complete, and say who finished."""
         filled = self.slots.filled[slots]
+        self.pool.reserve(0, int((filled + new).max()))
         hidden = self._forward(slots, filled, new)
-        filled = filled + new
-        self.slots.filled[slots] = filled
-        for slot in slots[new > 1]:
-            self.slots.commit(int(slot))
-        self.stats.prefilled_tokens += int(new[new > 1].sum())
+        self.slots.filled[slots] = filled = filled + new
+        joining = self.known[slots] == self.prompt[slots]
+        for slot in slots[joining].tolist():
+            self.slots.commit(slot)
+        self.stats.prefilled_tokens += int(new[joining | (new > 1)].sum())
         ready = filled == self.known[slots]
         rows = self.pool.on_device(np.flatnonzero(np.repeat(ready, new) & _is_last(new)))
         tokens, logprobs = sample(self.head(hidden[rows]), self._choices(slots[ready]))
@@ -159,15 +161,15 @@ class LocalEngine(Engine):
         owner = np.repeat(slots, new)
         ids = self.pool.on_device(self.slots.tokens[owner, positions])[None]
         plan = self._plan(slots, filled, new, self.pool.on_device(owner * self.pool.length + positions))
-        with _attending(self.backbone, self.config, self.attention):
+        with _attending(self.model, self.config, self.attention):
             output = self.backbone(input_ids=ids, position_ids=self.pool.on_device(positions)[None], use_cache=False, plan=plan)
         return output.last_hidden_state[0]
 
     def _plan(self, slots: Array, filled: Array, new: Array, write: torch.Tensor) -> Plan:
         decodes = int((new == 1).argmin()) if (new != 1).any() else len(new)
         groups: list[DecodeGroup | PrefillGroup] = []
-        groups += decode_groups(slots[:decodes], filled[:decodes] + 1, self.group_size, self.pool)
-        groups += prefill_groups(decodes, slots[decodes:], filled[decodes:], new[decodes:], 32, self.pool)
+        groups += decode_groups(slots[:decodes], filled[:decodes] + 1, self.group_size, self.pool, self.slots.tokens)
+        groups += prefill_groups(decodes, slots[decodes:], filled[decodes:], new[decodes:], self.pool)
         return Plan(self.pool, write, tuple(groups))
 
     def _choices(self, slots: Array) -> Choices:
@@ -246,24 +248,26 @@ class StopTable:
 
 
 @contextmanager
-def _attending(backbone: torch.nn.Module, config: Any, name: str) -> Iterator[None]:
+def _attending(model: torch.nn.Module, config: Any, name: str) -> Iterator[None]:
     """Run the shared module with our attention and without dropout, then leave it as it was found."""
-    before, training = config._attn_implementation, backbone.training
+    before = config._attn_implementation
+    training = [module for module in model.modules() if module.training] if model.training else []
     config._attn_implementation = name
-    if training:
-        backbone.eval()
+    for module in training:
+        module.training = False
     try:
         yield
     finally:
         config._attn_implementation = before
-        if training:
-            backbone.train()
+        for module in training:
+            module.training = True
 
 
-def _make_pool(config: Any, dtype: torch.dtype, device: torch.device) -> KeyValuePool:
+def _make_pool(config: Any, most: tuple[int, int], dtype: torch.dtype, device: torch.device) -> KeyValuePool:
     heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return KeyValuePool(config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, size, dtype, device)
+    return KeyValuePool(config.num_hidden_layers, kv_heads, size, most, dtype, device)
 
 
 def _check_full_attention(config: Any) -> None:

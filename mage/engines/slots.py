@@ -19,13 +19,16 @@ IDLE = 64  # steps after which a free slot is taken before a never used one, whi
 ROOT = 0x6D616765
 
 Ids = tuple[int, ...]
+Array = np.ndarray[Any, Any]
 
 
 class KeyValuePool:
-    """Keys and values of all layers, [layers, 2, slots, length, kv_heads, head_size]; slots and length grow on demand."""
+    """Keys and values of all layers, [layers, 2, slots, length, kv_heads, head_size]; grows on demand up to `most`."""
 
-    def __init__(self, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.device, self.dtype = device, dtype
+    def __init__(
+        self, layers: int, kv_heads: int, head_size: int, most: tuple[int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.most, self.device, self.dtype = most, device, dtype
         # Zeros and not empty memory: a masked key has weight 0, and 0 times a leftover NaN would be NaN.
         self.store = torch.zeros(layers, 2, 0, 0, kv_heads, head_size, dtype=dtype, device=device)
 
@@ -33,15 +36,14 @@ class KeyValuePool:
     def length(self) -> int:
         return self.store.shape[3]
 
-    def reserve(self, slots: int, length: int, context: int) -> None:
+    def reserve(self, slots: int, length: int) -> None:
         """Make room for `slots` slots of `length` tokens; grows by half at least, so growing stays rare."""
         layers, two, old_slots, old_length, *rest = self.store.shape
         if slots <= old_slots and length <= old_length:
             return
-        slots = old_slots if slots <= old_slots else max(slots, old_slots * 3 // 2)
-        if length > old_length:
-            length = min(max(-(-length // 128) * 128, old_length * 3 // 2), context)
-        store = torch.zeros(layers, two, slots, max(length, old_length), *rest, dtype=self.dtype, device=self.device)
+        new_slots = _grow(old_slots, slots, self.most[0])
+        new_length = _grow(old_length, length, self.most[1])
+        store = torch.zeros(layers, two, new_slots, new_length, *rest, dtype=self.dtype, device=self.device)
         store[:, :, :old_slots, :old_length] = self.store
         self.store = store
 
@@ -55,7 +57,7 @@ class KeyValuePool:
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         self.store[:, :, target, start:end] = self.store[:, :, source, start:end]
 
-    def on_device(self, numbers: "np.ndarray[Any, Any]") -> torch.Tensor:
+    def on_device(self, numbers: Array) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.device, non_blocking=True)
 
     def causal_mask(self, last: torch.Tensor, length: int) -> torch.Tensor:
@@ -107,8 +109,8 @@ class Slots:
         while depth < len(chain) and chain[depth] in self.holders:
             depth += 1
         ids = np.array(prompt, np.int64)
-        source, found = self._best_holder(chain, depth, ids)
-        own, kept = self._extendable(chain, depth, prompt)
+        own, kept = self._extendable(chain, depth, prompt, ids)
+        source, found = self._best_holder(chain, depth, ids) if kept < depth * BLOCK else (-1, 0)
         if self._is_coming(chain, depth, max(found, kept)):
             return None
         slot = own if own >= 0 else self._victim()
@@ -147,7 +149,7 @@ class Slots:
         self.tails.setdefault(key, {}).setdefault(tail, []).append(slot)
         self.tail_of[slot] = (key, tail)
 
-    def _best_holder(self, chain: list[int], depth: int, ids: "np.ndarray[Any, Any]") -> tuple[int, int]:
+    def _best_holder(self, chain: list[int], depth: int, ids: Array) -> tuple[int, int]:
         """The slot that shares the longest prefix, and that prefix's length."""
         best, found = -1, 0
         if depth:
@@ -157,7 +159,7 @@ class Slots:
                     best, found = slot, length
         return best, found
 
-    def _extendable(self, chain: list[int], depth: int, prompt: Ids) -> tuple[int, int]:
+    def _extendable(self, chain: list[int], depth: int, prompt: Ids, ids: Array) -> tuple[int, int]:
         """A free slot whose tokens are ALL a prefix of the prompt, the longest such; (-1, 0) if there is none."""
         if not self.share:
             return -1, 0
@@ -168,7 +170,7 @@ class Slots:
             start = level * BLOCK
             for end in range(min(start + BLOCK - 1, len(prompt)), start - 1, -1):
                 slots = tails.get(prompt[start:end])
-                if slots and self.tokens[slots[-1], :start].tolist() == list(prompt[:start]):
+                if slots and np.array_equal(self.tokens[slots[-1], :start], ids[:start]):
                     return slots[-1], end
         return -1, 0
 
@@ -185,7 +187,7 @@ class Slots:
             return self.used - 1
         return oldest
 
-    def _assign(self, slot: int, ids: "np.ndarray[Any, Any]", chain: list[int], kept: int) -> None:
+    def _assign(self, slot: int, ids: Array, chain: list[int], kept: int) -> None:
         """Write the prompt into the slot and forget the blocks after the first `kept` tokens."""
         self._forget_tail(slot)
         keep = min(kept // BLOCK, self.held[slot])
@@ -210,6 +212,12 @@ class Slots:
             del self.tails[key]
 
 
+def _grow(size: int, needed: int, most: int) -> int:
+    if needed <= size:
+        return size
+    return min(max(-(-needed // 64) * 64, size * 3 // 2), most)
+
+
 def _chain(ids: "Ids | list[int]", last: int = ROOT) -> list[int]:
     """One hash a full block; each stands for all tokens up to its block's end."""
     chain = []
@@ -219,7 +227,7 @@ def _chain(ids: "Ids | list[int]", last: int = ROOT) -> list[int]:
     return chain
 
 
-def _common(left: "np.ndarray[Any, Any]", right: "np.ndarray[Any, Any]") -> int:
+def _common(left: Array, right: Array) -> int:
     size = min(len(left), len(right))
     differs = left[:size] != right[:size]
     first = int(differs.argmax()) if size else 0

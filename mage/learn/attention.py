@@ -29,26 +29,45 @@ def forest_attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """[1, heads, L, D] in, [1, L, heads, D] out, with L = root + trees * width."""
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    root, blocks = forest.root, (forest.trees, forest.width)
+    sizes = [forest.root, forest.trees * forest.width]
+    # `split` and not slices: the gradient of a split is one copy, that of every slice a tensor of zeros and a sum.
+    (above_query, own_query), *others = (states.split(sizes, 2) for states in (query, key, value))
     parts = []
-    if root:
-        top = scaled_dot_product_attention(query[:, :, :root], key[:, :, :root], value[:, :, :root], is_causal=True, scale=scaling)
-        parts.append(top.transpose(1, 2))
+    if forest.root:
+        above_key, above_value = (above for above, _ in others)
+        grouped = query.shape[1] != key.shape[1]
+        out = scaled_dot_product_attention(above_query, above_key, above_value, is_causal=True, scale=scaling, enable_gqa=grouped)
+        parts.append(out.transpose(1, 2))
     if forest.trees:
-        own = query[0, :, root:].unflatten(1, blocks).transpose(0, 1)
-        keys, values = (_with_root(states[0], root, blocks) for states in (key, value))
-        below = scaled_dot_product_attention(own, keys, values, attn_mask=attention_mask, scale=scaling)
-        parts.append(below.transpose(1, 2).reshape(1, -1, *below.shape[1::2]))
+        keys, values = (_with_root(above, own, forest) for above, own in others)
+        queries, repeats = _fold(own_query, forest, key.shape[1])
+        out = scaled_dot_product_attention(queries, keys, values, attn_mask=attention_mask, scale=scaling)
+        parts.append(out.unflatten(2, (-1, repeats)).transpose(1, 2).reshape(1, sizes[1], *query.shape[1::2]))
     return torch.cat(parts, 1), None
 
 
-def _with_root(states: torch.Tensor, root: int, blocks: tuple[int, int]) -> torch.Tensor:
-    own = states[:, root:].unflatten(1, blocks).transpose(0, 1)
-    above = states[:, :root].expand(blocks[0], -1, -1, -1)
-    return torch.cat((above, own), 2)
+def _fold(query: torch.Tensor, forest: Shape, kv_heads: int) -> tuple[torch.Tensor, int]:
+    """[1, heads, B n, D] to [B, kv heads, n repeats, D]: heads that share keys become queries of one head, so keys are not copied."""
+    blocks, repeats = (forest.trees, forest.width), query.shape[1] // kv_heads
+    return query[0].unflatten(0, (kv_heads, repeats)).unflatten(2, blocks).permute(2, 0, 3, 1, 4).flatten(2, 3), repeats
+
+
+def _with_root(root: torch.Tensor, own: torch.Tensor, forest: Shape) -> torch.Tensor:
+    """[1, kv heads, R, D] and [1, kv heads, B n, D] to [B, kv heads, R + n, D]."""
+    blocks = (forest.trees, forest.width)
+    return torch.cat((root.expand(forest.trees, -1, -1, -1), own[0].unflatten(1, blocks).transpose(0, 1)), 2)
+
+
+def forest_mask(reach: torch.Tensor, forest: Shape, *, repeats: int, dtype: torch.dtype) -> torch.Tensor:
+    """Additive mask [B, 1, n repeats, R + n]: zero where `j <= i < end[j]`, minus infinity elsewhere; the root is open to all."""
+    key = torch.arange(forest.width, device=reach.device)
+    query = key.repeat_interleave(repeats)[:, None]
+    closed = (query >= reach[:, None, :]).logical_or_(key > query)
+    # CUDA kernels want rows that begin at multiples of 8 and would otherwise copy the mask in every layer.
+    columns = -(-(forest.root + forest.width) // 8) * 8
+    mask = torch.zeros(forest.trees, 1, len(query), columns, dtype=dtype, device=reach.device)[..., : forest.root + forest.width]
+    mask[:, 0, :, forest.root :].masked_fill_(closed, float("-inf"))
+    return mask
 
 
 @contextmanager
@@ -73,10 +92,25 @@ def check_packable(model: PreTrainedModel) -> None:
         )
 
 
+def exchange_rate(model: PreTrainedModel) -> float:
+    """How many pairs of query and key cost as much as one token costs outside attention.
+
+    6 operations per weight and token, 14 per pair and channel (two products forward, five backward); what is neither
+    (norms, activations) about doubles a token's price, measured on the CPU with 64 channels.
+    """
+    config = model.config
+    weights = sum(value.numel() for value in model.get_decoder().layers.parameters())
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * 6 * weights / (14 * config.num_hidden_layers * config.num_attention_heads * head)
+
+
 def hidden_states(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
     """The last hidden state of every token as [tokens, width]; the model must be `attending` as the layout needs."""
-    forest = {} if packed.shape is None else {"forest": packed.shape}
-    out = model.get_decoder()(
-        input_ids=packed.input_ids, position_ids=packed.positions, attention_mask=packed.mask, use_cache=False, **forest
-    )
+    extra: dict[str, Any] = {"attention_mask": packed.reach}
+    if packed.shape is not None:
+        extra = {"forest": packed.shape, "attention_mask": None}
+        if packed.shape.trees:
+            repeats = model.config.num_attention_heads // model.config.num_key_value_heads
+            extra["attention_mask"] = forest_mask(packed.reach, packed.shape, repeats=repeats, dtype=model.dtype)
+    out = model.get_decoder()(input_ids=packed.input_ids, position_ids=packed.positions, use_cache=False, **extra)
     return out.last_hidden_state.flatten(0, 1)

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def _manifest(path: Path) -> dict[str, dict[str, Any]]:
 def latest(folder: Path) -> Latest:
     """The newest whole checkpoint of a folder; broken ones are passed over and reported."""
     broken = []
-    for path in sorted(_checkpoints(folder), key=lambda path: int(path.name.removeprefix("update_")), reverse=True):
+    for path in _newest_first(folder):
         try:
             verify(path)
         except ValueError as error:
@@ -146,10 +146,22 @@ def latest(folder: Path) -> Latest:
     return Latest(None, tuple(broken))
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def prune(folder: Path, *, keep: int, also: Collection[int] = ()) -> None:
+    """Delete all but the newest `keep` checkpoints and those of the updates in `also`."""
+    for path in _newest_first(folder)[keep:]:
+        if _update_of(path) not in also:
+            shutil.rmtree(path)
+
+
+def _newest_first(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return [path for path in folder.iterdir() if path.is_dir() and re.fullmatch(r"update_\d+", path.name)]
+    found = [path for path in folder.iterdir() if path.is_dir() and re.fullmatch(r"update_\d+", path.name)]
+    return sorted(found, key=_update_of, reverse=True)
+
+
+def _update_of(path: Path) -> int:
+    return int(path.name.removeprefix("update_"))
 
 
 def _digest(path: Path) -> str:

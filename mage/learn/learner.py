@@ -17,9 +17,9 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from mage.learn import checkpoint
-from mage.learn.attention import FOREST, ROWS, attending, check_packable, hidden_states
+from mage.learn.attention import FOREST, ROWS, attending, check_packable, exchange_rate, hidden_states
 from mage.learn.loss import Sums, policy_loss, score
-from mage.learn.options import TREE_TOKENS, LearnOptions
+from mage.learn.options import LearnOptions
 from mage.learn.packing import Packed, Row, pack_forest, pack_rows, plan_forests, plan_rows, prepare
 from mage.seeds import derive
 from mage.types import Sample
@@ -72,10 +72,11 @@ class Learner:
     ) -> None:
         if options.packed:
             check_packable(model)
+            self._exchange = exchange_rate(model)
         options.lr_at(0, total_updates)
         self.options, self.seed, self.temperature, self.total_updates = options, seed, temperature, total_updates
-        self._reference = _frozen_copy(model) if options.kl and options.lora_rank is None else None
-        self._adapted = _adapt(model, options, seed) if options.lora_rank is not None else None
+        self._reference = _frozen_copy(model) if options.kl and not options.lora_rank else None
+        self._adapted = _adapt(model, options, seed) if options.lora_rank else None
         self.module: PreTrainedModel = model.eval()
         self._masters = {name: _master(value) for name, value in model.named_parameters() if value.requires_grad}
         self._optimizer = torch.optim.AdamW(
@@ -114,7 +115,7 @@ class Learner:
         where: dict[str, Any] = {"dtype": self.module.dtype, "device": self.module.device}
         limit = self.options.micro_tokens
         if self.options.packed:
-            trees = plan_forests(rows, tree_tokens=self.options.tree_tokens or TREE_TOKENS, micro_tokens=limit)
+            trees = plan_forests(rows, micro_tokens=limit, exchange=self._exchange, tree_tokens=self.options.tree_tokens)
             return (pack_forest(batch, **where) for batch in trees)
         return (pack_rows(batch, **where) for batch in plan_rows(rows, micro_tokens=limit))
 
@@ -199,9 +200,7 @@ class Learner:
     def save(self, folder: Path, *, update: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint of everything that changes while learning."""
         moments = {
-            f"{name}.{key}": value
-            for name, master in self._masters.items()
-            for key, value in self._optimizer.state.get(master, {}).items()
+            f"{name}.{key}": value for name, master in self._masters.items() for key, value in self._optimizer.state.get(master, {}).items()
         }
         adapter = self._adapted is not None
         return checkpoint.save(folder, checkpoint.Checkpoint(update, dict(self._masters), adapter, moments, state))
@@ -235,6 +234,7 @@ class _Step:
 
 def split(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:
     """Deal whole meta-episodes into at most `parts` lots of nearly equal number, in an order drawn from `seed`."""
+
     def whose(row: Row) -> tuple[int, int]:
         return row.sample.where.group, row.sample.where.member
 
@@ -257,7 +257,7 @@ def _master(parameter: torch.nn.Parameter) -> torch.Tensor:
 def _adapt(model: PreTrainedModel, options: LearnOptions, seed: int) -> PeftModel:
     """Put LoRA adapters into the linear layers of `model` itself; they start as no change."""
     rank = options.lora_rank
-    assert rank is not None, "called for LoRA only"
+    assert rank, "called for LoRA only"
     alpha = 2.0 * rank if options.lora_alpha is None else options.lora_alpha
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "adapters"))

@@ -4,8 +4,6 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-TREE_TOKENS = 512
-
 
 class LearnOptions(BaseModel):
     """Section `learn` of a recipe."""
@@ -27,8 +25,10 @@ class LearnOptions(BaseModel):
     entropy_final: float | None = Field(None, ge=0, description="the coefficient in the last update, reached linearly; none = constant")
     grad_clip: float = Field(1.0, gt=0, description="largest norm of a step's gradient; larger ones are scaled down")
     packed: bool = Field(True, description="share prefixes between samples (exact); false = one padded row per sample")
-    tree_tokens: int | None = Field(None, ge=1, description=f"largest trie of a group's meta-episodes merged into one; none = {TREE_TOKENS}")
-    micro_tokens: int = Field(8192, ge=1, description="tokens per forward and backward pass; bounds memory, changes no result")
+    tree_tokens: int | None = Field(
+        None, ge=1, description="tokens below the root up to which a group's trie stays whole; none = as is cheapest"
+    )
+    micro_tokens: int = Field(4096, ge=1, description="tokens per forward and backward pass; bounds memory, changes no result")
     lora_rank: int | None = Field(None, ge=1, description="train LoRA adapters of this rank in all linear layers; none = all weights")
     lora_alpha: float | None = Field(None, gt=0, description="LoRA scale, applied as alpha / rank; none = twice the rank")
     importance_cap: float | None = Field(

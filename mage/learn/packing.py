@@ -7,13 +7,16 @@ micro-batch begin with) and B trees padded to one width, so that attention is B 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, pairwise
 from operator import attrgetter
 
 import numpy as np
 import torch
 
 from mage.types import Sample
+
+# Pairs of query and key that cost as much as one token outside attention, for a small model (see `attention.exchange_rate`).
+EXCHANGE = 660.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,11 +66,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A micro-batch. `mask` is additive [B, 1, n, R + n] for a forest, 1 for real tokens [rows, width] for rows (`shape` None)."""
+    """A micro-batch. A forest has a `shape`, and `reach` is `end` for every token of a tree [B, n], counted from its start;
+    rows have no shape, and `reach` is 1 for real tokens [rows, width]."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
-    mask: torch.Tensor | None
+    reach: torch.Tensor
     shape: Shape | None
     terms: Terms
     tokens: int
@@ -105,51 +109,47 @@ def common(one: Row, other: Row) -> int:
 def plant(rows: Iterable[Row]) -> Tree:
     """The trie of these rows: in sorted order all that is shared is shared with the neighbour."""
     ordered = tuple(sorted(rows, key=attrgetter("key")))
-    shared = (0, *(common(one, other) for one, other in zip(ordered, ordered[1:], strict=False)))
-    return Tree(ordered, shared, sum(len(row.ids) for row in ordered) - sum(shared))
+    shared = (0, *(common(one, other) for one, other in pairwise(ordered)))
+    return Tree(ordered, shared, _size(ordered, shared))
 
 
-def cut(tree: Tree, limit: int) -> list[Tree]:
-    """Split a tree that is too large between neighbours; each part repeats the trunk it needs."""
-    if tree.size <= limit:
+def _size(rows: Sequence[Row], shared: Sequence[int]) -> int:
+    return sum(len(row.ids) for row in rows) - sum(shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Thrift:
+    """When a trie is better computed in parts. With a `limit`: when it is larger. Without: when what attention saves is
+    more than the repeated trunks cost, one token costing as much as `exchange` pairs of query and key."""
+
+    root: int
+    exchange: float
+    limit: int | None
+
+    def price(self, tree: Tree) -> float:
+        own = tree.size - self.root
+        return own * (self.exchange + self.root + own)
+
+    def better_apart(self, tree: Tree, parts: Sequence[Tree]) -> bool:
+        if self.limit is not None:
+            return tree.size - self.root > self.limit
+        return self.price(tree) > sum(map(self.price, parts))
+
+
+def cut(tree: Tree, thrift: Thrift) -> list[Tree]:
+    """Split a tree where the least is shared (the nearest such place to its middle), again and again, if that pays."""
+    if len(tree.rows) == 1:
         return [tree]
-    parts: list[list[Row]] = []
-    size = 0
-    for row, shared in zip(tree.rows, tree.shared, strict=True):
-        size += len(row.ids) - shared
-        if not parts or size > limit:
-            parts.append([])
-            size = len(row.ids)
-        parts[-1].append(row)
-    return [plant(part) for part in parts]
+    middle = len(tree.rows) / 2
+    place = min(range(1, len(tree.rows)), key=lambda row: (tree.shared[row], abs(row - middle)))
+    halves = (_part(tree, 0, place), _part(tree, place, len(tree.rows)))
+    parts = [part for half in halves for part in cut(half, thrift)]
+    return parts if thrift.better_apart(tree, parts) else [tree]
 
 
-def grow(rows: Sequence[Row], limit: int) -> list[Tree]:
-    """Trees of at most `limit` tokens: meta-episodes of one group are merged while they fit, larger ones are cut.
-
-    Groups are not merged with each other: what they share is the root, and that is computed once anyway.
-    """
-    trees: list[Tree] = []
-    ordered = sorted(rows, key=lambda row: (row.sample.where.group, row.sample.where.member))
-    for _, group in groupby(ordered, key=lambda row: row.sample.where.group):
-        current: Tree | None = None
-        for _, member in groupby(group, key=lambda row: row.sample.where.member):
-            for part in cut(plant(member), limit):
-                merged = _merge(current, part, limit)
-                if merged is None and current is not None:
-                    trees.append(current)
-                current = merged or part
-        assert current is not None, "groupby yields no empty group"
-        trees.append(current)
-    return trees
-
-
-def _merge(current: Tree | None, part: Tree, limit: int) -> Tree | None:
-    # Two tries share at most the smaller one, so without this bound every pair would be planted in vain.
-    if current is None or max(current.size, part.size) > limit:
-        return None
-    merged = plant(current.rows + part.rows)
-    return merged if merged.size <= limit else None
+def _part(tree: Tree, start: int, end: int) -> Tree:
+    rows, shared = tree.rows[start:end], (0, *tree.shared[start + 1 : end])
+    return Tree(rows, shared, _size(rows, shared))
 
 
 def root_of(trees: Sequence[Tree]) -> int:
@@ -159,13 +159,20 @@ def root_of(trees: Sequence[Tree]) -> int:
     return common(first, last)
 
 
-def plan_forests(rows: Sequence[Row], *, tree_tokens: int, micro_tokens: int) -> list[list[Tree]]:
-    """Micro-batches of trees of like size, each of about `micro_tokens` tokens with padding."""
-    trees = sorted(grow(rows, tree_tokens), key=attrgetter("size"), reverse=True)
-    root = root_of(trees)
+def plan_forests(rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | None = None, exchange: float = EXCHANGE) -> list[list[Tree]]:
+    """Micro-batches of trees of like size, each of about `micro_tokens` tokens with padding.
+
+    Only samples of one group are looked at together: what groups share is the root, and that is computed once anyway.
+    """
+    root = common(min(rows, key=attrgetter("key")), max(rows, key=attrgetter("key")))
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.sample.where.group, []).append(row)
+    thrift = Thrift(root, exchange, tree_tokens)
+    trees = [tree for group in groups.values() for tree in cut(plant(group), thrift)]
     batches: list[list[Tree]] = []
     room = 0
-    for tree in trees:
+    for tree in sorted(trees, key=attrgetter("size"), reverse=True):
         if room < 1:
             batches.append([])
             room = max(1, (micro_tokens - root) // max(1, tree.size - root))
@@ -188,7 +195,7 @@ def plan_rows(rows: Sequence[Row], *, micro_tokens: int) -> list[list[Row]]:
 
 
 def pack_forest(trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Packed:
-    """Lay trees out as one root and equally wide blocks. `dtype` is that of the attention scores' mask."""
+    """Lay trees out as one root and equally wide blocks. `dtype` is the network's."""
     root = root_of(trees)
     sizes = [tree.size - root for tree in trees]
     width = max(sizes)
@@ -201,10 +208,9 @@ def pack_forest(trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, de
     parents: list[np.ndarray] = []
     for block, tree in enumerate(trees):
         parents += _lay(tree, root, root + block * width, ids, positions, ends[block])
-    mask = _forest_mask(torch.from_numpy(ends).to(device), root, dtype) if shape.trees else None
     terms = _terms([row for tree in trees for row in tree.rows], parents, dtype, device)
-    tensors = (torch.from_numpy(array)[None].to(device) for array in (ids, positions))
-    return Packed(*tensors, mask, shape, terms, tokens=root + sum(sizes))
+    flat, depths, reach = (torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends))
+    return Packed(flat, depths, reach, shape, terms, tokens=root + sum(sizes))
 
 
 def _lay(tree: Tree, root: int, base: int, ids: np.ndarray, positions: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
@@ -227,29 +233,17 @@ def _lay(tree: Tree, root: int, base: int, ids: np.ndarray, positions: np.ndarra
     return parents
 
 
-def _forest_mask(ends: torch.Tensor, root: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zero where a query may look, minus infinity elsewhere; the root is open to every query."""
-    trees, width = ends.shape
-    place = torch.arange(width, device=ends.device)
-    allowed = (place[None, :] <= place[:, None]) & (place[:, None] < ends[:, None, :])
-    # CUDA kernels want rows that begin at multiples of 8 and would otherwise copy the mask in every layer.
-    columns = -(-(root + width) // 8) * 8
-    mask = torch.zeros(trees, 1, width, columns, dtype=dtype, device=ends.device)[..., : root + width]
-    mask[:, 0, :, root:].masked_fill_(~allowed, float("-inf"))
-    return mask
-
-
 def pack_rows(rows: Sequence[Row], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Packed:
     """One padded line per sample: the reference that the forest is held against."""
     width = max(len(row.ids) for row in rows)
     ids = np.zeros((len(rows), width), dtype=np.int64)
-    mask = np.zeros_like(ids)
+    real = np.zeros_like(ids)
     for line, row in enumerate(rows):
-        ids[line, : len(row.ids)], mask[line, : len(row.ids)] = row.ids, 1
+        ids[line, : len(row.ids)], real[line, : len(row.ids)] = row.ids, 1
     parents = [line * width + np.arange(len(row.sample.prompt_ids) - 1, len(row.ids) - 1) for line, row in enumerate(rows)]
     positions = np.broadcast_to(np.arange(width), ids.shape).copy()
-    tensors = (torch.from_numpy(array).to(device) for array in (ids, positions, mask))
-    return Packed(*tensors, None, _terms(rows, parents, dtype, device), tokens=int(mask.sum()))
+    lines, depths, reach = (torch.from_numpy(array).to(device) for array in (ids, positions, real))
+    return Packed(lines, depths, reach, None, _terms(rows, parents, dtype, device), tokens=int(real.sum()))
 
 
 def _terms(rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, device: torch.device | str) -> Terms:
@@ -260,20 +254,20 @@ def _terms(rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, d
     place = np.arange(lengths.sum()) - np.repeat(starts, lengths)
     first, last = (np.repeat([sample.action_span[side] for sample in samples], lengths) for side in (0, 1))
     reflects = np.array([sample.kind == "reflect" for sample in samples])
+    reply_ids = chain.from_iterable(sample.reply_ids for sample in samples)
+    old_logprobs = chain.from_iterable(sample.old_logprobs for sample in samples)
     real = torch.float64 if dtype == torch.float64 else torch.float32
-    integers = (
-        np.concatenate(parents),
-        np.fromiter(chain.from_iterable(sample.reply_ids for sample in samples), np.int64, len(place)),
-    )
-    reals = (
-        np.fromiter(chain.from_iterable(sample.old_logprobs for sample in samples), np.float64, len(place)),
-        np.repeat([sample.advantage for sample in samples], lengths),
-    )
+
+    def moved(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, real if array.dtype == np.float64 else None)
+
     return Terms(
-        *(torch.from_numpy(array).to(device) for array in integers),
-        *(torch.from_numpy(array).to(device, real) for array in reals),
-        on_action=torch.from_numpy((first <= place) & (place < last)).to(device),
-        on_reflection=torch.from_numpy(np.repeat(reflects, lengths)).to(device),
-        index=torch.from_numpy(np.repeat([row.offset for row in rows], lengths) + place).to(device),
+        parents=moved(np.concatenate(parents)),
+        targets=moved(np.fromiter(reply_ids, np.int64, len(place))),
+        old_logprobs=moved(np.fromiter(old_logprobs, np.float64, len(place))),
+        advantages=moved(np.repeat([float(sample.advantage) for sample in samples], lengths)),
+        on_action=moved((first <= place) & (place < last)),
+        on_reflection=moved(np.repeat(reflects, lengths)),
+        index=moved(np.repeat([row.offset for row in rows], lengths) + place),
         plays=int((~reflects).sum()),
     )

@@ -1,0 +1,41 @@
+# Everything a newcomer needs: `make demo`, `make test`. Each makes its own virtual environment first.
+
+# The first of these that is Python 3.11 or 3.12; `make PYTHON=/path/to/python3.12 test` takes another.
+PYTHON ?= $(firstword $(foreach candidate,python3 python3.12 python3.11,\
+	$(shell $(candidate) -c 'import sys; sys.version_info[:2] in ((3, 11), (3, 12)) and print("$(candidate)")' 2>/dev/null)))
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CODE := mage tests $(wildcard benchmarks)
+
+.PHONY: demo test lint bench venv clean
+.DEFAULT_GOAL := test
+
+venv: $(STAMP)
+
+# Torch first: it is the largest, and whoever has no room or no network learns it at once.
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "MAGE needs Python 3.11 or 3.12, and neither python3, python3.12 nor python3.11 is one. Say which: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt torch
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/mage train demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy mage
+
+test: lint
+	$(BIN)/pytest
+
+bench: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,peers]'
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find mage tests -name __pycache__ -type d -prune -exec rm -rf {} +

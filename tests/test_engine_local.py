@@ -1,0 +1,293 @@
+"""The local engine against plain transformers: same tokens, same logprobs, whoever shares the batch."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from scipy.stats import chisquare
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from mage.chat import Chat
+from mage.engines.base import Request, run
+from mage.engines.local import LocalEngine
+from mage.engines.slots import Slots
+from mage.types import Completion
+
+END = 1
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+VOCABULARY = 2 + len(BYTES)
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "initializer_range": 0.2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(["<|im_start|>", "<|im_end|>", *BYTES])}, merges=[]))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return Chat(tokenizer, TEMPLATE, {}, (END,))
+
+
+def make_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+
+
+def make_qwen() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES)).eval()
+
+
+@pytest.fixture(scope="module")
+def llama() -> LlamaForCausalLM:
+    return make_llama()
+
+
+def make_prompts(count: int, shared: int = 40, seed: int = 0) -> list[tuple[int, ...]]:
+    """Ragged prompts; every other one begins with the same `shared` tokens."""
+    rng = random.Random(seed)
+    rules = [rng.randrange(2, VOCABULARY) for _ in range(shared)]
+    return [tuple(rules * (i % 2) + [rng.randrange(2, VOCABULARY) for _ in range(rng.randrange(1, 60))]) for i in range(count)]
+
+
+def answer(engine: LocalEngine, requests: list[Request]) -> list[Completion]:
+    async def ask(request: Request) -> Completion:
+        return await engine.sample(request)
+
+    return run([ask(request) for request in requests])
+
+
+@torch.inference_mode()
+def plain_logits(model: torch.nn.Module, ids: tuple[int, ...]) -> torch.Tensor:
+    return model(torch.tensor([ids])).logits[0]
+
+
+@pytest.mark.parametrize("make", [make_llama, make_qwen])
+def test_greedy_replies_are_those_of_transformers_generate(make: Callable[[], LlamaForCausalLM], chat: Chat) -> None:
+    model, prompts = make(), make_prompts(12)
+    replies = answer(LocalEngine(model, chat, slots=5, max_batch_tokens=64), [Request(ids, 10, 0, 0.0) for ids in prompts])
+    for ids, reply in zip(prompts, replies, strict=True):
+        expected = model.generate(torch.tensor([ids]), max_new_tokens=10, do_sample=False, eos_token_id=END, pad_token_id=0)
+        assert reply.token_ids == tuple(expected[0, len(ids) :].tolist())
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_a_plain_forward(temperature: float, llama: LlamaForCausalLM, chat: Chat) -> None:
+    prompts = make_prompts(12)
+    replies = answer(LocalEngine(llama, chat), [Request(ids, 8, i, temperature) for i, ids in enumerate(prompts)])
+    for ids, reply in zip(prompts, replies, strict=True):
+        logits = plain_logits(llama, ids + reply.token_ids)[len(ids) - 1 : -1] / temperature
+        expected = logits.log_softmax(-1)[range(len(reply.token_ids)), reply.token_ids]
+        np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
+
+
+def test_a_reply_depends_on_its_seed_and_not_on_the_crowd(llama: LlamaForCausalLM, chat: Chat) -> None:
+    requests = [Request(ids, 10, 100 + i) for i, ids in enumerate(make_prompts(30))]
+    crowd = answer(LocalEngine(llama, chat), requests)
+    alone = [answer(LocalEngine(llama, chat), [request])[0] for request in requests[:6]]
+    assert [reply.token_ids for reply in alone] == [reply.token_ids for reply in crowd[:6]]
+    other = answer(LocalEngine(llama, chat), [replace(request, seed=-request.seed) for request in requests])
+    assert sum(a.token_ids == b.token_ids for a, b in zip(crowd, other, strict=True)) < 3
+
+
+def play(engine: LocalEngine, games: int, turns: int) -> list[tuple[int, ...]]:
+    """Conversations that grow, all with the same rules, members of a group with the same opening."""
+
+    async def game(index: int) -> tuple[int, ...]:
+        rng = random.Random(index // 4)
+        ids = tuple(range(2, 50)) + tuple(rng.randrange(2, VOCABULARY) for _ in range(20))
+        for turn in range(turns):
+            reply = await engine.sample(Request(ids, 3 + index % 5, 1000 * index + turn))
+            ids += reply.token_ids + tuple(rng.randrange(2, VOCABULARY) for _ in range(10))
+        return ids
+
+    return run([game(index) for index in range(games)])
+
+
+def test_the_prefix_cache_changes_no_reply_and_saves_nearly_all_prefill(llama: LlamaForCausalLM, chat: Chat) -> None:
+    cached, plain = LocalEngine(llama, chat, slots=64), LocalEngine(llama, chat, slots=64, prefix_cache=False)
+    assert play(cached, 40, 4) == play(plain, 40, 4)
+    assert plain.stats.reused_tokens == 0
+    total = plain.stats.prefilled_tokens
+    assert cached.stats.prefilled_tokens + cached.stats.reused_tokens == total
+    # By hand: rules once (48), 10 openings of 20, and at most 18 new tokens in each of 3 later turns (+ 1 where all is cached).
+    assert cached.stats.prefilled_tokens <= 48 + 10 * 20 + 40 * (3 * 18 + 1)
+
+
+def test_few_slots_serve_many_growing_conversations(llama: LlamaForCausalLM, chat: Chat) -> None:
+    assert play(LocalEngine(llama, chat, slots=3, max_batch_tokens=40), 12, 3) == play(LocalEngine(llama, chat), 12, 3)
+
+
+def test_sequences_join_while_others_decode(llama: LlamaForCausalLM, chat: Chat) -> None:
+    requests = [Request(ids, 12, i, 0.0) for i, ids in enumerate(make_prompts(8))]
+    engine, replies = LocalEngine(llama, chat), {}
+    for request in requests:
+        engine.submit(request)
+        replies.update(engine.step())
+    assert 0 < engine.stats.generated_tokens < 8 * 12
+    while len(replies) < 8:
+        replies.update(engine.step())
+    together = answer(LocalEngine(llama, chat), requests)
+    assert [replies[request].token_ids for request in requests] == [reply.token_ids for reply in together]
+
+
+def successor_llama(chat: Chat, text: str) -> LlamaForCausalLM:
+    """A Llama that writes `text` over and over: attention and MLP are silent, the head maps each token to the next."""
+    model = make_llama()
+    ids = chat.encode(text)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.lm_head.weight.zero_()
+        for token, following in zip(ids, ids[1:] + ids[:1], strict=True):
+            model.lm_head.weight[following] += model.model.embed_tokens.weight[token]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("stop", "reply", "finish"),
+    [
+        (("d>",), "bé<ad>", "stop"),
+        (("zz", "é<"), "bé<", "stop"),
+        (("é",), "bé", "stop"),  # two tokens spell this letter
+        ((), "bé<ad> bé<a", "length"),
+        (("zz",), "bé<ad> bé<a", "length"),
+        (("> ",), "bé<ad> ", "stop"),
+    ],
+)
+def test_a_reply_ends_where_a_stop_string_first_appears(stop: tuple[str, ...], reply: str, finish: str, chat: Chat) -> None:
+    engine = LocalEngine(successor_llama(chat, "bé<ad> "), chat)
+    (completion,) = answer(engine, [Request(chat.encode(" "), 13, 0, 0.0, stop=stop)])
+    assert (completion.text, completion.finish) == (reply, finish)
+    assert completion.token_ids == chat.encode(reply)
+
+
+def test_the_end_token_is_kept_in_the_ids_and_not_in_the_text(chat: Chat) -> None:
+    engine = LocalEngine(successor_llama(chat, "ok<|im_end|>"), chat)
+    (completion,) = answer(engine, [Request(chat.encode("o"), 9, 0, 0.0, stop=("!",))])
+    assert (completion.token_ids, completion.text, completion.finish) == ((*chat.encode("k"), END), "k", "eos")
+
+
+def test_a_prompt_without_room_gives_an_empty_reply(llama: LlamaForCausalLM, chat: Chat) -> None:
+    engine = LocalEngine(llama, chat, context=32)
+    full, tight = answer(engine, [Request((5,) * 32, 4, 0), Request((5,) * 30, 4, 0)])
+    assert full == Completion((), (), "", "length", 0)
+    assert (len(tight.token_ids), tight.finish) == (2, "length")
+
+
+def truncated(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """The same rule written the slow way, one token at a time."""
+    probabilities = logits.softmax(-1).tolist()
+    order = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])[: top_k or None]
+    total, kept = sum(probabilities[token] for token in order), []
+    for token in order:
+        if sum(probabilities[other] for other in kept) >= top_p * total:
+            break
+        kept.append(token)
+    result = torch.zeros(len(probabilities))
+    result[kept] = torch.tensor([probabilities[token] for token in kept])
+    return result / result.sum()
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.6), (8, 0.7)])
+def test_samples_and_logprobs_follow_the_truncated_softmax(top_k: int, top_p: float, llama: LlamaForCausalLM, chat: Chat) -> None:
+    ids = make_prompts(1)[0]
+    expected = truncated(plain_logits(llama, ids)[-1], top_k, top_p)
+    replies = answer(LocalEngine(llama, chat), [Request(ids, 1, seed, top_k=top_k, top_p=top_p) for seed in range(1500)])
+    tokens = [reply.token_ids[0] for reply in replies]
+    np.testing.assert_allclose([reply.logprobs[0] for reply in replies], expected[tokens].log(), atol=1e-4)
+    counts = np.bincount(tokens, minlength=VOCABULARY)
+    likely = expected.numpy() * len(tokens) >= 5
+    seen, wanted = np.append(counts[likely], counts[~likely].sum()), np.append(expected[likely], expected[~likely].sum()) * len(tokens)
+    seen, wanted = seen[wanted > 0], wanted[wanted > 0]
+    assert chisquare(seen, wanted * seen.sum() / wanted.sum()).pvalue > 1e-3
+
+
+def test_refresh_forgets_what_the_old_weights_computed(chat: Chat) -> None:
+    model, requests = make_llama(), [Request(ids, 6, 0, 0.0) for ids in make_prompts(6)]
+    engine = LocalEngine(model, chat)
+    before = answer(engine, requests)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.3).add_(0.02)
+    engine.refresh(7)
+    reused = engine.stats.reused_tokens
+    after = answer(engine, [replace(request) for request in requests])
+    fresh = answer(LocalEngine(model, chat), [replace(request) for request in requests])
+    assert [reply.token_ids for reply in after] == [reply.token_ids for reply in fresh] != [reply.token_ids for reply in before]
+    assert {reply.policy_version for reply in after} == {7}
+    assert engine.stats.reused_tokens - reused < 6 * 40
+
+
+def test_sequences_under_way_go_on_after_a_refresh(llama: LlamaForCausalLM, chat: Chat) -> None:
+    requests = [Request(ids, 8, 0, 0.0) for ids in make_prompts(6)]
+    expected = answer(LocalEngine(llama, chat), requests)
+    engine, replies = LocalEngine(llama, chat), {}
+    for request in requests:
+        engine.submit(request)
+    for _ in range(4):
+        replies.update(engine.step())
+    engine.refresh(1)
+    while len(replies) < 6:
+        replies.update(engine.step())
+    assert [replies[request].token_ids for request in requests] == [reply.token_ids for reply in expected]
+
+
+def test_a_lora_model_in_training_is_sampled_without_dropout_and_left_as_it_was(chat: Chat) -> None:
+    lora = LoraConfig(r=4, lora_dropout=0.5, init_lora_weights=False, target_modules=["q_proj", "v_proj", "down_proj"])
+    model = get_peft_model(make_llama(), lora).train()
+    prompts = make_prompts(4)
+    replies = answer(LocalEngine(model, chat), [Request(ids, 6, 0) for ids in prompts])
+    assert model.training
+    assert all(module.training for module in model.modules())
+    loss = model(torch.tensor([prompts[1]]), labels=torch.tensor([prompts[1]])).loss
+    loss.backward()
+    model.eval()
+    for ids, reply in zip(prompts, replies, strict=True):
+        expected = plain_logits(model, ids + reply.token_ids)[len(ids) - 1 : -1].log_softmax(-1)
+        np.testing.assert_allclose(reply.logprobs, expected[range(len(reply.token_ids)), reply.token_ids], atol=1e-4)
+
+
+def test_layers_that_see_a_window_only_are_refused(chat: Chat) -> None:
+    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1))
+    with pytest.raises(ValueError, match="full attention"):
+        LocalEngine(model, chat)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.booleans()), max_size=40), st.integers(2, 5))
+def test_a_lease_promises_only_tokens_that_are_really_there(moves: list[tuple[int, int, bool]], count: int) -> None:
+    """`contents` plays the tensor pool: what a slot holds is what was copied or computed there and nothing else."""
+    slots, contents, stories, leased = Slots(count, 2000), {}, [tuple(range(35))] * 4, []
+    for teller, extra, goes_on in moves:
+        story = stories[teller] + tuple((teller * 7 + extra + i) % 11 for i in range(extra))
+        stories[teller] = story if goes_on else story[:20]
+        slots.clock += 1
+        lease = slots.lease(story) if slots.available else None
+        if lease is not None:
+            contents[lease.slot] = contents.get(lease.slot, ())[: lease.kept] + contents.get(lease.source, ())[lease.kept : lease.reused]
+            assert contents[lease.slot] == story[: lease.reused]
+            assert lease.reused < len(story)
+            assert lease.slot not in leased
+            leased.append(lease.slot)
+            contents[lease.slot] = story
+            slots.filled[lease.slot] = len(story)
+            slots.commit(lease.slot)
+        if leased and (lease is None or extra % 2):
+            slots.release(leased.pop(0))

@@ -1,0 +1,99 @@
+"""Panels: exact balance, the shares of the population, no overlap, and the same tasks on every machine."""
+
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mage.environments.kuhn_poker import KuhnPoker
+from mage.environments.tic_tac_toe import TicTacToe
+from mage.opponents.base import Population
+from mage.panels import make_panel
+from mage.seeds import derive
+
+KUHN = KuhnPoker()
+STYLES = Population(train={"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}, ood={"cfr": 1})
+GOLDEN = [(7112480182061938446, 1, "conservative"), (835537364843124896, 1, "aggressive")]
+
+
+def deals(tasks, *episodes, environment=KUHN):
+    return Counter(tuple(environment.stratum(environment.episode_seed(task.seed, n)) for n in episodes) for task in tasks)
+
+
+def block(panel, opponent, seat):
+    return [task for task in panel if (task.opponent, task.seat) == (opponent, seat)]
+
+
+def test_opponents_and_seats_come_in_their_shares():
+    panel = make_panel(KUHN, STYLES, "test", size=240)
+    counts = Counter((task.opponent, task.seat) for task in panel)
+    assert counts == {
+        (name, seat): count for name, count in (("conservative", 36), ("aggressive", 36), ("intermediate", 48)) for seat in (0, 1)
+    }
+    assert {(task.environment, task.split) for task in panel} == {("kuhn_poker", "test")}
+
+
+def test_every_deal_comes_equally_often_in_every_episode_of_every_block():
+    panel = make_panel(KUHN, STYLES, "test", size=240)
+    for opponent, count in (("conservative", 6), ("aggressive", 6), ("intermediate", 8)):
+        for seat in (0, 1):
+            for episode in range(3):
+                assert deals(block(panel, opponent, seat), episode) == {(deal,): count for deal in range(6)}
+
+
+def test_pairs_of_deals_are_even_and_a_large_block_is_a_full_factorial():
+    panel = make_panel(KUHN, Population(train={"aggressive": 1}), "train", size=216, seats="second")
+    assert {task.seat for task in panel} == {1}
+    assert deals(panel, 0, 1, 2) == dict.fromkeys(((a, b, c) for a in range(6) for b in range(6) for c in range(6)), 1)
+    small = make_panel(KUHN, Population(train={"aggressive": 1}), "train", size=36, seats="first")
+    assert set(deals(small, 0, 1).values()) == set(deals(small, 0, 2).values()) == {1}
+    assert max(deals(small, 1, 2).values()) == 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 100), st.sampled_from(["first", "second", "both"]), st.sampled_from(["select", "final"]), st.integers(1, 5))
+def test_any_size_is_balanced_to_within_one_task(size, seats, name, episodes):
+    panel = make_panel(KUHN, STYLES, "test", size=size, seats=seats, name=name, episodes=episodes)
+    assert len(panel) == len({task.seed for task in panel}) == size
+    for opponent in STYLES.train:
+        for seat in (0, 1):
+            for episode in range(min(episodes, 3)):
+                counts = deals(block(panel, opponent, seat), episode)
+                assert max(counts.values(), default=0) - min((counts[deal,] for deal in range(6)), default=0) <= 1
+
+
+def test_panels_share_no_seed_with_each_other_or_with_training():
+    panels = [make_panel(KUHN, STYLES, split, size=300, name=name) for name in ("select", "final") for split in ("train", "test", "ood")]
+    training = {derive(run, "train", update, k) for run in range(3) for update in range(30) for k in range(16)}
+    for one, other in combinations([{task.seed for task in panel} for panel in panels] + [training], 2):
+        assert not one & other
+
+
+def test_a_panel_is_the_same_everywhere():
+    """Golden: written once on Linux with Python 3.11; a change means that figures of old runs are no longer comparable."""
+    panel = make_panel(KUHN, STYLES, "test", size=12, name="select")
+    assert panel == make_panel(KUHN, STYLES, "test", size=12, name="select")
+    assert [(task.seed, task.seat, task.opponent) for task in panel[:2]] == GOLDEN
+
+
+def test_a_replayed_deal_is_balanced_once():
+    same = KuhnPoker(restart="same")
+    panel = make_panel(same, STYLES, "ood", size=24)
+    for seat in (0, 1):
+        assert deals(block(panel, "cfr", seat), 0, 1, 2, environment=same) == {(deal,) * 3: 2 for deal in range(6)}
+
+
+def test_a_world_without_chance_needs_no_balance():
+    panel = make_panel(TicTacToe(), Population(train={"random": 1, "mcts-100": 1}), "train", size=8)
+    assert Counter((task.opponent, task.seat) for task in panel) == {(name, seat): 2 for name in ("random", "mcts-100") for seat in (0, 1)}
+
+
+def test_users_mistakes_are_named():
+    with pytest.raises(ValueError, match="no opponents for split 'ood'"):
+        make_panel(KUHN, Population(train={"random": 1}), "ood", size=6)
+    with pytest.raises(ValueError, match="seats must be one of first, second, both"):
+        make_panel(KUHN, STYLES, "test", size=6, seats="third")
+    with pytest.raises(ValueError, match="at least one task"):
+        make_panel(KUHN, STYLES, "test", size=0)
