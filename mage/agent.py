@@ -7,12 +7,13 @@ the end of thinking counts.
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from mage.chat import Chat, Ids
 from mage.engines.base import Engine, Request
 from mage.environments.base import Environment
 from mage.prompts import template
-from mage.types import Completion
+from mage.types import Choices, Completion
 
 CLOSE = "</action>"
 _ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
@@ -30,26 +31,17 @@ class Sampling:
     reflection_tokens: int = 48
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a reply says: the action (None if there is none) and the characters that spell it, tags included."""
-
-    action: str | None
-    start: int = 0
-    end: int = 0
-
-
-def read_action(text: str) -> Reading:
+def read_action(text: str) -> str | None:
     """The last complete action after the end of thinking.
 
-    >>> read_action("<think>perhaps <action>bet</action></think><action>pass</action>").action
+    >>> read_action("<think>perhaps <action>bet</action></think><action>pass</action>")
     'pass'
     """
     after = text.rfind(_THOUGHT) + len(_THOUGHT) if _THOUGHT in text else 0
     if is_thinking(text):
-        return Reading(None)
+        return None
     found = list(_ACTION.finditer(text, after))
-    return Reading(found[-1][1].strip(), *found[-1].span()) if found else Reading(None)
+    return found[-1][1].strip() if found else None
 
 
 def is_thinking(text: str) -> bool:
@@ -82,10 +74,34 @@ class Agent:
         draw = self.sampling
         return await self.engine.sample(Request(prompt_ids, max_tokens, seed, draw.temperature, draw.top_p, draw.top_k, stop))
 
-    def past_reply(self, completion: Completion, reading: Reading) -> Ids:
+    def choices(self, completion: Completion, legal: tuple[str, ...]) -> Choices:
+        """Where in a reply the legal moves part, and into which tokens.
+
+        The entropy of the action is the entropy among these tokens, summed over the places (chain rule): at most the
+        logarithm of the number of legal moves, and blind to how much is spent on anything else. A reply that does not
+        end in an action, or spells it in other tokens than the tokenizer would, has no such places.
+        """
+        return _part(self.chat, completion.token_ids, legal)
+
+    def past_reply(self, completion: Completion, action: str | None) -> Ids:
         """A reply as the history keeps it: the sampled ids if it was nothing but its action, else the action alone."""
-        bare = f"<action>{reading.action if reading.action is not None else '?'}</action>"
+        bare = f"<action>{'?' if action is None else action}</action>"
         return completion.token_ids if completion.text == bare else self.chat.encode(bare)
+
+
+@lru_cache(maxsize=65_536)
+def _part(chat: Chat, reply: Ids, legal: tuple[str, ...]) -> Choices:
+    spelled = [chat.encode(f"<action>{word}</action>") for word in legal]
+    opening = chat.encode("<action>")
+    start = next((at for at in range(len(reply) - 1, -1, -1) if reply[at : at + len(opening)] == opening), None)
+    if start is None:
+        return ()
+    written, found = reply[start:], []
+    for place in range(len(written)):
+        tokens = sorted({ids[place] for ids in spelled if len(ids) > place and ids[:place] == written[:place]})
+        if len(tokens) > 1:
+            found.append((start + place, tuple(tokens)))
+    return tuple(found)
 
 
 def _join(first: Completion, second: Completion) -> Completion:

@@ -30,7 +30,6 @@ class Chat:
         self._cut(_render(template, special))
         self.encode = lru_cache(maxsize=65_536)(self._encode)
         self.decode = lru_cache(maxsize=65_536)(self._decode)
-        self._length_of = lru_cache(maxsize=None)(lambda token: len(self._decode((token,))))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Chat":
@@ -53,19 +52,6 @@ class Chat:
     def next(self, user: str) -> Ids:
         """What follows a reply: its closing, the next message, the opening of the next reply."""
         return self.encode(self._reply_to_user + user + self._user_to_reply)
-
-    def action_span(self, token_ids: Ids, start: int, end: int) -> tuple[int, int]:
-        """The token positions that hold the characters start..end of the decoded text."""
-        at, first, last = 0, 0, len(token_ids)
-        for position, token in enumerate(token_ids):
-            after = at + self._length_of(token)
-            if at <= start < after:
-                first = position
-            if at < end <= after:
-                last = position + 1
-                break
-            at = after
-        return first, last
 
     def _encode(self, text: str) -> Ids:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -5,9 +5,9 @@ nothing. What a model or a game does wrong is data: illegal and unreadable repli
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mage.agent import Agent, Reading, episode_text, illegal_text, read_action, reflect_text, system_text
+from mage.agent import Agent, episode_text, illegal_text, read_action, reflect_text, system_text
 from mage.chat import Ids
 from mage.engines.base import run
 from mage.environments.base import Environment, State
@@ -87,31 +87,25 @@ async def _take_turn(setting: Setting, place: Place, state: State, prompt: Ids, 
     """One reply of the agent, read and judged; also its ids as the history will keep them."""
     agent, seat = setting.agent, place.task.seat
     completion = await agent.reply(prompt, derive(place.seed, place.number, index))
-    reading = read_action(completion.text)
-    action = _legal_word(reading, state.legal())
+    written, legal = read_action(completion.text), state.legal()
+    action = _legal_word(written, legal)
     turn = Turn(
         kind="play",
         anchor=state.anchor(seat),
         observation=state.observe(seat),
         prompt_ids=prompt,
         completion=completion,
-        action=reading.action if action is None else action,
-        action_span=_span(agent, completion, reading),
+        action=written if action is None else action,
+        choices=agent.choices(completion, legal),
         legal=action is not None,
         reward=_length_cost(setting, completion, agent.sampling.max_tokens) - (setting.illegal_penalty if action is None else 0.0),
     )
-    return turn, agent.past_reply(completion, reading)
+    return turn, agent.past_reply(completion, written)
 
 
-def _legal_word(reading: Reading, legal: tuple[str, ...]) -> str | None:
+def _legal_word(written: str | None, legal: tuple[str, ...]) -> str | None:
     """The legal move a reply names, whatever its case; None if it names none."""
-    if reading.action is None:
-        return None
-    return next((word for word in legal if word.lower() == reading.action.lower()), None)
-
-
-def _span(agent: Agent, completion: Completion, reading: Reading) -> tuple[int, int]:
-    return (0, 0) if reading.action is None else agent.chat.action_span(completion.token_ids, reading.start, reading.end)
+    return None if written is None else next((word for word in legal if word.lower() == written.lower()), None)
 
 
 def _length_cost(setting: Setting, completion: Completion, limit: int) -> float:
@@ -149,7 +143,7 @@ async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
         prompt_ids=prompt,
         completion=completion,
         action=None,
-        action_span=(0, 0),
+        choices=(),
         legal=True,
         reward=_length_cost(setting, completion, agent.sampling.reflection_tokens),
     )
@@ -189,17 +183,20 @@ def _asker(setting: Setting, seed: int) -> Callable:
 
 
 def play_groups(
-    setting: Setting, tasks_PG: Sequence[Sequence[Task]], seed: int, on_done: Callable[[MetaEpisode], None] | None = None
+    setting: Setting,
+    tasks_PG: Sequence[Sequence[Task]],
+    seed: int,
+    on_done: Callable[[MetaEpisode], None] | None = None,
+    *,
+    numbers: Sequence[int] | None = None,
 ) -> list[MetaEpisode]:
-    """All members of all groups at once; `tasks_PG[p][g]` is the task of member g (one task a row, unless groups are mixed)."""
+    """All members of all groups at once; `tasks_PG[p][g]` is the task of member g (one task a row, unless groups are mixed).
+
+    `numbers` are the groups' own numbers where only a share of them is played here: they decide the seeds.
+    """
     games = (
         play_meta_episode(setting, task, group, member, derive(seed, group, member))
-        for group, tasks_G in enumerate(tasks_PG)
+        for group, tasks_G in zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True)
         for member, task in enumerate(tasks_G)
     )
     return run(games, on_done, setting.agent.engine.capacity)
-
-
-def emptied(setting: Setting, memory: Memory) -> Setting:
-    """The same agent with another memory: the control that shows where a gain comes from."""
-    return replace(setting, memory=memory)

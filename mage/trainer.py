@@ -6,11 +6,13 @@ metrics as one that was not. Wall-clock figures are kept apart, in `timing.jsonl
 """
 
 import itertools
+import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, pstdev
-from typing import Any, Protocol, cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -19,10 +21,11 @@ from mage.agent import Agent, Sampling
 from mage.chat import Chat
 from mage.config import Recipe, find_item
 from mage.engines.base import Engine
-from mage.evaluate import Evaluation, summarise, write_tasks
+from mage.evaluate import Evaluation, summarise_rows, task_row, write_tasks
 from mage.learn import checkpoint
 from mage.learn.learner import Learner
 from mage.learn.model import load_model
+from mage.learn.team import Team, weave, work_together
 from mage.memory.base import Memory
 from mage.opponents.base import spread
 from mage.panels import Name, make_panel
@@ -36,18 +39,24 @@ Figures = dict[str, Any]
 TRANSCRIPTS = 60
 
 
-class Watcher(Protocol):
-    """Who looks on: the terminal, a log, a test. Nothing a watcher does changes a run."""
+class Watcher:
+    """Who looks on: the terminal, a log, a test. Nothing a watcher does changes a run; this one does nothing at all."""
 
-    def updated(self, done: int, total: int, figures: Figures, seconds: float) -> None: ...
+    def updated(self, done: int, total: int, figures: Figures, seconds: float) -> None:
+        """An update is done."""
 
-    def evaluated(self, name: str, evaluation: Evaluation) -> None: ...
+    def evaluated(self, name: str, evaluation: Evaluation) -> None:
+        """A panel has been played."""
 
-    def played(self, done: int, total: int, doing: str) -> None: ...
+    def played(self, done: int, total: int, name: str) -> None:
+        """So many tasks of a panel are done."""
+
+    def warned(self, line: str) -> None:
+        """Something a person should know."""
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved; `resume` is the folder to go on with."""
+    """The run was asked to stop and has saved; its folder is the argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +89,7 @@ class Parts:
 
 def build(recipe: Recipe) -> Parts:
     """Load the model and put an engine around it."""
-    if recipe.run.threads:
-        torch.set_num_threads(recipe.run.threads)
+    torch.set_num_threads(recipe.run.threads or max(1, (os.cpu_count() or 1) // recipe.run.workers))
     folder = recipe.model_folder()
     chat = Chat.load(folder)
     model = load_model(folder, recipe.model.dtype, recipe.run.device)
@@ -132,7 +140,7 @@ def make_samples(credits: Sequence[Credit]) -> list[Sample]:
             reply_ids=turn.completion.token_ids,
             old_logprobs=turn.completion.logprobs,
             advantage=found.advantage,
-            action_span=turn.action_span,
+            choices=turn.choices,
             kind=turn.kind,
             where=found.source.where,
         )
@@ -141,27 +149,49 @@ def make_samples(credits: Sequence[Credit]) -> list[Sample]:
     ]
 
 
-class Trainer:
-    """One run: a recipe, its folder and its parts."""
+def train(path: Path, watcher: Watcher, stop: Callable[[], bool]) -> Figures:
+    """Train the run in a folder to its end, from its newest whole checkpoint if it has one; returns the summary.
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, watcher: Watcher) -> None:
-        self.recipe, self.folder, self.watcher = recipe, folder, watcher
-        self.parts = build(recipe)
-        options = {"seed": recipe.run.seed, "temperature": recipe.agent.temperature, "total_updates": recipe.run.updates}
-        self.learner = Learner(self.parts.model, recipe.learn, **options)
+    `stop` is asked after every update: if it says yes, the run is saved and `Stopped` raised.
+    """
+    return work_together(RunFolder.open(path).recipe.run.workers, _train, path, watcher=watcher, stop=stop)
+
+
+def _train(team: Team, path: Path, watcher: Watcher | None = None, stop: Callable[[], bool] = lambda: False) -> Figures:
+    trainer = Trainer(RunFolder.open(path), team, watcher or Watcher(), stop)
+    trainer.resume()
+    return trainer.run()
+
+
+class Trainer:
+    """One member's part of a run; the leader alone writes into the folder and has a watcher that looks on."""
+
+    def __init__(self, folder: RunFolder, team: Team, watcher: Watcher, stop: Callable[[], bool]) -> None:
+        self.recipe, self.folder, self.team, self.watcher, self.stop = folder.recipe, folder, team, watcher, stop
+        self.parts = build(self.recipe)
+        self.learner = Learner(
+            self.parts.model,
+            self.recipe.learn,
+            seed=self.recipe.run.seed,
+            temperature=self.recipe.agent.temperature,
+            total_updates=self.recipe.run.updates,
+            team=team,
+        )
         self.done = 0
         self.best: tuple[float, int] | None = None
-        self.stop_asked = False
 
-    def resume(self) -> list[str]:
-        """Go back to the newest whole checkpoint; returns a line for every broken one that was passed over."""
-        found = checkpoint.latest(self.folder.checkpoints)
+    def resume(self) -> None:
+        """Go back to the newest whole checkpoint, where there is one; broken ones are passed over and told."""
+        found = self.team.tell(checkpoint.latest(self.folder.checkpoints) if self.team.leads else None)
+        assert found is not None, "the leader has looked"
         if found.path is not None:
             loaded = self.learner.load(found.path)
             self.done, self.best = loaded.update, _pair(loaded.state.get("best"))
-        self.folder.rewind(self.done)
         self.parts.engine.refresh(self.done)
-        return list(found.broken)
+        if self.team.leads:
+            self.folder.rewind(self.done)
+            for line in found.broken:
+                self.watcher.warned(line)
 
     def run(self) -> Figures:
         """Train to the end, then measure the chosen checkpoint on the final panel; returns the summary."""
@@ -169,7 +199,7 @@ class Trainer:
             self._measure_start()
         while self.done < self.recipe.run.updates:
             self._update()
-            if self.stop_asked:
+            if self.team.tell(self.stop()):
                 self._save()
                 raise Stopped(str(self.folder.path))
         return self._conclude()
@@ -179,38 +209,42 @@ class Trainer:
         self._final("before")
 
     def _update(self) -> None:
-        began = time.perf_counter()
+        clock = [time.perf_counter()]
         number = self.done + 1
         setting, tasks_PG = self.parts.setting(), draw_tasks(self.recipe, number)
-        metas = play_groups(setting, tasks_PG, derive(self.recipe.run.seed, "play", number))
-        played = time.perf_counter()
+        numbers = self.team.share(range(len(tasks_PG)))
+        metas = play_groups(setting, self.team.share(tasks_PG), derive(self.recipe.run.seed, "play", number), numbers=numbers)
+        clock.append(time.perf_counter())
         credits = credit(self.recipe, metas)
-        samples = make_samples(credits)
-        credited = time.perf_counter()
+        clock.append(time.perf_counter())
         entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
-        learned = self.learner.update(samples, entropy=entropy, update=self.done)
+        learned = self.learner.update(make_samples(credits), entropy=entropy, update=self.done)
         self.done = number
         self.parts.engine.refresh(number)
-        ended = time.perf_counter()
-        figures = {"update": number} | play_figures(metas, setting.episodes) | credit_figures(credits) | asdict(learned)
-        self.folder.append_metrics(figures)
-        timing = {"play": played - began, "credit": credited - played, "learn": ended - credited, "total": ended - began}
-        self.folder.append_timing({"update": number} | timing)
+        clock.append(time.perf_counter())
+        figures = {"update": number} | means(self.team.gather(play_tally(metas) | credit_tally(credits))) | asdict(learned)
+        timing = dict(zip(("play", "credit", "learn"), (after - before for before, after in itertools.pairwise(clock)), strict=True))
+        if self.team.leads:
+            self.folder.append_metrics(figures)
+            self.folder.append_timing({"update": number} | timing | {"total": clock[-1] - clock[0]})
+        self.watcher.updated(number, self.recipe.run.updates, figures, clock[-1] - clock[0])
         self._keep(metas)
-        self.watcher.updated(number, self.recipe.run.updates, figures, ended - began)
 
     def _keep(self, metas: Sequence[MetaEpisode]) -> None:
         run = self.recipe.run
-        if run.episodes_every and (self.done % run.episodes_every == 0 or self.done == run.updates):
+        last = self.done == run.updates
+        if self.team.leads and run.episodes_every and (last or self.done % run.episodes_every == 0):
             self.folder.write_episodes(self.done, metas)
-        if run.evaluate_every and self.done % run.evaluate_every == 0 or self.done == run.updates:
+        if last or (run.evaluate_every and self.done % run.evaluate_every == 0):
             self._choose()
-        if self.done % run.save_every == 0 or self.done == run.updates:
+        if last or self.done % run.save_every == 0:
             self._save()
 
     def _save(self) -> None:
-        self.learner.save(self.folder.checkpoints, update=self.done, state={"best": self.best})
-        checkpoint.prune(self.folder.checkpoints, self.recipe.run.keep, {self.best[1]} if self.best else set())
+        if self.team.leads:
+            self.learner.save(self.folder.checkpoints, update=self.done, state={"best": self.best})
+            checkpoint.prune(self.folder.checkpoints, keep=self.recipe.run.keep, also={self.best[1]} if self.best else ())
+        self.team.tell(None)  # nobody goes on, or loads, before the files are there
 
     def _choose(self) -> None:
         """Measure on the select panel; the best last-episode score names the checkpoint that the final figures are of."""
@@ -227,7 +261,9 @@ class Trainer:
         self.learner.load(checkpoint.place(self.folder.checkpoints, self.best[1]))
         self.parts.engine.refresh(self.best[1])
         after = self._final("after")
-        emptied = self._final("emptied", find_memory("notes", keep="none"))
+        emptied = self._final("emptied", cast("Memory", find_item("memory", "notes")(keep="none")))
+        if not self.team.leads:
+            return {}
         summary = self._summary(after, emptied)
         self.folder.write_summary(summary)
         return summary
@@ -250,61 +286,76 @@ class Trainer:
         }
 
     def evaluate(self, split: Split, panel: Name, name: str, memory: Memory | None = None) -> Evaluation:
-        """Play a fixed panel with the weights as they are and store the result."""
+        """Play a fixed panel with the weights as they are; the leader stores the result."""
         size = self.recipe.evaluate.size if panel == "select" else self.recipe.evaluate.final_size
-        evaluation, metas = evaluate_panel(self.parts, split, panel, size, memory, lambda done: self.watcher.played(done, size, name))
-        self.folder.write_evaluation(name, evaluation.to_json())
-        if panel == "final":
-            write_tasks(self.folder.path / "evaluations" / f"{name}.tasks.jsonl", evaluation.rows)
-            self.folder.write_episodes_of(name, metas[:TRANSCRIPTS])
+        evaluation, metas = evaluate_panel(self.parts, split, panel, size, memory, self.team, lambda done: self.watcher.played(done, size, name))
+        if self.team.leads:
+            self.folder.write_evaluation(name, evaluation.to_json())
+            if panel == "final":
+                write_tasks(self.folder.path / "evaluations" / f"{name}.tasks.jsonl", evaluation.rows)
+                self.folder.write_episodes_of(name, metas[:TRANSCRIPTS])
         self.watcher.evaluated(name, evaluation)
         return evaluation
 
 
 def evaluate_panel(
-    parts: Parts, split: Split, panel: Name, size: int, memory: Memory | None, on_played: Callable[[int], None]
+    parts: Parts,
+    split: Split,
+    panel: Name,
+    size: int,
+    memory: Memory | None = None,
+    team: Team | None = None,
+    on_played: Callable[[int], None] = lambda done: None,
 ) -> tuple[Evaluation, list[MetaEpisode]]:
-    """Play a fixed panel and sum it up. Seeds come from the panel alone, so every method and checkpoint faces the same."""
-    recipe, setting = parts.recipe, parts.setting(evaluating=True, memory=memory)
-    tasks = make_panel(
-        setting.environment, recipe.population(), split, size=size, seats=recipe.play.seats, name=panel, episodes=setting.episodes
-    )
-    counter = itertools.count(1)
-    metas = play_groups(setting, [[task] for task in tasks], derive("panel", panel, split), lambda _: on_played(next(counter)))
-    return summarise(metas, setting.environment, recipe.population(), split), metas
+    """Play a fixed panel and sum it up; also this member's meta-episodes.
+
+    Seeds come from the panel alone, so every method and every checkpoint faces the same tasks with the same luck.
+    """
+    recipe, team, setting = parts.recipe, team or Team(), parts.setting(evaluating=True, memory=memory)
+    seats, population = recipe.play.seats, recipe.population()
+    tasks = make_panel(setting.environment, population, split, size=size, seats=seats, name=panel, episodes=setting.episodes)
+    counter = itertools.count(team.size, team.size)
+    numbers = team.share(range(len(tasks)))
+    tell = lambda _: on_played(min(next(counter), len(tasks)))  # noqa: E731
+    metas = play_groups(setting, [[task] for task in team.share(tasks)], derive("panel", panel, split), tell, numbers=numbers)
+    rows = weave(team.gather([task_row(meta) for meta in metas]))
+    return summarise_rows(rows, setting.environment, population, split), metas
 
 
-def play_figures(metas: Sequence[MetaEpisode], episodes: int) -> Figures:
+Tally = dict[str, tuple[float, float]]  # name -> sum and count, so that members' figures add up exactly
+
+
+def play_tally(metas: Sequence[MetaEpisode]) -> Tally:
     """How an update's meta-episodes went, by episode position."""
-    figures: Figures = {}
-    for number in range(episodes):
-        played = [meta.episodes[number] for meta in metas if len(meta.episodes) > number]
-        if played:
-            figures[f"score_{number + 1}"] = fmean(episode.score for episode in played)
-            figures[f"success_{number + 1}"] = fmean(episode.outcome == "won" for episode in played)
-    turns = [turn for meta in metas for episode in meta.episodes for turn in episode.turns]
-    notes = [episode.reflection for meta in metas for episode in meta.episodes if episode.reflection is not None]
-    figures["illegal_rate"] = fmean(not turn.legal for turn in turns)
-    figures["reply_length"] = fmean(len(turn.completion.token_ids) for turn in turns)
-    figures["reflection_length"] = fmean(len(note.completion.token_ids) for note in notes) if notes else 0.0
-    figures["hands"] = sum(len(meta.episodes) for meta in metas)
-    return figures
+    tally: dict[str, list[float]] = defaultdict(list)
+    for meta in metas:
+        for number, episode in enumerate(meta.episodes, start=1):
+            tally[f"score_{number}"].append(episode.score)
+            tally[f"success_{number}"].append(episode.outcome == "won")
+            tally["illegal_rate"] += [not turn.legal for turn in episode.turns]
+            tally["reply_length"] += [len(turn.completion.token_ids) for turn in episode.turns]
+            if episode.reflection is not None:
+                tally["reflection_length"].append(len(episode.reflection.completion.token_ids))
+    return {name: (sum(values), len(values)) for name, values in tally.items()} | {"episodes": (sum(len(meta.episodes) for meta in metas), 0)}
 
 
-def credit_figures(credits: Sequence[Credit]) -> Figures:
-    """How far apart members of a group were: without any difference there is nothing to learn from."""
-    groups: dict[int, set[float]] = {}
+def credit_tally(credits: Sequence[Credit]) -> Tally:
+    """How far apart members of a group were: where all did the same there is nothing to learn from."""
+    groups: dict[int, set[float]] = defaultdict(set)
     for one in credits:
-        groups.setdefault(one.source.where.group, set()).add(round(one.source.episode_reward, 9))
+        groups[one.source.where.group].add(round(one.advantage, 9))
     return {
-        "advantage_std": pstdev(one.advantage for one in credits),
-        "return_mean": fmean(one.source.value for one in credits),
-        "flat_groups": fmean(len(rewards) == 1 for rewards in groups.values()),
+        "return_mean": (sum(one.source.value for one in credits), len(credits)),
+        "advantage_square": (sum(one.advantage**2 for one in credits), len(credits)),
+        "flat_groups": (sum(len(values) == 1 for values in groups.values()), len(groups)),
     }
 
 
-def find_memory(name: str, **options: Any) -> Memory:
-    return cast("Memory", find_item("memory", name).model_validate(options))
+def means(tallies: Sequence[Tally]) -> Figures:
+    """Members' tallies as one set of figures."""
+    names = sorted({name for tally in tallies for name in tally})
+    sums = {name: [sum(part) for part in zip(*(tally.get(name, (0.0, 0.0)) for tally in tallies), strict=True)] for name in names}
+    return {name: total / count if count else total for name, (total, count) in sums.items()}
 
 
 def _pair(value: list[Any] | None) -> tuple[float, int] | None:

@@ -14,6 +14,7 @@ Outcome = Literal["won", "lost", "drawn"]
 Ending = Literal["finished", "illegal", "turn_limit", "error"]
 Finish = Literal["stop", "eos", "length"]
 Split = Literal["train", "test", "ood"]
+Choices = tuple[tuple[int, tuple[int, ...]], ...]  # (position in the reply, tokens that legal moves have there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class Completion:
 class Turn:
     """One reply of the agent: a move, or the reflection it writes after an episode.
 
-    `anchor` is the plain state without history; `action_span` are the positions in the completion that spell the
-    action, (0, 0) where there is none; `reward` is what the reply itself costs (illegal, too long), never the task's.
+    `anchor` is the plain state without history; `choices` are the places in the completion where legal moves part, each
+    with the tokens they part into; `reward` is what the reply itself costs (illegal, too long), never the task's.
     """
 
     kind: Kind
@@ -52,7 +53,7 @@ class Turn:
     prompt_ids: tuple[int, ...]
     completion: Completion
     action: str | None
-    action_span: tuple[int, int]
+    choices: Choices
     legal: bool
     reward: float
 
@@ -127,13 +128,13 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row of training data: prompt and reply ids; the other sequences have one entry per REPLY token."""
+    """One row of training data: prompt and reply ids; `old_logprobs` has one entry per REPLY token."""
 
     prompt_ids: tuple[int, ...]
     reply_ids: tuple[int, ...]
     old_logprobs: tuple[float, ...]
     advantage: float
-    action_span: tuple[int, int]
+    choices: Choices
     kind: Kind
     where: Where
 

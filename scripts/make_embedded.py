@@ -102,7 +102,7 @@ def samples_of(chat: Chat, meta: MetaEpisode) -> list[Sample]:
             if turn is not None and turn.legal:
                 reply = turn.completion.token_ids + (chat.end_ids if turn.kind == "reflect" else ())
                 where = Where(meta.group, meta.member, number, index, meta.task.opponent)
-                samples.append(Sample(turn.prompt_ids, reply, (0.0,) * len(reply), 1.0, (0, 0), turn.kind, where))
+                samples.append(Sample(turn.prompt_ids, reply, (0.0,) * len(reply), 1.0, (), turn.kind, where))
     return samples
 
 

@@ -161,13 +161,14 @@ def test_length_penalty_follows_appendix_a():
     ],
 )
 def test_the_last_complete_action_after_the_thinking_counts(text, action):
-    assert read_action(text).action == action
+    assert read_action(text) == action
 
 
-def test_the_action_span_covers_the_tokens_of_the_last_action():
+def test_choices_are_where_the_legal_moves_part():
     chat = byte_chat()
-    text = "so <action>pass</action>"
-    reading = read_action(text)
-    ids = chat.encode(text)
-    first, last = chat.action_span(ids, reading.start, reading.end)
-    assert chat.decode(ids[first:last]) == "<action>pass</action>"
+    agent = scripted_agent(always("pass"), chat)
+    (played,) = play_groups(setting(agent, "none", episodes=1), [[kuhn()]], seed=1)
+    turn = played.episodes[0].turns[0]
+    ((place, tokens),) = turn.choices
+    assert chat.decode(turn.completion.token_ids[:place]) == "<action>"
+    assert {chat.decode((token,)) for token in tokens} == {"p", "b"}

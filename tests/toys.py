@@ -36,7 +36,7 @@ def scripted_agent(reply: Callable[[str], str], chat: Chat | None = None, batch:
 
 
 def turn(anchor: str = "s", reward: float = 0.0, kind: str = "play") -> Turn:
-    return Turn(kind, anchor, "", (1,), Completion((2,), (-0.5,), "x", "stop", 0), "x", (0, 1), True, reward)  # type: ignore[arg-type]
+    return Turn(kind, anchor, "", (1,), Completion((2,), (-0.5,), "x", "stop", 0), "x", (), True, reward)  # type: ignore[arg-type]
 
 
 def episode(reward: float, anchors: tuple[str, ...] = ("a", "b", "c"), reflection: Turn | None = None, costs: tuple[float, ...] | None = None) -> Episode:

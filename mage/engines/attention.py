@@ -18,7 +18,8 @@ from mage.engines.slots import KeyValuePool
 NAME = "mage_slots"
 DENSE = 0.5  # share of used slots from which a view beats a gather
 SHARED = 32  # common tokens from which reading them once is worth a second kernel
-PREFILL = 64  # prompts padded together
+PREFILL = 64  # most prompts padded together
+AREA = 1_000_000  # most entries of their mask, so that it stays in the processor's cache
 ROUND = 16  # key lengths are rounded up to this, so that kernels see aligned masks
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -57,7 +58,9 @@ class DecodeGroup:
         count, kv_heads, together, size = query.shape
         side_by_side = query.transpose(0, 1).reshape(1, kv_heads, count * together, size)
         begin = (self.first, slice(self.shared))
-        found, found_sum = _attend_and_sum(side_by_side, keys[begin].transpose(0, 1)[None], values[begin].transpose(0, 1)[None], scale=scaling)
+        found, found_sum = _attend_and_sum(
+            side_by_side, keys[begin].transpose(0, 1)[None], values[begin].transpose(0, 1)[None], scale=scaling
+        )
         found = found.reshape(kv_heads, count, together, size).transpose(0, 1)
         found_sum = found_sum.reshape(kv_heads, count, together).transpose(0, 1)
         weight = torch.sigmoid(self._pick(own_sum) - found_sum)[..., None].to(found.dtype)
@@ -176,12 +179,21 @@ def _shared(tokens: Integers, slots: Integers, most: int) -> int:
 
 def prefill_groups(start: int, slots: Integers, filled: Integers, new: Integers, pool: KeyValuePool) -> list[PrefillGroup]:
     """Cut sequences, ordered by the number of new tokens, into groups; flat rows begin at `start`."""
-    groups = []
-    for low in range(0, len(slots), PREFILL):
-        part = slice(low, low + PREFILL)
+    groups: list[PrefillGroup] = []
+    low = 0
+    while low < len(slots):
+        part = slice(low, low + _together(new[low:], int((filled + new).max())))
         groups.append(_prefill_group(start, slots[part], filled[part], new[part], pool))
-        start = groups[-1].end
+        low, start = part.stop, groups[-1].end
     return groups
+
+
+def _together(new: Integers, length: int) -> int:
+    """How many of the next sequences, shortest first, make one rectangle."""
+    count = min(PREFILL, len(new))
+    while count > 1 and count * int(new[count - 1]) * length > AREA:
+        count //= 2
+    return count
 
 
 def _prefill_group(start: int, slots: Integers, filled: Integers, new: Integers, pool: KeyValuePool) -> PrefillGroup:

@@ -74,6 +74,7 @@ class LocalEngine(Engine):
         self.logprobs = np.zeros((slots, context), np.float32)
         self.active = np.zeros(slots, bool)
         self.ends = StopTable(chat, self.head.weight.shape[0])
+        self.capacity = slots
         self.group_size = 256 if self.device.type == "cpu" else slots
 
     def submit(self, request: Request) -> None:
@@ -87,8 +88,11 @@ class LocalEngine(Engine):
         self.policy_version = policy_version
         self.slots.clear()
 
-    @torch.inference_mode()
     def step(self) -> list[tuple[Request, Completion]]:
+        with torch.inference_mode():
+            return self._step()
+
+    def _step(self) -> list[tuple[Request, Completion]]:
         started = time.perf_counter()
         answered, self.answered = self.answered, []
         self.slots.clock += 1

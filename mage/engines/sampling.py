@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ def uniform(seed: Array, index: Array) -> Array:
 def _mix(state: Array) -> Array:
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
+    mixed: Array = state ^ (state >> np.uint64(31))
+    return mixed
 
 
 def sample(logits: torch.Tensor, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +61,7 @@ def sample(logits: torch.Tensor, choices: Choices) -> tuple[torch.Tensor, torch.
 
 def _truncate(probabilities: torch.Tensor, top_k: Array, top_p: Array) -> torch.Tensor:
     """Keep the top_k likeliest tokens, of these the fewest that reach top_p, and renormalise."""
-    ordered, order = probabilities.sort(-1, descending=True, stable=True)
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     limit = _column(np.where(top_k > 0, top_k, probabilities.shape[-1]), probabilities, torch.int64)
     ordered = ordered * (torch.arange(probabilities.shape[-1], device=probabilities.device) < limit)
     ordered = ordered / ordered.sum(-1, keepdim=True)

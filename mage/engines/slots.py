@@ -25,16 +25,15 @@ Array = np.ndarray[Any, Any]
 class KeyValuePool:
     """Keys and values of all layers, [layers, 2, slots, length, kv_heads, head_size]; grows on demand up to `most`."""
 
-    def __init__(
-        self, layers: int, kv_heads: int, head_size: int, most: tuple[int, int], dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, layers: int, kv_heads: int, head_size: int, most: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.most, self.device, self.dtype = most, device, dtype
         # Zeros and not empty memory: a masked key has weight 0, and 0 times a leftover NaN would be NaN.
         self.store = torch.zeros(layers, 2, 0, 0, kv_heads, head_size, dtype=dtype, device=device)
+        self.strip = torch.zeros(0, dtype=dtype, device=device)
 
     @property
     def length(self) -> int:
-        return self.store.shape[3]
+        return int(self.store.shape[3])
 
     def reserve(self, slots: int, length: int) -> None:
         """Make room for `slots` slots of `length` tokens; grows by half at least, so growing stays rare."""
@@ -46,6 +45,8 @@ class KeyValuePool:
         store = torch.zeros(layers, two, new_slots, new_length, *rest, dtype=self.dtype, device=self.device)
         store[:, :, :old_slots, :old_length] = self.store
         self.store = store
+        self.strip = torch.zeros(2 * new_length, dtype=self.dtype, device=self.device)
+        self.strip[new_length:] = -torch.inf
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.store[index, 0], self.store[index, 1]
@@ -62,8 +63,8 @@ class KeyValuePool:
 
     def causal_mask(self, last: torch.Tensor, length: int) -> torch.Tensor:
         """Additive mask over `length` keys that lets each query see the keys up to and including `last`."""
-        hidden = torch.arange(length, device=self.device) > last[..., None]
-        return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, -torch.inf)
+        # Every row is a window of one strip of zeros and then infinities: one copy, no comparisons.
+        return self.strip.unfold(0, length, 1)[self.length - 1 - last]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 MODEL, ADAPTER, OPTIMIZER, STATE, MANIFEST = (
-    "model.safetensors", "adapter.safetensors", "optimizer.safetensors", "state.json", "manifest.json",
-)  # fmt: skip
+    "model.safetensors",
+    "adapter.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "manifest.json",
+)
 FORMAT = 1
 
 Tensors = Mapping[str, torch.Tensor]
@@ -126,7 +130,8 @@ def _manifest(path: Path) -> dict[str, dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise ValueError(f"checkpoint {path} is broken: {MANIFEST} cannot be read ({error})") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or not {OPTIMIZER, STATE} < set(files) or not {MODEL, ADAPTER} & set(files):
+    whole = isinstance(files, dict) and all(isinstance(entry, dict) and set(entry) == {"bytes", "sha256"} for entry in files.values())
+    if not whole or not {OPTIMIZER, STATE} < set(files) or not {MODEL, ADAPTER} & set(files):
         raise ValueError(f"checkpoint {path} is broken: {MANIFEST} does not list the files of a checkpoint")
     if manifest.get("format") != FORMAT:
         raise ValueError(f"checkpoint {path} has format {manifest.get('format')}; this version reads format {FORMAT}")

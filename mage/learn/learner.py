@@ -16,11 +16,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
+from mage.config import LearnOptions
 from mage.learn import checkpoint
 from mage.learn.attention import FOREST, ROWS, attending, check_packable, exchange_rate, hidden_states
-from mage.learn.loss import Sums, policy_loss, score
-from mage.learn.options import LearnOptions
+from mage.learn.loss import Sums, choice_entropies, policy_loss, score
 from mage.learn.packing import Packed, Row, pack_forest, pack_rows, plan_forests, plan_rows, prepare
+from mage.learn.team import Team
 from mage.seeds import derive
 from mage.types import Sample
 
@@ -29,7 +30,7 @@ from mage.types import Sample
 class Metrics:
     """One update in numbers. Means are over reply tokens of all steps unless their name says otherwise.
 
-    `kl` is None without a reference; `action_entropy` is per action (summed over its tokens, mean over play samples),
+    `kl` is None without a reference; `action_entropy` is that among the legal moves, mean over play samples,
     `reflect_entropy` per reflection token; `mismatch` is mean |logprob - sampler's| in the first step, before any change;
     `computed_tokens` went through the network, `row_tokens` would have without packing.
     """
@@ -68,13 +69,14 @@ class Learner:
         *,
         seed: int = 0,
         temperature: float = 1.0,
-        total_updates: int | None = None,
+        total_updates: int = 1,
+        team: Team | None = None,
     ) -> None:
         if options.packed:
             check_packable(model)
             self._exchange = exchange_rate(model)
-        options.lr_at(0, total_updates)
         self.options, self.seed, self.temperature, self.total_updates = options, seed, temperature, total_updates
+        self.team = team or Team()
         self._reference = _frozen_copy(model) if options.kl and not options.lora_rank else None
         self._adapted = _adapt(model, options, seed) if options.lora_rank else None
         self.module: PreTrainedModel = model.eval()
@@ -91,21 +93,20 @@ class Learner:
         lr = self.options.lr_at(update, self.total_updates)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        with attending(self.module, FOREST if self.options.packed else ROWS):
-            reference = self.logprobs(rows, reference=True) if self.options.kl else None
-            proximal = self.logprobs(rows) if self.options.importance_cap is not None else None
-            steps = [
-                self._step(batch, entropy, reference, proximal)
-                for epoch in range(self.options.epochs)
-                for batch in split(rows, self.options.minibatches, derive(self.seed, "minibatches", update, epoch))
-            ]
+        reference = self.logprobs(rows, reference=True) if self.options.kl else None
+        proximal = self.logprobs(rows) if self.options.importance_cap is not None else None
+        steps = []
+        for epoch in range(self.options.epochs):
+            for batch in split(rows, self.options.minibatches, derive(self.seed, "minibatches", update, epoch)):
+                sums, computed = self.accumulate(batch, entropy=entropy, reference=reference, proximal=proximal)
+                steps.append(_Step(sums, computed, *self._descend()))
         return self._measure(rows, steps, lr, entropy)
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> torch.Tensor:
         """Logprob of every reply token of an update under the policy or the frozen reference, by its index there."""
         model, context = self._frozen() if reference else (self.module, nullcontext())
         found = torch.empty(sum(len(row.sample.reply_ids) for row in rows), dtype=self._real, device=model.device)
-        with torch.no_grad(), context, attending(model, FOREST if self.options.packed else ROWS):
+        with torch.no_grad(), context, attending(model, self._attention):
             for packed in self.pack(rows):
                 found[packed.terms.index] = self._score(model, packed)[0]
         return found
@@ -119,9 +120,12 @@ class Learner:
             return (pack_forest(batch, **where) for batch in trees)
         return (pack_rows(batch, **where) for batch in plan_rows(rows, micro_tokens=limit))
 
-    def _score(self, model: PreTrainedModel, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = hidden_states(model, packed).index_select(0, packed.terms.parents)
-        return score(hidden, model.get_output_embeddings(), packed.terms.targets, temperature=self.temperature)
+    def _score(self, model: PreTrainedModel, packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logprobs and entropies of the reply tokens, and the entropies where legal moves part."""
+        hidden, head, terms = hidden_states(model, packed), model.get_output_embeddings(), packed.terms
+        logprobs, entropies = score(hidden.index_select(0, terms.parents), head, terms.targets, temperature=self.temperature)
+        choices = choice_entropies(hidden.index_select(0, terms.choice_parents), head, terms.choice_tokens, temperature=self.temperature)
+        return logprobs, entropies, choices
 
     def _frozen(self) -> tuple[PreTrainedModel, AbstractContextManager[Any]]:
         if self._adapted is not None:
@@ -130,24 +134,28 @@ class Learner:
         return self._reference, nullcontext()
 
     @property
+    def _attention(self) -> str:
+        return FOREST if self.options.packed else ROWS
+
+    @property
     def _real(self) -> torch.dtype:
         return torch.float64 if self.module.dtype == torch.float64 else torch.float32
 
-    def _step(self, rows: Sequence[Row], entropy: float, reference: torch.Tensor | None, proximal: torch.Tensor | None) -> "_Step":
-        """Gradients of all micro-batches, then one step of AdamW, unless the gradient is not finite."""
-        normaliser = sum(len(row.sample.reply_ids) for row in rows)
+    def accumulate(
+        self, rows: Sequence[Row], *, entropy: float, reference: torch.Tensor | None = None, proximal: torch.Tensor | None = None
+    ) -> tuple[Sums, int]:
+        """Add the gradient of the loss over these rows, the samples of one optimizer step, micro-batch by micro-batch."""
+        normaliser = self.team.total(sum(len(row.sample.reply_ids) for row in rows))
+        given = {name: values for name, values in (("reference", reference), ("proximal", proximal)) if values is not None}
         sums, computed = Sums(), 0
-        for packed in self.pack(rows):
-            logprobs, entropies = self._score(self.module, packed)
-            given = {
-                name: values[packed.terms.index]
-                for name, values in (("reference", reference), ("proximal", proximal))
-                if values is not None
-            }
-            loss, parts = policy_loss(logprobs, entropies, packed.terms, self.options, entropy=entropy, normaliser=normaliser, **given)
-            loss.backward()
-            sums, computed = sums + parts, computed + packed.tokens
-        return _Step(sums, computed, *self._descend())
+        with attending(self.module, self._attention):
+            for packed in self.pack(rows):
+                logprobs, entropies, choices = self._score(self.module, packed)
+                own = {name: values[packed.terms.index] for name, values in given.items()}
+                loss, parts = policy_loss(logprobs, entropies, choices, packed.terms, self.options, entropy=entropy, normaliser=normaliser, **own)
+                loss.backward()
+                sums, computed = sums + parts, computed + packed.tokens
+        return sums, computed
 
     def _descend(self) -> tuple[float, bool]:
         """The gradient's norm, and whether the step was made. Half-precision weights are rounded from float32 masters:
@@ -157,6 +165,7 @@ class Learner:
             if master is not parameters[name]:
                 gradient = parameters[name].grad
                 master.grad = None if gradient is None else gradient.to(master.dtype)
+        self.team.sum_gradients(self._masters.values())
         norm = float(clip_grad_norm_(self._masters.values(), self.options.grad_clip))
         finite = norm < float("inf")
         if finite:
@@ -174,7 +183,8 @@ class Learner:
                 parameter.copy_(master)
 
     def _measure(self, rows: Sequence[Row], steps: Sequence["_Step"], lr: float, entropy: float) -> Metrics:
-        first, total = steps[0].sums, sum((step.sums for step in steps), Sums())
+        own = (steps[0].sums, sum((step.sums for step in steps), Sums()), *self._sizes(rows, steps))
+        first, total, samples, replies, computed, in_rows = (sum(parts[1:], parts[0]) for parts in zip(*self.team.gather(own), strict=True))
         norms = [step.norm for step in steps if step.made]
         return Metrics(
             policy_loss=total.policy / total.tokens,
@@ -191,11 +201,15 @@ class Learner:
             entropy_coefficient=entropy,
             steps=len(steps),
             skipped_steps=len(steps) - len(norms),
-            samples=len(rows),
-            reply_tokens=sum(len(row.sample.reply_ids) for row in rows),
-            computed_tokens=sum(step.computed for step in steps),
-            row_tokens=sum(len(row.ids) for row in rows) * self.options.epochs,
+            samples=samples,
+            reply_tokens=replies,
+            computed_tokens=computed,
+            row_tokens=in_rows,
         )
+
+    def _sizes(self, rows: Sequence[Row], steps: Sequence["_Step"]) -> tuple[int, int, int, int]:
+        replies, tokens = sum(len(row.sample.reply_ids) for row in rows), sum(len(row.ids) for row in rows)
+        return len(rows), replies, sum(step.computed for step in steps), tokens * self.options.epochs
 
     def save(self, folder: Path, *, update: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint of everything that changes while learning."""
@@ -233,14 +247,14 @@ class _Step:
 
 
 def split(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:
-    """Deal whole meta-episodes into at most `parts` lots of nearly equal number, in an order drawn from `seed`."""
+    """Deal whole meta-episodes into `parts` lots of nearly equal number, in an order drawn from `seed`; lots may be empty."""
 
     def whose(row: Row) -> tuple[int, int]:
         return row.sample.where.group, row.sample.where.member
 
     metas = [list(group) for _, group in groupby(sorted(rows, key=whose), key=whose)]
     random.Random(seed).shuffle(metas)
-    lots = [metas[start::parts] for start in range(min(parts, len(metas)))]
+    lots = [metas[start::parts] for start in range(parts)]
     return [[row for meta in lot for row in meta] for lot in lots]
 
 

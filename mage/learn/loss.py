@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mage.learn.options import LearnOptions
+from mage.config import LearnOptions
 from mage.learn.packing import Terms
 
 # exp(20) is 5e8: beyond it a ratio says nothing more, and an overflow would turn a zero gradient into NaN.
@@ -43,7 +43,7 @@ class Sums:
 def score(
     hidden: torch.Tensor, head: torch.nn.Module, targets: torch.Tensor, *, temperature: float, at_once: int = LOGITS_AT_ONCE
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprob of each target and entropy of its distribution, from the hidden states that predict them [T, width]."""
+    """Logprob of each target, and the entropy of its distribution as a figure, from the hidden states that predict them [T, width]."""
     pieces = list(_pieces(hidden, head, targets, temperature, at_once))
     logprobs, entropies = zip(*pieces, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
@@ -67,8 +67,20 @@ def _score_piece(
     logits = head(hidden)
     logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     logprobs = logits.log_softmax(-1)
-    entropies = -(logprobs.exp() * logprobs).sum(-1)
+    with torch.no_grad():
+        entropies = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropies
+
+
+def choice_entropies(hidden: torch.Tensor, head: torch.nn.Module, tokens: torch.Tensor, *, temperature: float) -> torch.Tensor:
+    """Entropy among the tokens that legal moves part into [places, tokens], filled up with -1; gradients flow."""
+    real = tokens >= 0
+    logits = torch.einsum("cd,ckd->ck", hidden, head.weight[tokens.clamp(min=0)])
+    if getattr(head, "bias", None) is not None:
+        logits = logits + head.bias[tokens.clamp(min=0)]
+    logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    logprobs = logits.masked_fill(~real, -1e9).log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
 
 
 def policy_objective(ratio: torch.Tensor, advantages: torch.Tensor, options: LearnOptions) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,6 +110,7 @@ def low_variance_kl(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Te
 def policy_loss(
     logprobs: torch.Tensor,
     entropies: torch.Tensor,
+    choices: torch.Tensor,
     terms: Terms,
     options: LearnOptions,
     *,
@@ -108,8 +121,9 @@ def policy_loss(
 ) -> tuple[torch.Tensor, Sums]:
     """Loss of one micro-batch and the sums for its diagnostics.
 
-    The bonus is the sum of token entropies over the action span, by the chain rule an unbiased estimate of the entropy
-    of the whole action. `proximal` are the learner's own logprobs before the update: where they are given, the ratio
+    The bonus is the entropy among legal moves: `choices` summed, by the chain rule an unbiased estimate of the entropy of
+    the whole action. An entropy over the vocabulary would pay for illegal tokens, and does so until most moves are
+    illegal. `proximal` are the learner's own logprobs before the update: where they are given, the ratio
     is taken to them and what the sampler saw otherwise becomes a truncated importance weight.
     """
     old = terms.old_logprobs if proximal is None else proximal
@@ -119,7 +133,7 @@ def policy_loss(
     if proximal is not None:
         objective = objective * (proximal - terms.old_logprobs).exp().clamp(max=options.importance_cap)
     policy = -objective.sum()
-    bonus = (entropies * terms.on_action).sum()
+    bonus = choices.sum()
     kl = low_variance_kl(logprobs, reference).sum() if reference is not None else torch.zeros_like(policy)
     loss = (policy + options.kl * kl - entropy * bonus) / normaliser
     with torch.no_grad():

@@ -40,16 +40,21 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """One entry per reply token. `parents` are the flat positions that predict them, `index` their places in the update."""
+    """One entry per reply token. `parents` are the flat positions that predict them, `index` their places in the update.
+
+    `choice_parents` predict the places where legal moves part, `choice_tokens` [places, most tokens] are what they part
+    into, filled up with -1.
+    """
 
     parents: torch.Tensor
     targets: torch.Tensor
     old_logprobs: torch.Tensor
     advantages: torch.Tensor
-    on_action: torch.Tensor
     on_reflection: torch.Tensor
     index: torch.Tensor
     plays: int
+    choice_parents: torch.Tensor
+    choice_tokens: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -89,13 +94,13 @@ def prepare(samples: Iterable[Sample]) -> list[Row]:
 
 
 def _check(sample: Sample) -> None:
-    replies, (start, end) = len(sample.reply_ids), sample.action_span
+    replies = len(sample.reply_ids)
     if not sample.prompt_ids or not replies:
         raise ValueError(f"sample {sample.where} needs at least one prompt token and one reply token")
     if len(sample.old_logprobs) != replies:
         raise ValueError(f"sample {sample.where} has {replies} reply tokens but {len(sample.old_logprobs)} old logprobs")
-    if not 0 <= start <= end <= replies:
-        raise ValueError(f"sample {sample.where} has action span {sample.action_span} outside its {replies} reply tokens")
+    if any(not 0 <= place < replies or len(tokens) < 2 for place, tokens in sample.choices):
+        raise ValueError(f"sample {sample.where} has choices {sample.choices}: places are 0 to {replies - 1}, with two tokens or more")
 
 
 def common(one: Row, other: Row) -> int:
@@ -252,7 +257,6 @@ def _terms(rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, d
     lengths = np.array([len(sample.reply_ids) for sample in samples])
     starts = np.cumsum(lengths) - lengths
     place = np.arange(lengths.sum()) - np.repeat(starts, lengths)
-    first, last = (np.repeat([sample.action_span[side] for sample in samples], lengths) for side in (0, 1))
     reflects = np.array([sample.kind == "reflect" for sample in samples])
     reply_ids = chain.from_iterable(sample.reply_ids for sample in samples)
     old_logprobs = chain.from_iterable(sample.old_logprobs for sample in samples)
@@ -266,8 +270,16 @@ def _terms(rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, d
         targets=moved(np.fromiter(reply_ids, np.int64, len(place))),
         old_logprobs=moved(np.fromiter(old_logprobs, np.float64, len(place))),
         advantages=moved(np.repeat([float(sample.advantage) for sample in samples], lengths)),
-        on_action=moved((first <= place) & (place < last)),
         on_reflection=moved(np.repeat(reflects, lengths)),
         index=moved(np.repeat([row.offset for row in rows], lengths) + place),
         plays=int((~reflects).sum()),
+        **{name: moved(array) for name, array in _choices(samples, parents).items()},
     )
+
+
+def _choices(samples: Sequence[Sample], parents: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """The places where legal moves part, padded to the widest."""
+    found = [(above[place], tokens) for sample, above in zip(samples, parents, strict=True) for place, tokens in sample.choices]
+    width = max((len(tokens) for _, tokens in found), default=0)
+    padded = np.array([tokens + (-1,) * (width - len(tokens)) for _, tokens in found], dtype=np.int64).reshape(len(found), width)
+    return {"choice_parents": np.array([at for at, _ in found], dtype=np.int64), "choice_tokens": padded}

@@ -1,1 +1,42 @@
-"""What people see of a run: curves, tables, transcripts."""
+"""What people see of a run: curves, transcripts, one page that holds them all, and TensorBoard events.
+
+A run may be reported at any time, also while it runs or after a kill: whatever is there is shown, what is missing is left out.
+"""
+
+from pathlib import Path
+
+from mage.report.curves import DARK, LIGHT, draw_curves
+from mage.report.events import write_events
+from mage.report.findings import read_findings
+from mage.report.page import make_page
+from mage.report.transcripts import choose_sections, to_markdown
+from mage.rundir import RunError, RunFolder, write_atomic
+
+__all__ = ["write_report"]
+
+
+def write_report(folder: RunFolder) -> list[Path]:
+    """Write RUN/report/ and RUN/tensorboard/ anew; returns the files, the picture first."""
+    findings = read_findings(folder)
+    sections = choose_sections(findings)
+    light, dark = draw_curves(findings, LIGHT), draw_curves(findings, DARK)
+    place = _make(folder.path / "report")
+    return [
+        write_atomic(place / "curves.png", light),
+        write_atomic(place / "transcripts.md", _encode(to_markdown(findings, sections))),
+        write_atomic(place / "report.html", _encode(make_page(findings, sections, light, dark))),
+        write_events(folder),
+    ]
+
+
+def _make(place: Path) -> Path:
+    try:
+        place.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {place}: {error.strerror or error}") from None
+    return place
+
+
+def _encode(text: str) -> bytes:
+    """A model may write half a surrogate pair, which UTF-8 cannot hold."""
+    return text.encode("utf-8", errors="replace")

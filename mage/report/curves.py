@@ -1,0 +1,409 @@
+"""The curves of a run as one picture: what was learned on top, how training went below.
+
+Lines carry their names at their ends instead of a legend. Colours are Okabe and Ito's, which colour-blind readers can tell
+apart. No pyplot: a figure is made, drawn and forgotten, and no global state changes.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from mage.evaluate import Cell
+from mage.report.findings import STAGES, TITLES, Findings, Measure, Stage
+from mage.statistics import Estimate
+
+WIDTH, HEIGHT, DPI = 1500, 1000, 100
+_SHOWN = 4  # episode positions in one panel; more cannot be told apart
+_UNDER_TITLE = 39  # points between a panel and its title, for what stands between them
+_LABEL_GAP = 0.05  # least distance of two labels, as a share of the panel's height
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Colours on a light or a dark page."""
+
+    paper: str
+    ink: str
+    quiet: str
+    grid: str
+    episodes: tuple[str, ...]
+    before: str
+    after: str
+    emptied: str
+
+    def stage(self, stage: Stage) -> str:
+        return {"before": self.before, "after": self.after, "emptied": self.emptied}[stage]
+
+
+LIGHT = Theme("#ffffff", "#1c2024", "#60646c", "#e4e6ea", ("#56B4E9", "#009E73", "#D55E00", "#0072B2"), "#80838d", "#0072B2", "#CC79A7")
+DARK = Theme("#16181d", "#eceef2", "#a0a5b0", "#2c3038", ("#56B4E9", "#2FBF93", "#F0803C", "#8FB8FF"), "#9a9fab", "#56B4E9", "#E39AC2")
+
+
+def draw_curves(findings: Findings, theme: Theme = LIGHT) -> bytes:
+    """The picture as PNG."""
+    with mpl.rc_context(_style(theme)):
+        figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI)
+        FigureCanvasAgg(figure)
+        _draw(figure, findings, theme)
+        buffer = BytesIO()
+        figure.savefig(buffer, format="png", metadata={"Software": None})
+        return buffer.getvalue()
+
+
+def _style(theme: Theme) -> dict[str, object]:
+    return {
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 11,
+        "text.color": theme.ink,
+        "figure.facecolor": theme.paper,
+        "savefig.facecolor": theme.paper,
+        "axes.facecolor": theme.paper,
+        "axes.edgecolor": theme.quiet,
+        "axes.labelcolor": theme.quiet,
+        "axes.titlesize": 12.5,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.titlepad": 12,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.axisbelow": True,
+        "grid.color": theme.grid,
+        "grid.linewidth": 0.8,
+        "xtick.color": theme.quiet,
+        "ytick.color": theme.quiet,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+    }
+
+
+def _draw(figure: Figure, findings: Findings, theme: Theme) -> None:
+    top = figure.add_gridspec(1, 2, left=0.055, right=0.985, top=0.832, bottom=0.405, width_ratios=(1.75, 1), wspace=0.2)
+    below = figure.add_gridspec(1, 4, left=0.055, right=0.985, top=0.295, bottom=0.06, wspace=0.26)
+    figure.text(0.055, 0.965, _headline(findings), fontsize=17, fontweight="bold", va="center")
+    figure.text(0.055, 0.932, _subtitle(findings), fontsize=11.5, color=theme.quiet, va="center")
+    _draw_training(figure.add_subplot(top[0]), findings, theme)
+    _draw_final(figure.add_subplot(top[1]), findings, theme)
+    _draw_entropy(figure.add_subplot(below[0]), findings, theme)
+    _draw_illegal(figure.add_subplot(below[1]), findings, theme)
+    _draw_lengths(figure.add_subplot(below[2]), findings, theme)
+    _draw_change(figure.add_subplot(below[3]), findings, theme)
+
+
+def _headline(findings: Findings) -> str:
+    return f"{findings.environment}  ·  {findings.title}"
+
+
+def _subtitle(findings: Findings) -> str:
+    state = "" if findings.finished else "  ·  not finished"
+    return f"{findings.updates:,} updates  ·  {findings.hands:,} hands of training  ·  seed {findings.folder.recipe.run.seed}{state}"
+
+
+# --- What was learned ----------------------------------------------------------------------------------------------
+
+
+def _draw_training(axes: Axes, findings: Findings, theme: Theme) -> None:
+    """Training smoothed, the select panel as points with intervals, and the two lines that give them a meaning."""
+    measure, shown = findings.measure, _positions(findings.episodes)
+    axes.set_title(f"{measure.title.capitalize()} by episode, over training", pad=_UNDER_TITLE)
+    _finish_axes(axes, "update", measure.percent)
+    ends: list[tuple[float, str, str]] = []
+    for colour, number in zip(theme.episodes, shown, strict=False):
+        ends += _draw_position(axes, findings, number, colour, offset=shown.index(number) - (len(shown) - 1) / 2)
+    _limit_updates(axes, findings)
+    _draw_bounds(axes, findings, theme)
+    _label_ends(axes, ends)
+    _draw_choice(axes, findings, theme)
+    if not ends:
+        _say_nothing(axes, theme, "nothing measured yet")
+    else:
+        note = "lines: training, smoothed  ·  points: select panel with 95 % intervals"
+        axes.annotate(note, (0, 1), xycoords="axes fraction", xytext=(0, 22), textcoords="offset points", fontsize=9.5, color=theme.quiet, va="bottom")
+
+
+def _positions(episodes: int) -> list[int]:
+    """The episodes that are drawn: all, or the first, the last and some between."""
+    if episodes <= _SHOWN:
+        return list(range(1, episodes + 1))
+    return [1 + round(k * (episodes - 1) / (_SHOWN - 1)) for k in range(_SHOWN)]
+
+
+def _draw_position(axes: Axes, findings: Findings, number: int, colour: str, offset: float) -> list[tuple[float, str, str]]:
+    """One episode position; returns where its line ends, for the label."""
+    updates, values = findings.series(f"{findings.measure.metric}_{number}")
+    points = [(update, found) for update, cell in findings.selections if (found := _estimate(cell, number, findings.measure))]
+    if values:
+        axes.plot(updates, values, color=colour, linewidth=0.7, alpha=0.22)
+        axes.plot(updates, smooth(values), color=colour, linewidth=2.1)
+    if points:
+        shift = 0.12 * offset * _spacing([update for update, _ in points])
+        _draw_points(axes, [update + shift for update, _ in points], [found for _, found in points], colour, "o", 4.5)
+    last = smooth(values)[-1] if values else points[-1][1].value if points else None
+    return [] if last is None else [(last, f"episode {number}", colour)]
+
+
+def _spacing(updates: Sequence[int]) -> float:
+    return (updates[-1] - updates[0]) / (len(updates) - 1) if len(updates) > 1 else 0.0
+
+
+def _draw_points(axes: Axes, xs: Sequence[float], estimates: Sequence[Estimate], colour: str, marker: str, size: float, hollow: bool = False) -> None:
+    """Points with 95 % intervals; an interval that one task cannot give is left out."""
+    for x, found in zip(xs, estimates, strict=True):
+        if math.isfinite(found.low):
+            axes.plot([x, x], [found.low, found.high], color=colour, linewidth=1.3, alpha=0.5, solid_capstyle="butt", zorder=3)
+    face = axes.get_facecolor() if hollow else colour
+    axes.plot(xs, [found.value for found in estimates], marker, color=colour, markersize=size, markerfacecolor=face, markeredgewidth=1.5, zorder=4)
+
+
+def _draw_bounds(axes: Axes, findings: Findings, theme: Theme) -> None:
+    bounds = findings.bounds
+    if bounds is None or bounds.non_adapting is None:
+        return
+    last = bounds.episodes[-1]
+    _line(axes, bounds.non_adapting, f"best policy that does not adapt  {bounds.non_adapting:.3f}", theme, "--")
+    if last.ceiling is not None:
+        _line(axes, last.ceiling, f"Bayes-optimal learner, episode {last.episode}  {last.ceiling:.3f}", theme, ":")
+
+
+def _line(axes: Axes, height: float, label: str, theme: Theme, dashes: str) -> None:
+    axes.axhline(height, color=theme.ink, linewidth=1.3, linestyle=dashes, zorder=2)
+    axes.annotate(label, (0.01, height), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points", fontsize=9.5, bbox=_box(axes), zorder=5)
+
+
+def _box(axes: Axes) -> dict[str, Any]:
+    """Behind words that may lie on a line."""
+    return {"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 1.0, "alpha": 0.8}
+
+
+def _draw_choice(axes: Axes, findings: Findings, theme: Theme) -> None:
+    """Which update the final figures are of."""
+    if findings.chosen_update is None or not findings.finished:
+        return
+    axes.axvline(findings.chosen_update, color=theme.quiet, linewidth=1, alpha=0.6, zorder=1)
+    right = findings.chosen_update > 0.7 * axes.get_xlim()[1]
+    axes.annotate(
+        f"chosen: update {findings.chosen_update}",
+        (findings.chosen_update, 0.02),
+        xycoords=("data", "axes fraction"),
+        xytext=(-5 if right else 5, 0),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        fontsize=9.5,
+        color=theme.quiet,
+    )
+
+
+def _draw_final(axes: Axes, findings: Findings, theme: Theme) -> None:
+    """The final panel by episode: before, after, and after with the memory emptied, against what any learner can reach."""
+    measure, splits = findings.measure, findings.splits
+    split = splits[0] if splits else "test"
+    stages = {stage: findings.finals[stage, split].overall for stage in STAGES if (stage, split) in findings.finals}
+    axes.set_title(f"{measure.title.capitalize()} on the final panel ({split}), {_tasks(stages.values())}", pad=_UNDER_TITLE)
+    _finish_axes(axes, "episode", measure.percent)
+    if not stages:
+        _say_nothing(axes, theme, "not measured yet")
+        return
+    for stage, cell in stages.items():
+        _draw_stage(axes, stage, cell, measure, theme)
+    count = max(len(cell.episodes) for cell in stages.values())
+    axes.set_xlim(0.5, count + 0.5)
+    axes.set_xticks(range(1, count + 1))
+    _draw_final_bounds(axes, next(iter(stages.values())), measure, theme)
+    _draw_legend(axes, theme)
+
+
+def _draw_legend(axes: Axes, theme: Theme) -> None:
+    """Points in the first row and lines below them; matplotlib fills a legend by columns."""
+    handles, labels = axes.get_legend_handles_labels()
+    points = len(labels) - sum(label in _BOUNDS for label in labels)
+    order = [k for column in range(points) for k in (column, points + column) if k < len(labels)]
+    axes.legend(
+        [handles[k] for k in order],
+        [labels[k] for k in order],
+        loc="lower left",
+        bbox_to_anchor=(-0.025, 0.985),
+        ncols=points,
+        frameon=False,
+        fontsize=9.5,
+        handlelength=1.7,
+        handletextpad=0.5,
+        columnspacing=1.4,
+        labelspacing=0.35,
+        labelcolor=theme.ink,
+    )
+
+
+def _tasks(cells: Iterable[Cell]) -> str:
+    return f"{max((cell.tasks for cell in cells), default=0):,} tasks"
+
+
+def _draw_stage(axes: Axes, stage: Stage, cell: Cell, measure: Measure, theme: Theme) -> None:
+    found = [(figures.episode, estimate) for figures in cell.episodes if (estimate := measure.of(figures))]
+    xs = [number + 0.2 * (STAGES.index(stage) - 1) for number, _ in found]
+    marker, colour = {"before": "o", "after": "s", "emptied": "D"}[stage], theme.stage(stage)
+    axes.plot(xs, [estimate.value for _, estimate in found], color=colour, linewidth=1, alpha=0.5)
+    _draw_points(axes, xs, [estimate for _, estimate in found], colour, marker, 8, hollow=stage != "after")
+    axes.plot([], [], marker, color=colour, markerfacecolor=colour if stage == "after" else theme.paper, markeredgewidth=1.5, label=TITLES[stage])
+    if stage == "after":
+        for x, (_, estimate) in zip(xs, found, strict=True):
+            _write_value(axes, x, estimate, show(estimate.value, measure), colour)
+
+
+def _write_value(axes: Axes, x: float, estimate: Estimate, text: str, colour: str) -> None:
+    height = estimate.high if math.isfinite(estimate.high) else estimate.value
+    look: dict[str, Any] = {"fontsize": 10, "fontweight": "bold", "ha": "center", "color": colour, "bbox": _box(axes), "zorder": 6}
+    axes.annotate(text, (x, height), xytext=(0, 4), textcoords="offset points", **look)
+
+
+_BOUNDS = ("does not adapt", "Bayes-optimal")
+
+
+def _draw_final_bounds(axes: Axes, cell: Cell, measure: Measure, theme: Theme) -> None:
+    """The non-adapting line, and for every episode the score that no learner's episode of that number can beat."""
+    if measure.metric != "score" or cell.non_adapting is None:
+        return
+    axes.axhline(cell.non_adapting, color=theme.ink, linewidth=1.3, linestyle="--", zorder=2, label=_BOUNDS[0])
+    known = [(figures.episode, figures.ceiling) for figures in cell.episodes if figures.ceiling is not None]
+    for k, (number, height) in enumerate(known):
+        ends = [number - 0.4, number + 0.4]
+        axes.plot(ends, [height, height], color=theme.ink, linewidth=1.8, linestyle=":", zorder=2, label="" if k else _BOUNDS[1])
+
+
+def _estimate(cell: Cell, number: int, measure: Measure) -> Estimate | None:
+    return measure.of(cell.episodes[number - 1]) if number <= len(cell.episodes) else None
+
+
+# --- How training went ---------------------------------------------------------------------------------------------
+
+
+def _draw_entropy(axes: Axes, findings: Findings, theme: Theme) -> None:
+    lines = {"action_entropy": "action", "reflect_entropy": "reflection token"}
+    if not any(findings.series("reflection_length")[1]):
+        del lines["reflect_entropy"]
+    _draw_metrics(axes, findings, theme, "Entropy (nats)", lines)
+
+
+def _draw_illegal(axes: Axes, findings: Findings, theme: Theme) -> None:
+    _draw_metrics(axes, findings, theme, "Illegal replies", {"illegal_rate": ""}, percent=True)
+
+
+def _draw_lengths(axes: Axes, findings: Findings, theme: Theme) -> None:
+    lines = {"reply_length": "reply", "reflection_length": "reflection"}
+    if not any(findings.series("reflection_length")[1]):
+        del lines["reflection_length"]
+    _draw_metrics(axes, findings, theme, "Length (tokens)", lines)
+
+
+def _draw_change(axes: Axes, findings: Findings, theme: Theme) -> None:
+    """With one optimizer step an update nothing is ever clipped; then the gradient says more."""
+    if any(findings.series("clip_fraction")[1]):
+        _draw_metrics(axes, findings, theme, "Clipped tokens", {"clip_fraction": ""}, percent=True)
+    else:
+        _draw_metrics(axes, findings, theme, "Norm of the gradient", {"gradient_norm": ""})
+
+
+def _draw_metrics(axes: Axes, findings: Findings, theme: Theme, title: str, lines: dict[str, str], percent: bool = False) -> None:
+    axes.set_title(title, fontsize=11, pad=9)
+    _finish_axes(axes, "update", percent)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    names: list[tuple[str, str]] = []
+    for colour, (name, label) in zip((theme.after, theme.episodes[2]), lines.items(), strict=False):
+        updates, values = findings.series(name)
+        if values:
+            axes.plot(updates, values, color=colour, linewidth=0.7, alpha=0.25)
+            axes.plot(updates, smooth(values), color=colour, linewidth=1.8)
+            names.append((label, colour))
+    if not names:
+        _say_nothing(axes, theme, "no update yet")
+        return
+    _limit_updates(axes, findings)
+    low, high = axes.get_ylim()
+    axes.set_ylim(0 if low > -0.2 * high else low, high)
+    _name_lines(axes, [name for name in names if name[0]])
+
+
+def _name_lines(axes: Axes, names: Sequence[tuple[str, str]]) -> None:
+    """The names of a small panel's lines in their colours, at the right of its title."""
+    right = 0.0
+    for label, colour in reversed(names):
+        text = axes.annotate(label, (1, 1), xycoords="axes fraction", xytext=(-right, 9), textcoords="offset points", ha="right", fontsize=9, color=colour)
+        right += text.get_window_extent().width * 72 / DPI + 9
+
+
+# --- Shared --------------------------------------------------------------------------------------------------------
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """A centred mean over about a fortieth of the run; at the ends over what is there."""
+    half = len(values) // 80 + (len(values) > 10)
+    windows = (values[max(0, k - half) : k + half + 1] for k in range(len(values)))
+    return [math.fsum(window) / len(window) for window in windows]
+
+
+def show(value: float, measure: Measure) -> str:
+    return f"{100 * value:.0f} %" if measure.percent else f"{value:+.3f}".replace("-", "−")
+
+
+def _finish_axes(axes: Axes, label: str, percent: bool) -> None:
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    axes.margins(x=0.01, y=0.08)
+    if percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+
+
+def _limit_updates(axes: Axes, findings: Findings) -> None:
+    updates = [record["update"] for record in findings.metrics] + [update for update, _ in findings.selections]
+    last = max(updates, default=1) or 1
+    axes.set_xlim(-0.015 * last, 1.015 * last)
+
+
+def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Names beside the ends of the lines, moved apart where they would touch."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high)
+    gap = _LABEL_GAP * (high - low)
+    for height, (_, label, colour) in zip(spread([end[0] for end in ends], gap), ends, strict=True):
+        axes.annotate(
+            label,
+            (1, height),
+            xycoords=("axes fraction", "data"),
+            xytext=(5, 0),
+            textcoords="offset points",
+            color=colour,
+            fontsize=10,
+            fontweight="bold",
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """The same heights in the same order, none closer than `gap` to its neighbour, their mean unchanged.
+
+    >>> spread([1.0, 1.0], 0.5)
+    [0.75, 1.25]
+    """
+    order = sorted(range(len(heights)), key=lambda k: heights[k])
+    moved = list(heights)
+    for below, above in pairwise(order):
+        moved[above] = max(moved[above], moved[below] + gap)
+    shift = (math.fsum(moved) - math.fsum(heights)) / max(1, len(heights))
+    return [height - shift for height in moved]
+
+
+def _say_nothing(axes: Axes, theme: Theme, words: str) -> None:
+    axes.set_yticks([])
+    axes.set_xticks([])
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=theme.quiet)

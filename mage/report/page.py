@@ -1,0 +1,283 @@
+"""The page: everything about a run in one HTML file that needs no network and runs no script.
+
+Jinja escapes whatever is put into the layout, so nothing that a model wrote can become a tag; a content policy in the page
+itself forbids scripts and requests besides.
+"""
+
+import base64
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jinja2 import Environment, StrictUndefined
+
+from mage.environments.base import SEATS
+from mage.evaluate import Cell, EpisodeComparison, EpisodeFigures, Evaluation, compare
+from mage.report.curves import show
+from mage.report.findings import DRAWS, PASS, SCORE, STAGES, SUCCESS, TITLES, Findings, Measure, Stage
+from mage.report.layout import PAGE
+from mage.report.transcripts import LABELS, Section
+from mage.rundir import Json
+from mage.statistics import Difference, Estimate
+from mage.types import Split
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What stands in a table's cell: a figure and, smaller, its interval."""
+
+    text: str
+    interval: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    title: str
+    note: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """All that is said about one split's final panel."""
+
+    split: str
+    tiles: tuple[tuple[str, Value], ...]
+    verdict: tuple[str, ...]
+    tables: tuple[Table, ...]
+
+
+def make_page(findings: Findings, sections: Sequence[Section], light: bytes, dark: bytes) -> str:
+    """The page as text; `light` and `dark` are the curves as PNG."""
+    layout = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
+    return layout.render(
+        title=findings.title,
+        environment=findings.environment,
+        facts=_facts(findings),
+        panels=[_panel(findings, split) for split in findings.splits],
+        light=base64.b64encode(light).decode(),
+        dark=base64.b64encode(dark).decode(),
+        sections=sections,
+        labels=LABELS,
+        recipe=findings.folder.recipe.to_toml(),
+        versions=list(_flat(findings.versions)),
+    )
+
+
+def _facts(findings: Findings) -> list[tuple[str, str]]:
+    """The run in a few words."""
+    run, total = findings.folder.recipe.run, findings.folder.recipe.run.updates
+    done = f"{findings.updates:,}" if findings.updates == total else f"{findings.updates:,} of {total:,}"
+    return [
+        ("updates", done),
+        ("hands in training", f"{findings.hands:,}"),
+        ("time in updates", _duration(findings.seconds)),
+        ("seed", str(run.seed)),
+        ("chosen update", NOTHING if findings.chosen_update is None else f"{findings.chosen_update:,}"),
+        ("state", "finished" if findings.finished else "not finished"),
+    ]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _flat(table: Json) -> Iterator[tuple[str, str]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(dict(value))
+        else:
+            yield name, NOTHING if value is None else str(value)
+
+
+# --- One final panel -----------------------------------------------------------------------------------------------
+
+
+def _panel(findings: Findings, split: Split) -> Panel:
+    stages: dict[Stage, Evaluation] = {stage: findings.finals[stage, split] for stage in STAGES if (stage, split) in findings.finals}
+    overall = {stage: evaluation.overall for stage, evaluation in stages.items()}
+    measure = SCORE if any(cell.non_adapting is not None for cell in overall.values()) else SUCCESS
+    tables = [_overall_table(overall), *_pair_tables(findings, split, measure), *_cell_tables(stages, measure)]
+    return Panel(split, tuple(_tiles(overall, measure)), tuple(_verdict(overall, measure)), tuple(tables))
+
+
+def _tiles(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[tuple[str, Value]]:
+    """The few figures that tell the result."""
+    for stage, cell in overall.items():
+        last = cell.episodes[-1]
+        yield f"episode {last.episode}, {TITLES[stage]}", _value(measure.of(last), measure)
+    cell = next(iter(overall.values()))
+    if cell.non_adapting is not None:
+        yield "best policy that does not adapt", Value(show(cell.non_adapting, SCORE), "exact")
+    if cell.episodes[-1].ceiling is not None:
+        yield f"Bayes-optimal learner, episode {cell.episodes[-1].episode}", Value(show(cell.episodes[-1].ceiling, SCORE), "exact")
+
+
+def _verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[str]:
+    """What the figures prove and what they do not, in plain words."""
+    after = overall.get("after")
+    if after is None:
+        yield "The final panel has not been played after training yet."
+        return
+    gain = after.episodes[-1].score_gain if measure is SCORE else after.episodes[-1].success_gain
+    if gain is not None:
+        yield f"From episode 1 to episode {len(after.episodes)} the {measure.title} changes by {_told(gain, measure)}: {_side(gain, 0, 'a gain', 'a loss')}."
+    if after.non_adapting is None:
+        return
+    for stage, cell in overall.items():
+        last = cell.episodes[-1].score
+        if stage != "before" and last is not None:
+            place = _side(last, after.non_adapting, "above it", "below it")
+            found = f"Episode {len(cell.episodes)}, {TITLES[stage]}, scores {_told(last, SCORE)}"
+            yield f"{found}. The best policy that does not adapt gets {show(after.non_adapting, SCORE)}: {place}."
+    last, ceiling = after.episodes[-1].score, after.episodes[-1].ceiling
+    if last is not None and ceiling is not None and last.low > ceiling:
+        yield f"It lies above the Bayes-optimal {show(ceiling, SCORE)}, which no learner can reach: look for a fault."
+
+
+def _side(found: Estimate, line: float, above: str, below: str) -> str:
+    if found.low > line:
+        return f"the whole 95 % interval is {above}"
+    return f"the whole 95 % interval is {below}" if found.high < line else "the 95 % interval leaves it open"
+
+
+def _told(found: Estimate, measure: Measure) -> str:
+    value = _value(found, measure, signed=True)
+    return f"{value.text} ({value.interval})" if value.interval else value.text
+
+
+# --- Tables --------------------------------------------------------------------------------------------------------
+
+
+def _overall_table(overall: Mapping[Stage, Cell]) -> Table:
+    """Every measure by episode, before and after and without memory, beside what is possible."""
+    first = next(iter(overall.values()))
+    bounded = first.non_adapting is not None
+    rows: list[tuple[Value, ...]] = []
+    for measure in (SCORE, SUCCESS, PASS, DRAWS):
+        rows += [_measure_row(overall, measure, k, bounded) for k in range(len(first.episodes)) if _is_worth(overall, measure)]
+    for title, of in _REPLIES.items():
+        rows += [_reply_row(overall, title, of, k, bounded) for k in range(len(first.episodes))]
+    bounds = ("does not adapt", "Bayes-optimal") if bounded else ()
+    header = ("", "episode", *(TITLES[stage] for stage in overall), *bounds, "tasks")
+    return Table("Figures", "Means over tasks with 95 % intervals. Pass@k: won at least once in the first k episodes.", header, tuple(rows))
+
+
+def _is_worth(overall: Mapping[Stage, Cell], measure: Measure) -> bool:
+    """A game without draws needs no rows of noughts."""
+    found = [measure.of(figures) for cell in overall.values() for figures in cell.episodes]
+    return measure is not DRAWS or any(one is not None and one.value > 0 for one in found)
+
+
+def _measure_row(overall: Mapping[Stage, Cell], measure: Measure, k: int, bounded: bool) -> tuple[Value, ...]:
+    first = next(iter(overall.values()))
+    values = [_value(measure.of(cell.episodes[k]), measure) for cell in overall.values()]
+    of_score = measure is SCORE
+    bounds = [_bound(first.non_adapting if of_score else None), _bound(first.episodes[k].ceiling if of_score else None)] if bounded else []
+    return Value(measure.title), Value(str(k + 1)), *values, *bounds, Value(f"{first.tasks:,}")
+
+
+_REPLIES: dict[str, Callable[[EpisodeFigures], str]] = {
+    "illegal replies": lambda figures: NOTHING if figures.illegal is None else f"{100 * figures.illegal:.1f} %",
+    "tokens a reply": lambda figures: NOTHING if figures.tokens is None else f"{figures.tokens:.1f}",
+    "unfinished": lambda figures: NOTHING if figures.unfinished is None else f"{100 * figures.unfinished:.1f} %",
+}
+
+
+def _reply_row(overall: Mapping[Stage, Cell], title: str, of: Callable[[EpisodeFigures], str], k: int, bounded: bool) -> tuple[Value, ...]:
+    first = next(iter(overall.values()))
+    bounds = (Value(NOTHING), Value(NOTHING)) if bounded else ()
+    return Value(title), Value(str(k + 1)), *(Value(of(cell.episodes[k])) for cell in overall.values()), *bounds, Value(f"{first.tasks:,}")
+
+
+def _pair_tables(findings: Findings, split: Split, measure: Measure) -> list[Table]:
+    """After against before and against the emptied memory, task by task."""
+    after = findings.rows("after", split)
+    controls: tuple[Stage, ...] = ("before", "emptied")
+    rows: list[tuple[Value, ...]] = []
+    for stage in controls:
+        other = findings.rows(stage, split)
+        if after and other:
+            rows += [_pair_row(f"after − {TITLES[stage]}", found, measure) for found in compare(other, after).episodes]
+    note = "Differences on the same tasks, with paired 95 % intervals; p: how often chance alone would give one as large."
+    header = ("", "episode", f"{measure.title} difference", "p", "tasks")
+    return [Table("Comparisons in pairs", note, header, tuple(rows))] if rows else []
+
+
+def _pair_row(title: str, found: EpisodeComparison, measure: Measure) -> tuple[Value, ...]:
+    difference: Difference = found.score if measure is SCORE else found.success
+    p = "< 0.001" if difference.p_value < 0.001 else f"{difference.p_value:.3f}"
+    return Value(title), Value(str(found.episode)), _value(difference.difference, measure, signed=True), Value(p), Value(f"{difference.difference.count:,}")
+
+
+def _cell_tables(stages: Mapping[Stage, Evaluation], measure: Measure) -> list[Table]:
+    """By seat, by opponent and by both, after training if that was measured."""
+    shown: Stage = "after" if "after" in stages else next(iter(stages))
+    groups = {name: {stage: getattr(found, field) for stage, found in stages.items()} for name, field in _GROUPS.items()}
+    note = f"{measure.title.capitalize()} {TITLES[shown]}. Exploitation: 0 = the equilibrium's score, 1 = the exact best response."
+    return [_cell_table(name, note, cells, shown, measure) for name, cells in groups.items() if len(cells[shown]) > 1]
+
+
+_GROUPS = {"By opponent": "by_opponent", "By seat": "by_seat", "By opponent and seat": "by_opponent_seat"}
+
+
+def _cell_table(title: str, note: str, cells: Mapping[Stage, Sequence[Cell]], shown: Stage, measure: Measure) -> Table:
+    others = [stage for stage in cells if stage != shown]
+    last = len(cells[shown][0].episodes)
+    episodes = [f"episode {number}" for number in range(1, last + 1)]
+    beside = [f"episode {last}, {TITLES[stage]}" for stage in others]
+    header = ("opponent", "seat", "tasks", *episodes, "gain", *beside, "does not adapt", "Bayes-optimal", "best response", "exploitation")
+    rows = [_cell_row(cell, [_same(cells[stage], cell) for stage in others], measure) for cell in cells[shown]]
+    return _without_empty(Table(title, note, header, tuple(rows)))
+
+
+def _same(cells: Sequence[Cell], wanted: Cell) -> Cell | None:
+    return next((cell for cell in cells if (cell.opponent, cell.seat) == (wanted.opponent, wanted.seat)), None)
+
+
+def _cell_row(cell: Cell, others: Sequence[Cell | None], measure: Measure) -> tuple[Value, ...]:
+    last = cell.episodes[-1]
+    gain = last.score_gain if measure is SCORE else last.success_gain
+    exploits = Value(NOTHING) if last.exploitation is None else Value(f"{last.exploitation.value:.2f}")
+    return (
+        Value("all" if cell.opponent is None else cell.opponent or NOTHING),
+        Value("all" if cell.seat is None else SEATS[cell.seat]),
+        Value(f"{cell.tasks:,}"),
+        *(_value(measure.of(figures), measure) for figures in cell.episodes),
+        _value(gain, measure, signed=True),
+        *(Value(NOTHING) if other is None else _value(measure.of(other.episodes[-1]), measure) for other in others),
+        _bound(cell.non_adapting),
+        _bound(last.ceiling),
+        _bound(cell.best_response),
+        exploits,
+    )
+
+
+def _without_empty(table: Table) -> Table:
+    """Columns in which nothing is known, or all rows say `all`, are left out."""
+    kept = [k for k in range(len(table.header)) if any(row[k].text not in (NOTHING, "all") for row in table.rows)]
+    return Table(table.title, table.note, tuple(table.header[k] for k in kept), tuple(tuple(row[k] for k in kept) for row in table.rows))
+
+
+def _value(found: Estimate | None, measure: Measure, signed: bool = False) -> Value:
+    if found is None:
+        return Value(NOTHING)
+    write = _writer(measure, signed)
+    interval = f"{write(found.low)} to {write(found.high)}" if math.isfinite(found.low) else ""
+    return Value(f"{write(found.value)} %" if measure.percent else write(found.value), interval)
+
+
+def _writer(measure: Measure, signed: bool) -> Callable[[float], str]:
+    """Scores and differences carry a sign, rates do not."""
+    if not measure.percent:
+        return lambda value: show(value, SCORE)
+    return lambda value: (f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}").replace("-", "−")
+
+
+def _bound(value: float | None) -> Value:
+    return Value(NOTHING if value is None else show(value, SCORE))

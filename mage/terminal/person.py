@@ -1,0 +1,215 @@
+"""Games at the keyboard: a person against an opponent or against the agent, and an agent that is watched.
+
+Against the agent the person takes the opponent's place, so the agent plays exactly as in training: it keeps its memory,
+reflects after every game and adapts to whoever sits there.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from mage.agent import Agent, system_text
+from mage.engines.base import run
+from mage.environments.base import SEATS, Environment, State
+from mage.memory.base import Entry
+from mage.opponents.base import Opponent, find, reply
+from mage.play import Place, Setting, play_episode, reflect
+from mage.seeds import derive
+from mage.terminal import console as make_console
+from mage.types import Episode, MetaEpisode, Task, Turn
+
+_KEYS = "type a move, ? for the legal moves, q to leave"
+Tell = Callable[[int, str, Episode], None]
+
+
+class Left(Exception):
+    """The person has left the table."""
+
+
+# --- A person and a scripted opponent ------------------------------------------------------------------------------
+
+
+def play_person(environment: Environment, task: Task, games: int, console: Console) -> list[float]:
+    """Games of a person against the task's opponent; the scores of those that were finished."""
+    _welcome(environment, task.seat, console)
+    scores: list[float] = []
+    try:
+        for number in range(games):
+            console.print(Rule(f"game {number + 1} of {games}", align="left"))
+            state = _play_game(environment, task, environment.episode_seed(task.seed, number), console)
+            scores.append(state.scores()[task.seat])
+            _say(console, state.recap(task.seat), style="bold")
+            _say(console, running_score(scores))
+    except Left:
+        _say(console, f"\nYou left. {running_score(scores)}")
+    return scores
+
+
+def _play_game(environment: Environment, task: Task, episode_seed: int, console: Console) -> State:
+    state, moves = environment.start(episode_seed), 0
+    while (mover := state.turn()) is not None:
+        mine = mover == task.seat
+        action = _ask_move(state, mover, console) if mine else reply(find(task.opponent), state, mover, task, episode_seed, moves)
+        if not mine:
+            _say(console, f"opponent: {action}", style="dim")
+        state.apply(action)
+        moves += 1
+    return state
+
+
+def _ask_move(state: State, seat: int, console: Console) -> str:
+    """A legal move; asked until there is one."""
+    legal = state.legal()
+    _say(console, state.observe(seat))
+    while True:
+        said = _ask(console)
+        if (move := next((word for word in legal if word.lower() == said.lower()), None)) is not None:
+            return move
+        if said.lower() in ("q", "quit"):
+            raise Left
+        if said == "?":
+            _say(console, f"legal moves: {', '.join(legal)}")
+        elif said:
+            _say(console, f"{said!r} is no legal move here ({_KEYS})")
+
+
+def _ask(console: Console) -> str:
+    try:
+        return console.input("your move> ", markup=False).strip()
+    except EOFError:
+        raise Left from None
+
+
+def running_score(scores: list[float]) -> str:
+    if not scores:
+        return "No game was finished."
+    games = "1 game" if len(scores) == 1 else f"{len(scores)} games"
+    return f"Your score: {sum(scores):+g} over {games}."
+
+
+def _welcome(environment: Environment, seat: int, console: Console) -> None:
+    _say(console, f"{environment.rules()}\n{environment.instance(seat)}")
+    _say(console, f"({_KEYS})", style="dim")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Games and models may write anything, so nothing they write is read as markup."""
+    console.print(Text(text, style=style))
+
+
+# --- A person and the agent ----------------------------------------------------------------------------------------
+
+
+class Person(Opponent):
+    """Whoever sits at the keyboard. No recipe should name it: a person is not stationary."""
+
+    name: ClassVar[str] = "person"
+
+    def policy(self, state: State, seat: int) -> Mapping[str, float]:
+        raise NotImplementedError("nobody knows what a person will do")
+
+    def act(self, state: State, seat: int, rng: random.Random) -> str:
+        return _ask_move(state, seat, make_console())
+
+
+PERSON = f"{Person.__module__}.{Person.__name__}"
+
+
+def play_agent(setting: Setting, task: Task, console: Console) -> list[float]:
+    """Games of a person against the agent, which sits in the task's seat; the person's scores."""
+    environment, seat = setting.environment, 1 - task.seat
+    scores: list[float] = []
+
+    def tell(number: int, memory: str, episode: Episode) -> None:
+        state = _replay(environment, environment.episode_seed(task.seed, number), episode)
+        over = state.turn() is None
+        scores.append(state.scores()[seat] if over else -episode.score)
+        _say(console, state.recap(seat) if over else "The agent found no legal move and forfeits.", style="bold")
+        _say(console, running_score(scores))
+        if number + 1 < setting.episodes:
+            console.print(Rule(f"game {number + 2} of {setting.episodes}", align="left"))
+
+    _welcome(environment, seat, console)
+    console.print(Rule(f"game 1 of {setting.episodes}", align="left"))
+    try:
+        play_along(setting, task, tell)
+    except Left:
+        _say(console, f"\nYou left. {running_score(scores)}")
+    return scores
+
+
+def _replay(environment: Environment, episode_seed: int, episode: Episode) -> State:
+    """The position at the end of an episode, which keeps its moves only."""
+    state = environment.start(episode_seed)
+    for move in episode.moves:
+        state.apply(move.action)
+    return state
+
+
+# --- An agent that is watched --------------------------------------------------------------------------------------
+
+
+def watch_agent(setting: Setting, task: Task, console: Console) -> MetaEpisode:
+    """An agent's games against the task's opponent: every new line of its prompts, its replies and its notes."""
+    shown = _Shown(setting.agent, console)
+
+    def tell(number: int, memory: str, episode: Episode) -> None:
+        if episode.reflection is not None:
+            console.print(Rule(f"note after game {number}", align="left"))
+            shown.turn(episode.reflection)
+        console.print(Rule(f"game {number + 1} of {setting.episodes}, memory: {'empty' if not memory else 'as below'}", align="left"))
+        for turn in episode.turns:
+            shown.turn(turn)
+        _say(console, f"{episode.recap} ({episode.outcome}, {episode.score:+g})", style="bold")
+
+    _say(console, f"The agent moves {SEATS[task.seat]} against {task.opponent or 'nobody'}.")
+    return play_along(setting, task, tell)
+
+
+class _Shown:
+    """Remembers the last prompt, so that only what is new is shown."""
+
+    def __init__(self, agent: Agent, console: Console) -> None:
+        self.agent, self.console = agent, console
+        self.before: tuple[int, ...] = ()
+
+    def turn(self, turn: Turn) -> None:
+        ids, common = turn.prompt_ids, 0
+        while common < min(len(ids), len(self.before)) and ids[common] == self.before[common]:
+            common += 1
+        self.before = ids
+        _say(self.console, self.agent.chat.decode(ids[common:]), style="dim")
+        read = "" if turn.kind == "reflect" else f"   [{'legal' if turn.legal else 'not legal'}: {turn.action or 'no action'}]"
+        self.console.print(Text(turn.completion.text, style="green"), Text(read, style="" if turn.legal else "red"))
+
+
+# --- What both share -----------------------------------------------------------------------------------------------
+
+
+def play_along(setting: Setting, task: Task, tell: Tell) -> MetaEpisode:
+    """A meta-episode that tells of every episode when it ends: its number from 0, the memory shown, the episode."""
+    return run([_play_along(setting, task, tell)])[0]
+
+
+async def _play_along(setting: Setting, task: Task, tell: Tell) -> MetaEpisode:
+    notebook, episodes, memories = setting.memory.open(), list[Episode](), list[str]()
+    reflection: Turn | None = None
+
+    async def ask(text: str) -> str:
+        prompt = setting.agent.chat.first(system_text(setting.environment), text)
+        return (await setting.agent.write(prompt, derive(task.seed, "ask", text))).text
+
+    for number in range(setting.episodes):
+        place = Place(task, number, task.seed)
+        memories.append(await notebook.show("", ask))
+        episodes.append(await play_episode(setting, place, memories[-1], reflection))
+        tell(number, memories[-1], episodes[-1])
+        if number + 1 < setting.episodes:
+            reflection = await reflect(setting, place, episodes[-1]) if setting.memory.reflects else None
+            words = reflection.completion.text.split() if reflection else []
+            await notebook.add(Entry(number + 1, episodes[-1].recap, " ".join(words)), ask)
+    return MetaEpisode(task, 0, 0, tuple(episodes), tuple(memories), setting.agent.engine.policy_version)

@@ -1,0 +1,146 @@
+"""A checkpoint is whole or refused by name; nothing that goes wrong while saving harms an earlier one."""
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from mage.learn import checkpoint
+from mage.learn.checkpoint import Checkpoint
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+
+
+def make(update: int, *, adapter: bool = False, size: int = 8) -> Checkpoint:
+    weights = {"layer.weight": torch.arange(size) / 7}
+    return Checkpoint(update, weights, adapter, {"layer.weight.step": torch.tensor(3.0)}, {"best": 0.5, "name": "ünï"})
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The operating system refuses to write files beyond this size, as it does when a disk is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_what_is_saved_is_loaded(tmp_path: Path, adapter: bool) -> None:
+    saved = make(40, adapter=adapter)
+    path = checkpoint.save(tmp_path, saved)
+    found = checkpoint.load(path)
+    assert path == tmp_path / "update_000040"
+    assert (found.update, found.adapter, found.state) == (40, adapter, saved.state)
+    assert torch.equal(found.weights["layer.weight"], saved.weights["layer.weight"])
+    assert torch.equal(found.optimizer["layer.weight.step"], torch.tensor(3.0))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["update_000040"], "no temporary folder is left"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_file_is_named(tmp_path: Path, name: str) -> None:
+    path = checkpoint.save(tmp_path, make(1))
+    file = path / name
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(ValueError, match=rf"update_000001 is broken: {name} has {size - 3} bytes, {size} were written"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_altered_byte_is_named(tmp_path: Path, name: str) -> None:
+    path = checkpoint.save(tmp_path, make(1))
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"broken: {name} does not have the SHA-256"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    path = checkpoint.save(tmp_path, make(1))
+    (path / name).unlink()
+    with pytest.raises(ValueError, match=f"broken: {name}"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"files": {}}', '{"files": {"model.safetensors": 3}}', '{"format": 1, "files": 2}'])
+def test_a_manifest_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+    path = checkpoint.save(tmp_path, make(1))
+    (path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match=r"broken: manifest\.json"):
+        checkpoint.load(path)
+
+
+def test_a_checkpoint_of_another_format_is_refused_as_such(tmp_path: Path) -> None:
+    path = checkpoint.save(tmp_path, make(1))
+    manifest = json.loads((path / "manifest.json").read_text()) | {"format": 99}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="has format 99; this version reads format 1"):
+        checkpoint.load(path)
+
+
+def test_a_place_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no checkpoint at"):
+        checkpoint.load(tmp_path / "update_000001")
+
+
+def test_latest_passes_over_broken_ones_and_says_so(tmp_path: Path) -> None:
+    for update in (999_999, 1_000_000, 1_000_001):
+        checkpoint.save(tmp_path, make(update))
+    (tmp_path / "update_1000001" / "model.safetensors").write_bytes(b"")
+    (tmp_path / "notes").mkdir()
+    found = checkpoint.latest(tmp_path)
+    assert found.path == tmp_path / "update_1000000", "numbers are compared as numbers"
+    assert len(found.broken) == 1
+    assert "update_1000001 is broken: model.safetensors" in found.broken[0]
+
+
+def test_latest_of_nothing_is_none(tmp_path: Path) -> None:
+    assert checkpoint.latest(tmp_path / "nowhere") == checkpoint.Latest(None, ())
+
+
+@pytest.mark.parametrize("update", [1, 2])
+def test_a_full_disk_harms_no_earlier_checkpoint(tmp_path: Path, update: int) -> None:
+    checkpoint.save(tmp_path, make(1))
+    with largest_file(10_000), pytest.raises(RuntimeError, match=f"update_00000{update} could not be saved .*earlier checkpoints are untouched"):
+        checkpoint.save(tmp_path, make(update, size=100_000))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["update_000001"], "the temporary folder is removed"
+    assert len(checkpoint.load(tmp_path / "update_000001").weights["layer.weight"]) == 8
+
+
+def test_saving_an_update_again_replaces_it(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, make(1))
+    checkpoint.save(tmp_path, make(1, size=5))
+    assert len(checkpoint.load(tmp_path / "update_000001").weights["layer.weight"]) == 5
+    assert [file.name for file in tmp_path.iterdir()] == ["update_000001"]
+
+
+def test_leftovers_of_a_killed_save_are_no_checkpoint_and_are_overwritten(tmp_path: Path) -> None:
+    leftover = tmp_path / ".update_000001.partial"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    assert checkpoint.latest(tmp_path).path is None
+    checkpoint.load(checkpoint.save(tmp_path, make(1)))
+    assert not leftover.exists()
+
+
+def test_prune_keeps_the_newest_and_the_named(tmp_path: Path) -> None:
+    for update in range(6):
+        checkpoint.save(tmp_path, make(update))
+    checkpoint.prune(tmp_path, keep=2, also={1})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["update_000001", "update_000004", "update_000005"]
+
+
+def test_state_that_is_no_json_leaves_nothing_behind(tmp_path: Path) -> None:
+    bad = Checkpoint(1, {}, False, {}, {"value": object()})
+    with pytest.raises(TypeError):
+        checkpoint.save(tmp_path, bad)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,242 @@
+"""The learner learns, trains what it should, skips what is not finite and goes on after a stop bit for bit."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learn_toys import VOCABULARY, make_model, make_sample
+from pydantic import ValidationError
+from transformers import PreTrainedModel
+
+from mage.learn.learner import Learner, split
+from mage.config import LearnOptions
+from mage.learn.packing import prepare
+from mage.types import Sample, Where
+
+
+def play(seed: int, metas: int = 4) -> list[Sample]:
+    """Meta-episodes of three turns and a reflection on random letters."""
+    draw = random.Random(seed)
+
+    def text(length: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(VOCABULARY) for _ in range(length))
+
+    found = []
+    for meta in range(metas):
+        prompt = (1, 2, 3)
+        for turn in range(4):
+            reply, where = text(2), Where(meta // 2, meta % 2, 0, turn, "")
+            changes: dict[str, Any] = {"kind": "reflect", "action_span": (0, 0)} if turn == 3 else {"action_span": (1, 2)}
+            found.append(make_sample(prompt, reply, advantage=draw.gauss(0, 1), where=where, old_logprobs=(-1.9, -2.0), **changes))
+            prompt = prompt + reply + text(2)
+    return found
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def probability(model: PreTrainedModel, prompt: tuple[int, ...], token: int) -> float:
+    with torch.no_grad():
+        return float(model(input_ids=torch.tensor([prompt])).logits[0, -1].softmax(-1)[token])
+
+
+@pytest.mark.parametrize("options", [{}, {"packed": False}, {"lora_rank": 4}], ids=["all weights", "rows", "adapters"])
+def test_a_bandit_is_learned(options: dict[str, Any]) -> None:
+    """Token 4 pays +1 and token 5 pays -1 after the same prompt: p(4) rises above one half and p(5) falls."""
+    prompt = (1, 2, 3)
+    learner = Learner(make_model(exact=False), LearnOptions(lr=0.02, **options))
+    before = probability(learner.module, prompt, 5)
+    for update in range(30):
+        arms = ((4, 1.0), (5, -1.0))
+        pulls = [
+            make_sample(prompt, (arm,), advantage=gain, old_logprobs=(torch.tensor(probability(learner.module, prompt, arm)).log().item(),))
+            for arm, gain in arms
+        ]
+        learner.update(pulls, entropy=0.0, update=update)
+    assert probability(learner.module, prompt, 4) > 0.5
+    assert probability(learner.module, prompt, 5) < before
+
+
+def test_the_bonus_keeps_the_action_open() -> None:
+    """Without reward the entropy bonus alone drives two action tokens towards log 7 each."""
+    learner = Learner(make_model(exact=False), LearnOptions(lr=0.02))
+    sample = make_sample((1, 2), (3, 4), advantage=0.0)
+    found = [learner.update([sample], entropy=1.0, update=update) for update in range(30)]
+    assert found[0].action_entropy < 3.6 < found[-1].action_entropy <= 2 * torch.tensor(7.0).log() + 1e-5
+
+
+def test_metrics_say_what_was_done() -> None:
+    learner = Learner(make_model(), LearnOptions(minibatches=2, epochs=3, kl=0.1))
+    samples = play(0)
+    metrics = learner.update(samples, entropy=0.25, update=0)
+    assert (metrics.steps, metrics.skipped_steps, metrics.samples) == (6, 0, 16)
+    assert (metrics.reply_tokens, metrics.entropy_coefficient) == (32, 0.25)
+    assert metrics.row_tokens == 3 * sum(len(one.prompt_ids) + 2 for one in samples)
+    assert 0 < metrics.computed_tokens < metrics.row_tokens
+    assert metrics.kl is not None
+    assert metrics.kl >= 0
+    assert metrics.gradient_norm > 0
+
+
+def test_mismatch_and_ratio_of_an_unchanged_policy_are_nothing() -> None:
+    model = make_model()
+    learner = Learner(model, LearnOptions(kl=0.1))
+    rows = prepare(play(1))
+    logprobs = learner.logprobs(rows).tolist()
+    exact = [
+        make_sample(one.sample.prompt_ids, one.sample.reply_ids, old_logprobs=tuple(logprobs[one.offset : one.offset + 2]), where=one.sample.where)
+        for one in rows
+    ]
+    metrics = learner.update(exact, entropy=0.0, update=0)
+    assert (metrics.mismatch, metrics.approx_kl, metrics.kl, metrics.clip_fraction) == pytest.approx((0, 0, 0, 0), abs=1e-9)
+    assert (metrics.ratio_mean, metrics.ratio_max) == pytest.approx((1, 1))
+
+
+def test_adapters_alone_are_trained_and_the_reference_is_the_base() -> None:
+    model = make_model()
+    rows = prepare(play(2))
+    base, untouched = weights_of(model), Learner(make_model(), LearnOptions()).logprobs(rows)
+    learner = Learner(model, LearnOptions(lr=0.05, lora_rank=2, kl=0.1))
+    torch.testing.assert_close(learner.logprobs(rows), untouched, atol=1e-9, rtol=0)
+    for update in range(3):
+        learner.update(play(2), entropy=0.1, update=update)
+    after = weights_of(learner.module)
+    assert all(torch.equal(after[name.replace(".weight", ".base_layer.weight") if "proj" in name else name], base[name]) for name in base)
+    assert any("lora_B" in name and after[name].abs().max() > 0 for name in after)
+    torch.testing.assert_close(learner.logprobs(rows, reference=True), untouched, atol=1e-9, rtol=0)
+    assert (learner.logprobs(rows) - untouched).abs().max() > 1e-3
+
+
+def test_the_reference_of_full_training_stays_where_it_was() -> None:
+    learner = Learner(make_model(), LearnOptions(lr=0.01, kl=0.1))
+    rows = prepare(play(2))
+    before = learner.logprobs(rows, reference=True)
+    learner.update(play(2), entropy=0.0, update=0)
+    assert torch.equal(learner.logprobs(rows, reference=True), before)
+    assert not torch.equal(learner.logprobs(rows), before)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bad: float) -> None:
+    learner = Learner(make_model(exact=False), LearnOptions(lr=0.01))
+    before = weights_of(learner.module)
+    metrics = learner.update([make_sample((1, 2), (3,), advantage=bad)], entropy=0.0, update=0)
+    assert (metrics.steps, metrics.skipped_steps) == (1, 1)
+    assert same(weights_of(learner.module), before)
+    assert learner.update(play(0), entropy=0.0, update=1).skipped_steps == 0, "nothing of it is left behind"
+    assert all(torch.isfinite(value).all() for value in weights_of(learner.module).values())
+
+
+@pytest.mark.parametrize("options", [{}, {"lora_rank": 2}], ids=["all weights", "adapters"])
+def test_a_run_that_is_stopped_and_loaded_gives_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
+    chosen = LearnOptions(lr=0.01, minibatches=2, kl=0.1, warmup=2, decay=0.5, **options)
+
+    def begin() -> Learner:
+        return Learner(make_model(exact=False), chosen, seed=3, total_updates=6)
+
+    whole = begin()
+    expected = [whole.update(play(update), entropy=0.1, update=update) for update in range(6)]
+    first = begin()
+    for update in range(3):
+        first.update(play(update), entropy=0.1, update=update)
+    path = first.save(tmp_path, update=3, state={"seen": 3})
+    second = begin()
+    assert second.load(path).state == {"seen": 3}
+    assert [second.update(play(update), entropy=0.1, update=update) for update in range(3, 6)] == expected[3:]
+    assert same(weights_of(second.module), weights_of(whole.module))
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = Learner(make_model(exact=False), LearnOptions(lora_rank=2)).save(tmp_path, update=0, state={})
+    for options in (LearnOptions(), LearnOptions(lora_rank=3)):
+        with pytest.raises(ValueError, match=r"holds adapters of another model or another learn\.lora_rank"):
+            Learner(make_model(exact=False), options).load(path)
+
+
+def test_half_precision_weights_move_by_less_than_they_can_show(tmp_path: Path) -> None:
+    """Steps of 1e-5 on weights near 0.3 round to nothing in bfloat16, but the float32 masters add them up and are saved."""
+    learner = Learner(make_model(exact=False).to(torch.bfloat16), LearnOptions(lr=1e-5))
+    before = weights_of(learner.module)
+    for update in range(3):
+        learner.update(play(0), entropy=0.0, update=update)
+    name = "lm_head.weight"
+    assert not torch.equal(learner._masters[name], before[name].float())
+    assert all(torch.equal(value, learner._masters[key].to(torch.bfloat16)) for key, value in weights_of(learner.module).items())
+    fresh = Learner(make_model(exact=False).to(torch.bfloat16), LearnOptions(lr=1e-5))
+    fresh.load(learner.save(tmp_path, update=3, state={}))
+    assert torch.equal(fresh._masters[name], learner._masters[name])
+
+
+def test_the_module_is_given_back_with_its_own_attention() -> None:
+    model = make_model()
+    model.config._attn_implementation = "eager"
+    Learner(model, LearnOptions()).update(play(0), entropy=0.0, update=0)
+    assert model.config._attn_implementation == "eager"
+    assert all(value.grad is None for value in model.parameters())
+
+
+def test_importance_weights_leave_an_honest_sampler_alone() -> None:
+    """Where the sampler's logprobs are the learner's own, the capped weights are all 1."""
+    rows = prepare(play(4))
+    logprobs = Learner(make_model(), LearnOptions()).logprobs(rows).tolist()
+    honest = [
+        make_sample(one.sample.prompt_ids, one.sample.reply_ids, old_logprobs=tuple(logprobs[one.offset : one.offset + 2]), advantage=0.5) for one in rows
+    ]
+    found = [Learner(make_model(), LearnOptions(importance_cap=cap)).update(honest, entropy=0.0, update=0) for cap in (None, 2.0)]
+    assert found[0].policy_loss == pytest.approx(found[1].policy_loss, abs=1e-9)
+    assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, abs=1e-9)
+
+
+def test_minibatches_deal_whole_meta_episodes_the_same_way_for_one_seed() -> None:
+    rows = prepare(play(0, metas=7))
+    lots = split(rows, 3, seed=5)
+    owners = [{(row.sample.where.group, row.sample.where.member) for row in lot} for lot in lots]
+    assert sorted(map(len, owners)) == [2, 2, 3]
+    assert len(set.union(*owners)) == 7
+    assert sorted(row.offset for lot in lots for row in lot) == [row.offset for row in rows]
+    assert split(rows, 3, seed=5) == lots
+    assert split(rows, 3, seed=6) != lots
+    assert len(split(rows, 50, seed=5)) == 7, "no empty step"
+
+
+def test_schedules_worked_by_hand() -> None:
+    """Warm-up over 2 of 6 updates, then down to a tenth at the last one; the bonus goes from 0.4 to 0."""
+    options = LearnOptions(lr=1.0, warmup=2, decay=0.1, entropy=0.4, entropy_final=0.0)
+    assert [options.lr_at(update, 6) for update in range(6)] == pytest.approx([0.5, 1.0, 1.0, 0.7, 0.4, 0.1])
+    assert [options.entropy_at(update, 5) for update in range(5)] == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.0])
+    assert LearnOptions(lr=1.0).lr_at(99, None) == 1.0
+    assert LearnOptions(entropy=0.4).entropy_at(99, 100) == 0.4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lora_alpha": 4}, "no effect without lora_rank"),
+        ({"packed": False, "tree_tokens": 100}, "no effect with packed"),
+        ({"betas": (0.9, 1.0)}, "each must lie in"),
+        ({"clip": 0}, "greater than 0"),
+        ({"learning_rate": 1}, "Extra inputs are not permitted"),
+        ({"lr": float("nan")}, "finite number"),
+    ],
+)
+def test_options_out_of_range_or_without_effect_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        LearnOptions(**given)
+
+
+def test_every_option_is_described() -> None:
+    assert [name for name, field in LearnOptions.model_fields.items() if not field.description] == []
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        Learner(make_model(), LearnOptions()).update([], entropy=0.0, update=0)
+    with pytest.raises(ValueError, match="needs the total number of updates"):
+        Learner(make_model(), LearnOptions(decay=0.5))

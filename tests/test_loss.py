@@ -1,0 +1,140 @@
+"""The loss against values worked by hand: every branch of the clip, the KL, the bonus and the importance weights."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from learn_toys import make_sample
+
+from mage.learn.loss import Sums, low_variance_kl, policy_loss, policy_objective, score
+from mage.config import LearnOptions
+from mage.learn.packing import Terms, pack_rows, prepare
+from mage.types import Sample
+
+LN2 = math.log(2)
+
+
+def terms_of(*samples: Sample) -> Terms:
+    return pack_rows(prepare(samples), dtype=torch.float64).terms
+
+
+def loss_of(logprobs: list[float], terms: Terms, *, entropies: list[float] | None = None, **changes: Any) -> tuple[float, Sums]:
+    """Loss with options and keyword arguments mixed: what is a field of LearnOptions goes there."""
+    options = LearnOptions(**{name: changes.pop(name) for name in list(changes) if name in LearnOptions.model_fields and name != "entropy"})
+    given = {"entropy": 0.0, "normaliser": len(terms)} | changes
+    real = torch.tensor(logprobs, dtype=torch.float64)
+    loss, sums = policy_loss(real, torch.tensor(entropies or [0.0] * len(terms), dtype=torch.float64), terms, options, **given)
+    return float(loss), sums
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "cut"),
+    [
+        (1.0, 2.0, 2.0, False),  # nothing has changed: r A
+        (1.1, 2.0, 2.2, False),  # inside the range: r A
+        (1.5, 2.0, 2.4, True),  # better action already likelier: held at 1.2 A
+        (0.5, 2.0, 1.0, False),  # better action became unlikely: full gradient to repair it
+        (0.5, -2.0, -1.6, True),  # worse action already unlikelier: held at 0.8 A
+        (0.9, -2.0, -1.8, False),
+        (1.5, -2.0, -3.0, False),  # worse action became likelier: full gradient
+        (2.9, -2.0, -5.8, False),  # just below the dual clip
+        (5.0, -2.0, -6.0, True),  # the dual clip: never more than 3 A
+        (5.0, 2.0, 2.4, True),  # the dual clip does not touch positive advantages
+        (1.5, 0.0, 0.0, False),
+    ],
+)
+def test_the_clip_in_each_of_its_branches(ratio: float, advantage: float, objective: float, cut: bool) -> None:
+    r = torch.tensor([ratio], dtype=torch.float64, requires_grad=True)
+    found, was_cut = policy_objective(r, torch.tensor([advantage], dtype=torch.float64), LearnOptions())
+    found.sum().backward()
+    assert found.item() == pytest.approx(objective)
+    assert was_cut.item() is cut
+    assert r.grad is not None
+    assert r.grad.item() == pytest.approx(0.0 if cut else advantage), "what is cut has no gradient"
+
+
+def test_clip_high_widens_the_upper_side_only_and_dual_clip_can_be_off() -> None:
+    ratio, advantages = torch.tensor([2.0, 0.5, 9.0]), torch.tensor([1.0, -1.0, -1.0])
+    found, _ = policy_objective(ratio, advantages, LearnOptions(clip=0.2, clip_high=0.5, dual_clip=None))
+    assert found.tolist() == pytest.approx([1.5, -0.8, -9.0])
+
+
+def test_the_policy_loss_is_a_mean_over_all_reply_tokens() -> None:
+    """Ratios 1, 1.1 with A = 2 and ratio 1 with A = -1: -(2 + 2.2 - 1) / 3."""
+    terms = terms_of(make_sample((1,), (2, 3), advantage=2.0, old_logprobs=(-1.0, -1.0)), make_sample((1,), (4,), advantage=-1.0))
+    loss, sums = loss_of([-1.0, -1.0 + math.log(1.1), -1.5], terms)
+    assert loss == pytest.approx(-3.2 / 3)
+    assert (sums.tokens, sums.ratio, sums.ratio_max) == pytest.approx((3, 3.1, 1.1))
+    assert sums.mismatch == pytest.approx(math.log(1.1))
+    assert sums.approx_kl == pytest.approx(0.1 - math.log(1.1))
+    assert sums.clipped == 0
+
+
+def test_the_kl_is_e_to_the_d_minus_d_minus_one() -> None:
+    """Reference twice as likely: d = ln 2, so 2 - ln 2 - 1; half as likely: 0.5 + ln 2 - 1."""
+    found = low_variance_kl(torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-1.0 + LN2, -1.0 - LN2, -1.0]))
+    assert found.tolist() == pytest.approx([1 - LN2, LN2 - 0.5, 0.0])
+    terms = terms_of(make_sample((1,), (2,), advantage=0.0))
+    loss, sums = loss_of([-1.5], terms, kl=0.1, reference=torch.tensor([-1.5 + LN2], dtype=torch.float64))
+    assert loss == pytest.approx(0.1 * (1 - LN2))
+    assert sums.kl == pytest.approx(1 - LN2)
+
+
+def test_the_bonus_counts_action_tokens_and_nothing_else() -> None:
+    """Reply of three tokens whose middle one is the action, and a reflection: 0.5 x 0.25 over 5 reply tokens."""
+    terms = terms_of(
+        make_sample((1,), (2, 3, 4), advantage=0.0, action_span=(1, 2)),
+        make_sample((1,), (5, 6), advantage=0.0, kind="reflect", action_span=(0, 0)),
+    )
+    loss, sums = loss_of([-1.5] * 5, terms, entropies=[4.0, 0.25, 8.0, 1.0, 3.0], entropy=0.5)
+    assert loss == pytest.approx(-0.5 * 0.25 / 5)
+    assert (sums.action_entropy, sums.reflection_entropy) == pytest.approx((0.25, 4.0))
+    assert (sums.plays, sums.reflection_tokens) == (1, 2)
+
+
+def test_importance_weights_are_truncated_and_the_ratio_is_to_the_learner() -> None:
+    """Learner before / sampler = 4, capped at 2; and 0.5, kept. Learner now = learner before, so the ratio is 1."""
+    terms = terms_of(make_sample((1,), (2, 3), advantage=1.0, old_logprobs=(-3.0, -1.0)))
+    before = torch.tensor([-3.0 + 2 * LN2, -1.0 - LN2], dtype=torch.float64)
+    loss, sums = loss_of(before.tolist(), terms, proximal=before, importance_cap=2.0)
+    assert loss == pytest.approx(-(2.0 + 0.5) / 2)
+    assert sums.ratio == pytest.approx(2.0)
+    assert sums.mismatch == pytest.approx(3 * LN2), "against the sampler, whatever the ratio is to"
+
+
+def test_an_absurd_ratio_gives_a_finite_gradient() -> None:
+    terms = terms_of(make_sample((1,), (2, 3), advantage=-1.0, old_logprobs=(-900.0, -0.0)))
+    logprobs = torch.tensor([-0.1, -900.0], dtype=torch.float64, requires_grad=True)
+    loss, _ = policy_loss(logprobs, torch.zeros(2), terms, LearnOptions(kl=1.0), entropy=0.0, normaliser=2, reference=torch.zeros(2))
+    loss.backward()
+    assert logprobs.grad is not None
+    assert torch.isfinite(logprobs.grad).all()
+
+
+def test_logprobs_and_entropy_at_a_temperature_worked_by_hand() -> None:
+    """Logits 0 and ln 9 at temperature 2 are 0 and ln 3: probabilities 1/4 and 3/4."""
+    head = torch.nn.Linear(1, 2, bias=False, dtype=torch.float64)
+    head.weight.data = torch.tensor([[0.0], [math.log(9)]], dtype=torch.float64)
+    logprobs, entropies = score(torch.ones(2, 1, dtype=torch.float64), head, torch.tensor([0, 1]), temperature=2.0)
+    assert logprobs.tolist() == pytest.approx([math.log(0.25), math.log(0.75)])
+    assert entropies.tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3)] * 2)
+
+
+def test_scoring_in_pieces_changes_neither_values_nor_gradients() -> None:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(4, 9, bias=False, dtype=torch.float64)
+    hidden = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 9, (7,))
+    found = []
+    for at_once in (10_000, 18):
+        logprobs, entropies = score(hidden, head, targets, temperature=0.7, at_once=at_once)
+        gradients = torch.autograd.grad((logprobs * 2 + entropies).sum(), (hidden, head.weight))
+        found.append((logprobs, entropies, *gradients))
+    for whole, pieces in zip(*found, strict=True):
+        torch.testing.assert_close(whole, pieces, atol=1e-12, rtol=0)
+
+
+def test_sums_add_and_keep_the_largest_ratio() -> None:
+    added = Sums(tokens=2, policy=1.0, ratio_max=3.0) + Sums(tokens=3, policy=-0.5, ratio_max=2.0)
+    assert added == Sums(tokens=5, policy=0.5, ratio_max=3.0)

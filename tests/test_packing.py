@@ -1,0 +1,189 @@
+"""The packed batch is the unpacked one: same logprobs, same loss, same gradient, and no token twice."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learn_toys import batches, make_model, make_sample, prepend, starts
+
+from mage.learn.attention import FOREST, attending, check_packable, forest_mask, hidden_states
+from mage.learn.learner import Learner
+from mage.learn.loss import score
+from mage.config import LearnOptions
+from mage.learn.packing import Shape, Thrift, cut, pack_forest, plan_forests, plan_rows, plant, prepare
+from mage.types import Sample, Where
+
+TOLERANCE = 1e-9
+MODELS = {kind: make_model(kind) for kind in ("llama", "qwen3")}
+
+
+def loss_and_gradients(kind: str, samples: list[Sample], **options: object) -> tuple[float, torch.Tensor, torch.Tensor]:
+    """Loss sums, logprobs and the gradient of all weights, through the learner's own path."""
+    model = MODELS[kind]
+    learner = Learner(model, LearnOptions(kl=0.3, **options), temperature=0.8)
+    assert learner._reference is not None
+    learner._reference.load_state_dict(make_model(kind, seed=1).state_dict())
+    rows = prepare(samples)
+    reference = learner.logprobs(rows, reference=True)
+    sums, _ = learner.accumulate(rows, entropy=0.2, reference=reference)
+    gradient = torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
+    model.zero_grad()
+    return sums.policy + sums.kl + sums.action_entropy, torch.cat((learner.logprobs(rows), reference)), gradient
+
+
+def assert_same(one: tuple[float, torch.Tensor, torch.Tensor], other: tuple[float, torch.Tensor, torch.Tensor]) -> None:
+    assert one[0] == pytest.approx(other[0], abs=TOLERANCE)
+    torch.testing.assert_close(one[1], other[1], atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(one[2], other[2], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@given(batch=batches, start=starts)
+@settings(max_examples=25)
+def test_packed_and_unpacked_agree_in_loss_and_gradient(kind: str, batch: list[Sample], start: tuple[int, ...]) -> None:
+    samples = prepend(start, batch)
+    assert_same(loss_and_gradients(kind, samples), loss_and_gradients(kind, samples, packed=False))
+
+
+@given(batch=batches, start=starts, micro=st.integers(1, 40), tree=st.none() | st.integers(1, 30))
+@settings(max_examples=25)
+def test_micro_batches_and_cuts_change_no_gradient(batch: list[Sample], start: tuple[int, ...], micro: int, tree: int | None) -> None:
+    samples = prepend(start, batch)
+    whole = loss_and_gradients("llama", samples, micro_tokens=10_000, tree_tokens=10_000)
+    assert_same(loss_and_gradients("llama", samples, micro_tokens=micro, tree_tokens=tree), whole)
+    assert_same(loss_and_gradients("llama", samples, micro_tokens=micro, packed=False), whole)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@given(batch=batches)
+@settings(max_examples=15)
+def test_packed_logprobs_are_those_of_a_plain_forward_on_each_row(kind: str, batch: list[Sample]) -> None:
+    model = MODELS[kind]
+    packed = pack_forest([plant(prepare(batch))], dtype=torch.float64)
+    with torch.no_grad(), attending(model, FOREST):
+        hidden = hidden_states(model, packed)[packed.terms.parents]
+        logprobs, _ = score(hidden, model.lm_head, packed.terms.targets, temperature=1.0)
+    plain = []
+    for sample in batch:
+        ids = torch.tensor([sample.prompt_ids + sample.reply_ids])
+        with torch.no_grad():
+            rows = model(input_ids=ids).logits[0].log_softmax(-1)
+        plain += [rows[len(sample.prompt_ids) - 1 + place, token] for place, token in enumerate(sample.reply_ids)]
+    found = torch.empty(len(plain), dtype=torch.float64)
+    found[packed.terms.index] = logprobs
+    torch.testing.assert_close(found, torch.stack(plain), atol=TOLERANCE, rtol=0)
+
+
+@given(batch=batches, start=starts)
+def test_the_trie_holds_every_distinct_prefix_once(batch: list[Sample], start: tuple[int, ...]) -> None:
+    rows = prepare(prepend(start, batch))
+    prefixes = {tuple(row.ids[: length + 1]) for row in rows for length in range(len(row.ids))}
+    tree = plant(rows)
+    assert tree.size == len(prefixes)
+    assert pack_forest([tree]).tokens == len(prefixes)
+
+
+@given(batch=batches)
+def test_a_query_sees_exactly_its_own_prefix(batch: list[Sample]) -> None:
+    """Walks the mask: what a reply's parent may see, in order, spells the text before the reply token."""
+    packed = pack_forest([plant(prepare(batch))], dtype=torch.float64)
+    assert packed.shape is not None
+    root, ids = packed.shape.root, packed.input_ids[0].numpy()
+    visible = np.tril(np.ones((len(ids), len(ids)), dtype=bool))
+    if packed.shape.trees:
+        visible[root:] = (forest_mask(packed.reach, packed.shape, repeats=1, dtype=torch.float64)[0, 0] == 0).numpy()
+    texts = {tuple(ids[visible[parent]]) for parent in packed.terms.parents.tolist()}
+    expected = {one.prompt_ids + one.reply_ids[:place] for one in batch for place in range(len(one.reply_ids))}
+    assert texts == expected
+    assert all(packed.positions[0, parent] == visible[parent].sum() - 1 for parent in packed.terms.parents)
+
+
+def test_two_turns_and_their_mask_worked_by_hand() -> None:
+    """Rules 9 9, turn 1: prompt 9 9 1 reply 5; turn 2: prompt 9 9 1 5 2 reply 6; reflection: prompt 9 9 3 reply 4.
+
+    In order: 9 9 | 1 5 2 6 | 3 4. The root is 9 9; of the rest, 1 5 2 6 is one branch and 3 4 another.
+    """
+    turns = [make_sample((9, 9, 1), (5,)), make_sample((9, 9, 1, 5, 2), (6,)), make_sample((9, 9, 3), (4,), kind="reflect")]
+    packed = pack_forest([plant(prepare(turns))])
+    assert packed.shape == Shape(root=2, trees=1, width=6)
+    assert packed.input_ids.tolist() == [[9, 9, 1, 5, 2, 6, 3, 4]]
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 5, 2, 3]]
+    assert packed.reach.tolist() == [[4, 4, 4, 4, 6, 6]]
+    assert packed.terms.parents.tolist() == [2, 4, 6]
+    assert packed.terms.targets.tolist() == [5, 6, 4]
+    assert packed.terms.on_reflection.tolist() == [False, False, True]
+    mask = forest_mask(packed.reach, packed.shape, repeats=2, dtype=torch.float32)[0, 0] == 0
+    assert mask[::2].tolist() == mask[1::2].tolist(), "heads that share keys see the same"
+    assert ["".join("x" if open_ else "." for open_ in line) for line in mask[::2].tolist()] == [
+        "xxx.....",
+        "xxxx....",
+        "xxxxx...",
+        "xxxxxx..",
+        "xx....x.",
+        "xx....xx",
+    ]
+
+
+def test_duplicates_and_a_single_sample_are_all_root() -> None:
+    packed = pack_forest([plant(prepare([make_sample((1, 2), (3,)), make_sample((1, 2), (3,), advantage=-1.0)]))])
+    assert packed.shape == Shape(root=3, trees=0, width=0)
+    assert packed.terms.parents.tolist() == [1, 1]
+    assert packed.terms.advantages.tolist() == [1.0, -1.0]
+
+
+@given(batch=batches, limit=st.integers(1, 20))
+def test_cutting_keeps_every_row_once_and_obeys_the_limit(batch: list[Sample], limit: int) -> None:
+    rows = prepare(batch)
+    parts = cut(plant(rows), Thrift(root=0, exchange=0, limit=limit))
+    assert sorted(row.offset for part in parts for row in part.rows) == [row.offset for row in rows]
+    assert all(part.size <= limit or len(part.rows) == 1 for part in parts)
+    for part in parts:
+        assert (part.size, part.shared) == (plant(part.rows).size, plant(part.rows).shared)
+
+
+def test_a_tree_is_cut_where_attention_saves_more_than_the_trunk_costs() -> None:
+    """Two branches of 100 tokens on a trunk of 10: apart they cost 2 x 110 (e + 110), together 210 (e + 210); e = 1990 is even."""
+    rows = prepare([make_sample((7,) * 10 + (branch,) * 99, (branch,)) for branch in (1, 2)])
+    assert len(cut(plant(rows), Thrift(root=0, exchange=1980, limit=None))) == 2
+    assert len(cut(plant(rows), Thrift(root=0, exchange=2000, limit=None))) == 1
+
+
+def test_plans_keep_micro_batches_within_their_tokens() -> None:
+    rows = prepare([make_sample((0,) * 20 + (group, member), (1,) * (1 + member)) for group in range(5) for member in range(6)])
+    rows = prepare([make_sample(one.sample.prompt_ids, one.sample.reply_ids, where=Where(n % 5, n, 0, 0, "")) for n, one in enumerate(rows)])
+    forests = [pack_forest(trees) for trees in plan_forests(rows, micro_tokens=60)]
+    assert len(forests) > 1
+    assert all(packed.input_ids.numel() <= 60 for packed in forests)
+    assert sorted(index for packed in forests for index in packed.terms.index.tolist()) == list(range(sum(len(r.sample.reply_ids) for r in rows)))
+    assert all(len(batch) * len(batch[0].ids) <= 60 for batch in plan_rows(rows, micro_tokens=60))
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (make_sample((), (1,)), "at least one prompt token"),
+        (make_sample((1,), ()), "at least one prompt token"),
+        (make_sample((1,), (1, 2), old_logprobs=(-1.0,)), "2 reply tokens but 1 old logprobs"),
+        (make_sample((1,), (1, 2), action_span=(1, 3)), "outside its 2 reply tokens"),
+    ],
+)
+def test_a_malformed_sample_is_refused(sample: Sample, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare([sample])
+
+
+def test_a_model_with_windows_cannot_be_packed() -> None:
+    model = make_model("qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    with pytest.raises(ValueError, match=r"learn\.packed = false"):
+        check_packable(model)
+
+
+def test_the_attention_is_switched_back_even_after_an_error() -> None:
+    model = MODELS["llama"]
+    before = model.config._attn_implementation
+    with attending(model, FOREST):
+        assert model.config._attn_implementation == FOREST
+    with pytest.raises(TypeError, match="forest"), attending(model, FOREST):
+        model(input_ids=torch.tensor([[1, 2]]))  # this attention needs to be told the forest
+    assert model.config._attn_implementation == before
