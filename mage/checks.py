@@ -1,12 +1,14 @@
-"""Is an opponent what it must be? Legal, and stationary: decided by the state and the random numbers it is given alone.
+"""Is an item what its contract says? Environments against random games and a golden play-through, opponents against themselves.
 
-Two copies play the same games, one of them in the reverse order: a player that remembers earlier games gives itself away.
+An opponent must be legal and stationary: decided by the state and the random numbers it is given alone. Two copies play the
+same games, one of them in the reverse order, so a player that remembers earlier games gives itself away.
 """
 
 import math
 import random
+from pathlib import Path
 
-from mage.environments.base import Environment, State
+from mage.environments.base import Environment, State, golden
 from mage.opponents.base import Opponent, reply
 from mage.seeds import derive
 from mage.types import Task
@@ -14,12 +16,28 @@ from mage.types import Task
 _POLICIES = 3  # games in which the stated chances are checked too: a search estimates them, which is slow
 
 
+def compare_golden(environment: Environment, path: Path) -> list[str]:
+    """What is no longer as in the stored play-through, empty when nothing is."""
+    stored, now = path.read_text("utf-8"), golden(environment)
+    if stored == now:
+        return []
+    pairs = enumerate(zip([*stored.splitlines(), "(end)"], [*now.splitlines(), "(end)"], strict=False), 1)
+    where = next((f"line {number} was {a!r} and is {b!r}" for number, (a, b) in pairs if a != b), "they differ in line ends")
+    return [f"the play-through is no longer that of {path}: {where}"]
+
+
+def write_golden(environment: Environment, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(golden(environment), "utf-8")
+
+
 def check_opponent(opponent: Opponent, environment: Environment, games: int = 50, seed: int = 0) -> list[str]:
     """Play against random moves from both seats; returns what is wrong, empty when all is well."""
     faults: list[str] = []
     seeds = [derive(seed, "check", game) for game in range(games)]
-    first = {one: _play(opponent.model_copy(), environment, one, faults, policies=number < _POLICIES) for number, one in enumerate(seeds)}
-    again = {one: _play(opponent.model_copy(), environment, one, faults, policies=False) for one in reversed(seeds)}
+    player, copy = opponent.model_copy(), opponent.model_copy()
+    first = {one: _play(player, environment, one, faults, policies=number < _POLICIES) for number, one in enumerate(seeds)}
+    again = {one: _play(copy, environment, one, faults, policies=False) for one in reversed(seeds)}
     different = sum(first[one] != again[one] for one in seeds)
     if different:
         faults.append(f"not stationary: in {different} of {games} games it moved differently when they were played in another order")
@@ -35,9 +53,9 @@ def _play(opponent: Opponent, environment: Environment, seed: int, faults: list[
         action = rng.choice(state.legal())
         if mover == seat:
             faults += _policy_faults(opponent, state, seat) if policies else []
-            chosen = reply(opponent, state, seat, task, seed, len(moves))
-            faults += [] if chosen in state.legal() else [f"{chosen!r} is no legal move in {state.anchor(seat)!r}: {', '.join(state.legal())}"]
-            action = chosen if chosen in state.legal() else action
+            chosen, legal = reply(opponent, state, seat, task, seed, len(moves)), state.legal()
+            faults += [] if chosen in legal else [f"{chosen!r} is no legal move in {state.anchor(seat)!r}: {', '.join(legal)}"]
+            action = chosen if chosen in legal else action
         moves.append(action)
         state.apply(action)
     return tuple(moves)

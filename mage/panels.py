@@ -71,7 +71,7 @@ def _blocks(environment: Environment, population: Population, split: Split, coun
         return {NOBODY: count}
     pool = population.pool(split)
     if not pool:
-        raise ValueError(f"the population has no opponents for split {split!r}; name some under population.{split}")
+        raise ValueError(f"the population has no opponents for split {split!r}; name some under opponents.{split}")
     drawn = Counter(spread(pool, count, source.derive("opponents")))
     return {opponent: drawn[opponent] for opponent in pool}
 

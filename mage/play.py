@@ -11,7 +11,7 @@ from mage.agent import Agent, episode_text, illegal_text, read_action, reflect_t
 from mage.chat import Ids
 from mage.engines.base import run
 from mage.environments.base import Environment, State
-from mage.memory.base import Entry, Memory
+from mage.memory.base import Ask, Entry, Memory
 from mage.opponents.base import find, reply
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
@@ -172,7 +172,7 @@ def _one_line(reflection: Turn | None) -> str:
     return "" if reflection is None else " ".join(reflection.completion.text.split())
 
 
-def _asker(setting: Setting, seed: int) -> Callable:
+def _asker(setting: Setting, seed: int) -> Ask:
     """How a memory may ask the model something: a chat of one message."""
 
     async def ask(text: str) -> str:

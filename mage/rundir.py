@@ -89,6 +89,9 @@ class RunFolder:
             if (self.path / name).exists():
                 kept = [record for record in _read_lines(self.path / name) if record["update"] <= update]
                 write_atomic(self.path / name, b"".join(map(_line, kept)))
+        for name in self.evaluation_names():
+            if (found := re.fullmatch(r"select_(\d+)", name)) and int(found[1]) > update:
+                (self.path / "evaluations" / f"{name}.json").unlink()
         for step in self.episode_steps():
             if step > update:
                 (self.path / "episodes" / f"{self._episodes_name(step)}.jsonl.gz").unlink()

@@ -30,6 +30,7 @@ from mage.memory.base import Memory
 from mage.opponents.base import spread
 from mage.panels import Name, make_panel
 from mage.play import Setting, play_groups
+from mage.report.events import EventWriter
 from mage.returns import compute_returns
 from mage.rundir import RunFolder
 from mage.seeds import derive
@@ -177,6 +178,7 @@ class Trainer:
             total_updates=self.recipe.run.updates,
             team=team,
         )
+        self.events: EventWriter | None = None
         self.done = 0
         self.best: tuple[float, int] | None = None
 
@@ -190,6 +192,7 @@ class Trainer:
         self.parts.engine.refresh(self.done)
         if self.team.leads:
             self.folder.rewind(self.done)
+            self.events = EventWriter(self.folder)
             for line in found.broken:
                 self.watcher.warned(line)
 
@@ -201,7 +204,9 @@ class Trainer:
             self._update()
             if self.team.tell(self.stop()):
                 self._save()
-                raise Stopped(str(self.folder.path))
+                if self.team.leads:
+                    raise Stopped(str(self.folder.path))
+                return {}
         return self._conclude()
 
     def _measure_start(self) -> None:
@@ -211,6 +216,7 @@ class Trainer:
     def _update(self) -> None:
         clock = [time.perf_counter()]
         number = self.done + 1
+        self.parts.engine.refresh(self.done)
         setting, tasks_PG = self.parts.setting(), draw_tasks(self.recipe, number)
         numbers = self.team.share(range(len(tasks_PG)))
         metas = play_groups(setting, self.team.share(tasks_PG), derive(self.recipe.run.seed, "play", number), numbers=numbers)
@@ -220,14 +226,17 @@ class Trainer:
         entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
         learned = self.learner.update(make_samples(credits), entropy=entropy, update=self.done)
         self.done = number
-        self.parts.engine.refresh(number)
+        self.parts.engine.refresh(number)  # evaluations come next, with the new weights
         clock.append(time.perf_counter())
         figures = {"update": number} | means(self.team.gather(play_tally(metas) | credit_tally(credits))) | asdict(learned)
         timing = dict(zip(("play", "credit", "learn"), (after - before for before, after in itertools.pairwise(clock)), strict=True))
-        if self.team.leads:
+        timing["total"] = clock[-1] - clock[0]
+        if self.events is not None:
             self.folder.append_metrics(figures)
-            self.folder.append_timing({"update": number} | timing | {"total": clock[-1] - clock[0]})
-        self.watcher.updated(number, self.recipe.run.updates, figures, clock[-1] - clock[0])
+            self.folder.append_timing({"update": number} | timing)
+            self.events.add(number, figures)
+            self.events.add(number, timing, "time")
+        self.watcher.updated(number, self.recipe.run.updates, figures, timing["total"])
         self._keep(metas)
 
     def _keep(self, metas: Sequence[MetaEpisode]) -> None:
@@ -249,6 +258,8 @@ class Trainer:
     def _choose(self) -> None:
         """Measure on the select panel; the best last-episode score names the checkpoint that the final figures are of."""
         evaluation = self.evaluate("test", "select", f"select_{self.done:06d}")
+        if self.events is not None:
+            self.events.add_evaluation(self.done, evaluation.overall)
         score = evaluation.overall.episodes[-1].score
         assert score is not None, "a panel is never empty"
         if self.best is None or score.value > self.best[0]:
@@ -336,7 +347,7 @@ def play_tally(metas: Sequence[MetaEpisode]) -> Tally:
             tally["reply_length"] += [len(turn.completion.token_ids) for turn in episode.turns]
             if episode.reflection is not None:
                 tally["reflection_length"].append(len(episode.reflection.completion.token_ids))
-    return {name: (sum(values), len(values)) for name, values in tally.items()} | {"episodes": (sum(len(meta.episodes) for meta in metas), 0)}
+    return {name: (float(sum(values)), float(len(values))) for name, values in tally.items()} | {"episodes": (sum(len(meta.episodes) for meta in metas), 0)}
 
 
 def credit_tally(credits: Sequence[Credit]) -> Tally:

@@ -46,7 +46,7 @@ def make_sample(prompt: tuple[int, ...], reply: tuple[int, ...], **changes: Any)
     fields: dict[str, Any] = {
         "old_logprobs": (-1.5,) * len(reply),
         "advantage": 1.0,
-        "action_span": (0, len(reply)),
+        "choices": (),
         "kind": "play",
         "where": Where(0, 0, 0, 0, ""),
     }
@@ -57,21 +57,20 @@ def make_sample(prompt: tuple[int, ...], reply: tuple[int, ...], **changes: Any)
 def samples(draw: st.DrawFn) -> Sample:
     """Three letters and short texts: prefixes are shared in every way there is."""
     text = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
+    tokens = st.sets(st.integers(0, VOCABULARY - 1), min_size=2, max_size=4).map(tuple)
     reply = draw(text)
-    start = draw(st.integers(0, len(reply)))
     return make_sample(
         draw(text),
         reply,
         old_logprobs=tuple(draw(st.floats(-3, -0.5)) for _ in reply),
         advantage=draw(st.floats(-2, 2)),
-        action_span=(start, draw(st.integers(start, len(reply)))),
+        choices=tuple((place, draw(tokens)) for place in range(len(reply)) if draw(st.booleans())),
         kind=draw(st.sampled_from(["play", "reflect"])),
         where=Where(draw(st.integers(0, 1)), draw(st.integers(0, 2)), 0, 0, ""),
     )
 
 
 batches = st.lists(samples(), min_size=1, max_size=10)
-"""Sets of samples; a further strategy puts a common beginning before all of them."""
 
 
 def prepend(start: tuple[int, ...], given: list[Sample]) -> list[Sample]:
@@ -80,7 +79,7 @@ def prepend(start: tuple[int, ...], given: list[Sample]) -> list[Sample]:
 
 
 def _rest(sample: Sample) -> dict[str, Any]:
-    return {name: getattr(sample, name) for name in ("old_logprobs", "advantage", "action_span", "kind", "where")}
+    return {name: getattr(sample, name) for name in ("old_logprobs", "advantage", "choices", "kind", "where")}
 
 
 starts = st.lists(st.integers(0, VOCABULARY - 1), max_size=5).map(tuple)

@@ -19,11 +19,11 @@ FLOORS = {
     "opponents": 3,
     "play": 4,
     **dict.fromkeys(("returns", "advantages"), 5),
-    **dict.fromkeys(("evaluate", "panels", "ceilings", "statistics", "report"), 6),
+    **dict.fromkeys(("evaluate", "panels", "ceilings", "statistics", "checks", "report"), 6),
     "learn": 7,
     "cluster": 8,
     "trainer": 9,
-    "cli": 10,
+    **dict.fromkeys(("cli", "terminal"), 10),
 }
 HEAVY = ("torch", "transformers", "vllm", "ray")
 

@@ -1,5 +1,6 @@
 """The learner learns, trains what it should, skips what is not finite and goes on after a stop bit for bit."""
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from learn_toys import VOCABULARY, make_model, make_sample
-from pydantic import ValidationError
 from transformers import PreTrainedModel
 
-from mage.learn.learner import Learner, split
 from mage.config import LearnOptions
+from mage.learn.learner import Learner, split
 from mage.learn.packing import prepare
 from mage.types import Sample, Where
 
@@ -25,10 +25,10 @@ def play(seed: int, metas: int = 4) -> list[Sample]:
 
     found = []
     for meta in range(metas):
-        prompt = (1, 2, 3)
+        prompt: tuple[int, ...] = (1, 2, 3)
         for turn in range(4):
             reply, where = text(2), Where(meta // 2, meta % 2, 0, turn, "")
-            changes: dict[str, Any] = {"kind": "reflect", "action_span": (0, 0)} if turn == 3 else {"action_span": (1, 2)}
+            changes: dict[str, Any] = {"kind": "reflect"} if turn == 3 else {"choices": ((1, (reply[1], (reply[1] + 1) % VOCABULARY)),)}
             found.append(make_sample(prompt, reply, advantage=draw.gauss(0, 1), where=where, old_logprobs=(-1.9, -2.0), **changes))
             prompt = prompt + reply + text(2)
     return found
@@ -65,11 +65,11 @@ def test_a_bandit_is_learned(options: dict[str, Any]) -> None:
 
 
 def test_the_bonus_keeps_the_action_open() -> None:
-    """Without reward the entropy bonus alone drives two action tokens towards log 7 each."""
+    """Without reward the bonus alone drives a choice of two and one of three towards log 2 + log 3, the most there is."""
     learner = Learner(make_model(exact=False), LearnOptions(lr=0.02))
-    sample = make_sample((1, 2), (3, 4), advantage=0.0)
-    found = [learner.update([sample], entropy=1.0, update=update) for update in range(30)]
-    assert found[0].action_entropy < 3.6 < found[-1].action_entropy <= 2 * torch.tensor(7.0).log() + 1e-5
+    sample = make_sample((1, 2), (3, 4), advantage=0.0, choices=((0, (3, 5)), (1, (0, 4, 6))))
+    found = [learner.update([sample], entropy=1.0, update=update).action_entropy for update in range(30)]
+    assert found[0] < 1.75 < found[-1] <= math.log(6) + 1e-5
 
 
 def test_metrics_say_what_was_done() -> None:
@@ -203,40 +203,16 @@ def test_minibatches_deal_whole_meta_episodes_the_same_way_for_one_seed() -> Non
     assert sorted(row.offset for lot in lots for row in lot) == [row.offset for row in rows]
     assert split(rows, 3, seed=5) == lots
     assert split(rows, 3, seed=6) != lots
-    assert len(split(rows, 50, seed=5)) == 7, "no empty step"
+    assert sum(map(bool, split(rows, 50, seed=5))) == 7
 
 
-def test_schedules_worked_by_hand() -> None:
-    """Warm-up over 2 of 6 updates, then down to a tenth at the last one; the bonus goes from 0.4 to 0."""
-    options = LearnOptions(lr=1.0, warmup=2, decay=0.1, entropy=0.4, entropy_final=0.0)
-    assert [options.lr_at(update, 6) for update in range(6)] == pytest.approx([0.5, 1.0, 1.0, 0.7, 0.4, 0.1])
-    assert [options.entropy_at(update, 5) for update in range(5)] == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.0])
-    assert LearnOptions(lr=1.0).lr_at(99, None) == 1.0
-    assert LearnOptions(entropy=0.4).entropy_at(99, 100) == 0.4
+def test_more_steps_than_meta_episodes_are_no_harm() -> None:
+    learner = Learner(make_model(exact=False), LearnOptions(lr=0.01, minibatches=9))
+    metrics = learner.update(play(0, metas=2), entropy=0.1, update=0)
+    assert (metrics.samples, metrics.skipped_steps) == (8, 0)
+    assert all(torch.isfinite(value).all() for value in weights_of(learner.module).values())
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"lora_alpha": 4}, "no effect without lora_rank"),
-        ({"packed": False, "tree_tokens": 100}, "no effect with packed"),
-        ({"betas": (0.9, 1.0)}, "each must lie in"),
-        ({"clip": 0}, "greater than 0"),
-        ({"learning_rate": 1}, "Extra inputs are not permitted"),
-        ({"lr": float("nan")}, "finite number"),
-    ],
-)
-def test_options_out_of_range_or_without_effect_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        LearnOptions(**given)
-
-
-def test_every_option_is_described() -> None:
-    assert [name for name, field in LearnOptions.model_fields.items() if not field.description] == []
-
-
-def test_what_cannot_be_done_is_said() -> None:
+def test_an_update_without_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one sample"):
         Learner(make_model(), LearnOptions()).update([], entropy=0.0, update=0)
-    with pytest.raises(ValueError, match="needs the total number of updates"):
-        Learner(make_model(), LearnOptions(decay=0.5))

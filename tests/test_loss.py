@@ -7,8 +7,8 @@ import pytest
 import torch
 from learn_toys import make_sample
 
-from mage.learn.loss import Sums, low_variance_kl, policy_loss, policy_objective, score
 from mage.config import LearnOptions
+from mage.learn.loss import Sums, choice_entropies, low_variance_kl, policy_loss, policy_objective, score
 from mage.learn.packing import Terms, pack_rows, prepare
 from mage.types import Sample
 
@@ -19,12 +19,15 @@ def terms_of(*samples: Sample) -> Terms:
     return pack_rows(prepare(samples), dtype=torch.float64).terms
 
 
-def loss_of(logprobs: list[float], terms: Terms, *, entropies: list[float] | None = None, **changes: Any) -> tuple[float, Sums]:
+def loss_of(
+    logprobs: list[float], terms: Terms, *, entropies: list[float] | None = None, choices: tuple[float, ...] = (), **changes: Any
+) -> tuple[float, Sums]:
     """Loss with options and keyword arguments mixed: what is a field of LearnOptions goes there."""
     options = LearnOptions(**{name: changes.pop(name) for name in list(changes) if name in LearnOptions.model_fields and name != "entropy"})
     given = {"entropy": 0.0, "normaliser": len(terms)} | changes
     real = torch.tensor(logprobs, dtype=torch.float64)
-    loss, sums = policy_loss(real, torch.tensor(entropies or [0.0] * len(terms), dtype=torch.float64), terms, options, **given)
+    all_entropies, parted = (torch.tensor(values, dtype=torch.float64) for values in (entropies or [0.0] * len(terms), choices))
+    loss, sums = policy_loss(real, all_entropies, parted, terms, options, **given)
     return float(loss), sums
 
 
@@ -81,16 +84,37 @@ def test_the_kl_is_e_to_the_d_minus_d_minus_one() -> None:
     assert sums.kl == pytest.approx(1 - LN2)
 
 
-def test_the_bonus_counts_action_tokens_and_nothing_else() -> None:
-    """Reply of three tokens whose middle one is the action, and a reflection: 0.5 x 0.25 over 5 reply tokens."""
+def test_the_bonus_counts_choices_and_nothing_else() -> None:
+    """Two places where legal moves part, with entropies 0.25 and 0.5, and a reflection: 0.4 x 0.75 over 5 reply tokens."""
     terms = terms_of(
-        make_sample((1,), (2, 3, 4), advantage=0.0, action_span=(1, 2)),
-        make_sample((1,), (5, 6), advantage=0.0, kind="reflect", action_span=(0, 0)),
+        make_sample((1,), (2, 3, 4), advantage=0.0, choices=((1, (3, 5)), (2, (4, 6)))),
+        make_sample((1,), (5, 6), advantage=0.0, kind="reflect"),
     )
-    loss, sums = loss_of([-1.5] * 5, terms, entropies=[4.0, 0.25, 8.0, 1.0, 3.0], entropy=0.5)
-    assert loss == pytest.approx(-0.5 * 0.25 / 5)
-    assert (sums.action_entropy, sums.reflection_entropy) == pytest.approx((0.25, 4.0))
+    loss, sums = loss_of([-1.5] * 5, terms, entropies=[4.0, 0.25, 8.0, 1.0, 3.0], choices=(0.25, 0.5), entropy=0.4)
+    assert loss == pytest.approx(-0.4 * 0.75 / 5)
+    assert (sums.action_entropy, sums.reflection_entropy) == pytest.approx((0.75, 4.0))
     assert (sums.plays, sums.reflection_tokens) == (1, 2)
+
+
+def test_the_entropy_among_legal_moves_worked_by_hand() -> None:
+    """Logits 0, ln 9 and 99 at temperature 2. Among the first two: probabilities 1/4 and 3/4, whatever the third takes."""
+    head = torch.nn.Linear(1, 3, dtype=torch.float64)
+    head.weight.data = torch.tensor([[0.0], [math.log(9)], [90.0]], dtype=torch.float64)
+    head.bias.data = torch.tensor([0.0, 0.0, 9.0], dtype=torch.float64)
+    hidden = torch.ones(2, 1, dtype=torch.float64, requires_grad=True)
+    found = choice_entropies(hidden, head, torch.tensor([[0, 1, -1], [0, 1, 2]]), temperature=2.0)
+    assert found.tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3), 0.0])
+    found.sum().backward()
+    assert hidden.grad is not None
+    assert torch.isfinite(hidden.grad).all()
+    assert hidden.grad[0].item() != 0
+
+
+def test_a_micro_batch_without_choices_has_no_entropy() -> None:
+    head = torch.nn.Linear(1, 3, dtype=torch.float64)
+    terms = terms_of(make_sample((1,), (2,), kind="reflect"))
+    hidden = torch.ones(len(terms.choice_parents), 1, dtype=torch.float64, requires_grad=True)
+    assert choice_entropies(hidden, head, terms.choice_tokens, temperature=1.0).sum().item() == 0
 
 
 def test_importance_weights_are_truncated_and_the_ratio_is_to_the_learner() -> None:
@@ -106,7 +130,7 @@ def test_importance_weights_are_truncated_and_the_ratio_is_to_the_learner() -> N
 def test_an_absurd_ratio_gives_a_finite_gradient() -> None:
     terms = terms_of(make_sample((1,), (2, 3), advantage=-1.0, old_logprobs=(-900.0, -0.0)))
     logprobs = torch.tensor([-0.1, -900.0], dtype=torch.float64, requires_grad=True)
-    loss, _ = policy_loss(logprobs, torch.zeros(2), terms, LearnOptions(kl=1.0), entropy=0.0, normaliser=2, reference=torch.zeros(2))
+    loss, _ = policy_loss(logprobs, torch.zeros(2), torch.zeros(0), terms, LearnOptions(kl=1.0), entropy=0.0, normaliser=2, reference=torch.zeros(2))
     loss.backward()
     assert logprobs.grad is not None
     assert torch.isfinite(logprobs.grad).all()
@@ -129,8 +153,7 @@ def test_scoring_in_pieces_changes_neither_values_nor_gradients() -> None:
     found = []
     for at_once in (10_000, 18):
         logprobs, entropies = score(hidden, head, targets, temperature=0.7, at_once=at_once)
-        gradients = torch.autograd.grad((logprobs * 2 + entropies).sum(), (hidden, head.weight))
-        found.append((logprobs, entropies, *gradients))
+        found.append((logprobs, entropies, *torch.autograd.grad(logprobs.sum(), (hidden, head.weight))))
     for whole, pieces in zip(*found, strict=True):
         torch.testing.assert_close(whole, pieces, atol=1e-12, rtol=0)
 

@@ -1,5 +1,7 @@
 """The packed batch is the unpacked one: same logprobs, same loss, same gradient, and no token twice."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learn_toys import batches, make_model, make_sample, prepend, starts
 
+from mage.config import LearnOptions
 from mage.learn.attention import FOREST, attending, check_packable, forest_mask, hidden_states
 from mage.learn.learner import Learner
 from mage.learn.loss import score
-from mage.config import LearnOptions
 from mage.learn.packing import Shape, Thrift, cut, pack_forest, plan_forests, plan_rows, plant, prepare
 from mage.types import Sample, Where
 
@@ -18,7 +20,7 @@ TOLERANCE = 1e-9
 MODELS = {kind: make_model(kind) for kind in ("llama", "qwen3")}
 
 
-def loss_and_gradients(kind: str, samples: list[Sample], **options: object) -> tuple[float, torch.Tensor, torch.Tensor]:
+def loss_and_gradients(kind: str, samples: list[Sample], **options: Any) -> tuple[float, torch.Tensor, torch.Tensor]:
     """Loss sums, logprobs and the gradient of all weights, through the learner's own path."""
     model = MODELS[kind]
     learner = Learner(model, LearnOptions(kl=0.3, **options), temperature=0.8)
@@ -104,7 +106,7 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
 
     In order: 9 9 | 1 5 2 6 | 3 4. The root is 9 9; of the rest, 1 5 2 6 is one branch and 3 4 another.
     """
-    turns = [make_sample((9, 9, 1), (5,)), make_sample((9, 9, 1, 5, 2), (6,)), make_sample((9, 9, 3), (4,), kind="reflect")]
+    turns = [make_sample((9, 9, 1), (5,)), make_sample((9, 9, 1, 5, 2), (6,), choices=((0, (6, 7, 8)),)), make_sample((9, 9, 3), (4,), kind="reflect")]
     packed = pack_forest([plant(prepare(turns))])
     assert packed.shape == Shape(root=2, trees=1, width=6)
     assert packed.input_ids.tolist() == [[9, 9, 1, 5, 2, 6, 3, 4]]
@@ -113,6 +115,7 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
     assert packed.terms.parents.tolist() == [2, 4, 6]
     assert packed.terms.targets.tolist() == [5, 6, 4]
     assert packed.terms.on_reflection.tolist() == [False, False, True]
+    assert (packed.terms.choice_parents.tolist(), packed.terms.choice_tokens.tolist()) == ([4], [[6, 7, 8]])
     mask = forest_mask(packed.reach, packed.shape, repeats=2, dtype=torch.float32)[0, 0] == 0
     assert mask[::2].tolist() == mask[1::2].tolist(), "heads that share keys see the same"
     assert ["".join("x" if open_ else "." for open_ in line) for line in mask[::2].tolist()] == [
@@ -165,7 +168,8 @@ def test_plans_keep_micro_batches_within_their_tokens() -> None:
         (make_sample((), (1,)), "at least one prompt token"),
         (make_sample((1,), ()), "at least one prompt token"),
         (make_sample((1,), (1, 2), old_logprobs=(-1.0,)), "2 reply tokens but 1 old logprobs"),
-        (make_sample((1,), (1, 2), action_span=(1, 3)), "outside its 2 reply tokens"),
+        (make_sample((1,), (1, 2), choices=((2, (1, 3)),)), "places are 0 to 1"),
+        (make_sample((1,), (1, 2), choices=((1, (3,)),)), "with two tokens or more"),
     ],
 )
 def test_a_malformed_sample_is_refused(sample: Sample, message: str) -> None:

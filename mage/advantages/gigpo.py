@@ -8,7 +8,7 @@ each is a flag here (`as_published` recipes set them), so its effect can be meas
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from statistics import fmean
 from typing import Literal
 
@@ -24,6 +24,7 @@ def estimate(
     normalise: Normalise = "mean",
     leave_one_out: bool = True,
     step_weight: float = 1.0,
+    reflection_weight: float = 1.0,
     episode_score: Literal["return", "reward"] = "return",
     per_position: bool = True,
     per_trajectory: bool = True,
@@ -31,10 +32,12 @@ def estimate(
 ) -> list[Credit]:
     """Credits in the order of the returns.
 
-    grouping         stationary: opponents are never mixed; mixed: the whole group is one (ablation)
-    episode_score    return: G_{n,1}, what the method optimises; reward: R_n, as published
-    per_position     compare equal episode positions (False: as published)
-    per_trajectory   baselines are means over trajectories (False: over rows, as published)
+    reflection_weight scales what reflections are credited with: a reflection has many tokens and little to do with the
+                      outcome until the policy reads it, so its noise can drown the moves
+    grouping          stationary: opponents are never mixed; mixed: the whole group is one (ablation)
+    episode_score     return: G_{n,1}, what the method optimises; reward: R_n, as published
+    per_position      compare equal episode positions (False: as published)
+    per_trajectory    baselines are means over trajectories (False: over rows, as published)
     """
 
     def group(item: Return) -> Hashable:
@@ -48,7 +51,8 @@ def estimate(
     level = _levels(returns, group) if per_position else {}
     episode_part: dict[int, float] = {}
     for items in by_key(returns, lambda item: (group(item), item.where.episode if per_position else None)).values():
-        episode_part |= _compare(items, [score(item) for item in items], leave_one_out, per_trajectory, normalise)
+        compared = _compare(items, [score(item) for item in items], leave_one_out, per_trajectory, normalise)
+        episode_part |= {id(item): compared[id(item)] * (reflection_weight if item.where.index < 0 else 1.0) for item in items}
     step_part: dict[int, float] = {}
     plays = [item for item in returns if item.where.index >= 0 or reflections_score_zero]
     for items in by_key(plays, lambda item: (group(item), item.turn.anchor, item.where.episode if anchor == "local" else None)).values():
@@ -57,7 +61,7 @@ def estimate(
     return [_credit(item, episode_part[id(item)], step_weight * step_part.get(id(item), 0.0)) for item in returns]
 
 
-def _levels(returns: Sequence[Return], group) -> dict[Hashable, float]:
+def _levels(returns: Sequence[Return], group: Callable[[Return], Hashable]) -> dict[Hashable, float]:
     """Mean return of each episode position of a group: what pooled episodes are centred by."""
     found = by_key(returns, lambda item: (group(item), item.where.episode))
     return {key: fmean(member_means(items, lambda item: item.episode_value).values()) for key, items in found.items()}

@@ -129,13 +129,17 @@ def _manifest(path: Path) -> dict[str, dict[str, Any]]:
         manifest = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"checkpoint {path} is broken: {MANIFEST} cannot be read ({error})") from error
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    whole = isinstance(files, dict) and all(isinstance(entry, dict) and set(entry) == {"bytes", "sha256"} for entry in files.values())
-    if not whole or not {OPTIMIZER, STATE} < set(files) or not {MODEL, ADAPTER} & set(files):
+    files: dict[str, dict[str, Any]] | None = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or not _lists_a_checkpoint(files):
         raise ValueError(f"checkpoint {path} is broken: {MANIFEST} does not list the files of a checkpoint")
     if manifest.get("format") != FORMAT:
         raise ValueError(f"checkpoint {path} has format {manifest.get('format')}; this version reads format {FORMAT}")
     return files
+
+
+def _lists_a_checkpoint(files: dict[str, Any]) -> bool:
+    described = all(isinstance(entry, dict) and set(entry) == {"bytes", "sha256"} for entry in files.values())
+    return described and {OPTIMIZER, STATE} < set(files) and bool({MODEL, ADAPTER} & set(files))
 
 
 def latest(folder: Path) -> Latest:

@@ -247,15 +247,22 @@ class _Step:
 
 
 def split(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:
-    """Deal whole meta-episodes into `parts` lots of nearly equal number, in an order drawn from `seed`; lots may be empty."""
+    """Deal the samples into `parts` lots of nearly equal size, in an order drawn from `seed`; lots may be empty.
 
-    def whose(row: Row) -> tuple[int, int]:
-        return row.sample.where.group, row.sample.where.member
+    Whole groups stay together where there are enough of them, because their members share most of their prompts and so
+    are packed best side by side; else whole meta-episodes do.
+    """
 
-    metas = [list(group) for _, group in groupby(sorted(rows, key=whose), key=whose)]
-    random.Random(seed).shuffle(metas)
-    lots = [metas[start::parts] for start in range(parts)]
-    return [[row for meta in lot for row in meta] for lot in lots]
+    def group(row: Row) -> tuple[int, ...]:
+        return (row.sample.where.group,)
+
+    def member(row: Row) -> tuple[int, ...]:
+        return (row.sample.where.group, row.sample.where.member)
+
+    whose = group if len({group(row) for row in rows}) >= parts else member
+    units = [list(found) for _, found in groupby(sorted(rows, key=whose), key=whose)]
+    random.Random(seed).shuffle(units)
+    return [[row for unit in units[start::parts] for row in unit] for start in range(parts)]
 
 
 def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

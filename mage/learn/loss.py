@@ -115,7 +115,7 @@ def policy_loss(
     options: LearnOptions,
     *,
     entropy: float,
-    normaliser: int,
+    normaliser: float,
     reference: torch.Tensor | None = None,
     proximal: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Sums]:

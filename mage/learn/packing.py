@@ -169,6 +169,8 @@ def plan_forests(rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | N
 
     Only samples of one group are looked at together: what groups share is the root, and that is computed once anyway.
     """
+    if not rows:
+        return []
     root = common(min(rows, key=attrgetter("key")), max(rows, key=attrgetter("key")))
     groups: dict[int, list[Row]] = {}
     for row in rows:

@@ -68,7 +68,7 @@ def spread(pool: Mapping[str, float], count: int, seed: int) -> list[str]:
         first = edge
         edge += share * count
         names += [name] * (_ticks_below(edge, offset) - _ticks_below(first, offset))
-    names += [next(reversed(pool))] * (count - len(names))
+    names += [list(pool)[-1]] * (count - len(names))
     rng.shuffle(names)
     return names[:count]
 

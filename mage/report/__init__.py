@@ -23,8 +23,8 @@ def write_report(folder: RunFolder) -> list[Path]:
     place = _make(folder.path / "report")
     return [
         write_atomic(place / "curves.png", light),
-        write_atomic(place / "transcripts.md", _encode(to_markdown(findings, sections))),
-        write_atomic(place / "report.html", _encode(make_page(findings, sections, light, dark))),
+        write_atomic(place / "transcripts.md", to_markdown(findings, sections).encode()),
+        write_atomic(place / "report.html", make_page(findings, sections, light, dark).encode()),
         write_events(folder),
     ]
 
@@ -35,8 +35,3 @@ def _make(place: Path) -> Path:
     except OSError as error:
         raise RunError(f"cannot make {place}: {error.strerror or error}") from None
     return place
-
-
-def _encode(text: str) -> bytes:
-    """A model may write half a surrogate pair, which UTF-8 cannot hold."""
-    return text.encode("utf-8", errors="replace")

@@ -15,6 +15,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mage.evaluate import Cell
@@ -23,7 +24,6 @@ from mage.statistics import Estimate
 
 WIDTH, HEIGHT, DPI = 1500, 1000, 100
 _SHOWN = 4  # episode positions in one panel; more cannot be told apart
-_UNDER_TITLE = 39  # points between a panel and its title, for what stands between them
 _LABEL_GAP = 0.05  # least distance of two labels, as a share of the panel's height
 
 
@@ -89,7 +89,7 @@ def _style(theme: Theme) -> dict[str, object]:
 
 
 def _draw(figure: Figure, findings: Findings, theme: Theme) -> None:
-    top = figure.add_gridspec(1, 2, left=0.055, right=0.985, top=0.832, bottom=0.405, width_ratios=(1.75, 1), wspace=0.2)
+    top = figure.add_gridspec(1, 2, left=0.055, right=0.985, top=0.832, bottom=0.405, width_ratios=(1.75, 1), wspace=0.245)
     below = figure.add_gridspec(1, 4, left=0.055, right=0.985, top=0.295, bottom=0.06, wspace=0.26)
     figure.text(0.055, 0.965, _headline(findings), fontsize=17, fontweight="bold", va="center")
     figure.text(0.055, 0.932, _subtitle(findings), fontsize=11.5, color=theme.quiet, va="center")
@@ -107,7 +107,7 @@ def _headline(findings: Findings) -> str:
 
 def _subtitle(findings: Findings) -> str:
     state = "" if findings.finished else "  ·  not finished"
-    return f"{findings.updates:,} updates  ·  {findings.hands:,} hands of training  ·  seed {findings.folder.recipe.run.seed}{state}"
+    return f"{findings.updates:,} updates  ·  {findings.played:,} episodes of training  ·  seed {findings.folder.recipe.run.seed}{state}"
 
 
 # --- What was learned ----------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def _subtitle(findings: Findings) -> str:
 def _draw_training(axes: Axes, findings: Findings, theme: Theme) -> None:
     """Training smoothed, the select panel as points with intervals, and the two lines that give them a meaning."""
     measure, shown = findings.measure, _positions(findings.episodes)
-    axes.set_title(f"{measure.title.capitalize()} by episode, over training", pad=_UNDER_TITLE)
+    axes.set_title(f"{measure.title.capitalize()} by episode, over training", pad=_pad(findings))
     _finish_axes(axes, "update", measure.percent)
     ends: list[tuple[float, str, str]] = []
     for colour, number in zip(theme.episodes, shown, strict=False):
@@ -129,7 +129,12 @@ def _draw_training(axes: Axes, findings: Findings, theme: Theme) -> None:
         _say_nothing(axes, theme, "nothing measured yet")
     else:
         note = "lines: training, smoothed  ·  points: select panel with 95 % intervals"
-        axes.annotate(note, (0, 1), xycoords="axes fraction", xytext=(0, 22), textcoords="offset points", fontsize=9.5, color=theme.quiet, va="bottom")
+        _write(axes, note, (0, 1), (0, _pad(findings) - 17), "axes fraction", color=theme.quiet)
+
+
+def _pad(findings: Findings) -> float:
+    """Points between a panel and its title: the legend has a second row where there are ceilings."""
+    return 39 if findings.bounds else 25
 
 
 def _positions(episodes: int) -> list[int]:
@@ -147,38 +152,41 @@ def _draw_position(axes: Axes, findings: Findings, number: int, colour: str, off
         axes.plot(updates, values, color=colour, linewidth=0.7, alpha=0.22)
         axes.plot(updates, smooth(values), color=colour, linewidth=2.1)
     if points:
-        shift = 0.12 * offset * _spacing([update for update, _ in points])
-        _draw_points(axes, [update + shift for update, _ in points], [found for _, found in points], colour, "o", 4.5)
+        shift = offset * _dodge([update for update, _ in points])
+        _draw_points(axes, [update + shift for update, _ in points], [found for _, found in points], colour, marker="o", markersize=4.5)
     last = smooth(values)[-1] if values else points[-1][1].value if points else None
     return [] if last is None else [(last, f"episode {number}", colour)]
 
 
-def _spacing(updates: Sequence[int]) -> float:
-    return (updates[-1] - updates[0]) / (len(updates) - 1) if len(updates) > 1 else 0.0
+def _dodge(updates: Sequence[int]) -> float:
+    """How far points of two episodes stand apart, so that their intervals can be told apart but still belong together."""
+    span = updates[-1] - updates[0]
+    return min(0.12 * span / max(1, len(updates) - 1), 0.006 * span)
 
 
-def _draw_points(axes: Axes, xs: Sequence[float], estimates: Sequence[Estimate], colour: str, marker: str, size: float, hollow: bool = False) -> None:
+def _draw_points(axes: Axes, xs: Sequence[float], estimates: Sequence[Estimate], colour: str, **marks: Any) -> None:
     """Points with 95 % intervals; an interval that one task cannot give is left out."""
     for x, found in zip(xs, estimates, strict=True):
         if math.isfinite(found.low):
             axes.plot([x, x], [found.low, found.high], color=colour, linewidth=1.3, alpha=0.5, solid_capstyle="butt", zorder=3)
-    face = axes.get_facecolor() if hollow else colour
-    axes.plot(xs, [found.value for found in estimates], marker, color=colour, markersize=size, markerfacecolor=face, markeredgewidth=1.5, zorder=4)
+    axes.plot(xs, [found.value for found in estimates], linestyle="", color=colour, markeredgewidth=1.5, zorder=4, **marks)
 
 
 def _draw_bounds(axes: Axes, findings: Findings, theme: Theme) -> None:
     bounds = findings.bounds
     if bounds is None or bounds.non_adapting is None:
         return
-    last = bounds.episodes[-1]
-    _line(axes, bounds.non_adapting, f"best policy that does not adapt  {bounds.non_adapting:.3f}", theme, "--")
+    last, (low, high) = bounds.episodes[-1], axes.get_ylim()
+    crowded = last.ceiling is not None and last.ceiling - bounds.non_adapting < _LABEL_GAP * (high - low)
+    _line(axes, bounds.non_adapting, f"best policy that does not adapt  {bounds.non_adapting:.3f}", theme, "--", below=crowded)
     if last.ceiling is not None:
         _line(axes, last.ceiling, f"Bayes-optimal learner, episode {last.episode}  {last.ceiling:.3f}", theme, ":")
 
 
-def _line(axes: Axes, height: float, label: str, theme: Theme, dashes: str) -> None:
+def _line(axes: Axes, height: float, label: str, theme: Theme, dashes: str, below: bool = False) -> None:
     axes.axhline(height, color=theme.ink, linewidth=1.3, linestyle=dashes, zorder=2)
-    axes.annotate(label, (0.01, height), xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points", fontsize=9.5, bbox=_box(axes), zorder=5)
+    shift, side = ((0, -4), "top") if below else ((0, 4), "bottom")
+    _write(axes, label, (0.01, height), shift, ("axes fraction", "data"), va=side, bbox=_box(axes), zorder=5)
 
 
 def _box(axes: Axes) -> dict[str, Any]:
@@ -192,16 +200,9 @@ def _draw_choice(axes: Axes, findings: Findings, theme: Theme) -> None:
         return
     axes.axvline(findings.chosen_update, color=theme.quiet, linewidth=1, alpha=0.6, zorder=1)
     right = findings.chosen_update > 0.7 * axes.get_xlim()[1]
-    axes.annotate(
-        f"chosen: update {findings.chosen_update}",
-        (findings.chosen_update, 0.02),
-        xycoords=("data", "axes fraction"),
-        xytext=(-5 if right else 5, 0),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        fontsize=9.5,
-        color=theme.quiet,
-    )
+    words, side = f"chosen: update {findings.chosen_update}", "right" if right else "left"
+    shift = (-5 if right else 5, 0)
+    _write(axes, words, (findings.chosen_update, 0.02), shift, ("data", "axes fraction"), ha=side, color=theme.quiet)
 
 
 def _draw_final(axes: Axes, findings: Findings, theme: Theme) -> None:
@@ -209,7 +210,7 @@ def _draw_final(axes: Axes, findings: Findings, theme: Theme) -> None:
     measure, splits = findings.measure, findings.splits
     split = splits[0] if splits else "test"
     stages = {stage: findings.finals[stage, split].overall for stage in STAGES if (stage, split) in findings.finals}
-    axes.set_title(f"{measure.title.capitalize()} on the final panel ({split}), {_tasks(stages.values())}", pad=_UNDER_TITLE)
+    axes.set_title(f"{measure.title.capitalize()} on the final panel ({split}), {_tasks(stages.values())}", pad=_pad(findings))
     _finish_axes(axes, "episode", measure.percent)
     if not stages:
         _say_nothing(axes, theme, "not measured yet")
@@ -248,22 +249,21 @@ def _tasks(cells: Iterable[Cell]) -> str:
     return f"{max((cell.tasks for cell in cells), default=0):,} tasks"
 
 
+_MARKERS: dict[Stage, str] = {"before": "o", "after": "s", "emptied": "D"}
+
+
 def _draw_stage(axes: Axes, stage: Stage, cell: Cell, measure: Measure, theme: Theme) -> None:
     found = [(figures.episode, estimate) for figures in cell.episodes if (estimate := measure.of(figures))]
     xs = [number + 0.2 * (STAGES.index(stage) - 1) for number, _ in found]
-    marker, colour = {"before": "o", "after": "s", "emptied": "D"}[stage], theme.stage(stage)
+    colour = theme.stage(stage)
+    marks = {"marker": _MARKERS[stage], "markersize": 8, "markerfacecolor": colour if stage == "after" else theme.paper}
     axes.plot(xs, [estimate.value for _, estimate in found], color=colour, linewidth=1, alpha=0.5)
-    _draw_points(axes, xs, [estimate for _, estimate in found], colour, marker, 8, hollow=stage != "after")
-    axes.plot([], [], marker, color=colour, markerfacecolor=colour if stage == "after" else theme.paper, markeredgewidth=1.5, label=TITLES[stage])
+    _draw_points(axes, xs, [estimate for _, estimate in found], colour, label=TITLES[stage], **marks)
     if stage == "after":
         for x, (_, estimate) in zip(xs, found, strict=True):
-            _write_value(axes, x, estimate, show(estimate.value, measure), colour)
-
-
-def _write_value(axes: Axes, x: float, estimate: Estimate, text: str, colour: str) -> None:
-    height = estimate.high if math.isfinite(estimate.high) else estimate.value
-    look: dict[str, Any] = {"fontsize": 10, "fontweight": "bold", "ha": "center", "color": colour, "bbox": _box(axes), "zorder": 6}
-    axes.annotate(text, (x, height), xytext=(0, 4), textcoords="offset points", **look)
+            height = estimate.high if math.isfinite(estimate.high) else estimate.value
+            look = {"fontsize": 10, "fontweight": "bold", "ha": "center", "bbox": _box(axes), "zorder": 6}
+            _write(axes, show(estimate.value, measure), (x, height), (0, 4), color=colour, **look)
 
 
 _BOUNDS = ("does not adapt", "Bayes-optimal")
@@ -328,8 +328,8 @@ def _draw_metrics(axes: Axes, findings: Findings, theme: Theme, title: str, line
         _say_nothing(axes, theme, "no update yet")
         return
     _limit_updates(axes, findings)
-    low, high = axes.get_ylim()
-    axes.set_ylim(0 if low > -0.2 * high else low, high)
+    if axes.dataLim.ymin >= 0:  # all of these start at nought
+        axes.set_ylim(0, 1.08 * axes.dataLim.ymax or (0.05 if percent else 1))
     _name_lines(axes, [name for name in names if name[0]])
 
 
@@ -337,7 +337,7 @@ def _name_lines(axes: Axes, names: Sequence[tuple[str, str]]) -> None:
     """The names of a small panel's lines in their colours, at the right of its title."""
     right = 0.0
     for label, colour in reversed(names):
-        text = axes.annotate(label, (1, 1), xycoords="axes fraction", xytext=(-right, 9), textcoords="offset points", ha="right", fontsize=9, color=colour)
+        text = _write(axes, label, (1, 1), (-right, 9), "axes fraction", ha="right", fontsize=9, color=colour)
         right += text.get_window_extent().width * 72 / DPI + 9
 
 
@@ -360,13 +360,13 @@ def _finish_axes(axes: Axes, label: str, percent: bool) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes.margins(x=0.01, y=0.08)
     if percent:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
 
 
 def _limit_updates(axes: Axes, findings: Findings) -> None:
     updates = [record["update"] for record in findings.metrics] + [update for update, _ in findings.selections]
     last = max(updates, default=1) or 1
-    axes.set_xlim(-0.015 * last, 1.015 * last)
+    axes.set_xlim(-0.02 * last, 1.02 * last)
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
@@ -375,18 +375,13 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
     axes.set_ylim(low, high)
     gap = _LABEL_GAP * (high - low)
     for height, (_, label, colour) in zip(spread([end[0] for end in ends], gap), ends, strict=True):
-        axes.annotate(
-            label,
-            (1, height),
-            xycoords=("axes fraction", "data"),
-            xytext=(5, 0),
-            textcoords="offset points",
-            color=colour,
-            fontsize=10,
-            fontweight="bold",
-            va="center",
-            annotation_clip=False,
-        )
+        look = {"fontsize": 10, "fontweight": "bold", "va": "center", "annotation_clip": False}
+        _write(axes, label, (1, height), (5, 0), ("axes fraction", "data"), color=colour, **look)
+
+
+def _write(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], frame: Any = "data", **look: Any) -> Annotation:
+    """Words at a place, moved by so many points."""
+    return axes.annotate(text, at, xycoords=frame, xytext=shift, textcoords="offset points", **{"fontsize": 9.5} | look)
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -68,9 +68,9 @@ class Findings:
         return max((record["update"] for record in self.metrics), default=0)
 
     @property
-    def hands(self) -> int:
-        """Episodes played in training."""
-        return int(sum(self.series("hands")[1]))
+    def played(self) -> int:
+        """Episodes played in training; in poker, hands."""
+        return int(sum(self.series("episodes")[1]))
 
     @property
     def episodes(self) -> int:
@@ -124,9 +124,8 @@ def read_evaluation(folder: RunFolder, name: str) -> Evaluation:
         return _EVALUATION.validate_python(_unbounded(folder.read_evaluation(name)) | {"rows": ()})
     except ValidationError as error:
         fault = error.errors()[0]
-        raise RunError(
-            f"evaluation {name} of {folder.path} is not one that this version of MAGE writes ({'.'.join(map(str, fault['loc']))}: {fault['msg']})"
-        ) from None
+        place = ".".join(map(str, fault["loc"]))
+        raise RunError(f"evaluation {name} of {folder.path} is not as this version of MAGE writes it ({place}: {fault['msg']})") from None
 
 
 def _chosen(selections: tuple[tuple[int, Cell], ...]) -> int | None:

@@ -1,12 +1,14 @@
 """The layout of the page: a Jinja template with its own style, light or dark as the reader's system is."""
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #ffffff; --card: #f6f7f9; --ink: #1c2024; --quiet: #60646c; --line: #e2e4e9; --accent: #0072b2; --note: #fff7e6;
+:root { color-scheme: light dark; --paper: #ffffff; --card: #f6f7f9; --ink: #1c2024; --quiet: #60646c; --line: #e2e4e9;
+  --accent: #0072b2; --note: #fff7e6;
   --mono: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #16181d; --card: #1e2127; --ink: #eceef2; --quiet: #a0a5b0; --line: #30343d; --accent: #6cb8f0; --note: #2a2618; } }
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
 main { max-width: 1180px; margin: 0 auto; padding: 2.5rem 1.5rem 5rem; }
 h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 .25rem; letter-spacing: -.01em; }
 h2 { font-size: 1.35rem; margin: 3rem 0 .75rem; padding-top: 1.25rem; border-top: 1px solid var(--line); }
@@ -20,12 +22,14 @@ dl.facts dd { margin: 0; font-variant-numeric: tabular-nums; }
 .tile b { display: block; font-size: 1.55rem; line-height: 1.25; font-weight: 650; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--quiet); font-size: .82rem; display: block; line-height: 1.35; }
 .tile span.name { color: var(--ink); margin-top: .35rem; }
-ul.verdict { margin: 1rem 0; padding: .7rem 1rem .7rem 2rem; background: var(--card); border-left: 3px solid var(--accent); border-radius: 0 8px 8px 0; }
+ul.verdict { margin: 1rem 0; padding: .7rem 1rem .7rem 2rem; background: var(--card);
+  border-left: 3px solid var(--accent); border-radius: 0 8px 8px 0; }
 img { display: block; width: 100%; height: auto; border: 1px solid var(--line); border-radius: 10px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; min-width: 55%; }
 th, td { text-align: right; padding: .32rem .8rem; white-space: nowrap; vertical-align: baseline; }
-th { color: var(--quiet); font-weight: 500; font-size: .8rem; border-bottom: 1.5px solid var(--quiet); white-space: normal; vertical-align: bottom; }
+th { color: var(--quiet); font-weight: 500; font-size: .8rem;
+  white-space: normal; vertical-align: bottom; border-bottom: 1px solid var(--quiet); }
 th:first-child, td:first-child, table.plain td { text-align: left; }
 tr.first td { border-top: 1px solid var(--line); }
 table.wide { font-size: .82rem; }
@@ -94,7 +98,7 @@ PAGE = (
 <h2>Curves</h2>
 <picture>
 <source media="(prefers-color-scheme: dark)" srcset="data:image/png;base64,{{ dark }}">
-<img alt="Curves of the run: scores by episode over training, the final panel, entropy, illegal replies, lengths" src="data:image/png;base64,{{ light }}">
+<img alt="Scores by episode over training and on the final panel, entropy, illegal replies" src="data:image/png;base64,{{ light }}">
 </picture>
 
 {% for panel in panels %}

@@ -73,7 +73,7 @@ def _facts(findings: Findings) -> list[tuple[str, str]]:
     done = f"{findings.updates:,}" if findings.updates == total else f"{findings.updates:,} of {total:,}"
     return [
         ("updates", done),
-        ("hands in training", f"{findings.hands:,}"),
+        ("episodes in training", f"{findings.played:,}"),
         ("time in updates", _duration(findings.seconds)),
         ("seed", str(run.seed)),
         ("chosen update", NOTHING if findings.chosen_update is None else f"{findings.chosen_update:,}"),
@@ -126,7 +126,8 @@ def _verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[str]:
         return
     gain = after.episodes[-1].score_gain if measure is SCORE else after.episodes[-1].success_gain
     if gain is not None:
-        yield f"From episode 1 to episode {len(after.episodes)} the {measure.title} changes by {_told(gain, measure)}: {_side(gain, 0, 'a gain', 'a loss')}."
+        change = f"From episode 1 to episode {len(after.episodes)} the {measure.title} changes by {_told(gain, measure)}"
+        yield f"{change}: {_side(gain, 0, 'a gain', 'a loss')}."
     if after.non_adapting is None:
         return
     for stage, cell in overall.items():
@@ -202,7 +203,7 @@ def _pair_tables(findings: Findings, split: Split, measure: Measure) -> list[Tab
     rows: list[tuple[Value, ...]] = []
     for stage in controls:
         other = findings.rows(stage, split)
-        if after and other:
+        if after and other and {row.task for row in after} == {row.task for row in other}:
             rows += [_pair_row(f"after − {TITLES[stage]}", found, measure) for found in compare(other, after).episodes]
     note = "Differences on the same tasks, with paired 95 % intervals; p: how often chance alone would give one as large."
     header = ("", "episode", f"{measure.title} difference", "p", "tasks")
@@ -210,9 +211,10 @@ def _pair_tables(findings: Findings, split: Split, measure: Measure) -> list[Tab
 
 
 def _pair_row(title: str, found: EpisodeComparison, measure: Measure) -> tuple[Value, ...]:
-    difference: Difference = found.score if measure is SCORE else found.success
-    p = "< 0.001" if difference.p_value < 0.001 else f"{difference.p_value:.3f}"
-    return Value(title), Value(str(found.episode)), _value(difference.difference, measure, signed=True), Value(p), Value(f"{difference.difference.count:,}")
+    test: Difference = found.score if measure is SCORE else found.success
+    p = "< 0.001" if test.p_value < 0.001 else f"{test.p_value:.3f}"
+    change = _value(test.difference, measure, signed=True)
+    return Value(title), Value(str(found.episode)), change, Value(p), Value(f"{test.difference.count:,}")
 
 
 def _cell_tables(stages: Mapping[Stage, Evaluation], measure: Measure) -> list[Table]:
@@ -243,7 +245,7 @@ def _same(cells: Sequence[Cell], wanted: Cell) -> Cell | None:
 def _cell_row(cell: Cell, others: Sequence[Cell | None], measure: Measure) -> tuple[Value, ...]:
     last = cell.episodes[-1]
     gain = last.score_gain if measure is SCORE else last.success_gain
-    exploits = Value(NOTHING) if last.exploitation is None else Value(f"{last.exploitation.value:.2f}")
+    exploits = Value(NOTHING) if last.exploitation is None else Value(f"{last.exploitation.value:.2f}".replace("-", "−"))
     return (
         Value("all" if cell.opponent is None else cell.opponent or NOTHING),
         Value("all" if cell.seat is None else SEATS[cell.seat]),

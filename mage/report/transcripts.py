@@ -75,7 +75,8 @@ def choose_sections(findings: Findings) -> list[Section]:
 def _before(folder: RunFolder, split: Split, task: Task) -> list[Section]:
     """The first chosen task as the untrained agent played it."""
     same = [meta for meta in _stored(folder, "before", split) if meta.task == task]
-    return [_section(f"Before training, {split} panel", "The first task above, before any update.", [("same task", same[0])])] if same else []
+    note = "The first task above, before any update."
+    return [_section(f"Before training, {split} panel", note, [("same task", meta)]) for meta in same[:1]]
 
 
 def _training(folder: RunFolder, all_kinds: bool) -> list[Section]:
@@ -210,7 +211,7 @@ def _markdown_line(line: Line) -> str:
     remark = f" ({line.remark})" if line.remark else ""
     if not line.text.strip():
         return f"- {LABELS[line.kind]}{remark}: empty"
-    if "\n" not in line.text and "`" not in line.text:
+    if len(line.text.splitlines()) == 1 and "`" not in line.text:
         return f"- {LABELS[line.kind]}{remark}: `{line.text}`"
     return "\n  ".join([f"- {LABELS[line.kind]}{remark}:", "", *_fenced(line.text)])
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from rich.console import Console
-from rich.rule import Rule
 from rich.text import Text
 
-from mage.agent import Agent, system_text
+from mage.agent import system_text
+from mage.chat import Ids
 from mage.engines.base import run
 from mage.environments.base import SEATS, Environment, State
 from mage.memory.base import Entry
@@ -39,7 +39,7 @@ def play_person(environment: Environment, task: Task, games: int, console: Conso
     scores: list[float] = []
     try:
         for number in range(games):
-            console.print(Rule(f"game {number + 1} of {games}", align="left"))
+            _head(console, f"game {number + 1} of {games}")
             state = _play_game(environment, task, environment.episode_seed(task.seed, number), console)
             scores.append(state.scores()[task.seat])
             _say(console, state.recap(task.seat), style="bold")
@@ -101,6 +101,10 @@ def _say(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style))
 
 
+def _head(console: Console, text: str) -> None:
+    _say(console, f"\n── {text} ──", style="cyan")
+
+
 # --- A person and the agent ----------------------------------------------------------------------------------------
 
 
@@ -131,10 +135,10 @@ def play_agent(setting: Setting, task: Task, console: Console) -> list[float]:
         _say(console, state.recap(seat) if over else "The agent found no legal move and forfeits.", style="bold")
         _say(console, running_score(scores))
         if number + 1 < setting.episodes:
-            console.print(Rule(f"game {number + 2} of {setting.episodes}", align="left"))
+            _head(console, f"game {number + 2} of {setting.episodes}")
 
     _welcome(environment, seat, console)
-    console.print(Rule(f"game 1 of {setting.episodes}", align="left"))
+    _head(console, f"game 1 of {setting.episodes}")
     try:
         play_along(setting, task, tell)
     except Left:
@@ -155,13 +159,14 @@ def _replay(environment: Environment, episode_seed: int, episode: Episode) -> St
 
 def watch_agent(setting: Setting, task: Task, console: Console) -> MetaEpisode:
     """An agent's games against the task's opponent: every new line of its prompts, its replies and its notes."""
-    shown = _Shown(setting.agent, console)
+    shown = _Shown(setting, console)
 
     def tell(number: int, memory: str, episode: Episode) -> None:
         if episode.reflection is not None:
-            console.print(Rule(f"note after game {number}", align="left"))
+            _head(console, f"note after game {number}")
             shown.turn(episode.reflection)
-        console.print(Rule(f"game {number + 1} of {setting.episodes}, memory: {'empty' if not memory else 'as below'}", align="left"))
+        held = "in the prompt below" if memory else "empty"
+        _head(console, f"game {number + 1} of {setting.episodes}, memory: {held}")
         for turn in episode.turns:
             shown.turn(turn)
         _say(console, f"{episode.recap} ({episode.outcome}, {episode.score:+g})", style="bold")
@@ -171,20 +176,27 @@ def watch_agent(setting: Setting, task: Task, console: Console) -> MetaEpisode:
 
 
 class _Shown:
-    """Remembers the last prompt, so that only what is new is shown."""
+    """Remembers the last prompt, so that only what is new is shown: the next message, or a new chat below the rules."""
 
-    def __init__(self, agent: Agent, console: Console) -> None:
-        self.agent, self.console = agent, console
-        self.before: tuple[int, ...] = ()
+    def __init__(self, setting: Setting, console: Console) -> None:
+        self.chat, self.console = setting.agent.chat, console
+        system = system_text(setting.environment)
+        self.rules = len(_common(self.chat.first(system, "a"), self.chat.first(system, "b")))
+        self.before: Ids = ()
 
     def turn(self, turn: Turn) -> None:
-        ids, common = turn.prompt_ids, 0
-        while common < min(len(ids), len(self.before)) and ids[common] == self.before[common]:
-            common += 1
-        self.before = ids
-        _say(self.console, self.agent.chat.decode(ids[common:]), style="dim")
+        common = len(_common(turn.prompt_ids, self.before))
+        known = common if common == len(self.before) else min(common, self.rules)
+        self.before = turn.prompt_ids
+        _say(self.console, self.chat.decode(turn.prompt_ids[known:]), style="dim")
         read = "" if turn.kind == "reflect" else f"   [{'legal' if turn.legal else 'not legal'}: {turn.action or 'no action'}]"
         self.console.print(Text(turn.completion.text, style="green"), Text(read, style="" if turn.legal else "red"))
+
+
+def _common(one: Ids, other: Ids) -> Ids:
+    """What both begin with."""
+    length = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:length]
 
 
 # --- What both share -----------------------------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 Without a terminal (a log file, a pipe) the same figures come as one plain line every half minute.
 """
 
+import signal
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from statistics import fmean
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
@@ -19,12 +20,12 @@ from rich.text import Text
 from mage.config import Recipe
 from mage.evaluate import Cell, Evaluation
 from mage.report.findings import SCORE
-from mage.terminal.tables import show
+from mage.terminal.results import show
 from mage.trainer import Figures, Watcher
 
 _RECENT = 20  # updates whose mean is shown: one alone is mostly luck
 _EVERY = 30.0  # seconds between plain lines
-_STAGES = {"before": "before training", "after": "after training", "emptied": "memory emptied"}
+_STAGES = {"before": "before", "after": "after", "emptied": "memory emptied"}
 
 
 @dataclass
@@ -51,7 +52,8 @@ class Pace:
         run, sizes = self.recipe.run, self.recipe.evaluate
         select = self.panels.get("select", 0.0)
         final = next((self.panels[kind] for kind in ("after", "before") if kind in self.panels), select * sizes.final_size / sizes.size)
-        selects = -(-(run.updates - done) // run.evaluate_every) if run.evaluate_every else int(done < run.updates)
+        every, rest = run.evaluate_every or run.updates, range(done + 1, run.updates + 1)
+        selects = sum(number % every == 0 or number == run.updates for number in rest)
         finals = len(sizes.splits) * sum(kind not in self.panels for kind in ("after", "emptied"))
         return (run.updates - done) * fmean(self.updates) + selects * select + finals * final
 
@@ -78,7 +80,7 @@ class Onlooker(Watcher):
             self.display.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     # -- what the trainer tells
 
@@ -92,7 +94,7 @@ class Onlooker(Watcher):
         self.display.update(self.training, completed=done, visible=True, ends=ends)
         if not self.console.is_terminal and (done == total or time.monotonic() - self.told > _EVERY):
             self.told = time.monotonic()
-            self.say("; ".join([f"update {done} of {total}{_time_left(ends)}", *self.display.lines]))
+            self.say(" ".join("; ".join([f"update {done} of {total}{_time_left(ends)}", *self.display.lines]).split()))
 
     def played(self, done: int, total: int, name: str) -> None:
         if self.panel is None:
@@ -106,8 +108,7 @@ class Onlooker(Watcher):
             self.panel = None
         if self.bounds is None and evaluation.split == "test" and _same_pool(self.recipe):
             self.bounds = evaluation.overall
-        scores = "  ".join(show(SCORE, figures) for figures in evaluation.overall.episodes)
-        self.say(f"{_title(name):<34} score by episode  {scores}")
+        self.say(f"{_title(name):<27} score {', '.join(show(SCORE, figures) for figures in evaluation.overall.episodes)}")
 
     def warned(self, line: str) -> None:
         self.say(f"warning: {line}")
@@ -118,8 +119,8 @@ class _Display(Progress):
 
     def __init__(self, console: Console) -> None:
         self.lines: list[str] = []
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[unit]} {task.completed:.0f} of {task.total:.0f}"), _Left())
-        super().__init__(*columns, console=console, transient=True, refresh_per_second=4)
+        count = TextColumn("{task.fields[unit]} {task.completed:.0f} of {task.total:.0f}")
+        super().__init__(TextColumn("{task.description}"), BarColumn(), count, _Left(), console=console, transient=True)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
@@ -147,7 +148,7 @@ def _same_pool(recipe: Recipe) -> bool:
 
 def _title(name: str) -> str:
     kind, _, rest = name.partition("_")
-    return f"update {int(rest)}, select panel" if kind == "select" else f"{_STAGES.get(kind, kind)}, final {rest} panel"
+    return f"update {int(rest)} (select)" if kind == "select" else f"{_STAGES.get(kind, kind)} (final {rest})"
 
 
 def _lines(recent: Iterable[dict[str, Any]], bounds: Cell | None) -> list[str]:
@@ -158,10 +159,33 @@ def _lines(recent: Iterable[dict[str, Any]], bounds: Cell | None) -> list[str]:
     lines = [f"score by episode in training  {scores}  (mean of {len(held)} updates)"]
     if bounds is not None and bounds.non_adapting is not None:
         best = "  ".join("-" if one.ceiling is None else f"{one.ceiling:+.3f}" for one in bounds.episodes)
-        lines.append(f"best possible learner         {best}  (best without adapting {bounds.non_adapting:+.3f})")
+        lines.append(f"best possible learner         {best}  (without adapting {bounds.non_adapting:+.3f})")
     entropy, illegal = (fmean(one.get(name) or 0.0 for one in held) for name in ("action_entropy", "illegal_rate"))
     return [*lines, f"action entropy {entropy:.3f}, illegal replies {100 * illegal:.1f} %"]
 
 
 def _number(name: str) -> int:
     return int(name.rpartition("_")[2])
+
+
+class Interrupt:
+    """The first Ctrl-C asks the run to stop, the second stops it at once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.asked = say, False
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def __enter__(self) -> Self:
+        self.before = signal.signal(signal.SIGINT, self._hear)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        signal.signal(signal.SIGINT, self.before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.say("Stopping after this update, and saving. Ctrl-C again stops at once.")

@@ -1,0 +1,61 @@
+"""Two ways of doing the same work, timed in turn.
+
+The cores may be shared with other work, so absolute figures wander. What stays is the ratio of neighbours in time: the ways take
+turns (A, B, A, B, ..), every time is processor time of this process (one torch thread), and the ratio is the median over rounds.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+Work = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One line of a table. `ours` and `theirs` are units of work a second; `ratios` has one entry a round."""
+
+    benchmark: str
+    case: str
+    names: tuple[str, str]
+    unit: str
+    ours: float
+    theirs: float
+    ratios: tuple[float, ...]
+    note: str = ""
+    target: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios)
+
+    def line(self) -> str:
+        rates = (f"{name} {_figure(rate)} {self.unit}/s" for name, rate in zip(self.names, (self.ours, self.theirs), strict=True))
+        spread = f"({min(self.ratios):.1f} to {max(self.ratios):.1f})"
+        missed = self.target is not None and self.ratio < self.target
+        goal = "" if self.target is None else f"  {'MISSED: ' if missed else ''}target {self.target:g}"
+        return "   ".join((f"{self.benchmark:12} {self.case:28}", *(f"{rate:28}" for rate in rates), f"ratio {self.ratio:4.1f} {spread}{goal}", self.note)).rstrip()
+
+
+def take_turns(ways: Sequence[Work], rounds: int) -> list[list[float]]:
+    """Processor seconds of every way in every round; a first round, in which caches fill and memory grows, is not counted."""
+    seconds: list[list[float]] = [[] for _ in ways]
+    for number in range(rounds + 1):
+        for way, found in zip(ways, seconds, strict=True):
+            began = time.process_time()
+            way()
+            if number:
+                found.append(time.process_time() - began)
+    return seconds
+
+
+def compare(benchmark: str, case: str, names: tuple[str, str], unit: str, amount: float, ways: tuple[Work, Work], rounds: int) -> Comparison:
+    """Time two ways of doing `amount` units of work."""
+    ours, theirs = take_turns(ways, rounds)
+    ratios = tuple(slow / fast for fast, slow in zip(ours, theirs, strict=True))
+    return Comparison(benchmark, case, names, unit, amount / median(ours), amount / median(theirs), ratios)
+
+
+def _figure(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"

@@ -1,0 +1,26 @@
+"""Rollout of whole groups with the engine's prefix cache on against off, same seeds: the replies must be the same."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.measure import Comparison, compare
+from benchmarks.workload import make_recipe, play, replies
+from mage.trainer import build
+
+CASES = (("kuhn_poker", "reflections"), ("kuhn_poker", "both"), ("tic_tac_toe", "reflections"))
+
+
+def measure(cases: Sequence[tuple[str, str]] = CASES, groups: int = 16, rounds: int = 5) -> list[Comparison]:
+    """Meta-episodes played a second."""
+    return [_measure_case(game, keep, groups, rounds) for game, keep in cases]
+
+
+def _measure_case(game: str, keep: str, groups: int, rounds: int) -> Comparison:
+    cached, uncached = (build(make_recipe(game, keep, groups, prefix_cache=on)) for on in (True, False))
+    one, other = replies(play(cached)), replies(play(uncached))
+    same = sum(left == right for left, right in zip(one, other, strict=False))
+    ways = (lambda: play(cached), lambda: play(uncached))
+    found = compare("prefix_cache", f"{game}/{keep}", ("cached", "uncached"), "meta-episodes", groups * cached.recipe.play.members, ways, rounds)
+    stats = cached.engine.stats
+    reused = stats.reused_tokens / (stats.reused_tokens + stats.prefilled_tokens)
+    return replace(found, note=f"{reused:.0%} of prompt tokens reused; {same:,} of {max(len(one), len(other)):,} replies the same")

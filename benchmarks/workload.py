@@ -1,0 +1,47 @@
+"""What the benchmarks work on: meta-episodes of both games, played by the embedded model as the demo plays them."""
+
+from collections.abc import Sequence
+
+from mage.config import Recipe, build_recipe
+from mage.play import play_groups
+from mage.seeds import derive
+from mage.trainer import Parts, build, credit, draw_tasks, make_samples
+from mage.types import MetaEpisode, Sample
+
+OPPONENTS = {
+    "kuhn_poker": {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4},
+    "tic_tac_toe": {"random": 0.4, "pattern-0": 0.2, "pattern-2": 0.2, "biased-centre-2": 0.2},
+}
+
+
+def make_recipe(game: str, keep: str, groups: int, **engine: object) -> Recipe:
+    """Groups of 8 members, 3 episodes each, one torch thread on the CPU; the learner's options are the demo's."""
+    agent = {"max_tokens": 8} | ({"reflection_tokens": 48} if keep in ("reflections", "both") else {})
+    tables = {
+        "run": {"threads": 1, "device": "cpu"},
+        "environments": {"name": game},
+        "opponents": {"train": OPPONENTS[game]},
+        "play": {"groups": groups, "members": 8, "episodes": 3},
+        "agent": agent,
+        "memory": {"name": "notes", "keep": keep},
+        "engines": {"name": "local", "context": 1024, **engine},
+        "learn": {"lr": 1e-3, "minibatches": 4, "entropy": 0.5, "entropy_final": 0.1},
+    }
+    return build_recipe(tables)
+
+
+def play(parts: Parts, update: int = 1) -> list[MetaEpisode]:
+    """The meta-episodes of one update, from an empty cache as in training."""
+    parts.engine.refresh(update)
+    return play_groups(parts.setting(), draw_tasks(parts.recipe, update), derive("benchmark", update))
+
+
+def play_samples(recipe: Recipe) -> list[Sample]:
+    """The training rows of one update."""
+    return make_samples(credit(recipe, play(build(recipe))))
+
+
+def replies(metas: Sequence[MetaEpisode]) -> list[tuple[int, ...]]:
+    """Every reply of the agent in order, as token ids: two rollouts are the same exactly when these are."""
+    turns = [turn for meta in metas for episode in meta.episodes for turn in (episode.reflection, *episode.turns) if turn is not None]
+    return [turn.completion.token_ids for turn in turns]

@@ -1,0 +1,87 @@
+"""Who is judged, watched or played against: a run at one of its checkpoints, or a recipe's untrained model. Loads torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mage.config import Recipe, build_recipe, load_recipe
+from mage.environments.base import Environment
+from mage.evaluate import Evaluation
+from mage.learn import checkpoint
+from mage.learn.team import Team
+from mage.memory.base import Memory
+from mage.panels import Name
+from mage.rundir import RunFolder
+from mage.terminal import Mistake, console
+from mage.trainer import Parts, Trainer, Watcher, build, evaluate_panel
+from mage.types import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    title: str
+    update: int
+    parts: Parts
+
+
+def find_candidate(name: str, overrides: Sequence[str], which: str | None) -> Candidate:
+    """A run folder at a checkpoint (`best`, `latest` or a number), or a recipe before any training."""
+    if Path(name).is_dir():
+        folder = RunFolder.open(name)
+        return load_run(folder, folder.recipe.changed(overrides) if overrides else folder.recipe, which or "best")
+    if which is not None:
+        raise Mistake(f"--checkpoint {which} has no effect on {name}, which is no run folder")
+    return Candidate(name, 0, build(load_recipe(name, overrides)))
+
+
+def find_player(name: str, world: Environment, options: Mapping[str, str], run: Path | None, model: str) -> Candidate:
+    """Who plays in an environment of this name: the agent of a run at its best, else a model as it is."""
+    if run is None:
+        opponents = {"opponents": {"train": {"random": 1.0}}} if world.multi_agent else {}
+        tables = {"environments": {"name": name, **world.model_dump()}, "model": {"path": model}, **opponents}
+        return Candidate(model, 0, build(build_recipe(tables)))
+    folder = RunFolder.open(run)
+    if folder.recipe.environments.name != name:
+        raise Mistake(f"{run} was trained on {folder.recipe.environments.name}, not on {name}")
+    changes = [f"--environments.{option}={value}" for option, value in options.items()]
+    return load_run(folder, folder.recipe.changed(changes) if changes else folder.recipe, "best")
+
+
+def load_run(folder: RunFolder, recipe: Recipe, which: str) -> Candidate:
+    """The parts of a run with the weights of one of its checkpoints."""
+    path = _find_checkpoint(folder, which)
+    run = Trainer(RunFolder(folder.path, recipe), Team(), Watcher(), lambda: False)
+    loaded = run.learner.load(path)
+    best = loaded.state.get("best")
+    if which == "best" and best and best[1] != loaded.update:
+        loaded = run.learner.load(checkpoint.place(folder.checkpoints, best[1]))
+    run.parts.engine.refresh(loaded.update)
+    return Candidate(str(folder.path), loaded.update, run.parts)
+
+
+def _find_checkpoint(folder: RunFolder, which: str) -> Path:
+    """The checkpoint of a number, else the newest: it knows the best one."""
+    there = sorted(int(path.name.removeprefix("update_")) for path in folder.checkpoints.glob("update_*"))
+    if which.isdigit() and int(which) in there:
+        return checkpoint.place(folder.checkpoints, int(which))
+    if which not in ("best", "latest"):
+        numbers = ", ".join(map(str, there)) or "no number yet"
+        raise Mistake(f"--checkpoint {which}: allowed are best, latest and, in {folder.path}, {numbers}")
+    found = checkpoint.latest(folder.checkpoints)
+    if found.broken:
+        raise Mistake("\n".join([*found.broken, f"Another one may be whole: --checkpoint with one of {', '.join(map(str, there))}"]))
+    if found.path is None:
+        raise Mistake(f"{folder.path} has no checkpoint yet")
+    return found.path
+
+
+def play_panel(candidate: Candidate, split: Split, panel: Name, size: int | None, memory: Memory | None) -> Evaluation:
+    """A candidate's figures on a fixed panel, with a line that counts while it plays."""
+    options = candidate.parts.recipe.evaluate
+    count = size or (options.final_size if panel == "final" else options.size)
+    with console(stderr=True).status(f"{candidate.title}: playing {count:,} tasks") as status:
+
+        def tell(done: int) -> None:
+            status.update(f"{candidate.title}: task {done:,} of {count:,}")
+
+        return evaluate_panel(candidate.parts, split, panel, count, memory, on_played=tell)[0]

@@ -1,0 +1,569 @@
+"""The verbs as a person meets them: what they print, what they leave behind, and one clear message for every mistake."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import mage
+from mage.cli import app
+from mage.config import PACKAGE, load_recipe
+from mage.environments.tic_tac_toe import TicTacToe
+from mage.opponents.base import find
+from mage.rundir import RunFolder
+
+STYLES = "conservative=.3,aggressive=.3,intermediate=.4"
+RECIPE = """
+[environments]
+name = "kuhn_poker"
+[opponents.train]
+conservative = 0.3
+aggressive = 0.3
+intermediate = 0.4
+[run]
+updates = 3
+save_every = 1
+evaluate_every = 2
+threads = 1
+[play]
+groups = 2
+members = 2
+[agent]
+max_tokens = 8
+reflection_tokens = 24
+[engines]
+name = "local"
+context = 1024
+[evaluate]
+size = 12
+final_size = 12
+"""
+ROOT = Path(mage.__file__).parent.parent
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+
+
+def call(*words: str | Path, typed: str | None = None) -> Any:
+    """One command line in this process; a bug comes through as the exception it is."""
+    result = CliRunner().invoke(app, [str(word) for word in words], input=typed, prog_name="mage")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def refused(*words: str | Path) -> str:
+    """The message of a command line that is the user's mistake."""
+    result = call(*words)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("mage: ")
+    assert "Traceback" not in result.stderr
+    return str(result.stderr)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "small.toml").write_text(RECIPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(place: Path) -> Any:
+    """The command that trained the run all others look at."""
+    return call("train", place / "small.toml", "--runs", place / "runs")
+
+
+@pytest.fixture(scope="module")
+def run(place: Path, trained: Any) -> Path:
+    assert trained.exit_code == 0, trained.output
+    return place / "runs" / "small-1"
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    """A run that a test may break: trained, but not yet finished."""
+    shutil.copytree(run, tmp_path / "copy")
+    (tmp_path / "copy" / "summary.json").unlink()
+    return tmp_path / "copy"
+
+
+def metrics(folder: Path) -> bytes:
+    return (folder / "metrics.jsonl").read_bytes()
+
+
+# --- help ----------------------------------------------------------------------------------------------------------
+
+
+def test_mage_alone_prints_help_and_every_verb_has_an_example() -> None:
+    alone = call()
+    assert alone.exit_code == 0
+    for verb in ("train", "evaluate", "play", "report", "list", "check", "ceilings"):
+        assert verb in alone.stdout
+        assert f"Example: mage {verb}" in " ".join(call(verb, "--help").stdout.split())
+    assert call("--version").stdout == f"mage {mage.__version__}\n"
+
+
+def test_light_verbs_load_no_torch() -> None:
+    program = """
+    import sys
+    from typer.testing import CliRunner
+    from mage.cli import app
+    for words in (["list", "environments"], ["ceilings", "kuhn_poker", "--weights", "random=1"], ["play", "kuhn_poker", "--against", "random"]):
+        assert CliRunner().invoke(app, words, input="").exit_code == 0, words
+    assert not {"torch", "transformers", "matplotlib"} & set(sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+# --- train, report -------------------------------------------------------------------------------------------------
+
+
+def test_training_ends_with_table_ceilings_and_paths(trained: Any, run: Path) -> None:
+    for title in ("before training", "after training", "memory emptied", "best without adapting", "best learner"):
+        assert title in trained.stdout
+    # method.md section 7, mean of both seats: non-adapting .125, Bayes-optimal third episode .238
+    assert re.search(r"\n\s+3 .*\+0\.125 +\+0\.238", trained.stdout)
+    for line in ("plot", "page", "summary", "run folder"):
+        assert Path(re.search(rf"^{line} +(.+)$", trained.stdout, re.MULTILINE)[1].strip()).exists()  # type: ignore[index]
+    assert "update 2 (select)" in trained.stderr
+    assert "memory emptied (final test)" in trained.stderr
+    assert "update 3 of 3" in trained.stderr
+    assert "left" in trained.stderr
+
+
+def test_a_finished_run_is_reported_again_as_json_alone(run: Path) -> None:
+    before = metrics(run)
+    again, report = call("train", "--resume", run, "--json"), call("report", run, "--json")
+    for result in (again, report):
+        told = json.loads(result.stdout)
+        assert told["finished"]
+        assert told["updates"] == 3
+        assert len(told["after"]["test"]["episodes"]) == 3
+        assert told["files"][0].endswith(".png")
+    assert all(Path(path).exists() for path in told["files"])
+    assert metrics(run) == before
+
+
+def test_an_unfinished_run_is_reported_and_told_how_to_go_on(copy: Path) -> None:
+    assert f"mage train --resume {copy}" in call("report", copy).stdout
+    assert json.loads(call("report", copy, "--json").stdout)["finished"] is False
+
+
+def test_overrides_come_in_any_order_and_name_the_run(place: Path, tmp_path: Path) -> None:
+    told = call("train", "--run.updates=0", place / "small.toml", "--run.name=other", "--runs", tmp_path, "--json")
+    assert json.loads(told.stdout)["updates"] == 0
+    assert RunFolder.open(tmp_path / "other").recipe.run.updates == 0
+    assert "exists already" in refused("train", place / "small.toml", "--run.name=other", "--runs", tmp_path)
+
+
+def test_ctrl_c_saves_and_the_resumed_run_ends_like_one_that_was_not_stopped(place: Path, run: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mage", "train", str(place / "small.toml"), "--runs", str(tmp_path)]
+    with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("before (final test)" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        told, _ = process.stderr.read(), process.wait(60)
+    assert process.returncode == 130, told
+    assert f"mage train --resume {tmp_path / 'small-1'}" in told
+    assert not (tmp_path / "small-1" / "summary.json").exists()
+    assert call("train", "--resume", tmp_path / "small-1").exit_code == 0
+    assert metrics(tmp_path / "small-1") == metrics(run)
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    from mage.terminal.progress import Interrupt
+
+    said: list[str] = []
+    with Interrupt(said.append) as interrupt:
+        assert not interrupt()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert len(said) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# --- the live display ----------------------------------------------------------------------------------------------
+
+
+def figures(score: float) -> dict[str, Any]:
+    return {"score_1": 0.0, "score_2": score, "action_entropy": 0.5, "illegal_rate": 0.25}
+
+
+def test_the_display_shows_scores_against_ceilings_and_the_time_left(place: Path, run: Path) -> None:
+    from mage.report.findings import read_findings
+    from mage.terminal.progress import Onlooker
+
+    recipe, bounds = load_recipe(place / "small.toml", ["--run.updates=4"]), read_findings(RunFolder.open(run)).bounds
+    text = StringIO()
+    with Onlooker(recipe, Console(file=text, force_terminal=True, width=100), bounds) as onlooker:
+        onlooker.played(1, 12, "select_000000")
+        onlooker.updated(1, 4, figures(0.1), 2.0)
+        onlooker.updated(2, 4, figures(0.3), 4.0)
+        onlooker.display.refresh()
+    shown = re.sub(r"\x1b\[[^m]*m", "", text.getvalue())
+    assert "+0.000  +0.200  (mean of 2 updates)" in shown
+    assert "+0.125  +0.203  +0.238  (without adapting +0.125)" in shown
+    assert "action entropy 0.500, illegal replies 25.0 %" in shown
+    assert "update 2 of 4" in shown
+    assert "0:00:06 left" in shown  # two updates of (2 + 4) / 2 seconds; no panel has been timed
+
+
+def test_the_time_left_counts_the_panels_to_come(place: Path) -> None:
+    from mage.terminal.progress import Pace
+
+    pace = Pace(load_recipe(place / "small.toml", ["--run.updates=10", "--run.evaluate_every=4", "--evaluate.final_size=24"]))
+    assert pace.left(0) is None
+    pace.updates.extend([1.0, 3.0])
+    pace.panels["select"] = 5.0
+    # 8 updates of 2 s, select panels after updates 4, 8 and 10, two final panels of twice the size
+    assert pace.left(2) == pytest.approx(16 + 3 * 5 + 2 * 10)
+    pace.panels |= {"before": 7.0, "after": 8.0}
+    assert pace.left(10) == pytest.approx(8)
+
+
+def test_ceilings_of_other_opponents_are_not_shown(place: Path, run: Path) -> None:
+    from mage.report.findings import read_findings
+    from mage.terminal.progress import Onlooker
+
+    recipe, bounds = load_recipe(place / "small.toml", ["--opponents.test={cfr = 1}"]), read_findings(RunFolder.open(run)).bounds
+    text = StringIO()
+    Onlooker(recipe, Console(file=text, width=200), bounds).updated(3, 3, figures(0.1), 2.0)
+    assert "score by episode in training +0.000 +0.100" in text.getvalue()
+    assert "without adapting" not in text.getvalue()
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--play.grops=3"], "play.grops is unknown (did you mean 'groups'?)"),
+        (["--plays.groups=3"], "[plays] is unknown"),
+        (["--environments.name=kuhn_pokr"], "did you mean 'kuhn_poker'?"),
+        (["--opponents.train={bold = 1}"], "unknown opponent 'bold'"),
+        (["--play.members=1"], "greater than or equal to 2"),
+        (["--learn.lora_alpha=3"], "has no effect"),
+        (["--model.path=/nowhere"], "has no config.json"),
+        (["--play.groups", "3"], "--section.option=value"),
+        (["--groups=3"], "is not an override"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_message_and_leaves_nothing(place: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    assert message in refused("train", place / "small.toml", *words, "--runs", tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_not_there_is_named(place: Path, tmp_path: Path) -> None:
+    assert "there is no recipe 'dem0'" in refused("train", "dem0")
+    assert "there is no recipe" in refused("train", tmp_path / "none.toml")
+    assert "which recipe?" in refused("train")
+    assert "is not a run folder" in refused("train", "--resume", tmp_path)
+    assert "is not a run folder" in refused("report", tmp_path / "none")
+    assert "there is no recipe" in refused("evaluate", "none")
+    assert "leave out --play.groups=3" in refused("train", "--resume", tmp_path, "--play.groups=3")
+
+
+def model_without(name: str, folder: Path) -> Path:
+    shutil.copytree(PACKAGE / "embedded", folder)
+    (folder / name).unlink()
+    return folder
+
+
+@pytest.mark.parametrize(("missing", "message"), [("chat_template.jinja", "no chat template"), ("model.safetensors", "no *.safetensors")])
+def test_an_incomplete_model_folder_is_refused(place: Path, tmp_path: Path, missing: str, message: str) -> None:
+    folder = model_without(missing, tmp_path / "model")
+    told = refused_quietly("train", place / "small.toml", f"--model.path={folder}", "--runs", tmp_path / "runs")
+    assert message in told
+    assert not list(tmp_path.glob("runs/*"))
+    assert message in refused("play", "kuhn_poker", "--watch", "--against", "random", "--model", folder)
+
+
+def refused_quietly(*words: str | Path) -> str:
+    """As `refused`, where something was told before the mistake was found."""
+    result = call(*words)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("mage: ") == 1
+    return str(result.stderr)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "altered", "no manifest"])
+def test_a_broken_checkpoint_is_told_and_nothing_is_touched(copy: Path, damage: str) -> None:
+    newest = max((copy / "checkpoints").iterdir())
+    weights = newest / "model.safetensors"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif damage == "altered":
+        weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
+    else:
+        (newest / "manifest.json").unlink()
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    for words in (["train", "--resume"], ["evaluate"], ["evaluate", "--checkpoint", "latest"]):
+        assert f"checkpoint {newest} is broken" in refused(*words, copy)
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+
+
+def test_a_run_goes_on_once_the_broken_checkpoint_is_gone(copy: Path, run: Path) -> None:
+    shutil.rmtree(max((copy / "checkpoints").iterdir()))
+    assert call("train", "--resume", copy).exit_code == 0
+    assert metrics(copy) == metrics(run)
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "run folder"])
+def test_a_full_disk_loses_nothing_that_was_saved(place: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    from mage.learn import checkpoint
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    real, saved = checkpoint.save_file, list[Path]()
+
+    def save_file(tensors: Any, path: Path) -> None:
+        saved.append(path)
+        return full() if len(saved) > 4 else real(tensors, path)
+
+    with monkeypatch.context() as patch:
+        if where == "checkpoint":
+            patch.setattr(checkpoint, "save_file", save_file)  # two files a checkpoint: the third one fails
+        else:
+            patch.setattr(RunFolder, "append_timing", full)
+        told = refused_quietly("train", place / "small.toml", "--runs", tmp_path)
+    assert "No space left on device" in told
+    assert f"mage train --resume {tmp_path / 'small-1'}" in told
+    assert call("train", "--resume", tmp_path / "small-1").exit_code == 0
+    assert metrics(tmp_path / "small-1") == metrics(run)
+
+
+def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slip(kind: str, with_options: bool) -> list[Any]:
+        return [*zip([1], [], strict=True)]
+
+    monkeypatch.setattr("mage.cli.read_menu", slip)
+    with pytest.raises(ValueError, match="zip"):
+        call("list")
+    monkeypatch.setattr("mage.cli.names", lambda kind: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        call("train")
+
+
+# --- evaluate ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_evaluated_at_the_checkpoint_that_is_named(run: Path) -> None:
+    updates = sorted(int(path.name[7:]) for path in (run / "checkpoints").iterdir())
+    chosen = json.loads((run / "summary.json").read_text())["chosen_update"]
+    stored = json.loads((run / "evaluations" / "after_test.json").read_text())
+    best = json.loads(call("evaluate", run, "--json").stdout)
+    assert best["update"] == chosen
+    assert best["evaluation"]["overall"] == stored["overall"]
+    emptied = json.loads(call("evaluate", run, "--memory", "none", "--checkpoint", str(chosen), "--json").stdout)
+    assert emptied["evaluation"]["overall"] == json.loads((run / "evaluations" / "emptied_test.json").read_text())["overall"]
+    assert json.loads(call("evaluate", run, "--checkpoint", "latest", "--size", "6", "--json").stdout)["update"] == max(updates)
+    assert "allowed are best, latest" in refused("evaluate", run, "--checkpoint", "77")
+
+
+def test_an_evaluation_is_a_table_of_every_cell(run: Path) -> None:
+    told = call("evaluate", run, "--size", "12", "--episodes", "2", "--panel", "select").stdout
+    assert "select test panel" in told
+    assert "Pass@k" in told
+    assert len(re.findall(r"^ (?:all|conservative|aggressive|intermediate) +(?:both|first|second) ", told, re.MULTILINE)) == 12 * 2
+
+
+def test_a_recipe_is_evaluated_untrained_and_compared_in_pairs(run: Path, place: Path) -> None:
+    words = ("evaluate", run, "--compare", place / "small.toml")
+    told = json.loads(call(*words, "--json").stdout)
+    assert told["compared_with"]["update"] == 0
+    first, second = (one["evaluation"]["overall"]["episodes"] for one in (told, told["compared_with"]))
+    for number, episode in enumerate(told["comparison"]["episodes"]):
+        difference = first[number]["score"]["value"] - second[number]["score"]["value"]
+        assert episode["score"]["difference"]["value"] == pytest.approx(difference)
+    assert "paired over 12 tasks" in call(*words).stdout
+    assert "has no effect" in refused("evaluate", place / "small.toml", "--checkpoint", "best")
+    assert "no opponents for split 'ood'" in refused_quietly("evaluate", place / "small.toml", "--split", "ood")
+
+
+# --- play ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_person_plays_with_help_and_sees_the_result() -> None:
+    told = call("play", "kuhn_poker", "--against", "conservative", "--seed", "3", typed="raise\n?\nBET\nbet\nbet\nbet\n").stdout
+    assert "There are three cards" in told
+    assert "You act first." in told
+    assert "'raise' is no legal move here" in told
+    assert "legal moves: pass, bet" in told
+    results = [float(chips) * (1 if verb == "won" else -1) for verb, chips in re.findall(r"You (won|lost) (\d) chip", told)]
+    assert len(results) == 3
+    assert f"Your score: {sum(results):+g} over 3 games." in told
+
+
+@pytest.mark.parametrize(("typed", "score"), [("q\n", "No game was finished."), ("", "No game was finished."), ("bet\nq\n", "over 1 game.")])
+def test_a_person_may_leave_at_any_time(typed: str, score: str) -> None:
+    result = call("play", "kuhn_poker", "--against", "conservative", "--seed", "3", typed=typed)
+    assert result.exit_code == 0
+    assert "You left." in result.stdout
+    assert score in result.stdout.split("You left.")[1]
+
+
+def test_a_person_may_sit_second_and_choose_the_game() -> None:
+    told = call("play", "tic_tac_toe", "--against", "pattern-0", "--seat", "second", "--episodes", "1", typed="1\n7\n4\n").stdout
+    assert "You are O and move second." in told
+    assert "opponent: 5" in told  # pattern 0 opens in the centre
+    assert "Your cells in order: 1 7 4." in told
+    assert "You won." in told
+    nim = call("play", "openspiel", "--option", "game=nim", "--against", "random", "--seed", "1", typed="?\nq\n").stdout
+    assert "legal moves: " in nim
+
+
+def test_a_person_plays_against_the_agent(run: Path) -> None:
+    told = call("play", "kuhn_poker", "--against", "agent", "--run", run, "--episodes", "2", "--seed", "3", typed="bet\nbet\nbet\nbet\n").stdout
+    assert len(re.findall(r"You (won|lost) \d chip", told)) == 2
+    assert "over 2 games." in told
+    assert "You left." in call("play", "kuhn_poker", "--against", "agent", "--seat", "second", typed="").stdout
+
+
+def test_an_agent_is_watched_with_its_prompts_notes_and_memory(run: Path) -> None:
+    words = ("play", "kuhn_poker", "--watch", "--against", "aggressive", "--run", run, "--seed", "5", "--memory", "both")
+    told, data = call(*words).stdout, json.loads(call(*words, "--json").stdout)
+    assert told.count("There are three cards") == 1, "only new lines are shown"
+    assert "game 1 of 3, memory: empty" in told
+    assert "Write a short note" in told
+    assert [episode["memory"].count("\n") for episode in data["episodes"]] == [0, 1, 3]
+    for episode in data["episodes"]:
+        assert episode["recap"] in told
+        assert episode["memory"] in told
+        assert all(reply["text"] in told for reply in episode["replies"])
+    assert data["episodes"][0]["reflection"] is None
+    assert " ".join(data["episodes"][1]["reflection"].split()) in data["episodes"][1]["memory"]
+
+
+def test_play_refuses_what_has_no_effect(run: Path, tmp_path: Path) -> None:
+    assert "against whom?" in refused("play", "kuhn_poker")
+    assert "pattern-1 plays tic_tac_toe, not kuhn_poker" in refused("play", "kuhn_poker", "--against", "pattern-1")
+    assert "did you mean 'kuhn_poker'?" in refused("play", "kuhn_pokr", "--against", "random")
+    assert "--memory has no effect" in refused("play", "kuhn_poker", "--against", "random", "--memory", "none")
+    assert "--json has no effect" in refused("play", "kuhn_poker", "--against", "random", "--json")
+    assert "--option colour is unknown" in refused("play", "kuhn_poker", "--against", "random", "--option", "colour=red")
+    assert "OpenSpiel has no game" in refused("play", "openspiel", "--against", "random", "--option", "game=ludo")
+    assert "was trained on kuhn_poker" in refused("play", "tic_tac_toe", "--watch", "--against", "random", "--run", run)
+    assert "is not a run folder" in refused("play", "kuhn_poker", "--against", "agent", "--run", tmp_path)
+
+
+# --- list, ceilings ------------------------------------------------------------------------------------------------
+
+
+def test_menus_are_listed_with_their_options() -> None:
+    told = json.loads(call("list", "--json").stdout)
+    assert set(told) == {"environments", "opponents", "memory", "engines", "advantages", "recipes"}
+    opponents = {item["name"]: item for item in told["opponents"]}
+    assert opponents["mcts"]["options"] == [{"name": "simulations", "default": 100, "description": ""}]
+    assert opponents["conservative"]["plays"] == ["kuhn_poker"]
+    assert {"kuhn_poker", "tic_tac_toe", "openspiel"} <= {item["name"] for item in told["environments"]}
+    assert "mcts-100" in call("list", "opponents").stdout
+    assert "restart = fresh" in call("list", "environments").stdout
+    assert "did you mean 'opponents'" in refused("list", "opponent")
+
+
+@pytest.mark.parametrize(("seat", "expected"), [("first", (0.0833, 0.2426, 0.2833)), ("second", (0.1667, 0.2333, 0.2667))])
+def test_ceilings_are_those_of_the_method_page(seat: str, expected: tuple[float, ...]) -> None:
+    words = ("ceilings", "kuhn_poker", "--seat", seat, "--episodes", "3", "--weights", STYLES)
+    told = json.loads(call(*words, "--json").stdout)
+    assert tuple(round(told[key], 4) for key in ("non_adapting", "bayes_final", "knows_opponent")) == expected
+    assert f"{expected[1]:+.4f}" in call(*words).stdout
+
+
+def test_a_tree_too_large_for_a_learner_gives_best_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mage.ceilings.MAX_NODES", 20_000)  # enough for the best response, and a quick end of the learner's tree
+    told = json.loads(call("ceilings", "tic_tac_toe", "--weights", "random=1,pattern-0=1", "--objective", "win", "--json").stdout)
+    assert told["bayes_final"] is None
+    assert "more than 20,000 positions" in told["note"]
+    # method.md section 7: .995 against random, 1 against a pattern
+    assert told["best_response"] == pytest.approx({"random": 0.9948, "pattern-0": 1.0}, abs=1e-4)
+    assert told["knows_opponent"] == pytest.approx(0.9974, abs=1e-4)
+
+
+@pytest.mark.parametrize("weights", ["conservative", "conservative=x", "conservative=0", "conservative=1,conservative=1", "pattern-0=1", "nobody=1"])
+def test_wrong_weights_are_refused(weights: str) -> None:
+    refused("ceilings", "kuhn_poker", "--weights", weights)
+
+
+# --- check ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_environment_is_held_against_its_golden_play_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("check", "tic_tac_toe", "--golden", tmp_path, "--games", "5")
+    assert "--write makes it" in call(*words).stdout
+    assert call(*words, "--write").exit_code == 0
+    assert "the play-through equals" in call(*words).stdout
+    monkeypatch.setattr(TicTacToe, "rules", lambda self: "Other rules.")
+    changed = call(*words)
+    assert changed.exit_code == 1
+    assert "line 2 was" in changed.stdout
+    assert json.loads(call(*words, "--json").stdout)["faults"]
+
+
+@pytest.fixture
+def odd_players(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "odd_players.py").write_text(
+        textwrap.dedent("""
+        from typing import ClassVar
+        from pydantic import PrivateAttr
+        from mage.opponents.base import Opponent
+
+        class Learner(Opponent):
+            name: ClassVar[str] = "learner"
+            _games: int = PrivateAttr(0)
+            def policy(self, state, seat):
+                self._games += 1
+                return {state.legal()[self._games % len(state.legal())]: 1.0}
+
+        class Cheat(Opponent):
+            name: ClassVar[str] = "cheat"
+            def policy(self, state, seat):
+                return {"peek": 0.7}
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("odd_players", None)
+    find.cache_clear()
+
+
+def test_opponents_that_remember_or_cheat_are_found(odd_players: None) -> None:
+    learner = call("check", "odd_players.Learner", "--environment", "kuhn_poker", "--games", "20")
+    assert learner.exit_code == 1
+    assert "not stationary" in learner.stdout
+    cheat = call("check", "odd_players.Cheat", "--environment", "kuhn_poker", "--games", "5")
+    assert cheat.exit_code == 1
+    assert "'peek' is no legal move" in cheat.stdout
+    assert "chances that are none" in cheat.stdout
+
+
+@pytest.mark.parametrize("name", ["random", "conservative", "mcts-5", "biased-corner-2", "cfr-50"])
+def test_our_opponents_are_stationary_and_legal(name: str) -> None:
+    told = json.loads(call("check", name, "--games", "6", "--json").stdout)
+    assert told["faults"] == []
+    assert told["kind"] == "opponent"
+
+
+def test_check_refuses_unknown_names_and_options_without_effect() -> None:
+    assert "there is no environment and no opponent 'nim'" in refused("check", "nim")
+    assert "--write has no effect" in refused("check", "random", "--write")
+    assert "--environment has no effect" in refused("check", "kuhn_poker", "--environment", "tic_tac_toe")
+    assert "conservative plays kuhn_poker, not tic_tac_toe" in refused("check", "conservative", "--environment", "tic_tac_toe")

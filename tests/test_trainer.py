@@ -1,0 +1,154 @@
+"""The trainer on its real path: the embedded model plays Kuhn poker, learns, is killed, goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mage.config import Recipe, build_recipe
+from mage.evaluate import Evaluation
+from mage.rundir import RunFolder
+from mage.trainer import Stopped, Watcher, draw_tasks, train
+
+STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
+
+
+def small_recipe(**changes: dict[str, Any]) -> Recipe:
+    tables: dict[str, Any] = {
+        "run": {"updates": 4, "save_every": 2, "evaluate_every": 2, "episodes_every": 2, "threads": 1},
+        "environments": {"name": "kuhn_poker"},
+        "opponents": {"train": STYLES},
+        "play": {"groups": 4, "members": 4},
+        "agent": {"max_tokens": 8, "reflection_tokens": 24},
+        "engines": {"name": "local", "slots": 64, "context": 512},
+        "learn": {"lr": 1e-3, "minibatches": 2, "entropy": 0.1},
+        "evaluate": {"size": 12, "final_size": 12, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
+    }
+    for section, values in changes.items():
+        tables[section] = tables.get(section, {}) | values
+    return build_recipe(tables)
+
+
+def start(path: Path, **changes: dict[str, Any]) -> RunFolder:
+    return RunFolder.create(path, small_recipe(**changes))
+
+
+class Recorder(Watcher):
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+        self.names: list[str] = []
+        self.lines: list[str] = []
+
+    def updated(self, done: int, total: int, figures: dict[str, Any], seconds: float) -> None:
+        self.updates.append(done)
+
+    def evaluated(self, name: str, evaluation: Evaluation) -> None:
+        self.names.append(name)
+
+    def warned(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_run_leaves_everything_its_folder_promises(tmp_path: Path) -> None:
+    folder, watcher = start(tmp_path / "run"), Recorder()
+    summary = train(folder.path, watcher, never)
+    assert watcher.updates == [1, 2, 3, 4]
+    assert watcher.names == ["select_000000", "before_test", "select_000002", "select_000004", "after_test", "emptied_test"]
+    assert summary == folder.read_summary() and set(summary) >= {"before", "after", "memory_emptied", "chosen_update"}
+    assert [record["update"] for record in folder.metrics()] == [1, 2, 3, 4]
+    assert folder.episode_steps() == [2, 4]
+    (meta,) = [meta for meta in folder.read_episodes(2) if (meta.group, meta.member) == (0, 0)]
+    assert len(meta.episodes) == 3 and meta.episodes[1].reflection is not None
+
+
+def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(tmp_path: Path) -> None:
+    folder = start(tmp_path / "run", run={"updates": 2, "threads": 1, "save_every": 2})
+    train(folder.path, Watcher(), never)
+    # float32, two ways of computing the same attention: 1e-5 a token is rounding, a wrong position or mask would be 1e-1
+    assert all(record["mismatch"] < 1e-5 for record in folder.metrics())
+
+
+def finish(path: Path) -> subprocess.Popen[bytes]:
+    program = f"from pathlib import Path; from mage.trainer import train, Watcher\nif __name__ == '__main__': train(Path({str(path)!r}), Watcher(), lambda: False)"
+    script = path.parent / f"{path.name}.py"
+    script.write_text(program)
+    return subprocess.Popen([sys.executable, str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_run_that_is_resumed_ends_with_the_metrics_of_one_that_was_not(tmp_path: Path, workers: int) -> None:
+    whole, killed = (start(tmp_path / name, run={"updates": 6, "save_every": 2, "evaluate_every": 3, "threads": 1, "workers": workers}) for name in "ab")
+    assert finish(whole.path).wait(timeout=100) == 0
+    process = finish(killed.path)
+    while len(killed.metrics()) < 3 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(killed.metrics()) < 6, "the kill must come before the end"
+    assert finish(killed.path).wait(timeout=100) == 0
+    assert killed.metrics() == whole.metrics()
+    for name in whole.evaluation_names():
+        assert killed.read_evaluation(name) == whole.read_evaluation(name)
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path: Path) -> None:
+    folder, watcher = start(tmp_path / "run"), Recorder()
+    with pytest.raises(Stopped):
+        train(folder.path, watcher, lambda: len(watcher.updates) == 1)
+    assert (folder.checkpoints / "update_000001").is_dir()
+    train(folder.path, watcher, never)
+    assert watcher.updates == [1, 2, 3, 4]
+
+
+def test_a_broken_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
+    folder, watcher = start(tmp_path / "run"), Recorder()
+    with pytest.raises(Stopped):
+        train(folder.path, watcher, lambda: len(watcher.updates) == 3)
+    weights = folder.checkpoints / "update_000003" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    train(folder.path, watcher, never)
+    assert watcher.updates == [1, 2, 3, 3, 4]
+    assert any("model.safetensors" in line for line in watcher.lines)
+
+
+def test_two_workers_share_the_groups_and_stay_one_policy(tmp_path: Path) -> None:
+    alone, pair = (start(tmp_path / str(workers), run={"updates": 1, "threads": 1, "workers": workers}) for workers in (1, 2))
+    for folder in (alone, pair):
+        assert finish(folder.path).wait(timeout=100) == 0
+    one, two = alone.metrics()[0], pair.metrics()[0]
+    # the same groups are played with the same seeds; only the optimizer's lots differ
+    for name in ("score_1", "score_3", "illegal_rate", "episodes", "reply_tokens", "samples"):
+        assert one[name] == pytest.approx(two[name]), name
+
+
+def test_tasks_come_in_their_exact_shares_and_all_members_share_one() -> None:
+    tasks_PG = draw_tasks(small_recipe(play={"groups": 20, "members": 4}), update=1)
+    assert Counter((row[0].opponent, row[0].seat) for row in tasks_PG) == {(name, seat): share * 10 for name, share in STYLES.items() for seat in (0, 1)}
+    assert all(len(set(row)) == 1 for row in tasks_PG)
+    assert len({row[0].seed for row in tasks_PG}) == 20
+    assert draw_tasks(small_recipe(play={"groups": 20, "members": 4}), update=2) != tasks_PG
+
+
+def test_mixed_groups_are_the_ablation() -> None:
+    tasks_PG = draw_tasks(small_recipe(play={"groups": 4, "members": 8, "grouping": "mixed"}), update=1)
+    assert any(len({task.opponent for task in row}) > 1 for row in tasks_PG)
+    assert all(len({task.seed for task in row}) == 1 for row in tasks_PG), "members still share their deals"
+
+
+def test_metrics_are_plain_json_without_wall_clock(tmp_path: Path) -> None:
+    folder = start(tmp_path / "run", run={"updates": 1, "threads": 1})
+    train(folder.path, Watcher(), never)
+    (record,) = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert not {"seconds", "total", "play", "learn"} & set(record)
+    assert {"score_1", "score_2", "score_3", "success_1", "illegal_rate", "action_entropy", "mismatch", "gradient_norm"} <= set(record)
