@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach candidate,python3 python3.12 python3.11,\
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CODE := mage tests $(wildcard benchmarks)
+CODE := mage tests benchmarks scripts
 
 .PHONY: demo test lint bench venv clean
 .DEFAULT_GOAL := test

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.measure import Comparison, compare
+from benchmarks.measure import Comparison, compare, timed
 from benchmarks.workload import make_recipe, play, replies
 from mage.engines.base import Engine, Request
 from mage.seeds import derive
@@ -110,7 +110,7 @@ def _measure_case(game: str, keep: str, thinks: bool, groups: int, rounds: int) 
     same = sum(left == right for left, right in zip(one, other, strict=False))
     taken = [_steps(parts) - before for parts, before in zip((free, held), steps, strict=True)]
     case = f"{game}/{'long replies' if thinks else keep}"
-    ways = (lambda: play(free), lambda: play(held))
+    ways = (timed(lambda: play(free)), timed(lambda: play(held)))
     found = compare("barrier", case, ("free", "barrier"), "meta-episodes", groups * free.recipe.play.members, ways, rounds)
     note = f"{taken[0]:,} and {taken[1]:,} engine steps, ratio {taken[1] / taken[0]:.1f}; {same:,} of {max(len(one), len(other)):,} replies the same"
     return replace(found, note=note)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-Work = Callable[[], None]
+Way = Callable[[], float]  # does the work and says how many processor seconds it took
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,30 @@ class Comparison:
         return "   ".join((f"{self.benchmark:12} {self.case:28}", *(f"{rate:28}" for rate in rates), f"ratio {self.ratio:4.1f} {spread}{goal}", self.note)).rstrip()
 
 
-def take_turns(ways: Sequence[Work], rounds: int) -> list[list[float]]:
-    """Processor seconds of every way in every round; a first round, in which caches fill and memory grows, is not counted."""
-    seconds: list[list[float]] = [[] for _ in ways]
-    for number in range(rounds + 1):
-        for way, found in zip(ways, seconds, strict=True):
-            began = time.process_time()
-            way()
-            if number:
-                found.append(time.process_time() - began)
-    return seconds
+def timed(work: Callable[[], object]) -> Way:
+    """A way that is one call, from beginning to end."""
+
+    def way() -> float:
+        began = time.process_time()
+        work()
+        return time.process_time() - began
+
+    return way
 
 
-def compare(benchmark: str, case: str, names: tuple[str, str], unit: str, amount: float, ways: tuple[Work, Work], rounds: int) -> Comparison:
+def take_turns(ways: Sequence[Way], rounds: int) -> list[list[float]]:
+    """Seconds of every way in every round; a first round, in which caches fill and memory grows, is not counted."""
+    found = [[way() for way in ways] for _ in range(rounds + 1)]
+    return [list(seconds) for seconds in zip(*found[1:], strict=True)]
+
+
+def compare(benchmark: str, case: str, names: tuple[str, str], unit: str, amount: float, ways: tuple[Way, Way], rounds: int) -> Comparison:
     """Time two ways of doing `amount` units of work."""
-    ours, theirs = take_turns(ways, rounds)
+    return relate(benchmark, case, names, unit, amount, *take_turns(ways, rounds))
+
+
+def relate(benchmark: str, case: str, names: tuple[str, str], unit: str, amount: float, ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
+    """The seconds of two ways, round by round, as a comparison."""
     ratios = tuple(slow / fast for fast, slow in zip(ours, theirs, strict=True))
     return Comparison(benchmark, case, names, unit, amount / median(ours), amount / median(theirs), ratios)
 

@@ -6,7 +6,7 @@ Same samples, same weights at the start, same optimizer steps; each way has the 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.measure import Comparison, compare
+from benchmarks.measure import Comparison, compare, timed
 from benchmarks.workload import make_recipe, play_samples
 from mage.config import Recipe
 from mage.learn.learner import Learner, Metrics
@@ -30,7 +30,7 @@ def _measure_case(game: str, keep: str, groups: int, rounds: int) -> Comparison:
     packed, unpacked = _learner(recipe, packed=True), _learner(recipe, packed=False)
     logprobs = (packed.logprobs(prepare(samples)) - unpacked.logprobs(prepare(samples))).abs().max()
     first = [_update(learner, samples) for learner in (packed, unpacked)]
-    ways = (lambda: _update(packed, samples), lambda: _update(unpacked, samples))
+    ways = (timed(lambda: _update(packed, samples)), timed(lambda: _update(unpacked, samples)))
     found = compare("packing", f"{game}/{keep}", ("packed", "rows"), "samples", len(samples), ways, rounds)
     tokens = first[0].row_tokens / len(samples)
     note = (

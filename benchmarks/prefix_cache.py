@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.measure import Comparison, compare
+from benchmarks.measure import Comparison, compare, timed
 from benchmarks.workload import make_recipe, play, replies
 from mage.trainer import build
 
@@ -19,7 +19,7 @@ def _measure_case(game: str, keep: str, groups: int, rounds: int) -> Comparison:
     cached, uncached = (build(make_recipe(game, keep, groups, prefix_cache=on)) for on in (True, False))
     one, other = replies(play(cached)), replies(play(uncached))
     same = sum(left == right for left, right in zip(one, other, strict=False))
-    ways = (lambda: play(cached), lambda: play(uncached))
+    ways = (timed(lambda: play(cached)), timed(lambda: play(uncached)))
     found = compare("prefix_cache", f"{game}/{keep}", ("cached", "uncached"), "meta-episodes", groups * cached.recipe.play.members, ways, rounds)
     stats = cached.engine.stats
     reused = stats.reused_tokens / (stats.reused_tokens + stats.prefilled_tokens)

@@ -354,7 +354,12 @@ class _Judge:
         return self.ceilings[seat]
 
     def _compute_ceilings(self, seat: int) -> tuple[Ceilings, ...]:
-        if not isinstance(self.environment, OpenSpiel) or self.environment.strata() == 1 or self.environment.restart == "same" or not all(map(self._is_exact, self.pool)):
+        if (
+            not isinstance(self.environment, OpenSpiel)
+            or self.environment.strata() == 1
+            or self.environment.restart == "same"
+            or not all(map(self._is_exact, self.pool))
+        ):
             return ()
         found: list[Ceilings] = []
         for episodes in range(1, self.episodes + 1):

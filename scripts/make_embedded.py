@@ -34,8 +34,7 @@ from mage.types import MetaEpisode, Sample, Task, Where
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 TAGS = ("<action>", "</action>", "<think>", "</think>")
 TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 OPPONENTS = {
     "kuhn_poker": ("random", "conservative", "aggressive", "intermediate"),
@@ -66,9 +65,7 @@ def factual_note(message: str, rng: random.Random) -> str:
 
 
 def _kuhn_facts(message: str) -> list[str]:
-    card, moves, other, result = re.search(
-        r"Your card: (\w)\. Moves: (.*?)\. Opponent's card: (\w+)\. You (\w+ \d)", message
-    ).groups()  # type: ignore[union-attr]
+    card, moves, other, result = re.search(r"Your card: (\w)\. Moves: (.*?)\. Opponent's card: (\w+)\. You (\w+ \d)", message).groups()  # type: ignore[union-attr]
     return [f"My card: {card}.", f"Moves: {moves}.", f"Opponent's card: {other}.", f"I {result}."]
 
 
@@ -155,7 +152,9 @@ def supervise(model: LlamaForCausalLM, worlds: list[list[list[Sample]]], steps: 
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / steps)
-        chosen = [[replace(sample, where=replace(sample.where, group=at)) for sample in meta] for at, meta in enumerate(rng.sample(worlds[step % len(worlds)], batch))]
+        chosen = [
+            [replace(sample, where=replace(sample.where, group=at)) for sample in meta] for at, meta in enumerate(rng.sample(worlds[step % len(worlds)], batch))
+        ]
         loss = imitate(model, optimizer, [sample for meta in chosen for sample in meta])
         if step % 100 < len(worlds) or step == steps - 1:
             print(f"step {step} loss {loss:.4f} at {time.time() - began:.0f} s", flush=True)

@@ -41,9 +41,7 @@ def average(games, style):
     return sum(score for score, _ in games[style]) / len(DEALS)
 
 
-@pytest.mark.parametrize(
-    ("seat", "non_adapting", "two", "three", "knows"), [(0, 0.0833, 0.1944, 0.2426, 0.2833), (1, 0.1667, 0.2111, 0.2333, 0.2667)]
-)
+@pytest.mark.parametrize(("seat", "non_adapting", "two", "three", "knows"), [(0, 0.0833, 0.1944, 0.2426, 0.2833), (1, 0.1667, 0.2111, 0.2333, 0.2667)])
 def test_the_ceilings_are_those_of_the_method_page(seat, non_adapting, two, three, knows):
     second, third = ceilings(KuhnPoker(), STYLES, seat, 2), ceilings(KuhnPoker(), STYLES, seat, 3)
     found = (third.non_adapting, second.bayes_final, third.bayes_final, third.knows_opponent)
@@ -169,9 +167,7 @@ def test_the_first_player_wins_about_six_games_in_ten_against_mcts_100(monkeypat
 def test_the_best_score_and_chance_to_win_agree_with_trying_every_plan(style, seat):
     plans = [[score for score, _ in games[style]] for games in all_games(seat)]
     assert best_response(KUHN, style, seat) == pytest.approx(max(sum(scores) for scores in plans) / len(DEALS))
-    assert best_response(KUHN, style, seat, "win") == pytest.approx(
-        max(sum(score > 0 for score in scores) for scores in plans) / len(DEALS)
-    )
+    assert best_response(KUHN, style, seat, "win") == pytest.approx(max(sum(score > 0 for score in scores) for scores in plans) / len(DEALS))
 
 
 def test_exploitation_runs_from_safe_play_to_the_best_response():

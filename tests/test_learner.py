@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from mage.config import LearnOptions
 from mage.learn.learner import Learner, split
-from mage.learn.packing import prepare
+from mage.learn.packing import Row, prepare
 from mage.types import Sample, Where
 
 
@@ -194,15 +194,26 @@ def test_importance_weights_leave_an_honest_sampler_alone() -> None:
     assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, abs=1e-9)
 
 
-def test_minibatches_deal_whole_meta_episodes_the_same_way_for_one_seed() -> None:
-    rows = prepare(play(0, metas=7))
-    lots = split(rows, 3, seed=5)
-    owners = [{(row.sample.where.group, row.sample.where.member) for row in lot} for lot in lots]
-    assert sorted(map(len, owners)) == [2, 2, 3]
-    assert len(set.union(*owners)) == 7
+def owners_of(lots: list[list[Row]], *names: str) -> list[set[tuple[int, ...]]]:
+    return [{tuple(getattr(row.sample.where, name) for name in names) for row in lot} for lot in lots]
+
+
+def test_minibatches_deal_whole_groups_where_there_are_enough() -> None:
+    rows = prepare(play(0, metas=10))  # five groups of two
+    lots = split(rows, 2, seed=5)
+    assert sorted(map(len, owners_of(lots, "group"))) == [2, 3]
+    assert not set.intersection(*owners_of(lots, "group"))
     assert sorted(row.offset for lot in lots for row in lot) == [row.offset for row in rows]
-    assert split(rows, 3, seed=5) == lots
-    assert split(rows, 3, seed=6) != lots
+
+
+def test_minibatches_deal_whole_meta_episodes_of_fewer_groups_the_same_way_for_one_seed() -> None:
+    rows = prepare(play(0, metas=7))  # four groups
+    lots = split(rows, 5, seed=5)
+    owners = owners_of(lots, "group", "member")
+    assert sorted(map(len, owners)) == [1, 1, 1, 2, 2]
+    assert len(set.union(*owners)) == 7
+    assert split(rows, 5, seed=5) == lots
+    assert split(rows, 5, seed=6) != lots
     assert sum(map(bool, split(rows, 50, seed=5))) == 7
 
 

@@ -29,9 +29,7 @@ def block(panel, opponent, seat):
 def test_opponents_and_seats_come_in_their_shares():
     panel = make_panel(KUHN, STYLES, "test", size=240)
     counts = Counter((task.opponent, task.seat) for task in panel)
-    assert counts == {
-        (name, seat): count for name, count in (("conservative", 36), ("aggressive", 36), ("intermediate", 48)) for seat in (0, 1)
-    }
+    assert counts == {(name, seat): count for name, count in (("conservative", 36), ("aggressive", 36), ("intermediate", 48)) for seat in (0, 1)}
     assert {(task.environment, task.split) for task in panel} == {("kuhn_poker", "test")}
 
 

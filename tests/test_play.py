@@ -1,5 +1,6 @@
 """Play through the real path: real games, real opponents, a scripted model."""
 
+import itertools
 import random
 
 import pytest
@@ -73,7 +74,7 @@ def test_prompts_are_append_only_within_an_episode():
     (played,) = play_groups(setting(agent, "none", TicTacToe()), [[Task("tic_tac_toe", 3, 0, "random", "train")]], seed=1)
     turns = played.episodes[0].turns
     assert len(turns) >= 3
-    for before, after in zip(turns, turns[1:], strict=False):
+    for before, after in itertools.pairwise(turns):
         known = before.prompt_ids + before.completion.token_ids
         assert after.prompt_ids[: len(known)] == known
 
@@ -95,7 +96,7 @@ def test_illegal_and_unreadable_replies_are_recorded_and_penalised_never_raised(
     assert episode.ending == "illegal"
     assert len(episode.turns) == KuhnPoker().max_turns
     assert all(not turn.legal and turn.reward == -0.5 for turn in episode.turns)
-    assert episode.score == -2 and episode.outcome == "lost", "silence must never be better than the worst way to lose"
+    assert (episode.score, episode.outcome) == (-2, "lost"), "silence must never be better than the worst way to lose"
 
 
 def test_an_illegal_reply_is_told_and_the_game_goes_on():
@@ -112,7 +113,8 @@ def test_the_reflection_prompt_tells_the_true_outcome_and_only_the_agents_own_in
     # Against a conservative player, a bet makes J and Q fold, so its card stays hidden.
     games = [play_groups(setting(agent), [[kuhn(seed=seed)]], seed=1)[0] for seed in range(6)]
     folded = [episode for game in games for episode in game.episodes[:2] if episode.score == 1 and episode.moves[-1].action == "pass"]
-    assert folded and all("Opponent's card: hidden" in episode.recap and "You won 1 chip" in episode.recap for episode in folded)
+    assert folded
+    assert all("Opponent's card: hidden" in episode.recap and "You won 1 chip" in episode.recap for episode in folded)
     reflections = [prompt for prompt in seen if "Write a short note" in prompt]
     assert all(prompt.count("Your card") == 1 for prompt in reflections), "a reflection sees the last episode only"
 
@@ -122,7 +124,8 @@ def test_stop_on_success_ends_at_the_first_win_and_only_then():
     agent = scripted_agent(lambda prompt: f"<action>{next(c for c in '159374826' if c in prompt.rsplit('Free: ', 1)[1])}</action>")
     (stopped,) = play_groups(setting(agent, "none", TicTacToe(), stop_on_success=True), [[task]], seed=1)
     (all_played,) = play_groups(setting(agent, "none", TicTacToe()), [[task]], seed=1)
-    assert stopped.episodes[-1].outcome == "won" and len(stopped.episodes) == 1
+    assert stopped.episodes[-1].outcome == "won"
+    assert len(stopped.episodes) == 1
     assert len(all_played.episodes) == 3
 
 

@@ -65,11 +65,13 @@ def test_a_run_leaves_everything_its_folder_promises(tmp_path: Path) -> None:
     summary = train(folder.path, watcher, never)
     assert watcher.updates == [1, 2, 3, 4]
     assert watcher.names == ["select_000000", "before_test", "select_000002", "select_000004", "after_test", "emptied_test"]
-    assert summary == folder.read_summary() and set(summary) >= {"before", "after", "memory_emptied", "chosen_update"}
+    assert summary == folder.read_summary()
+    assert set(summary) >= {"before", "after", "memory_emptied", "chosen_update"}
     assert [record["update"] for record in folder.metrics()] == [1, 2, 3, 4]
     assert folder.episode_steps() == [2, 4]
     (meta,) = [meta for meta in folder.read_episodes(2) if (meta.group, meta.member) == (0, 0)]
-    assert len(meta.episodes) == 3 and meta.episodes[1].reflection is not None
+    assert len(meta.episodes) == 3
+    assert meta.episodes[1].reflection is not None
 
 
 def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(tmp_path: Path) -> None:
@@ -80,7 +82,9 @@ def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(tmp_path:
 
 
 def finish(path: Path) -> subprocess.Popen[bytes]:
-    program = f"from pathlib import Path; from mage.trainer import train, Watcher\nif __name__ == '__main__': train(Path({str(path)!r}), Watcher(), lambda: False)"
+    program = (
+        f"from pathlib import Path; from mage.trainer import train, Watcher\nif __name__ == '__main__': train(Path({str(path)!r}), Watcher(), lambda: False)"
+    )
     script = path.parent / f"{path.name}.py"
     script.write_text(program)
     return subprocess.Popen([sys.executable, str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"})

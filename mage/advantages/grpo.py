@@ -9,7 +9,7 @@ from mage.types import Credit, Return
 def estimate(returns: Sequence[Return], *, normalise: Normalise = "mean_std", leave_one_out: bool = False) -> list[Credit]:
     """Every turn and reflection of a member gets the member's advantage."""
     advantage: dict[tuple[int, int], float] = {}
-    for group, items in by_key(returns, lambda item: item.where.group).items():
+    for items in by_key(returns, lambda item: item.where.group).values():
         scores = {item.where.member: item.episode_value for item in items if item.where.episode == 0}
         for member, value in against_others(scores, leave_one_out, normalise).items():
             advantage[(items[0].where.group, member)] = value

@@ -58,9 +58,7 @@ class DecodeGroup:
         count, kv_heads, together, size = query.shape
         side_by_side = query.transpose(0, 1).reshape(1, kv_heads, count * together, size)
         begin = (self.first, slice(self.shared))
-        found, found_sum = _attend_and_sum(
-            side_by_side, keys[begin].transpose(0, 1)[None], values[begin].transpose(0, 1)[None], scale=scaling
-        )
+        found, found_sum = _attend_and_sum(side_by_side, keys[begin].transpose(0, 1)[None], values[begin].transpose(0, 1)[None], scale=scaling)
         found = found.reshape(kv_heads, count, together, size).transpose(0, 1)
         found_sum = found_sum.reshape(kv_heads, count, together).transpose(0, 1)
         weight = torch.sigmoid(self._pick(own_sum) - found_sum)[..., None].to(found.dtype)
@@ -206,9 +204,7 @@ def _prefill_group(start: int, slots: Integers, filled: Integers, new: Integers,
     # Padding queries see the keys their number allows; what they find is dropped.
     last = pool.on_device(filled[:, None] + steps)
     where = slice(int(slots[0]), int(slots[0]) + 1) if len(slots) == 1 else pool.on_device(slots)
-    return PrefillGroup(
-        start, start + total, where, length, pool.on_device(pad), pool.on_device(unpad), pool.causal_mask(last, length)[:, None]
-    )
+    return PrefillGroup(start, start + total, where, length, pool.on_device(pad), pool.on_device(unpad), pool.causal_mask(last, length)[:, None])
 
 
 def _round_up(length: int) -> int:

@@ -68,9 +68,7 @@ class Sampling:
         return completion
 
 
-def run(
-    coroutines: Iterable[Coroutine[Any, Any, Result]], on_result: Callable[[Result], None] | None = None, limit: int | None = None
-) -> list[Result]:
+def run(coroutines: Iterable[Coroutine[Any, Any, Result]], on_result: Callable[[Result], None] | None = None, limit: int | None = None) -> list[Result]:
     """Drive coroutines to their ends and return their results in order; at most `limit` are under way at a time.
 
     The engine with the most waiting requests works next, so batches are as full as they can be without a barrier.

@@ -5,7 +5,7 @@ and `kuhn_poker.py` only replace the words. Chance is drawn from the state's see
 """
 
 import random
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar
 
 import pyspiel
@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from mage.environments.base import SEATS, Environment, State
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_game(text: str) -> Any:
     """An OpenSpiel game, loaded once a process."""
     return pyspiel.load_game(text)

@@ -1,8 +1,8 @@
 """Tic-Tac-Toe for a reader: the board shows the number of every empty cell, so a legal move is a number one can see.
 
-    1 X 3
-    4 O 6
-    7 8 9
+1 X 3
+4 O 6
+7 8 9
 """
 
 from typing import ClassVar, Literal

@@ -87,9 +87,7 @@ def check_packable(model: PreTrainedModel) -> None:
     """A forest needs every layer to be full attention: windows and recurrent states follow the line, not the trie."""
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or not model._supports_attention_backend:
-        raise ValueError(
-            f"{type(model).__name__} has layers of kind {sorted(kinds)}; packed training needs full attention: set learn.packed = false"
-        )
+        raise ValueError(f"{type(model).__name__} has layers of kind {sorted(kinds)}; packed training needs full attention: set learn.packed = false")
 
 
 def exchange_rate(model: PreTrainedModel) -> float:

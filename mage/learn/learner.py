@@ -81,9 +81,7 @@ class Learner:
         self._adapted = _adapt(model, options, seed) if options.lora_rank else None
         self.module: PreTrainedModel = model.eval()
         self._masters = {name: _master(value) for name, value in model.named_parameters() if value.requires_grad}
-        self._optimizer = torch.optim.AdamW(
-            self._masters.values(), lr=options.lr, betas=options.betas, weight_decay=options.weight_decay, fused=True
-        )
+        self._optimizer = torch.optim.AdamW(self._masters.values(), lr=options.lr, betas=options.betas, weight_decay=options.weight_decay, fused=True)
 
     def update(self, samples: Sequence[Sample], *, entropy: float, update: int) -> Metrics:
         """One update from freshly played samples: `epochs` x `minibatches` optimizer steps."""
@@ -213,9 +211,7 @@ class Learner:
 
     def save(self, folder: Path, *, update: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint of everything that changes while learning."""
-        moments = {
-            f"{name}.{key}": value for name, master in self._masters.items() for key, value in self._optimizer.state.get(master, {}).items()
-        }
+        moments = {f"{name}.{key}": value for name, master in self._masters.items() for key, value in self._optimizer.state.get(master, {}).items()}
         adapter = self._adapted is not None
         return checkpoint.save(folder, checkpoint.Checkpoint(update, dict(self._masters), adapter, moments, state))
 

@@ -61,9 +61,7 @@ def _pieces(
             yield _score_piece(states, head, wanted, temperature)
 
 
-def _score_piece(
-    hidden: torch.Tensor, head: torch.nn.Module, targets: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _score_piece(hidden: torch.Tensor, head: torch.nn.Module, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     logits = head(hidden)
     logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     logprobs = logits.log_softmax(-1)

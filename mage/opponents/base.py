@@ -10,7 +10,7 @@ import pkgutil
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -77,7 +77,7 @@ def _ticks_below(edge: float, offset: float) -> int:
     return max(0, int(-(-(edge - offset - 1e-9) // 1)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def find(name: str) -> Opponent:
     """The opponent behind a name such as `mcts-100` or `my_lab.bots.Tight-3`."""
     word, *options = name.split("-")
@@ -95,7 +95,7 @@ def find(name: str) -> Opponent:
         raise ValueError(f"opponent {name!r}: {'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}") from None
 
 
-@lru_cache(maxsize=None)
+@cache
 def known() -> dict[str, type[Opponent]]:
     """Every opponent of this folder by the first word of its name."""
     import mage.opponents as menu

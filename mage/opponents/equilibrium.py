@@ -1,7 +1,7 @@
 """CFR: OpenSpiel's CFR+ average policy, solved once a process and SAMPLED (its argmax is not the equilibrium)."""
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar
 
 import pyspiel
@@ -12,7 +12,7 @@ from mage.environments.openspiel import OpenSpielState, load_game
 from mage.opponents.base import Opponent
 
 
-@lru_cache(maxsize=None)
+@cache
 def solve(game: str, iterations: int) -> Any:
     """The average policy after so many CFR+ iterations."""
     solver = pyspiel.CFRPlusSolver(load_game(game))

@@ -17,5 +17,6 @@ def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
         figures = all(row[number][:1] in "+-0123456789" for row in rows)
         made.add_column(name, justify="right" if figures and rows else "left", overflow="fold")
     for row, following in zip(rows, [*rows[1:], None], strict=True):
-        made.add_row(*row, end_section=following is not None and row[:group] != following[:group])
+        cells = map(Text, row)  # as it stands: brackets are no markup
+        made.add_row(*cells, end_section=following is not None and row[:group] != following[:group])
     return Group(Text(title, style="bold"), made) if title else made

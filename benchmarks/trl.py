@@ -1,0 +1,284 @@
+"""Updates a second against TRL's GRPOTrainer on its own kind of work: one prompt, one completion, one reward.
+
+Both sides: the same model and prompts, the same number of rollouts and longest completion, temperature 1, one optimizer step
+an update on all rollouts (AdamW, no KL, clip .2, rewards normalised by group), float32, one thread. Ours is the whole loop of the
+trainer: play, credit, update, cache emptied. TRL has its faster settings: no gradient checkpointing, fused optimizer, nothing logged.
+The learning rate is TRL's default (1e-6), so that the work stays the same from update to update.
+
+    moves    embedded model, 8 boards x 8 members, an action of three tokens, through `play_groups` in one-turn episodes
+    notes    embedded model, 8 prompts x 8 members, notes of up to 48 tokens
+    free     a random Qwen3 (2 layers, 64 wide), 1 prompt x 8 members, up to 64 tokens; prompts share nothing
+"""
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+
+from benchmarks.measure import Comparison, compare
+from benchmarks.workload import make_recipe, play
+from mage.agent import CLOSE, read_action
+from mage.config import Recipe, build_recipe
+from mage.engines.base import run
+from mage.environments.tic_tac_toe import TicTacToe, TicTacToeState
+from mage.learn.learner import Learner
+from mage.learn.model import load_model
+from mage.play import Setting, play_groups
+from mage.seeds import derive
+from mage.trainer import Parts, build, credit, draw_tasks, make_samples
+from mage.types import Completion, Episode, MetaEpisode, Task, Turn
+
+CASES = ("moves", "notes", "free")
+MEMBERS = 8
+TARGET = 2.0
+LR = 1e-6
+INSTALL = "trl is not installed: .venv/bin/python -m pip install -c constraints.txt -e '.[peers]' (or `make bench`); skipped"
+
+
+# ------------------------------------------------------------------------------------------------------ the work
+
+
+class OneMoveState(TicTacToeState):
+    """A board with some marks on it; the agent puts one more, and that is all. Odd cells (corners and centre) score."""
+
+    def __init__(self, environment: "OneMove", seed: int) -> None:
+        super().__init__(environment, seed)
+        for _ in range(self.rng.choice((0, 2, 4))):
+            self.apply(self.rng.choice(self.legal()))
+        self.opening = len(self.moves)
+
+    def turn(self) -> int | None:
+        return 0 if len(self.moves) == self.opening else None
+
+    def scores(self) -> tuple[float, ...]:
+        score = score_move(self.moves[-1][1])
+        return score, -score
+
+
+class OneMove(TicTacToe):
+    name: ClassVar[str] = "one_move"
+    max_turns: int = 1
+    reward_scale: float = 1.0
+
+    def start(self, seed: int) -> OneMoveState:
+        return OneMoveState(self, seed)
+
+
+def score_move(action: str | None) -> float:
+    return 1.0 if action is not None and action.isdigit() and int(action) % 2 else 0.0
+
+
+def score_note(text: str) -> float:
+    return float(text.count("card") + text.count("Moves"))
+
+
+def score_free(text: str) -> float:
+    return text.count("e") / max(1, len(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What both sides are given."""
+
+    recipe: Recipe
+    prompts: tuple[str, ...]
+    prompts_an_update: int
+    longest: int
+    score: Callable[[str], float]
+    end: str | None = None  # a token that ends completions beside the model's own
+
+
+def make_work(case: str, folder: Path) -> Work:
+    if case == "moves":
+        recipe = _recipe(8, longest=8)
+        boards = [turn.prompt_ids for meta in play(build(_recipe(64, longest=8))) for turn in meta.episodes[0].turns]
+        return Work(recipe, _texts(recipe, boards), 8, 8, lambda text: score_move(read_action(text)), CLOSE)
+    if case == "notes":
+        asked = [episode.reflection for meta in play(build(make_recipe("kuhn_poker", "reflections", 16))) for episode in meta.episodes]
+        recipe = _recipe(8, longest=48)
+        return Work(recipe, _texts(recipe, [turn.prompt_ids for turn in asked if turn is not None]), 8, 48, score_note)
+    save_random_model(folder)
+    recipe = _recipe(1, longest=64, model=str(folder))
+    return Work(recipe, random_prompts(64), 1, 64, score_free)
+
+
+def _recipe(groups: int, longest: int, model: str = "embedded") -> Recipe:
+    tables = {
+        "run": {"threads": 1, "device": "cpu"},
+        "model": {"path": model},
+        "environments": {"name": "benchmarks.trl.OneMove"},
+        "opponents": {"train": {"random": 1.0}},
+        "play": {"groups": groups, "members": MEMBERS, "episodes": 1, "seats": "first"},
+        "agent": {"max_tokens": longest},
+        "memory": {"name": "notes", "keep": "none"},
+        "engines": {"name": "local", "context": 1024},
+        "returns": {"kind": "single"},
+        "advantages": {"name": "grpo"},
+        "learn": {"lr": LR, "beta2": 0.999},
+    }
+    return build_recipe(tables)
+
+
+def _texts(recipe: Recipe, prompts: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    chat = build(recipe).chat
+    texts = tuple(chat.tokenizer.decode(list(ids), skip_special_tokens=False) for ids in dict.fromkeys(prompts))
+    assert all(chat.encode(text) in prompts for text in texts), "TRL must see the very ids that play makes"
+    return (texts * 64)[:64]  # TRL wants a batch of prompts at least
+
+
+def save_random_model(folder: Path) -> None:
+    """A small Qwen3 with random weights and the embedded tokenizer."""
+    embedded = make_recipe("kuhn_poker", "none", 1).model_folder()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(embedded)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
+        max_position_embeddings=2048, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def random_prompts(count: int) -> tuple[str, ...]:
+    rng = random.Random(0)
+    words = "card pass bet won lost opponent moves row column chips first second low high draw board".split()
+    return tuple(" ".join(rng.choices(words, k=32)) for _ in range(count))
+
+
+# ------------------------------------------------------------------------------------------------------ our side
+
+
+class Ours:
+    """Play, credit, update, empty the cache: the loop of the trainer without its files."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.parts = work, build(work.recipe)
+        self.learner = Learner(self.parts.model, work.recipe.learn)
+        self.done = self.replies = self.tokens = 0
+
+    def train(self, updates: int) -> float:
+        began = time.process_time()
+        for _ in range(updates):
+            self._update()
+        return time.process_time() - began
+
+    def _update(self) -> None:
+        self.done += 1
+        metas = self._play()
+        metrics = self.learner.update(make_samples(credit(self.work.recipe, metas)), entropy=0.0, update=self.done)
+        self.parts.engine.refresh(self.done)
+        self.replies, self.tokens = self.replies + metrics.samples, self.tokens + metrics.reply_tokens
+
+    def _play(self) -> list[MetaEpisode]:
+        if self.work.end is not None:
+            return play_groups(self.parts.setting(), draw_tasks(self.work.recipe, self.done), derive("play", self.done))
+        count, prompts = self.work.prompts_an_update, self.work.prompts
+        chosen = [prompts[(self.done * count + group) % len(prompts)] for group in range(count)]
+        return run(self._complete(text, group, member) for group, text in enumerate(chosen) for member in range(MEMBERS))
+
+    async def _complete(self, prompt: str, group: int, member: int) -> MetaEpisode:
+        """A meta-episode of one reply, whose score is the reward function's."""
+        agent = self.parts.agent(evaluating=False)
+        agent = replace(agent, sampling=replace(agent.sampling, reflection_tokens=self.work.longest))
+        ids = self.parts.chat.encode(prompt)
+        completion = await agent.write(ids, derive("write", self.done, group, member))
+        turn = Turn("play", prompt, prompt, ids, completion, None, (), True, 0.0)
+        score = self.work.score(completion.text)
+        episode = Episode((turn,), None, (), score, score, "won", "finished", "")
+        return MetaEpisode(Task("completion", group, 0, "none", "train"), group, member, (episode,), ("",), self.done)
+
+
+# ---------------------------------------------------------------------------------------------------- TRL's side
+
+
+class Clock(TrainerCallback):
+    """Processor time at the end of every step."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.ends = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.ends.append(time.process_time())
+
+
+class Theirs:
+    """GRPOTrainer on the same work. Its first step, with what `train` sets up before, is not counted."""
+
+    def __init__(self, work: Work, updates: int, folder: Path) -> None:
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        self.work, self.clock, self.replies, self.tokens = work, Clock(), 0, 0
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(work.recipe.model_folder())
+        tokenizer.eos_token = work.end or tokenizer.eos_token
+        options = GRPOConfig(
+            output_dir=str(folder),
+            max_steps=updates + 1,
+            per_device_train_batch_size=work.prompts_an_update * MEMBERS,
+            num_generations=MEMBERS,
+            max_completion_length=work.longest,
+            temperature=1.0,
+            learning_rate=LR,
+            lr_scheduler_type="constant",
+            optim="adamw_torch_fused",
+            beta=0.0,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            dataloader_pin_memory=False,
+            report_to=[],
+            logging_strategy="no",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        self.trainer = GRPOTrainer(
+            model=load_model(work.recipe.model_folder(), "float32", "cpu"),
+            reward_funcs=self._reward,
+            args=options,
+            train_dataset=Dataset.from_dict({"prompt": list(work.prompts)}),
+            processing_class=tokenizer,
+            callbacks=[self.clock],
+        )
+
+    def _reward(self, completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        self.replies, self.tokens = self.replies + len(completions), self.tokens + sum(map(len, completion_ids))
+        return [self.work.score(text) for text in completions]
+
+    def train(self) -> float:
+        self.trainer.train()
+        return self.clock.ends[-1] - self.clock.ends[0]
+
+
+# ---------------------------------------------------------------------------------------------------- comparison
+
+
+def is_installed() -> bool:
+    try:
+        import trl  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def measure(cases: Sequence[str] = CASES, updates: int = 5, rounds: int = 5) -> list[Comparison]:
+    """Updates a second; nothing where TRL is not installed."""
+    return [_measure_case(case, updates, rounds) for case in cases] if is_installed() else []
+
+
+def _measure_case(case: str, updates: int, rounds: int) -> Comparison:
+    with tempfile.TemporaryDirectory() as folder:
+        work = make_work(case, Path(folder) / "model")
+        ours, theirs = Ours(work), Theirs(work, updates, Path(folder) / "trl")
+        found = compare("trl", case, ("mage", "trl"), "updates", updates, (lambda: ours.train(updates), theirs.train), rounds)
+    lengths = [side.tokens / side.replies for side in (ours, theirs)]
+    note = f"{work.prompts_an_update * MEMBERS} rollouts; {lengths[0]:.1f} and {lengths[1]:.1f} tokens a completion"
+    return replace(found, note=note, target=TARGET)

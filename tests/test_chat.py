@@ -1,0 +1,71 @@
+"""Chats in pieces equal the template's own rendering, for the templates of several model families."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mage.chat import Chat
+from mage.config import PACKAGE
+from tests.toys import byte_chat
+
+
+def test_pieces_of_a_chat_are_what_the_template_renders() -> None:
+    chat = byte_chat()
+    ids = chat.first("rules", "hello") + chat.encode("<action>pass</action>") + chat.next("more")
+    assert chat.tokenizer.decode(list(ids), skip_special_tokens=False) == (
+        "<|system|>rules<|end|><|user|>hello<|end|><|assistant|><action>pass</action><|end|><|user|>more<|end|><|assistant|>"
+    )
+
+
+def test_the_embedded_model_renders_like_transformers() -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(PACKAGE / "embedded")
+    ours = Chat.load(PACKAGE / "embedded")
+    messages = [{"role": "system", "content": "You play Kuhn poker."}, {"role": "user", "content": "Your card: K."},
+                {"role": "assistant", "content": "<action>bet</action>"}, {"role": "user", "content": "Moves: you bet."}]  # fmt: skip
+    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    found = ours.first("You play Kuhn poker.", "Your card: K.") + ours.encode("<action>bet</action>") + ours.next("Moves: you bet.")
+    assert list(found) == list(expected)
+
+
+def test_decoding_leaves_the_end_token_out() -> None:
+    chat = byte_chat()
+    assert chat.decode((*chat.encode("done."), *chat.end_ids)) == "done."
+
+
+def folder_with(tmp_path: Path, **files: str) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        source = PACKAGE / "embedded" / name
+        text = files.get(name.split(".")[0], source.read_text())
+        if text:
+            (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_folder_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no chat template"):
+        Chat.load(folder_with(tmp_path, chat_template=""))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
+        Chat.load(folder_with(tmp_path, tokenizer=""))
+
+
+def test_a_template_that_hides_messages_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not show system, user and assistant messages"):
+        Chat.load(folder_with(tmp_path, chat_template="{{ messages[-1]['content'] }}"))
+
+
+def test_a_template_that_cannot_render_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot render"):
+        Chat.load(folder_with(tmp_path, chat_template="{% for m in messages %}{{ m.content"))
+
+
+def test_a_template_in_the_tokenizers_config_is_found(tmp_path: Path) -> None:
+    config = json.loads((PACKAGE / "embedded" / "tokenizer_config.json").read_text())
+    config["chat_template"] = (PACKAGE / "embedded" / "chat_template.jinja").read_text()
+    folder = folder_with(tmp_path, chat_template="", tokenizer_config=json.dumps(config))
+    assert Chat.load(folder).first("a", "b") == Chat.load(PACKAGE / "embedded").first("a", "b")

@@ -1,0 +1,56 @@
+"""The embedded model knows words and format and nothing else: random legal moves, true but artless notes."""
+
+import math
+import re
+from collections import Counter
+
+import pytest
+
+from mage.agent import Agent, Sampling
+from mage.chat import Chat
+from mage.config import PACKAGE
+from mage.engines.local import LocalEngine
+from mage.environments.base import Environment
+from mage.environments.kuhn_poker import KuhnPoker
+from mage.environments.tic_tac_toe import TicTacToe
+from mage.learn.model import load_model
+from mage.memory.notes import Notes
+from mage.play import Setting, play_groups
+from mage.types import MetaEpisode, Task
+
+FOLDER = PACKAGE / "embedded"
+
+
+@pytest.fixture(scope="module")
+def agent() -> Agent:
+    chat = Chat.load(FOLDER)
+    return Agent(LocalEngine(load_model(FOLDER, "float32", "cpu"), chat, slots=256, context=1024), chat, Sampling(max_tokens=8, reflection_tokens=48))
+
+
+def play(agent: Agent, environment: Environment, opponent: str, count: int) -> list[MetaEpisode]:
+    tasks = [[Task(environment.name, seed, seed % 2, opponent, "train")] for seed in range(count)]
+    return play_groups(Setting(environment, agent, Notes(keep="both")), tasks, seed=1)
+
+
+@pytest.mark.parametrize(("environment", "opponent"), [(KuhnPoker(), "intermediate"), (TicTacToe(), "random")], ids=["kuhn", "board"])
+def test_it_plays_uniformly_random_legal_moves(agent: Agent, environment: Environment, opponent: str) -> None:
+    turns = [turn for meta in play(agent, environment, opponent, 150) for episode in meta.episodes for turn in episode.turns]
+    assert sum(not turn.legal for turn in turns) / len(turns) < 0.01
+    first = [turn.action for turn in turns if turn.anchor == turns[0].anchor and turn.legal]
+    choices = len(turns[0].choices[0][1])
+    entropy = -sum(n / len(first) * math.log(n / len(first)) for n in Counter(first).values())
+    assert entropy > math.log(choices) - 0.1, "nearly uniform"
+
+
+def test_its_notes_state_facts_of_the_game_just_played(agent: Agent) -> None:
+    notes = [episode.reflection for meta in play(agent, KuhnPoker(), "intermediate", 100) for episode in meta.episodes if episode.reflection]
+    true = 0
+    for note in notes:
+        facts = re.findall(r"(Opponent's card: \w+|Moves: [^.]*|(?:won|lost) \d)", note.completion.text)
+        true += all(fact in note.observation for fact in facts) and bool(note.completion.text)
+    assert true / len(notes) > 0.9
+    assert len({note.completion.text for note in notes}) > 30, "no favourite sentence"
+
+
+def test_it_is_small_enough_to_ship() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 12_000_000

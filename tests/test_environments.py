@@ -1,0 +1,121 @@
+"""The two games and the bridge to OpenSpiel: the contract, golden play-throughs, and OpenSpiel's own word on every result."""
+
+import random
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyspiel
+import pytest
+from pydantic import ValidationError
+
+from mage.environments.base import Environment, State, check, golden
+from mage.environments.kuhn_poker import DEALS, KuhnPoker
+from mage.environments.openspiel import OpenSpiel
+from mage.environments.tic_tac_toe import TicTacToe
+
+GOLDEN = Path(__file__).parent / "golden"
+GAMES = [TicTacToe(), KuhnPoker(), *(OpenSpiel(game=game) for game in ("connect_four", "leduc_poker", "nim", "hex(board_size=3)", "liars_dice"))]
+
+
+@pytest.mark.parametrize("environment", GAMES, ids=lambda one: one.game)
+def test_every_game_keeps_the_contract(environment: Environment) -> None:
+    assert check(environment, games=30) == []
+
+
+@pytest.mark.parametrize("environment", [TicTacToe(), KuhnPoker()], ids=lambda one: one.name)
+def test_play_throughs_are_as_recorded(environment: Environment) -> None:
+    assert golden(environment) == (GOLDEN / f"{environment.name}.txt").read_text()
+
+
+class Broken(State):
+    """Wrong in three ways: an empty move, an observation that changes, scores below the forfeit."""
+
+    def __init__(self) -> None:
+        self.moves = 0
+        self.luck = random.random()
+
+    def turn(self) -> int | None:
+        return None if self.moves else 0
+
+    def legal(self) -> tuple[str, ...]:
+        return ("", "a")
+
+    def apply(self, action: str) -> None:
+        self.moves += 1
+
+    def observe(self, seat: int) -> str:
+        return str(self.luck)
+
+    def anchor(self, seat: int) -> str:
+        return ""
+
+    def scores(self) -> tuple[float, ...]:
+        return (-5.0, 5.0)
+
+    def recap(self, seat: int) -> str:
+        return "over"
+
+
+class BrokenGame(KuhnPoker):
+    name: ClassVar[str] = "broken"
+
+    def start(self, seed: int) -> Any:
+        return Broken()
+
+
+def test_the_check_finds_what_is_wrong() -> None:
+    faults = " ".join(check(BrokenGame(), games=2))
+    assert "plain text" in faults
+    assert "same seed and moves differ" in faults
+    assert "below forfeit_score" in faults
+
+
+def test_kuhn_scores_are_openspiels_on_all_thirty_histories() -> None:
+    game = pyspiel.load_game("kuhn_poker")
+    seen = 0
+    for stratum in range(6):
+        for line in (("pass", "pass"), ("pass", "bet", "pass"), ("pass", "bet", "bet"), ("bet", "pass"), ("bet", "bet")):
+            state, theirs = KuhnPoker().start(stratum), game.new_initial_state()
+            for card in DEALS[stratum]:
+                theirs.apply_action(card)
+            for word in line:
+                state.apply(word)
+                theirs.apply_action(("pass", "bet").index(word))
+            assert state.turn() is None
+            assert state.scores() == tuple(theirs.returns())
+            seen += 1
+    assert seen == 30
+
+
+def test_kuhn_shows_the_opponents_card_at_a_showdown_only() -> None:
+    for stratum, line, shown in ((0, ("bet", "pass"), False), (0, ("bet", "bet"), True), (0, ("pass", "bet", "pass"), False), (0, ("pass", "pass"), True)):
+        state = KuhnPoker().start(stratum)
+        for word in line:
+            state.apply(word)
+        assert ("hidden" not in state.recap(0)) == shown
+
+
+def test_an_observation_never_shows_the_other_card() -> None:
+    for stratum, (first, second) in enumerate(DEALS):
+        state = KuhnPoker().start(stratum)
+        assert state.observe(0).count("JQK"[first]) == 1
+        assert "JQK"[second] not in state.observe(0)
+
+
+def test_the_board_shows_the_numbers_of_the_empty_cells() -> None:
+    state = TicTacToe().start(0)
+    state.apply("5")
+    state.apply("1")
+    assert state.observe(0).splitlines() == ["O 2 3", "4 X 6", "7 8 9", "Free: 2 3 4 6 7 8 9."]
+    assert state.anchor(0) == "O...X...."
+
+
+@pytest.mark.parametrize(("game", "message"), [("no_such_game", "has no game"), ("matrix_pd", "simultaneous"), ("pig(players=3)", "not a game for two")])
+def test_games_that_do_not_fit_are_refused(game: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        OpenSpiel(game=game)
+
+
+def test_fresh_restarts_deal_anew_and_same_restarts_do_not() -> None:
+    assert len({KuhnPoker(restart="same").episode_seed(7, n) for n in range(5)}) == 1
+    assert len({KuhnPoker(restart="fresh").episode_seed(7, n) for n in range(5)}) == 5

@@ -1,0 +1,123 @@
+"""Opponents against the method page: what each style does, what each pattern takes, how strong the search is."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mage.environments.base import State
+from mage.environments.kuhn_poker import DEALS, KuhnPoker
+from mage.environments.tic_tac_toe import TicTacToe
+from mage.opponents.base import Population, find, known, spread
+
+NAMES = ["random", "pattern-0", "pattern-5", "biased-centre-2", "biased-corner-0.5", "mcts-10"]
+
+
+def kuhn_state(card: str, moves: tuple[str, ...]) -> State:
+    """A state in which the seat to move holds this card after these moves."""
+    mover = len(moves) % 2
+    stratum = next(number for number, deal in enumerate(DEALS) if "JQK"[deal[mover]] == card)
+    state = KuhnPoker().start(stratum)
+    for move in moves:
+        state.apply(move)
+    return state
+
+
+@pytest.mark.parametrize(("style", "bets", "calls"), [("conservative", "K", "K"), ("aggressive", "JQK", "QK"), ("intermediate", "QK", "K")])
+def test_kuhn_styles_do_what_the_method_page_says(style: str, bets: str, calls: str) -> None:
+    for card in "JQK":
+        for moves, willing in (((), bets), (("pass",), bets), (("bet",), calls), (("pass", "bet"), calls)):
+            state = kuhn_state(card, moves)
+            assert find(style).policy(state, len(moves) % 2) == {"bet" if card in willing else "pass": 1.0}
+
+
+def test_patterns_take_the_first_empty_cell_of_their_list() -> None:
+    state = TicTacToe().start(0)
+    taken = []
+    for _ in range(4):
+        move = find("pattern-2").act(state, state.turn() or 0, random.Random(0))
+        taken.append(move)
+        state.apply(move)
+    assert taken == ["2", "4", "6", "8"]  # 01 10 12 21
+
+
+def test_biased_players_weigh_cells_by_distance() -> None:
+    policy = find("biased-centre-1").policy(TicTacToe().start(0), 0)
+    # weights 1, 1/2 and 1/(1 + sqrt 2) for centre, edge and corner
+    assert policy["5"] / policy["2"] == pytest.approx(2)
+    assert policy["5"] / policy["1"] == pytest.approx(1 + 2**0.5)
+    assert sum(policy.values()) == pytest.approx(1)
+
+
+def test_cfr_is_sampled_and_near_the_equilibrium() -> None:
+    # Kuhn 1950: facing a bet with Q the second player calls one time in three; with K it always bets or calls, with J it bluffs one time in three.
+    cfr = find("cfr")
+    assert cfr.policy(kuhn_state("Q", ("bet",)), 1)["bet"] == pytest.approx(1 / 3, abs=0.01)
+    assert cfr.policy(kuhn_state("J", ("pass",)), 1)["bet"] == pytest.approx(1 / 3, abs=0.01)
+    assert cfr.policy(kuhn_state("K", ("pass",)), 1).get("bet", 0) == pytest.approx(1, abs=0.01)
+    drawn = Counter(cfr.act(kuhn_state("Q", ("bet",)), 1, random.Random(n)) for n in range(600))
+    assert 140 < drawn["bet"] < 260
+
+
+def test_more_search_plays_better() -> None:
+    def losses(simulations: int) -> int:
+        lost = 0
+        for game in range(60):
+            rng, state = random.Random(game), TicTacToe().start(0)
+            while (seat := state.turn()) is not None:
+                state.apply(find(f"mcts-{simulations}").act(state, seat, rng) if seat == game % 2 else rng.choice(state.legal()))
+            lost += state.scores()[game % 2] < 0
+        return lost
+
+    assert losses(500) <= 1 < losses(2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_moves_are_legal_and_decided_by_state_and_seed_alone(name: str) -> None:
+    opponent = find(name)
+    for seed in range(5):
+        state, twin = TicTacToe().start(0), TicTacToe().start(0)
+        rng = random.Random(seed)
+        while (seat := state.turn()) is not None:
+            move = opponent.act(state, seat, random.Random(seed))
+            assert move in state.legal()
+            assert move == opponent.act(twin, seat, random.Random(seed))
+            step = rng.choice(state.legal())
+            state.apply(step)
+            twin.apply(step)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nobody", "unknown opponent"),
+        ("mcts-0", "greater than or equal"),
+        ("pattern-9", "less than"),
+        ("random-3", "takes 0"),
+        ("no.such.Bot", "cannot be loaded"),
+    ],
+)
+def test_wrong_names_are_told_clearly(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find(name)
+
+
+def test_an_opponent_of_another_package_is_named_by_its_path() -> None:
+    assert find("mage.opponents.scripted.Pattern-3").act(TicTacToe().start(0), 0, random.Random(0)) == "1"
+    assert {"mcts", "cfr", "random"} <= set(known())
+
+
+@given(st.integers(1, 200), st.integers(0, 10**6))
+def test_spread_meets_shares_to_within_one(count: int, seed: int) -> None:
+    pool = {"a": 0.3, "b": 0.3, "c": 0.4}
+    drawn = Counter(spread(pool, count, seed))
+    assert sum(drawn.values()) == count
+    assert all(abs(drawn[name] - share * count) < 1 + 1e-6 for name, share in pool.items())
+
+
+def test_pools_are_normalised_and_test_falls_back_to_train() -> None:
+    population = Population(train={"a": 3, "b": 1})
+    assert population.pool("train") == population.pool("test") == {"a": 0.75, "b": 0.25}
+    assert population.pool("ood") == {}
