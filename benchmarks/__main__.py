@@ -3,6 +3,9 @@
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+
+from benchmarks.measure import Comparison, Skipped
 
 NAMES = ("packing", "prefix_cache", "barrier", "generate", "trl")
 
@@ -14,11 +17,19 @@ def main(names: list[str]) -> int:
         return 2
     for name in names or NAMES:
         benchmark = importlib.import_module(f"benchmarks.{name}")
-        print(f"{benchmark.__doc__.splitlines()[0]}  [load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores]", flush=True)
-        for line in benchmark.report():
-            print(line, flush=True)
-        print(flush=True)
+        load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        print(f"{str(benchmark.__doc__).splitlines()[0]}\n(what exactly is compared: benchmarks/{name}.py; {load})", flush=True)
+        print_lines(benchmark.measure())
     return 0
+
+
+def print_lines(found: Iterator[Comparison]) -> None:
+    try:
+        for comparison in found:
+            print(comparison.line(), flush=True)
+    except Skipped as reason:
+        print(reason)
+    print(flush=True)
 
 
 if __name__ == "__main__":

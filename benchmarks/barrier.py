@@ -7,17 +7,18 @@ many share it, so there the ratio of steps is what counts.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.measure import Comparison, compare, timed
 from benchmarks.workload import make_recipe, play, replies
 from mage.engines.base import Engine, Request
+from mage.engines.local import LocalEngine
 from mage.seeds import derive
 from mage.trainer import Parts, build
 from mage.types import Completion
 
-CASES = (("kuhn_poker", "reflections", False), ("tic_tac_toe", "reflections", False), ("tic_tac_toe", "reflections", True))
+CASES = (("kuhn_poker", 16, False), ("tic_tac_toe", 16, False), ("tic_tac_toe", 4, True))
 SHORTEST, LONGEST = 8, 128
 Answers = list[tuple[Request, Completion]]
 
@@ -98,26 +99,29 @@ class Thinking(Wrapped):
         return True
 
 
-def measure(cases: Sequence[tuple[str, str, bool]] = CASES, groups: int = 16, rounds: int = 5) -> list[Comparison]:
-    """Meta-episodes played a second."""
-    return [_measure_case(game, keep, thinks, groups, rounds) for game, keep, thinks in cases]
+def measure(cases: Sequence[tuple[str, int, bool]] = CASES, rounds: int = 4) -> Iterator[Comparison]:
+    """Meta-episodes played a second; a case is a game, a number of groups and whether replies are long."""
+    for game, groups, thinks in cases:
+        yield _measure_case(game, groups, thinks, rounds)
 
 
-def _measure_case(game: str, keep: str, thinks: bool, groups: int, rounds: int) -> Comparison:
-    free, held = (_parts(game, keep, thinks, groups, barrier) for barrier in (False, True))
+def _measure_case(game: str, groups: int, thinks: bool, rounds: int) -> Comparison:
+    free, held = (_parts(game, groups, thinks, barrier) for barrier in (False, True))
     steps = [_steps(parts) for parts in (free, held)]
     one, other = replies(play(free)), replies(play(held))
     same = sum(left == right for left, right in zip(one, other, strict=False))
     taken = [_steps(parts) - before for parts, before in zip((free, held), steps, strict=True)]
-    case = f"{game}/{'long replies' if thinks else keep}"
+    case = f"{game}/{'long replies' if thinks else 'reflections'}"
     ways = (timed(lambda: play(free)), timed(lambda: play(held)))
-    found = compare("barrier", case, ("free", "barrier"), "meta-episodes", groups * free.recipe.play.members, ways, rounds)
-    note = f"{taken[0]:,} and {taken[1]:,} engine steps, ratio {taken[1] / taken[0]:.1f}; {same:,} of {max(len(one), len(other)):,} replies the same"
+    members = groups * free.recipe.play.members
+    found = compare("barrier", case, ("free", "barrier"), "meta-episodes", members, ways, rounds)
+    work = f"{members} side by side; {taken[0]:,} and {taken[1]:,} engine steps, ratio {taken[1] / taken[0]:.1f}"
+    note = f"{work}; {same:,} of {max(len(one), len(other)):,} replies the same"
     return replace(found, note=note)
 
 
-def _parts(game: str, keep: str, thinks: bool, groups: int, barrier: bool) -> Parts:
-    parts = build(make_recipe(game, keep, groups))
+def _parts(game: str, groups: int, thinks: bool, barrier: bool) -> Parts:
+    parts = build(make_recipe(game, "reflections", groups))
     engine = Thinking(parts.engine) if thinks else Wrapped(parts.engine)
     return replace(parts, engine=Barrier(engine) if barrier else engine)
 
@@ -126,4 +130,5 @@ def _steps(parts: Parts) -> int:
     engine = parts.engine
     while isinstance(engine, Wrapped):
         engine = engine.inner
+    assert isinstance(engine, LocalEngine), "the benchmark's recipe asks for it"
     return engine.stats.steps

@@ -1,16 +1,18 @@
 """The built-in engine against `transformers.generate` at batch 64, on the requests of 64 meta-episodes in play.
 
-`generate` gets its best ordinary use: all prompts are known beforehand, moves and notes are batched apart, sorted by length,
-padded on the left outside the timing, sampled at temperature 1, with the end tag as an end token (no stop strings to look for)
-and no logprobs asked for. The engine gives logprobs as always, and answers the same requests in three ways:
+Both sides sample at temperature 1 on one thread, and neither tokenises or decodes inside the timing but for the engine's stop
+strings. `generate` is used at its best: prompts padded on the left beforehand, moves and notes never in one batch, the end tag given
+as an end token (no stop strings to look for), no logprobs asked for, which training would need and the engine gives.
 
-    in play      64 conversations, each putting its next request when the last is answered, from an empty cache
-    batch alone  the very batches of `generate`, one after the other, the cache emptied before each
-    no reuse     no prefix cache at all: every token of every prompt is computed, 64 sequences at a time
+    play / turns      64 conversations from an empty cache, each asking on when it is answered; `generate` answers turn by turn
+    play / sorted     the same against a `generate` that is told all prompts of the game beforehand: full batches, sorted by length
+    batches / sorted  the engine answers those same batches one by one, its cache emptied before each
+    no reuse / sorted the engine without its prefix cache: every token of every prompt is computed, 64 sequences at a time
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -70,29 +72,42 @@ class Padded:
 
 
 def pad(requests: Sequence[Request], chat: Chat, filler: int) -> Padded:
-    """One batch, padded on the left; a reply ends with an end token of the model or with the end tag, where that is one token."""
+    """One batch, padded on the left; a reply ends with an end token of the model or with the end tag, which is one token here."""
     width = max(len(request.prompt_ids) for request in requests)
     ids = torch.full((len(requests), width), filler)
     mask = torch.zeros_like(ids)
     for row, request in enumerate(requests):
         start = width - len(request.prompt_ids)
         ids[row, start:], mask[row, start:] = torch.tensor(request.prompt_ids), 1
-    ends = [*chat.end_ids, *(token for stop in requests[0].stop for token in chat.encode(stop))]
-    assert requests[0].stop in ((), (CLOSE,)) and len(chat.encode(CLOSE)) == 1, "the end tag is one token of the embedded model"
-    return Padded(tuple(requests), ids, mask, requests[0].max_tokens, ends)
+    assert requests[0].stop in ((), (CLOSE,)), "moves end with the end tag, notes with the model's own end"
+    tags = [chat.encode(stop) for stop in requests[0].stop]
+    assert all(len(tag) == 1 for tag in tags), "the end tag is one token of the embedded model"
+    return Padded(tuple(requests), ids, mask, requests[0].max_tokens, [*chat.end_ids, *(tag[0] for tag in tags)])
 
 
-def make_batches(conversations: Sequence[Conversation], batch: int, chat: Chat, filler: int) -> list[Padded]:
-    """All requests, moves and notes apart, sorted by length."""
+def by_turns(conversations: Sequence[Conversation]) -> list[list[Request]]:
+    """The first requests of all conversations, the second ones, ..; moves and notes apart."""
+    turns = [[request for request in turn if request is not None] for turn in zip_longest(*conversations)]
+    return [kind for turn in turns for kind in _kinds(turn)]
+
+
+def in_order_of_length(conversations: Sequence[Conversation], batch: int) -> list[list[Request]]:
+    """All requests in full batches, moves and notes apart, sorted by length."""
     asked = [request for conversation in conversations for request in conversation]
-    kinds = ([request for request in asked if request.stop], [request for request in asked if not request.stop])
-    ordered = [sorted(kind, key=lambda request: len(request.prompt_ids)) for kind in kinds]
-    return [pad(kind[start : start + batch], chat, filler) for kind in ordered for start in range(0, len(kind), batch)]
+    ordered = [sorted(kind, key=lambda request: len(request.prompt_ids)) for kind in _kinds(asked)]
+    return [kind[start : start + batch] for kind in ordered for start in range(0, len(kind), batch)]
+
+
+def _kinds(requests: Iterable[Request]) -> list[list[Request]]:
+    moves_and_notes: tuple[list[Request], list[Request]] = ([], [])
+    for request in requests:
+        moves_and_notes[not request.stop].append(request)
+    return [kind for kind in moves_and_notes if kind]
 
 
 @torch.inference_mode()
 def generate(model: PreTrainedModel, batches: Sequence[Padded]) -> int:
-    """Reply tokens made."""
+    """Answer the batches one by one; returns how many tokens were made."""
     made = 0
     for batch in batches:
         out = model.generate(
@@ -110,6 +125,8 @@ def generate(model: PreTrainedModel, batches: Sequence[Padded]) -> int:
 
 
 def answer_in_play(engine: Engine, conversations: Sequence[Conversation]) -> None:
+    """Conversations side by side, each asking on as soon as it is answered."""
+
     async def converse(requests: Conversation) -> list[Completion]:
         return [await engine.sample(request) for request in requests]
 
@@ -117,13 +134,15 @@ def answer_in_play(engine: Engine, conversations: Sequence[Conversation]) -> Non
     run(converse(requests) for requests in conversations)
 
 
-def answer_batches(engine: Engine, batches: Sequence[Padded]) -> None:
+def answer_batches(engine: Engine, batches: Sequence[Sequence[Request]]) -> None:
+    """Batch by batch, the cache emptied before each."""
     for batch in batches:
         engine.refresh(0)
-        answer(engine, batch.requests)
+        answer(engine, batch)
 
 
 def answer(engine: Engine, requests: Sequence[Request]) -> None:
+    """All at once; the engine takes in as many as it has slots."""
     for request in requests:
         engine.submit(request)
     left = len(requests)
@@ -131,30 +150,32 @@ def answer(engine: Engine, requests: Sequence[Request]) -> None:
         left -= len(engine.step())
 
 
-def measure(cases: Sequence[tuple[str, str]] = CASES, groups: int = 8, rounds: int = 5) -> list[Comparison]:
+def measure(cases: Sequence[tuple[str, str]] = CASES, groups: int = 8, rounds: int = 3) -> Iterator[Comparison]:
     """Replies a second."""
-    return [line for game, keep in cases for line in _measure_case(game, keep, groups, rounds)]
+    for game, keep in cases:
+        yield from _measure_case(game, keep, groups, rounds)
 
 
 def _measure_case(game: str, keep: str, groups: int, rounds: int) -> list[Comparison]:
     parts = build(make_recipe(game, keep, groups))
     conversations = record(parts)
     model = load_model(parts.recipe.model_folder(), parts.recipe.model.dtype, parts.recipe.run.device)
-    batches = make_batches(conversations, len(conversations), parts.chat, model.config.pad_token_id)
-    replies = sum(map(len, conversations))
-    alone = LocalEngine(parts.model, parts.chat, slots=len(conversations), context=1024, prefix_cache=False)
+    ordered = in_order_of_length(conversations, len(conversations))
+    turns, full = ([pad(batch, parts.chat, model.config.pad_token_id) for batch in batches] for batches in (by_turns(conversations), ordered))
+    uncached = LocalEngine(parts.model, parts.chat, slots=len(conversations), context=1024, prefix_cache=False)
     ways: dict[str, Callable[[], object]] = {
-        "in play": lambda: answer_in_play(parts.engine, conversations),
-        "batch alone": lambda: answer_batches(parts.engine, batches),
-        "no reuse": lambda: answer(alone, [request for batch in batches for request in batch.requests]),
+        "turns": lambda: generate(model, turns),
+        "sorted": lambda: generate(model, full),
+        "play": lambda: answer_in_play(parts.engine, conversations),
+        "batches": lambda: answer_batches(parts.engine, ordered),
+        "no reuse": lambda: answer(uncached, [request for batch in ordered for request in batch]),
     }
-    *ours, theirs = take_turns([timed(way) for way in (*ways.values(), lambda: generate(model, batches))], rounds)
-    lines = [
-        relate("generate", f"{game}/{case}", ("engine", "generate"), "replies", replies, seconds, theirs) for case, seconds in zip(ways, ours, strict=True)
-    ]
-    stats = alone.stats
-    note = f"{replies} replies of {stats.generated_tokens / (rounds + 1) / replies:.1f} tokens to prompts of {_mean_prompt(conversations):.0f}"
-    return [replace(lines[0], note=note, target=TARGET), *lines[1:]]
+    seconds = dict(zip(ways, take_turns([timed(way) for way in ways.values()], rounds), strict=True))
+    pairs = (("play", "turns"), ("play", "sorted"), ("batches", "sorted"), ("no reuse", "sorted"))
+    replies = sum(map(len, conversations))
+    lines = [relate("generate", f"{game}: {one} / {other}", ("engine", "generate"), "replies", replies, seconds[one], seconds[other]) for one, other in pairs]
+    note = f"{replies} replies of {uncached.stats.generated_tokens / (rounds + 1) / replies:.1f} tokens to prompts of {_mean_prompt(conversations):.0f}"
+    return [replace(line, target=TARGET, note=note) if one == "play" else line for line, (one, _) in zip(lines, pairs, strict=True)]
 
 
 def _mean_prompt(conversations: Sequence[Conversation]) -> float:

@@ -12,6 +12,10 @@ from statistics import median
 Way = Callable[[], float]  # does the work and says how many processor seconds it took
 
 
+class Skipped(Exception):
+    """A benchmark that cannot be run here; the argument says what it takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One line of a table. `ours` and `theirs` are units of work a second; `ratios` has one entry a round."""
@@ -35,7 +39,9 @@ class Comparison:
         spread = f"({min(self.ratios):.1f} to {max(self.ratios):.1f})"
         missed = self.target is not None and self.ratio < self.target
         goal = "" if self.target is None else f"  {'MISSED: ' if missed else ''}target {self.target:g}"
-        return "   ".join((f"{self.benchmark:12} {self.case:28}", *(f"{rate:28}" for rate in rates), f"ratio {self.ratio:4.1f} {spread}{goal}", self.note)).rstrip()
+        return "   ".join(
+            (f"{self.benchmark:12} {self.case:30}", *(f"{rate:28}" for rate in rates), f"ratio {self.ratio:4.1f} {spread}{goal}", self.note)
+        ).rstrip()
 
 
 def timed(work: Callable[[], object]) -> Way:

@@ -1,18 +1,20 @@
 """Rollout of whole groups with the engine's prefix cache on against off, same seeds: the replies must be the same."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.measure import Comparison, compare, timed
 from benchmarks.workload import make_recipe, play, replies
+from mage.engines.local import LocalEngine
 from mage.trainer import build
 
 CASES = (("kuhn_poker", "reflections"), ("kuhn_poker", "both"), ("tic_tac_toe", "reflections"))
 
 
-def measure(cases: Sequence[tuple[str, str]] = CASES, groups: int = 16, rounds: int = 5) -> list[Comparison]:
+def measure(cases: Sequence[tuple[str, str]] = CASES, groups: int = 16, rounds: int = 5) -> Iterator[Comparison]:
     """Meta-episodes played a second."""
-    return [_measure_case(game, keep, groups, rounds) for game, keep in cases]
+    for game, keep in cases:
+        yield _measure_case(game, keep, groups, rounds)
 
 
 def _measure_case(game: str, keep: str, groups: int, rounds: int) -> Comparison:
@@ -21,6 +23,7 @@ def _measure_case(game: str, keep: str, groups: int, rounds: int) -> Comparison:
     same = sum(left == right for left, right in zip(one, other, strict=False))
     ways = (timed(lambda: play(cached)), timed(lambda: play(uncached)))
     found = compare("prefix_cache", f"{game}/{keep}", ("cached", "uncached"), "meta-episodes", groups * cached.recipe.play.members, ways, rounds)
+    assert isinstance(cached.engine, LocalEngine), "the benchmark's recipe asks for it"
     stats = cached.engine.stats
     reused = stats.reused_tokens / (stats.reused_tokens + stats.prefilled_tokens)
     return replace(found, note=f"{reused:.0%} of prompt tokens reused; {same:,} of {max(len(one), len(other)):,} replies the same")

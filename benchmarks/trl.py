@@ -7,21 +7,24 @@ The learning rate is TRL's default (1e-6), so that the work stays the same from 
 
     moves    embedded model, 8 boards x 8 members, an action of three tokens, through `play_groups` in one-turn episodes
     notes    embedded model, 8 prompts x 8 members, notes of up to 48 tokens
-    free     a random Qwen3 (2 layers, 64 wide), 1 prompt x 8 members, up to 64 tokens; prompts share nothing
+    free/8   a random Qwen3 (2 layers, 64 wide), 1 prompt x 8 members (TRL's own defaults), up to 64 tokens; prompts share nothing
+    free/64  the same with 8 prompts x 8 members
 """
 
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers.utils import logging
 
-from benchmarks.measure import Comparison, compare
+from benchmarks.measure import Comparison, Skipped, compare
 from benchmarks.workload import make_recipe, play
 from mage.agent import CLOSE, read_action
 from mage.config import Recipe, build_recipe
@@ -29,12 +32,12 @@ from mage.engines.base import run
 from mage.environments.tic_tac_toe import TicTacToe, TicTacToeState
 from mage.learn.learner import Learner
 from mage.learn.model import load_model
-from mage.play import Setting, play_groups
+from mage.play import play_groups
 from mage.seeds import derive
-from mage.trainer import Parts, build, credit, draw_tasks, make_samples
-from mage.types import Completion, Episode, MetaEpisode, Task, Turn
+from mage.trainer import build, credit, draw_tasks, make_samples
+from mage.types import Episode, MetaEpisode, Task, Turn
 
-CASES = ("moves", "notes", "free")
+CASES = ("moves", "notes", "free/8", "free/64")
 MEMBERS = 8
 TARGET = 2.0
 LR = 1e-6
@@ -104,8 +107,9 @@ def make_work(case: str, folder: Path) -> Work:
         recipe = _recipe(8, longest=48)
         return Work(recipe, _texts(recipe, [turn.prompt_ids for turn in asked if turn is not None]), 8, 48, score_note)
     save_random_model(folder)
-    recipe = _recipe(1, longest=64, model=str(folder))
-    return Work(recipe, random_prompts(64), 1, 64, score_free)
+    prompts_an_update = int(case.removeprefix("free/")) // MEMBERS
+    recipe = _recipe(prompts_an_update, longest=64, model=str(folder))
+    return Work(recipe, random_prompts(64), prompts_an_update, 64, score_free)
 
 
 def _recipe(groups: int, longest: int, model: str = "embedded") -> Recipe:
@@ -147,7 +151,7 @@ def save_random_model(folder: Path) -> None:
 
 def random_prompts(count: int) -> tuple[str, ...]:
     rng = random.Random(0)
-    words = "card pass bet won lost opponent moves row column chips first second low high draw board".split()
+    words = ["card", "pass", "bet", "won", "lost", "opponent", "moves", "row", "column", "chips", "first", "second", "low", "high", "draw", "board"]
     return tuple(" ".join(rng.choices(words, k=32)) for _ in range(count))
 
 
@@ -217,6 +221,7 @@ class Theirs:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
+        logging.set_verbosity_error()
         self.work, self.clock, self.replies, self.tokens = work, Clock(), 0, 0
         tokenizer = PreTrainedTokenizerFast.from_pretrained(work.recipe.model_folder())
         tokenizer.eos_token = work.end or tokenizer.eos_token
@@ -248,6 +253,7 @@ class Theirs:
             processing_class=tokenizer,
             callbacks=[self.clock],
         )
+        self.trainer.remove_callback(PrinterCallback)
 
     def _reward(self, completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         self.replies, self.tokens = self.replies + len(completions), self.tokens + sum(map(len, completion_ids))
@@ -262,16 +268,15 @@ class Theirs:
 
 
 def is_installed() -> bool:
-    try:
-        import trl  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return find_spec("trl") is not None
 
 
-def measure(cases: Sequence[str] = CASES, updates: int = 5, rounds: int = 5) -> list[Comparison]:
-    """Updates a second; nothing where TRL is not installed."""
-    return [_measure_case(case, updates, rounds) for case in cases] if is_installed() else []
+def measure(cases: Sequence[str] = CASES, updates: int = 5, rounds: int = 3) -> Iterator[Comparison]:
+    """Updates a second."""
+    if not is_installed():
+        raise Skipped(INSTALL)
+    for case in cases:
+        yield _measure_case(case, updates, rounds)
 
 
 def _measure_case(case: str, updates: int, rounds: int) -> Comparison:

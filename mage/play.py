@@ -12,7 +12,7 @@ from mage.chat import Ids
 from mage.engines.base import run
 from mage.environments.base import Environment, State
 from mage.memory.base import Ask, Entry, Memory
-from mage.opponents.base import find, reply
+from mage.opponents.base import find, luck
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
 
@@ -49,7 +49,7 @@ async def play_episode(setting: Setting, place: Place, memory: str, reflection: 
     prompt: Ids = ()
     ending: Ending = "finished"
     while True:
-        _let_opponent_move(setting, place, state, moves, episode_seed)
+        await _let_opponent_move(place, state, moves, episode_seed)
         if state.turn() is None:
             break
         if len(turns) == environment.max_turns:
@@ -66,9 +66,9 @@ async def play_episode(setting: Setting, place: Place, memory: str, reflection: 
     return _finish(environment, seat, state, turns, moves, ending, reflection)
 
 
-def _let_opponent_move(setting: Setting, place: Place, state: State, moves: list[Move], episode_seed: int) -> None:
+async def _let_opponent_move(place: Place, state: State, moves: list[Move], episode_seed: int) -> None:
     while (mover := state.turn()) is not None and mover != place.task.seat:
-        action = reply(find(place.task.opponent), state, mover, place.task, episode_seed, len(moves))
+        action = await find(place.task.opponent).think(state, mover, luck(place.task, episode_seed, len(moves)))
         moves.append(Move(mover, action))
         state.apply(action)
 

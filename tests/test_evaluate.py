@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mage.ceilings import kuhn_ceilings
+from mage.ceilings import ceilings
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluate import HEADER, compare, read_tasks, summarise, summarise_rows, table, task_row, write_tasks
@@ -86,7 +86,7 @@ def test_exploitation_runs_from_the_equilibrium_to_the_best_response():
 
 def test_ceilings_stand_beside_the_seats_and_their_mean_beside_all():
     evaluation = summarise([*FOUR, played(5, 1, "aggressive", [1, 1, 1]), played(6, 1, "aggressive", [1, 1, 1])], KUHN, POPULATION, "test")
-    seats = [[kuhn_ceilings(POPULATION.train, seat, n) for n in (1, 2, 3)] for seat in (0, 1)]
+    seats = [[ceilings(KuhnPoker(), POPULATION.train, seat, n) for n in (1, 2, 3)] for seat in (0, 1)]
     for seat in (0, 1):
         one = cell(evaluation.by_seat, seat=seat)
         assert one.non_adapting == pytest.approx(seats[seat][0].non_adapting)

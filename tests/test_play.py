@@ -2,11 +2,13 @@
 
 import itertools
 import random
+from collections import Counter
 
 import pytest
 from toys import byte_chat, scripted_agent
 
 from mage.agent import Sampling, read_action
+from mage.engines.base import Request, ScriptedEngine, run
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
@@ -175,3 +177,33 @@ def test_choices_are_where_the_legal_moves_part():
     ((place, tokens),) = turn.choices
     assert chat.decode(turn.completion.token_ids[:place]) == "<action>"
     assert {chat.decode((token,)) for token in tokens} == {"p", "b"}
+
+
+def test_two_engines_share_one_count_of_who_waits_and_never_deadlock():
+    chat, order = byte_chat(), []
+
+    def named(name):
+        return ScriptedEngine(lambda request: order.append(name) or "x", chat.encode, batch=2)
+
+    first, second = named("first"), named("second")
+
+    async def talk(turns):
+        for turn in range(turns):
+            await (first if turn % 2 else second).sample(Request((1,), 4, turn))
+        return turns
+
+    assert run([talk(n) for n in (1, 5, 2, 7, 3)]) == [1, 5, 2, 7, 3]
+    assert Counter(order) == {"second": 1 + 3 + 1 + 4 + 2, "first": 2 + 1 + 3 + 1}
+
+
+def test_a_limit_keeps_that_many_under_way():
+    engine = ScriptedEngine(lambda request: "x", byte_chat().encode)
+
+    async def wait():
+        return await engine.sample(Request((1,), 4, 0))
+
+    seen = []
+    original = engine.step
+    engine.step = lambda: seen.append(len(engine.queue)) or original()
+    assert len(run((wait() for _ in range(10)), limit=3)) == 10
+    assert max(seen) == 3

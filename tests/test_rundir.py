@@ -28,7 +28,7 @@ turns = st.builds(
     prompt_ids=ids,
     completion=completions,
     action=st.none() | texts,
-    action_span=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    choices=st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 99), max_size=3).map(tuple)), max_size=2).map(tuple),
     legal=st.booleans(),
     reward=finite,
 )

@@ -90,7 +90,14 @@ class Slots:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what free and leased slots hold; leases stay and have to be filled again."""
+        """Forget what free and leased slots hold; leases stay and have to be filled again.
+
+        Without leases all is as new: which slot a sequence gets decides who is computed side by side, and so the last bits
+        of a result. A resumed run has a new pool, and must not differ from one that went on.
+        """
+        if len(self.free) == self.used:
+            self.free.clear()
+            self.used = self.clock = 0
         self.holders: dict[int, dict[int, None]] = {}
         self.tails: dict[int, dict[Ids, list[int]]] = {}
         self.tail_of: dict[int, tuple[int, Ids]] = {}

@@ -36,10 +36,19 @@ class Opponent(BaseModel, ABC):
         chances = self.policy(state, seat)
         return rng.choices(tuple(chances), tuple(chances.values()))[0]
 
+    async def think(self, state: State, seat: int, rng: random.Random) -> str:
+        """What play awaits. A model as opponent overrides this and awaits its own engine, batched like everybody."""
+        return self.act(state, seat, rng)
+
+
+def luck(task: Task, episode_seed: int, move: int) -> random.Random:
+    """The random numbers of one move: same task, same episode, same number of moves before it, same luck."""
+    return random.Random(derive(episode_seed, "opponent", task.opponent, move))
+
 
 def reply(opponent: Opponent, state: State, seat: int, task: Task, episode_seed: int, move: int) -> str:
     """The seeded move of an opponent: same task, same episode, same moves before it, same reply."""
-    return opponent.act(state, seat, random.Random(derive(episode_seed, "opponent", task.opponent, move)))
+    return opponent.act(state, seat, luck(task, episode_seed, move))
 
 
 class Population(BaseModel):

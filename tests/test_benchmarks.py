@@ -1,0 +1,138 @@
+"""The benchmarks run, at their smallest size, and both sides of each do the same work. No time is asserted."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ stands beside the package and is not installed
+
+from benchmarks import __main__ as command
+from benchmarks import barrier, generate, packing, prefix_cache, trl
+from benchmarks.measure import Comparison, Skipped, compare, take_turns
+from benchmarks.workload import make_recipe, play
+from mage.engines.base import Engine, Request
+from mage.learn.model import load_model
+from mage.trainer import Parts, build
+from mage.types import Turn
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_ratio_is_the_median_over_rounds_and_the_first_round_is_not_counted() -> None:
+    ours, theirs = iter([99.0, 1.0, 2.0, 1.0]), iter([1.0, 4.0, 4.0, 3.0])
+    found = compare("sum", "case", ("a", "b"), "items", 8, (lambda: next(ours), lambda: next(theirs)), rounds=3)
+    assert found.ratios == (4.0, 2.0, 3.0)
+    assert found.ratio == 3.0
+    assert (found.ours, found.theirs) == (8.0, 2.0)  # medians: 1 s and 4 s for 8 items
+    assert "a 8.00 items/s" in found.line()
+    assert "ratio  3.0 (2.0 to 4.0)" in found.line()
+
+
+def test_the_ways_take_turns() -> None:
+    order: list[str] = []
+    take_turns([lambda: order.append("a") or 0.0, lambda: order.append("b") or 0.0], rounds=1)
+    assert order == ["a", "b", "a", "b"]
+
+
+def test_a_missed_target_is_said() -> None:
+    line = Comparison("x", "y", ("a", "b"), "u", 1.0, 1.0, (1.9,), target=2.0).line()
+    assert "MISSED: target 2" in line
+
+
+def test_packed_and_unpacked_updates_agree() -> None:
+    (found,) = packing.measure((("kuhn_poker", "reflections"),), groups=1, rounds=1)
+    logprob, loss = (float(part.split()[-1]) for part in found.note.rsplit(": ", 1)[1].split(","))
+    assert logprob < 1e-4  # float32 against itself in another order of summation
+    assert loss < 1e-4
+
+
+def test_replies_do_not_depend_on_the_prefix_cache() -> None:
+    (found,) = prefix_cache.measure((("kuhn_poker", "reflections"),), groups=1, rounds=1)
+    _assert_all_same(found)
+
+
+def test_replies_do_not_depend_on_a_barrier() -> None:
+    (found,) = barrier.measure((("kuhn_poker", 1, False),), rounds=1)
+    _assert_all_same(found)
+
+
+def test_thinking_takes_longer_and_changes_no_reply() -> None:
+    parts = build(make_recipe("kuhn_poker", "reflections", 1))
+    requests = generate.record(parts)[0]
+    plain = _answers(parts.engine, requests)
+    before = parts.engine.stats.generated_tokens
+    assert _answers(barrier.Thinking(parts.engine), requests) == plain
+    replied = sum(map(len, plain.values()))
+    assert parts.engine.stats.generated_tokens - before >= replied + barrier.SHORTEST * len(requests)
+
+
+def _answers(engine: Engine, requests: list[Request]) -> dict[Request, tuple[int, ...]]:
+    for request in requests:
+        engine.submit(request)
+    found: dict[Request, tuple[int, ...]] = {}
+    while len(found) < len(requests):
+        found |= {request: completion.token_ids for request, completion in engine.step()}
+    return found
+
+
+def _assert_all_same(found: Comparison) -> None:
+    same, _, of = found.note.rsplit("; ", 1)[1].split()[:3]
+    assert int(same) == int(of) > 0
+
+
+def test_a_barrier_answers_nobody_before_all_are_answered() -> None:
+    parts = build(make_recipe("kuhn_poker", "reflections", 1))
+    held = barrier.Barrier(parts.engine)
+    requests = [request for conversation in generate.record(parts) for request in conversation][:20]
+    assert len({request.max_tokens for request in requests}) == 2, "moves and notes: they do not end at the same step"
+    for request in requests:
+        held.submit(request)
+    assert {request for request, _ in held.step()} == set(requests)
+
+
+def test_generate_is_asked_what_play_asks_and_says_what_the_engine_says() -> None:
+    """With the likeliest token in place of sampling, the padded batches give the engine's own replies."""
+    parts = build(make_recipe("kuhn_poker", "reflections", 1).changed(["--agent.top_k=1"]))
+    conversations = generate.record(parts)
+    expected = {turn.prompt_ids: turn.completion.token_ids for turn in _turns(parts)}
+    model = load_model(parts.recipe.model_folder(), "float32", "cpu")
+    for batch in generate.by_turns(conversations):
+        padded = generate.pad(batch, parts.chat, model.config.pad_token_id)
+        ends = {"max_new_tokens": padded.max_new_tokens, "eos_token_id": padded.eos_token_id}
+        out = model.generate(padded.input_ids, attention_mask=padded.attention_mask, do_sample=False, **ends)
+        for request, row in zip(batch, out[:, padded.input_ids.shape[1] :].tolist(), strict=True):
+            reply = expected[request.prompt_ids]
+            assert tuple(row[: len(reply)]) == reply
+
+
+def _turns(parts: Parts) -> list[Turn]:
+    return [turn for meta in play(parts) for episode in meta.episodes for turn in (episode.reflection, *episode.turns) if turn is not None]
+
+
+def test_generate_runs_in_all_four_ways() -> None:
+    found = list(generate.measure((("kuhn_poker", "reflections"),), groups=1, rounds=1))
+    assert [line.case.split(": ")[1] for line in found] == ["play / turns", "play / sorted", "batches / sorted", "no reuse / sorted"]
+
+
+def test_both_trainers_get_the_same_work() -> None:
+    if not trl.is_installed():
+        with pytest.raises(Skipped, match="pip install"):
+            list(trl.measure())
+        pytest.skip("trl is not installed")
+    (found,) = trl.measure(("free/8",), updates=1, rounds=1)
+    assert found.note.startswith("8 rollouts")
+    ours, theirs = (float(word) for word in found.note.split("; ")[1].split()[:3:2])
+    assert ours == pytest.approx(theirs, rel=0.2)  # the same model and limit: completions are about equally long
+
+
+def test_an_unknown_benchmark_is_a_clear_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["paking"]) == 2
+    assert "benchmarks are packing, prefix_cache" in capsys.readouterr().err
