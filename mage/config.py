@@ -331,7 +331,7 @@ def build_recipe(tables: Mapping[str, Any], origin: "_Origin | None" = None) -> 
     choices = {name: field.alias or name for name, field in Recipe.model_fields.items() if isinstance(getattr(recipe, name), Choice)}
     recipe = recipe.model_copy(update={name: _resolve(section, getattr(recipe, name), origin) for name, section in choices.items()})
     mistakes = [mistake for effect in _EFFECTS if (mistake := effect.mistake(recipe, origin))]
-    mistakes += [*_weight_mistakes(recipe, origin), *_opponent_mistakes(recipe, origin)]
+    mistakes += [*_weight_mistakes(recipe, origin), *_worker_mistakes(recipe, origin), *_opponent_mistakes(recipe, origin)]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return recipe
@@ -346,6 +346,12 @@ def _weight_mistakes(recipe: Recipe, origin: "_Origin") -> list[str]:
     if len(weights) != episodes:
         return [origin.mistake("returns.weights", weights, f"play.episodes = {episodes} needs {episodes} weights, not {len(weights)}")]
     return [] if any(weights) else [origin.mistake("returns.weights", weights, "at least one weight must differ from 0")]
+
+
+def _worker_mistakes(recipe: Recipe, origin: "_Origin") -> list[str]:
+    if recipe.run.workers <= recipe.play.groups:
+        return []
+    return [origin.mistake("run.workers", recipe.run.workers, f"more workers than the {recipe.play.groups} groups of an update leave some idle")]
 
 
 def _opponent_mistakes(recipe: Recipe, origin: "_Origin") -> list[str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ stands beside the package and is not installed
 
 from benchmarks import __main__ as command
 from benchmarks import barrier, generate, packing, prefix_cache, trl

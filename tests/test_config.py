@@ -355,3 +355,8 @@ def test_an_unknown_menu_is_told() -> None:
 @pytest.mark.parametrize("name", [name for name, _ in menu("recipes")])
 def test_every_recipe_of_the_package_loads(name: str) -> None:
     assert isinstance(load_recipe(name), Recipe)
+
+
+def test_more_workers_than_groups_are_refused(kuhn_tables: Tables) -> None:
+    told = message_of(kuhn_tables | {"run": {"workers": 3}, "play": {"groups": 2}})
+    assert told.startswith("run.workers = 3: more workers than the 2 groups")
