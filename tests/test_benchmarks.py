@@ -1,12 +1,9 @@
 """The benchmarks run, at their smallest size, and both sides of each do the same work. No time is asserted."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
 
 from benchmarks import __main__ as command
 from benchmarks import barrier, generate, packing, prefix_cache, trl
