@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from scipy.stats import chisquare
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mage.chat import Chat
 from mage.engines.base import Request, run
@@ -84,6 +84,76 @@ def test_greedy_replies_are_those_of_transformers_generate(make: Callable[[], Ll
         expected = model.generate(torch.tensor([ids]), max_new_tokens=10, do_sample=False, eos_token_id=END, pad_token_id=0)
         assert reply.token_ids == tuple(expected[0, len(ids) :].tolist())
     assert model.config._attn_implementation == "sdpa"
+
+
+def make_biased_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):
+                weight.normal_(0, 0.2)
+    return model
+
+
+def through_modules(model: torch.nn.Module, chat: Chat) -> LocalEngine:
+    """An engine that runs transformers' own modules: a hook, even one that does nothing, must not be passed by."""
+    hook = model.get_decoder().register_forward_hook(lambda *_: None)
+    engine = LocalEngine(model, chat)
+    hook.remove()
+    assert engine.decoder is None
+    return engine
+
+
+@pytest.mark.parametrize("make", [make_llama, make_qwen, make_biased_llama])
+def test_the_fused_forward_gives_the_logprobs_of_the_modules(make: Callable[[], LlamaForCausalLM], chat: Chat) -> None:
+    model, requests = make(), [Request(ids, 8, i) for i, ids in enumerate(make_prompts(12))]
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:  # they are all ones when made, and would hide a norm that is left out
+                weight.uniform_(0.5, 1.5)
+    engine = LocalEngine(model, chat)
+    assert engine.decoder is not None
+    for fast, slow in zip(answer(engine, requests), answer(through_modules(model, chat), requests), strict=True):
+        assert fast.token_ids == slow.token_ids
+        np.testing.assert_allclose(fast.logprobs, slow.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("refreshes", [True, False])
+def test_the_fused_forward_sees_a_change_of_any_weight(refreshes: bool, chat: Chat) -> None:
+    model, request = make_qwen(), Request(make_prompts(1)[0], 4, 0, 0.0)
+    engine = LocalEngine(model, chat, prefix_cache=False)
+    before = answer(engine, [request])[0].logprobs
+    for weight in model.parameters():
+        with torch.no_grad():
+            (weight.data if refreshes else weight).mul_(1.5)  # only a refresh can tell of a change through `.data`
+        if refreshes:
+            engine.refresh(1)
+        after = answer(engine, [replace(request)])[0].logprobs
+        assert after != before
+        np.testing.assert_allclose(after, answer(through_modules(model, chat), [replace(request)])[0].logprobs, atol=1e-4)
+        before = after
+
+
+def test_only_plain_models_take_the_fused_forward(chat: Chat) -> None:
+    scaled = LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0})
+    foreign = Qwen2ForCausalLM(Qwen2Config(**{name: size for name, size in SIZES.items() if name != "head_dim"}))
+    others = (get_peft_model(make_llama(), LoraConfig(r=4)), foreign, LlamaForCausalLM(scaled), LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu")))
+    for model in others:
+        engine = LocalEngine(model.eval(), chat)
+        assert engine.decoder is None
+        ids = make_prompts(1)[0]
+        (reply,) = answer(engine, [Request(ids, 4, 0)])
+        expected = plain_logits(model, ids + reply.token_ids)[len(ids) - 1 : -1].log_softmax(-1)
+        np.testing.assert_allclose(reply.logprobs, expected[range(len(reply.token_ids)), reply.token_ids], atol=1e-4)
+
+
+def test_an_adapter_added_later_is_used_from_the_next_refresh(chat: Chat) -> None:
+    model = make_llama()
+    engine = LocalEngine(model, chat)
+    get_peft_model(model, LoraConfig(r=4))  # puts its layers into the model itself
+    engine.refresh(1)
+    assert engine.decoder is None
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -67,8 +67,8 @@ class DecodeGroup:
     def _own(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if self.rows is not None:
             query = query.new_zeros(self.span, *query.shape[1:]).index_copy_(0, self.rows, query)
-        own = (self.slots, slice(self.shared, self.length))
-        return query, keys[own].transpose(1, 2), values[own].transpose(1, 2)
+        own = slice(self.shared, self.length)
+        return query, _of_slots(keys[:, own], self.slots), _of_slots(values[:, own], self.slots)
 
     def _mask(self, query: torch.Tensor) -> torch.Tensor:
         return self.mask.expand(-1, query.shape[1], query.shape[2], -1)
@@ -79,6 +79,13 @@ class DecodeGroup:
 
 # The only kernel of the processor's attention that also returns the sums which joining two parts needs.
 _attend_and_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def _of_slots(rows: torch.Tensor, slots: "slice | torch.Tensor") -> torch.Tensor:
+    """[slots, length, heads, size] -> [these slots, heads, length, size], a view where the slots are neighbours."""
+    # `index_select` copies whole rows and is several times as fast as indexing with a tensor.
+    chosen = rows[slots] if isinstance(slots, slice) else rows.index_select(0, slots)
+    return chosen.transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +103,9 @@ class PrefillGroup:
     def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None) -> torch.Tensor:
         heads, kv_heads, size = query.shape[1], keys.shape[2], query.shape[2]
         found = scaled_dot_product_attention(
-            query[self.pad].transpose(1, 2),
-            keys[self.slots, : self.length].transpose(1, 2),
-            values[self.slots, : self.length].transpose(1, 2),
+            query.index_select(0, self.pad).view(len(self.mask), -1, heads, size).transpose(1, 2),
+            _of_slots(keys[:, : self.length], self.slots),
+            _of_slots(values[:, : self.length], self.slots),
             attn_mask=self.mask,
             scale=scaling,
             enable_gqa=heads != kv_heads,
@@ -133,14 +140,17 @@ def slot_attention(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Called by every layer; tensors are [1, heads, tokens, size]."""
-    keys, values = plan.pool.layer(module.layer_idx)
-    plan.pool.write(keys, plan.write, key[0].transpose(0, 1))
-    plan.pool.write(values, plan.write, value[0].transpose(0, 1))
-    query = query[0].transpose(0, 1)
-    found = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    for group in plan.groups:
-        found[group.start : group.end] = group.attend(query[group.start : group.end], keys, values, scaling)
-    return found[None], None
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    return attend(plan, module.layer_idx, query, key, value, scaling)[None], None
+
+
+def attend(plan: Plan, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    """Store the new keys and values of a layer, then let every query attend to its slot; tensors are [tokens, heads, size]."""
+    keys, values = plan.pool.layer(layer)
+    plan.pool.write(keys, plan.write, key)
+    plan.pool.write(values, plan.write, value)
+    found = [group.attend(query[group.start : group.end], keys, values, scaling) for group in plan.groups]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def decode_groups(slots: Integers, lengths: Integers, size: int, pool: KeyValuePool, tokens: Integers) -> list[DecodeGroup]:
@@ -202,9 +212,9 @@ def _prefill_group(start: int, slots: Integers, filled: Integers, new: Integers,
     pad = np.minimum(offsets[:, None] + steps, total - 1)
     unpad = np.flatnonzero(steps < new[:, None])
     # Padding queries see the keys their number allows; what they find is dropped.
-    last = pool.on_device(filled[:, None] + steps)
+    last = pool.on_device(np.minimum(filled[:, None] + steps, length - 1))
     where = slice(int(slots[0]), int(slots[0]) + 1) if len(slots) == 1 else pool.on_device(slots)
-    return PrefillGroup(start, start + total, where, length, pool.on_device(pad), pool.on_device(unpad), pool.causal_mask(last, length)[:, None])
+    return PrefillGroup(start, start + total, where, length, pool.on_device(pad.ravel()), pool.on_device(unpad), pool.causal_mask(last, length)[:, None])
 
 
 def _round_up(length: int) -> int:

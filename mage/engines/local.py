@@ -18,6 +18,7 @@ import torch
 from mage.chat import Chat
 from mage.engines.attention import DecodeGroup, Plan, PrefillGroup, decode_groups, prefill_groups, register
 from mage.engines.base import Engine, Request
+from mage.engines.forward import plain_decoder
 from mage.engines.sampling import Choices, sample
 from mage.engines.slots import KeyValuePool, Slots
 from mage.types import Completion, Finish
@@ -57,6 +58,7 @@ class LocalEngine(Engine):
             raise ValueError(f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}: allowed are 1, 2, 1 and more")
         self.model, self.chat, self.context, self.max_batch_tokens = model, chat, context, max_batch_tokens
         causal_lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.decoder = plain_decoder(model, context)
         self.backbone, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.config = self.backbone.config
         _check_full_attention(self.config)
@@ -87,6 +89,8 @@ class LocalEngine(Engine):
         """Empty the cache; sequences under way go on and have their keys computed anew."""
         self.policy_version = policy_version
         self.slots.clear()
+        # Anew, because a change through `.data` is not counted and because an adapter may have been added since.
+        self.decoder = plain_decoder(self.model, self.context)
 
     def step(self) -> list[tuple[Request, Completion]]:
         with torch.inference_mode():
@@ -156,17 +160,20 @@ class LocalEngine(Engine):
         self.stats.prefilled_tokens += int(new[joining | (new > 1)].sum())
         ready = filled == self.known[slots]
         rows = self.pool.on_device(np.flatnonzero(np.repeat(ready, new) & _is_last(new)))
-        tokens, logprobs = sample(self.head(hidden[rows]), self._choices(slots[ready]))
+        tokens, logprobs = sample(self.head(hidden.index_select(0, rows)), self._choices(slots[ready]))
         return self._append(slots[ready], tokens.cpu().numpy(), logprobs.cpu().numpy())
 
     def _forward(self, slots: Array, filled: Array, new: Array) -> torch.Tensor:
         offsets = np.cumsum(new) - new
         positions = np.arange(new.sum()) + np.repeat(filled - offsets, new)
         owner = np.repeat(slots, new)
-        ids = self.pool.on_device(self.slots.tokens[owner, positions])[None]
+        ids = self.pool.on_device(self.slots.tokens[owner, positions])
         plan = self._plan(slots, filled, new, self.pool.on_device(owner * self.pool.length + positions))
+        places = self.pool.on_device(positions)
+        if self.decoder is not None:
+            return self.decoder(ids, places, plan)
         with _attending(self.model, self.config, self.attention):
-            output = self.backbone(input_ids=ids, position_ids=self.pool.on_device(positions)[None], use_cache=False, plan=plan)
+            output = self.backbone(input_ids=ids[None], position_ids=places[None], use_cache=False, plan=plan)
         return output.last_hidden_state[0]
 
     def _plan(self, slots: Array, filled: Array, new: Array, write: torch.Tensor) -> Plan:

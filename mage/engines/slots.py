@@ -64,7 +64,8 @@ class KeyValuePool:
     def causal_mask(self, last: torch.Tensor, length: int) -> torch.Tensor:
         """Additive mask over `length` keys that lets each query see the keys up to and including `last`."""
         # Every row is a window of one strip of zeros and then infinities: one copy, no comparisons.
-        return self.strip.unfold(0, length, 1)[self.length - 1 - last]
+        windows = self.strip.unfold(0, length, 1)
+        return windows.index_select(0, (self.length - 1 - last).view(-1)).view(*last.shape, length)
 
 
 @dataclass(frozen=True, slots=True)
