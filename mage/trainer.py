@@ -38,6 +38,7 @@ from mage.types import Credit, MetaEpisode, Sample, Split, Task
 
 Figures = dict[str, Any]
 TRANSCRIPTS = 60
+TINY = 1_000_000
 
 
 class Watcher:
@@ -90,11 +91,16 @@ class Parts:
 
 def build(recipe: Recipe) -> Parts:
     """Load the model and put an engine around it."""
-    torch.set_num_threads(recipe.run.threads or max(1, (os.cpu_count() or 1) // recipe.run.workers))
     folder = recipe.model_folder()
     chat = Chat.load(folder)
     model = load_model(folder, recipe.model.dtype, recipe.run.device)
+    torch.set_num_threads(recipe.run.threads or _good_threads(model, recipe.run.workers))
     return Parts(recipe, model, chat, recipe.engine()(model, chat))
+
+
+def _good_threads(model: PreTrainedModel, workers: int) -> int:
+    """One for a tiny model, whose operations are too small to share (and many times slower if cores are busy); else the cores, shared out."""
+    return 1 if model.num_parameters() < TINY else max(1, (os.cpu_count() or 1) // workers)
 
 
 def draw_tasks(recipe: Recipe, update: int) -> list[list[Task]]:
