@@ -60,9 +60,7 @@ class RunOptions(_Section):
     evaluate_every: int = Field(10, ge=0, description="updates between evaluations on the select panel; 0 = only before and after")
     episodes_every: int = Field(10, ge=0, description="updates between stored transcripts; 0 = none")
     workers: int = Field(1, ge=1, le=64, description="processes that share the groups of an update; results depend on their number")
-    threads: int = Field(
-        0, ge=0, le=1024, description="torch threads of a worker; 0 = one for a model under a million parameters, else the cores, shared out evenly"
-    )
+    threads: int = Field(0, ge=0, le=1024, description="torch threads of a worker; 0 = one for a tiny model, else the cores, shared out evenly")
     device: str = Field("auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, mps, cuda or cuda:N")
 
 
