@@ -19,8 +19,10 @@ from rich.console import Group
 from typer.core import TyperGroup
 
 import mage
-from mage.config import MENUS, PACKAGE, ConfigError, find_item, load_recipe, menu
+from mage.config import load_recipe
 from mage.environments.base import SEATS, Environment, check
+from mage.menus import MENUS, PACKAGE, find_item, menu
+from mage.mistakes import ConfigError
 from mage.opponents.base import Opponent, find, known
 from mage.rundir import RunFolder, choose_path
 from mage.terminal import Mistake, console

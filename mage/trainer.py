@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from mage.agent import Agent, Sampling
 from mage.chat import Chat
-from mage.config import Recipe, find_item
+from mage.config import Recipe
 from mage.engines.base import Engine
 from mage.evaluate import Evaluation, summarise_rows, task_row, write_tasks
 from mage.learn import checkpoint
@@ -27,6 +27,7 @@ from mage.learn.learner import Learner
 from mage.learn.model import load_model
 from mage.learn.team import Team, weave, work_together
 from mage.memory.base import Memory
+from mage.menus import find_item
 from mage.opponents.base import spread
 from mage.panels import Name, make_panel
 from mage.play import Setting, play_groups

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mage.chat import Chat
-from mage.config import PACKAGE
+from mage.menus import PACKAGE
 from tests.toys import byte_chat
 
 

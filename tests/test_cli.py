@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 
 import mage
 from mage.cli import app
-from mage.config import PACKAGE, load_recipe
+from mage.config import load_recipe
 from mage.environments.tic_tac_toe import TicTacToe
+from mage.menus import PACKAGE
 from mage.opponents.base import find
 from mage.rundir import RunFolder
 

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage.config import ConfigError, LearnOptions, Recipe, build_recipe, dump_toml, find_item, load_recipe, menu
+from mage.config import Recipe, build_recipe, load_recipe
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
+from mage.menus import find_item, menu
+from mage.mistakes import ConfigError
+from mage.options import LearnOptions
+from mage.toml import dump_toml
 
 Tables = dict[str, dict[str, Any]]
 

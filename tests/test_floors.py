@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import mage
-from mage.config import MENUS
+from mage.menus import MENUS
 
 PACKAGE = Path(mage.__file__).parent
 FLOORS = {
-    **dict.fromkeys(("types", "config", "rundir", "seeds"), 0),
+    **dict.fromkeys(("types", "toml", "mistakes", "menus", "options", "consistency", "config", "rundir", "seeds"), 0),
     **dict.fromkeys(("environments", "engines", "chat"), 1),
     **dict.fromkeys(("agent", "prompts", "memory"), 2),
     "opponents": 3,
@@ -25,6 +25,7 @@ FLOORS = {
     "trainer": 9,
     **dict.fromkeys(("cli", "terminal"), 10),
 }
+SIGNING = ("mage.config", "mage.consistency")  # name what they find by name in signatures too
 HEAVY = ("torch", "transformers", "vllm", "ray")
 
 
@@ -44,7 +45,7 @@ def place_of(module: str) -> str | None:
 def imports_of(module: str) -> Iterator[str]:
     """The modules of MAGE that a file imports, wherever in the file it does."""
     tree = ast.parse(FILES[module].read_text("utf-8"))
-    for node in ast.walk(_without_type_checking(tree) if module == "mage.config" else tree):
+    for node in ast.walk(_without_type_checking(tree) if module in SIGNING else tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "mage")
         if isinstance(node, ast.ImportFrom):
@@ -56,7 +57,7 @@ def imports_of(module: str) -> Iterator[str]:
 
 
 def _without_type_checking(tree: ast.Module) -> ast.Module:
-    """Config names the contracts in its signatures only; at run time it finds them by name."""
+    """A recipe names the contracts in its signatures only; at run time it finds them by name."""
     body = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
     return ast.Module(body, [])
 
@@ -82,10 +83,11 @@ def test_the_spine_imports_only_the_base_of_a_menu(module: str) -> None:
     assert set(items) <= set(bridge), "an item of a menu is found by name"
 
 
-def test_config_names_no_item_of_a_menu() -> None:
-    tree = ast.parse(FILES["mage.config"].read_text("utf-8"))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "mage"]
-    assert all(str(node.module).endswith((".base", ".types")) for node in imports)
+@pytest.mark.parametrize("module", [module for module in FILES if FLOORS.get(str(place_of(module))) == 0])
+def test_the_lowest_floor_names_no_item_of_a_menu(module: str) -> None:
+    imports = [node for node in ast.walk(ast.parse(FILES[module].read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
+    named = [str(node.module) for node in imports if place_of(str(node.module)) in MENUS]
+    assert all(name.endswith(".base") for name in named)
 
 
 def test_the_lower_floors_load_no_torch() -> None:

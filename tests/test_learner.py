@@ -10,9 +10,9 @@ import torch
 from learn_toys import VOCABULARY, make_model, make_sample
 from transformers import PreTrainedModel
 
-from mage.config import LearnOptions
 from mage.learn.learner import Learner, split
 from mage.learn.packing import Row, prepare
+from mage.options import LearnOptions
 from mage.types import Sample, Where
 
 

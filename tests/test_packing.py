@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learn_toys import batches, make_model, make_sample, prepend, starts
 
-from mage.config import LearnOptions
 from mage.learn.attention import FOREST, attending, check_packable, forest_mask, hidden_states
 from mage.learn.learner import Learner
 from mage.learn.loss import score
 from mage.learn.packing import Shape, Thrift, cut, pack_forest, plan_forests, plan_rows, plant, prepare
+from mage.options import LearnOptions
 from mage.types import Sample, Where
 
 TOLERANCE = 1e-9

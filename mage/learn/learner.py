@@ -16,12 +16,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from mage.config import LearnOptions
 from mage.learn import checkpoint
 from mage.learn.attention import FOREST, ROWS, attending, check_packable, exchange_rate, hidden_states
 from mage.learn.loss import Sums, choice_entropies, policy_loss, score
 from mage.learn.packing import Packed, Row, pack_forest, pack_rows, plan_forests, plan_rows, prepare
 from mage.learn.team import Team
+from mage.options import LearnOptions
 from mage.seeds import derive
 from mage.types import Sample
 

@@ -9,8 +9,8 @@ from typing import Self
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mage.config import LearnOptions
 from mage.learn.packing import Terms
+from mage.options import LearnOptions
 
 # exp(20) is 5e8: beyond it a ratio says nothing more, and an overflow would turn a zero gradient into NaN.
 LARGEST_LOG_RATIO = 20.0

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mage.config import find_item, menu
+from mage.menus import find_item, menu
 from mage.opponents.base import known
 
 
