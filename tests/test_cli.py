@@ -357,10 +357,10 @@ def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) 
     def slip(kind: str, with_options: bool) -> list[Any]:
         return [*zip([1], [], strict=True)]
 
-    monkeypatch.setattr("mage.cli.read_menu", slip)
+    monkeypatch.setattr("mage.verbs.items.read_menu", slip)
     with pytest.raises(ValueError, match="zip"):
         call("list")
-    monkeypatch.setattr("mage.cli.names", lambda kind: 1 // 0)
+    monkeypatch.setattr("mage.verbs.train.names", lambda kind: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         call("train")
 

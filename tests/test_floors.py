@@ -23,7 +23,7 @@ FLOORS = {
     "learn": 7,
     "cluster": 8,
     "trainer": 9,
-    **dict.fromkeys(("cli", "terminal"), 10),
+    **dict.fromkeys(("cli", "verbs", "terminal"), 10),
 }
 SIGNING = ("mage.config", "mage.consistency")  # name what they find by name in signatures too
 HEAVY = ("torch", "transformers", "vllm", "ray")

@@ -1,0 +1,150 @@
+"""`mage evaluate` and `mage ceilings`: what an agent reaches on a fixed panel, and what no player can beat."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mage.environments.base import Environment
+from mage.opponents.base import find
+from mage.terminal import Mistake, console
+from mage.terminal.tables import plain_table
+from mage.types import Split
+from mage.verbs.arguments import (
+    OVERRIDES,
+    AsJson,
+    Keep,
+    Options,
+    Seat,
+    check_opponent_of,
+    find_seat,
+    make_environment,
+    make_notes,
+    print_json,
+    read_pairs,
+    split_words,
+)
+
+if TYPE_CHECKING:  # these are slow to load
+    from mage.evaluate import Comparison, Evaluation
+    from mage.terminal.candidates import Candidate
+
+verbs = typer.Typer()
+
+
+@verbs.command(context_settings=OVERRIDES, epilog="Example: mage evaluate runs/demo-1 --memory none --size 600")
+def evaluate(
+    ctx: typer.Context,
+    what: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="A run folder, or a recipe for its untrained model.")],
+    checkpoint: Annotated[str | None, typer.Option(metavar="best|latest|N", help="Which checkpoint of the run; best by default.")] = None,
+    split: Annotated[Split, typer.Option(help="The pool of opponents.")] = "test",
+    size: Annotated[int | None, typer.Option(min=1, help="Tasks of the panel; as the recipe says by default.")] = None,
+    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes of a meta-episode; as the recipe says by default.")] = None,
+    memory: Annotated[Keep | None, typer.Option(help="Another memory than the recipe's; none = emptied.")] = None,
+    panel: Annotated[Literal["final", "select"], typer.Option(help="That of final figures, or that which chooses checkpoints.")] = "final",
+    compare: Annotated[str | None, typer.Option(metavar="RUN|RECIPE", help="Play with this one too; show the paired difference.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play a fixed panel and show every figure with its 95 % interval. Recipe options may be changed by --section.option=value."""
+    name, overrides = split_words(what, ctx.args)
+    overrides += [f"--evaluate.episodes={episodes}"] if episodes else []
+    chosen = [one for one in (name, compare) if one is not None]
+    if name is None:
+        raise Mistake("what is to be evaluated? Name a run folder or a recipe")
+    from mage.evaluate import compare as compare_pairs
+    from mage.terminal.candidates import find_candidate, play_panel
+
+    notes = None if memory is None else make_notes(memory)
+    candidates = [find_candidate(one, overrides, checkpoint) for one in chosen]
+    found = [play_panel(candidate, split, panel, size, notes) for candidate in candidates]
+    paired = compare_pairs(found[1], found[0]) if len(found) == 2 else None
+    if as_json:
+        pairs = zip(candidates, found, strict=True)
+        sides = [{"of": one.title, "update": one.update, "evaluation": result.to_json()} for one, result in pairs]
+        extra = {"compared_with": sides[1], "comparison": paired.to_json()} if paired else {}
+        print_json({**sides[0], "split": split, "panel": panel, "memory": memory or "as in the recipe"} | extra)
+    else:
+        _show_evaluations(candidates, found, paired, f"{panel} {split} panel, memory {memory or 'as in the recipe'}")
+
+
+def _show_evaluations(candidates: Sequence["Candidate"], found: Sequence["Evaluation"], paired: "Comparison | None", what: str) -> None:
+    from mage.terminal.results import comparison_table, evaluation_table
+
+    out, hidden = console(), list[str]()
+    for one, result in zip(candidates, found, strict=True):
+        title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"
+        shown, hidden = evaluation_table(result, title, out.width)
+        out.print(shown)
+    if paired:
+        out.print(comparison_table(paired, f"{candidates[0].title} minus {candidates[1].title}, paired over {paired.tasks:,} tasks"))
+    if hidden:
+        out.print(f"no room for {', '.join(hidden)}: widen the window, or use --json", style="dim")
+
+
+# --- What is possible -----------------------------------------------------------------------------------------------
+
+
+@verbs.command(
+    name="ceilings",
+    epilog="Example: mage ceilings kuhn_poker --seat first --episodes 3 --weights conservative=.3,aggressive=.3,intermediate=.4",
+)
+def show_ceilings(
+    environment: Annotated[str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")],
+    weights: Annotated[str, typer.Option(metavar="NAME=SHARE,...", help="The opponents and their shares.")],
+    seat: Annotated[Seat, typer.Option(help="Where the agent sits.")] = "first",
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of a meta-episode (N).")] = 3,
+    objective: Annotated[Literal["score", "win"], typer.Option(help="Mean score of an episode, or chance to win it.")] = "score",
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """What no player can beat: the best without adapting, the best learner's episode N, and one that knows the opponent."""
+    world = make_environment(environment, read_pairs(option, "--option"))
+    shares = {name: _share(name, text) for name, text in read_pairs(weights.split(","), "--weights").items()}
+    for name in shares:
+        check_opponent_of(world, name)
+    with console(stderr=True).status("walking the game tree"):
+        found = _ceilings(world, shares, find_seat(world, seat), episodes, objective)
+    if as_json:
+        print_json({"environment": environment, "seat": seat, "episodes": episodes, "weights": shares, "objective": objective} | found)
+        return
+    titles = {
+        "non_adapting": "best policy that does not adapt",
+        "bayes_final": f"best learner, its episode {episodes}",
+        "bayes_mean": f"best learner of all, mean of {episodes} episodes",
+        "knows_opponent": "best that knows the opponent",
+    }
+    rows = [(title, f"{found[key]:+.4f}") for key, title in titles.items() if found[key] is not None]
+    rows += [(f"best response to {name}", f"{value:+.4f}") for name, value in found["best_response"].items()]
+    console().print(plain_table((f"{environment}, agent {seat}", f"{objective} an episode"), rows))
+    if found["note"]:
+        console().print(found["note"], style="dim")
+
+
+def _ceilings(world: Environment, shares: dict[str, float], seat: int, episodes: int, objective: Literal["score", "win"]) -> dict[str, Any]:
+    """All ceilings; where the tree is too large for a learner, those that know the opponent."""
+    from mage.ceilings import TooLarge, best_response, ceilings
+
+    total = sum(shares.values())
+    searches = [name for name in shares if find(name).name == "mcts"]
+    note = f"{', '.join(searches)} has no exact policy: 200 searches a position stand for it." if searches else ""
+    exact: dict[str, float | None] = dict.fromkeys(("non_adapting", "bayes_final", "bayes_mean"))
+    try:
+        if searches and world.strata() == 1:
+            raise TooLarge(f"{world.name} has too many positions to search each 200 times")
+        exact |= {name: value for name, value in asdict(ceilings(world, shares, seat, episodes, objective)).items() if name in exact}
+    except TooLarge as error:
+        note = f"No learner's ceiling: {error}. Shown is what is best against each opponent. {note}".strip()
+    responses = {name: best_response(world, name, seat, objective) for name in shares}
+    knows = sum(share * responses[name] for name, share in shares.items()) / total
+    return {**exact, "knows_opponent": knows, "best_response": responses, "note": note}
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        raise Mistake(f"--weights {name}={text}: a share is a number, as in {name}=0.3") from None
+    if not 0 < share < float("inf"):
+        raise Mistake(f"--weights {name}={text}: a share must be greater than 0")
+    return share
