@@ -1,18 +1,20 @@
 """The agent: what the model is shown and how its reply is read.
 
-Prompts are append-only: rules and answer format (system message), then instance, memory, and the turns of this episode.
-A past reply stands in the history reduced to its action; its thoughts are dropped. The LAST complete <action> after
-the end of thinking counts.
+Prompts are append-only: rules, answer format and worked examples (system message), then instance, memory, and the turns
+of this episode. A past reply stands in the history reduced to its action; its thoughts are dropped. The LAST complete
+<action> after the end of thinking counts.
 """
 
+import random
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mage.chat import Chat, Ids
 from mage.engines.base import Engine, Request
-from mage.environments.base import Environment
+from mage.environments.base import Environment, State
 from mage.prompts import template
+from mage.seeds import derive
 from mage.types import Choices, Completion
 
 CLOSE = "</action>"
@@ -51,11 +53,12 @@ def is_thinking(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A model with its chat format and its way of drawing replies."""
+    """A model with its chat format and its way of drawing replies; `examples` is what `worked_examples` makes."""
 
     engine: Engine
     chat: Chat
     sampling: Sampling
+    examples: str = ""
 
     async def reply(self, prompt_ids: Ids, seed: int) -> Completion:
         """A reply that ends with its action; a closing tag inside a thought does not end it."""
@@ -108,9 +111,36 @@ def _join(first: Completion, second: Completion) -> Completion:
     return replace(second, token_ids=first.token_ids + second.token_ids, logprobs=first.logprobs + second.logprobs, text=first.text + second.text)
 
 
-def system_text(environment: Environment) -> str:
+def system_text(environment: Environment, examples: str = "") -> str:
+    """Rules, answer format, worked examples: the same for every task of an environment, so it is computed once."""
     name = "system_game" if environment.multi_agent else "system_task"
-    return template(name).format(rules=environment.rules(), example=environment.example_action())
+    return template(name).format(rules=environment.rules(), example=environment.example_action()) + examples
+
+
+def worked_examples(environment: Environment, count: int) -> str:
+    """`count` situations with an answer each, from random play: they show the format and no skill.
+
+    Seeds come from the environment's name alone, so every task, run and seed is shown the same ones.
+    """
+    if not count:
+        return ""
+    pairs = [_worked_example(environment, random.Random(derive("example", environment.name, number))) for number in range(count)]
+    return "".join(["\n", template("examples"), *(f"\n\n{pair}" for pair in pairs)])
+
+
+def _worked_example(environment: Environment, rng: random.Random) -> str:
+    """One turn of one random game, any as likely as another, with the move that was made there."""
+    state, found = environment.start(rng.getrandbits(60)), list[str]()
+    while (seat := state.turn()) is not None and len(found) < environment.max_turns * environment.seats:
+        action = random_move(state, rng)
+        found.append(template("example").format(instance=environment.instance(seat), observation=state.observe(seat), action=action))
+        state.apply(action)
+    return rng.choice(found)
+
+
+def random_move(state: State, rng: random.Random) -> str:
+    """Any legal move, as likely as another."""
+    return rng.choice(state.legal())
 
 
 def episode_text(environment: Environment, seat: int, memory: str, number: int, count: int, observation: str) -> str:

@@ -31,6 +31,7 @@ from mage.options import (
     ReturnOptions,
     RunOptions,
     Section,
+    WarmupOptions,
 )
 from mage.toml import Tables, dump_toml, show_key, show_value, without_none
 
@@ -56,6 +57,7 @@ class Recipe(Section):
     advantages: EstimatorChoice = EstimatorChoice()
     learn: LearnOptions = LearnOptions()
     evaluate: EvaluateOptions = EvaluateOptions()
+    warmup: WarmupOptions = WarmupOptions()
 
     def environment(self) -> "Environment":
         """The world with its options."""
@@ -96,6 +98,7 @@ class Recipe(Section):
         for section, option in find_idle(self):
             tables[section].pop(option)
         tables["opponents"] = {split: pool for split, pool in tables["opponents"].items() if pool}
+        tables["warmup"] = tables["warmup"] if self.warmup != WarmupOptions() else {}  # a run has no warm-up
         return {name: without_none(table) for name, table in tables.items() if table}
 
     def to_toml(self) -> str:

@@ -63,8 +63,9 @@ class PlayOptions(Section):
 
 
 class AgentOptions(Section):
-    """[agent]: how replies are sampled in training."""
+    """[agent]: what the prompt shows beside the game, and how replies are sampled in training."""
 
+    examples: int = Field(0, ge=0, le=16, description="worked examples of the answer format in every prompt, with random legal moves")
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; loss and logprobs use the same")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; 1 = off")
     top_k: int = Field(0, ge=0, description="sample among the k most likely tokens; 0 = off")
@@ -143,6 +144,15 @@ class LearnOptions(Section):
     def entropy_at(self, update: int, total: int) -> float:
         """Weight of the entropy in update 0, 1, .. `total` - 1."""
         return self.entropy + (self.entropy_final - self.entropy) * min(1.0, update / max(1, total - 1))
+
+
+class WarmupOptions(Section):
+    """[warmup]: the supervised stage of `mage warmup`. Training reads none of it, so a recipe may say it for both."""
+
+    steps: int = Field(24, ge=0, le=100_000, description="optimizer steps; 0 = measure only")
+    batch: int = Field(8, ge=1, description="scripted replies a step")
+    lr: float = Field(1e-4, gt=0, le=1, description="learning rate of AdamW at its highest; it falls linearly to a tenth")
+    turns: int = Field(64, ge=1, description="situations in which the model is asked for a move, before and after")
 
 
 class EvaluateOptions(Section):

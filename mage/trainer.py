@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from mage.agent import Agent, Sampling
+from mage.agent import Agent, Sampling, worked_examples
 from mage.chat import Chat
 from mage.config import Recipe
 from mage.engines.base import Engine
@@ -75,7 +75,7 @@ class Parts:
         own, test = self.recipe.agent, self.recipe.evaluate
         draw = test if evaluating else own
         sampling = Sampling(draw.temperature, draw.top_p, draw.top_k, own.max_tokens, own.reflection_tokens)
-        return Agent(self.engine, self.chat, sampling)
+        return Agent(self.engine, self.chat, sampling, worked_examples(self.recipe.environment(), own.examples))
 
     def setting(self, evaluating: bool = False, memory: Memory | None = None) -> Setting:
         play = self.recipe.play

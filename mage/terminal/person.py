@@ -180,7 +180,7 @@ class _Shown:
 
     def __init__(self, setting: Setting, console: Console) -> None:
         self.chat, self.console = setting.agent.chat, console
-        system = system_text(setting.environment)
+        system = system_text(setting.environment, setting.agent.examples)
         self.rules = len(_common(self.chat.first(system, "a"), self.chat.first(system, "b")))
         self.before: Ids = ()
 
@@ -212,7 +212,7 @@ async def _play_along(setting: Setting, task: Task, tell: Tell) -> MetaEpisode:
     reflection: Turn | None = None
 
     async def ask(text: str) -> str:
-        prompt = setting.agent.chat.first(system_text(setting.environment), text)
+        prompt = setting.agent.chat.first(system_text(setting.environment, setting.agent.examples), text)
         return (await setting.agent.write(prompt, derive(task.seed, "ask", text))).text
 
     for number in range(setting.episodes):
