@@ -1,6 +1,7 @@
 """The verbs as a person meets them: what they print, what they leave behind, and one clear message for every mistake."""
 
 import errno
+import html
 import json
 import os
 import re
@@ -144,6 +145,13 @@ def test_training_ends_with_table_ceilings_and_paths(trained: Any, run: Path) ->
     assert "memory emptied (final test)" in trained.stderr
     assert "update 3 of 3" in trained.stderr
     assert "left" in trained.stderr
+
+
+def test_the_terminal_gives_the_verdict_of_the_page(trained: Any, run: Path) -> None:
+    page = html.unescape(next(run.rglob("report.html")).read_text())
+    said = re.findall(r"<li>(.+)</li>", re.search(r'<ul class="verdict">(.+?)</ul>', page, re.DOTALL)[1])  # type: ignore[index]
+    assert any(re.match(r"Episode 3, after training, scores", sentence) for sentence in said)
+    assert [sentence for sentence in said if sentence not in trained.stdout] == []
 
 
 def test_a_finished_run_is_reported_again_as_json_alone(run: Path) -> None:

@@ -20,6 +20,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mage.evaluate import Cell
 from mage.report.findings import STAGES, TITLES, Findings, Measure, Stage
+from mage.report.values import show
 from mage.statistics import Estimate
 
 WIDTH, HEIGHT, DPI = 1500, 1000, 100
@@ -349,10 +350,6 @@ def smooth(values: Sequence[float]) -> list[float]:
     half = len(values) // 80 + (len(values) > 10)
     windows = (values[max(0, k - half) : k + half + 1] for k in range(len(values)))
     return [math.fsum(window) / len(window) for window in windows]
-
-
-def show(value: float, measure: Measure) -> str:
-    return f"{100 * value:.0f} %" if measure.percent else f"{value:+.3f}".replace("-", "−")
 
 
 def _finish_axes(axes: Axes, label: str, percent: bool) -> None:

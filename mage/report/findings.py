@@ -94,6 +94,14 @@ class Findings:
         """Scores say most where there are ceilings to hold them against; else winning is what counts."""
         return SCORE if self.bounds else SUCCESS
 
+    def overall(self, split: Split) -> dict[Stage, Cell]:
+        """The overall figures of a split's final panel, as far as it has been played."""
+        return {stage: self.finals[stage, split].overall for stage in STAGES if (stage, split) in self.finals}
+
+    def measure_of(self, split: Split) -> Measure:
+        """`measure`, for the final panel of one split."""
+        return SCORE if any(cell.non_adapting is not None for cell in self.overall(split).values()) else SUCCESS
+
     def rows(self, stage: Stage, split: Split) -> tuple[TaskRow, ...] | None:
         """What was stored of every task of a final panel, for comparisons in pairs."""
         path = self.folder.path / "evaluations" / f"{stage}_{split}.tasks.jsonl"

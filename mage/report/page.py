@@ -5,7 +5,6 @@ itself forbids scripts and requests besides.
 """
 
 import base64
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,23 +12,14 @@ from jinja2 import Environment, StrictUndefined
 
 from mage.environments.base import SEATS
 from mage.evaluate import Cell, EpisodeComparison, EpisodeFigures, Evaluation, compare
-from mage.report.curves import show
 from mage.report.findings import DRAWS, PASS, SCORE, STAGES, SUCCESS, TITLES, Findings, Measure, Stage
 from mage.report.layout import PAGE
 from mage.report.transcripts import LABELS, Section
+from mage.report.values import NOTHING, Value, show, show_bound, show_estimate
+from mage.report.verdict import tell_verdict
 from mage.rundir import Json
-from mage.statistics import Difference, Estimate
+from mage.statistics import Difference
 from mage.types import Split
-
-NOTHING = "–"
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """What stands in a table's cell: a figure and, smaller, its interval."""
-
-    text: str
-    interval: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,56 +90,21 @@ def _flat(table: Json) -> Iterator[tuple[str, str]]:
 
 def _panel(findings: Findings, split: Split) -> Panel:
     stages: dict[Stage, Evaluation] = {stage: findings.finals[stage, split] for stage in STAGES if (stage, split) in findings.finals}
-    overall = {stage: evaluation.overall for stage, evaluation in stages.items()}
-    measure = SCORE if any(cell.non_adapting is not None for cell in overall.values()) else SUCCESS
+    overall, measure = findings.overall(split), findings.measure_of(split)
     tables = [_overall_table(overall), *_pair_tables(findings, split, measure), *_cell_tables(stages, measure)]
-    return Panel(split, tuple(_tiles(overall, measure)), tuple(_verdict(overall, measure)), tuple(tables))
+    return Panel(split, tuple(_tiles(overall, measure)), tuple(tell_verdict(overall, measure)), tuple(tables))
 
 
 def _tiles(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[tuple[str, Value]]:
     """The few figures that tell the result."""
     for stage, cell in overall.items():
         last = cell.episodes[-1]
-        yield f"episode {last.episode}, {TITLES[stage]}", _value(measure.of(last), measure)
+        yield f"episode {last.episode}, {TITLES[stage]}", show_estimate(measure.of(last), measure)
     cell = next(iter(overall.values()))
     if cell.non_adapting is not None:
         yield "best policy that does not adapt", Value(show(cell.non_adapting, SCORE), "exact")
     if cell.episodes[-1].ceiling is not None:
         yield f"Bayes-optimal learner, episode {cell.episodes[-1].episode}", Value(show(cell.episodes[-1].ceiling, SCORE), "exact")
-
-
-def _verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[str]:
-    """What the figures prove and what they do not, in plain words."""
-    after = overall.get("after")
-    if after is None:
-        yield "The final panel has not been played after training yet."
-        return
-    gain = after.episodes[-1].score_gain if measure is SCORE else after.episodes[-1].success_gain
-    if gain is not None:
-        change = f"From episode 1 to episode {len(after.episodes)} the {measure.title} changes by {_told(gain, measure)}"
-        yield f"{change}: {_side(gain, 0, 'a gain', 'a loss')}."
-    if after.non_adapting is None:
-        return
-    for stage, cell in overall.items():
-        last = cell.episodes[-1].score
-        if stage != "before" and last is not None:
-            place = _side(last, after.non_adapting, "above it", "below it")
-            found = f"Episode {len(cell.episodes)}, {TITLES[stage]}, scores {_told(last, SCORE)}"
-            yield f"{found}. The best policy that does not adapt gets {show(after.non_adapting, SCORE)}: {place}."
-    last, ceiling = after.episodes[-1].score, after.episodes[-1].ceiling
-    if last is not None and ceiling is not None and last.low > ceiling:
-        yield f"It lies above the Bayes-optimal {show(ceiling, SCORE)}, which no learner can reach: look for a fault."
-
-
-def _side(found: Estimate, line: float, above: str, below: str) -> str:
-    if found.low > line:
-        return f"the whole 95 % interval is {above}"
-    return f"the whole 95 % interval is {below}" if found.high < line else "the 95 % interval leaves it open"
-
-
-def _told(found: Estimate, measure: Measure) -> str:
-    value = _value(found, measure, signed=True)
-    return f"{value.text} ({value.interval})" if value.interval else value.text
 
 
 # --- Tables --------------------------------------------------------------------------------------------------------
@@ -177,9 +132,9 @@ def _is_worth(overall: Mapping[Stage, Cell], measure: Measure) -> bool:
 
 def _measure_row(overall: Mapping[Stage, Cell], measure: Measure, k: int, bounded: bool) -> tuple[Value, ...]:
     first = next(iter(overall.values()))
-    values = [_value(measure.of(cell.episodes[k]), measure) for cell in overall.values()]
+    values = [show_estimate(measure.of(cell.episodes[k]), measure) for cell in overall.values()]
     of_score = measure is SCORE
-    bounds = [_bound(first.non_adapting if of_score else None), _bound(first.episodes[k].ceiling if of_score else None)] if bounded else []
+    bounds = [show_bound(first.non_adapting if of_score else None), show_bound(first.episodes[k].ceiling if of_score else None)] if bounded else []
     return Value(measure.title), Value(str(k + 1)), *values, *bounds, Value(f"{first.tasks:,}")
 
 
@@ -213,7 +168,7 @@ def _pair_tables(findings: Findings, split: Split, measure: Measure) -> list[Tab
 def _pair_row(title: str, found: EpisodeComparison, measure: Measure) -> tuple[Value, ...]:
     test: Difference = found.score if measure is SCORE else found.success
     p = "< 0.001" if test.p_value < 0.001 else f"{test.p_value:.3f}"
-    change = _value(test.difference, measure, signed=True)
+    change = show_estimate(test.difference, measure, signed=True)
     return Value(title), Value(str(found.episode)), change, Value(p), Value(f"{test.difference.count:,}")
 
 
@@ -250,12 +205,12 @@ def _cell_row(cell: Cell, others: Sequence[Cell | None], measure: Measure) -> tu
         Value("all" if cell.opponent is None else cell.opponent or NOTHING),
         Value("all" if cell.seat is None else SEATS[cell.seat]),
         Value(f"{cell.tasks:,}"),
-        *(_value(measure.of(figures), measure) for figures in cell.episodes),
-        _value(gain, measure, signed=True),
-        *(Value(NOTHING) if other is None else _value(measure.of(other.episodes[-1]), measure) for other in others),
-        _bound(cell.non_adapting),
-        _bound(last.ceiling),
-        _bound(cell.best_response),
+        *(show_estimate(measure.of(figures), measure) for figures in cell.episodes),
+        show_estimate(gain, measure, signed=True),
+        *(Value(NOTHING) if other is None else show_estimate(measure.of(other.episodes[-1]), measure) for other in others),
+        show_bound(cell.non_adapting),
+        show_bound(last.ceiling),
+        show_bound(cell.best_response),
         exploits,
     )
 
@@ -264,22 +219,3 @@ def _without_empty(table: Table) -> Table:
     """Columns in which nothing is known, or all rows say `all`, are left out."""
     kept = [k for k in range(len(table.header)) if any(row[k].text not in (NOTHING, "all") for row in table.rows)]
     return Table(table.title, table.note, tuple(table.header[k] for k in kept), tuple(tuple(row[k] for k in kept) for row in table.rows))
-
-
-def _value(found: Estimate | None, measure: Measure, signed: bool = False) -> Value:
-    if found is None:
-        return Value(NOTHING)
-    write = _writer(measure, signed)
-    interval = f"{write(found.low)} to {write(found.high)}" if math.isfinite(found.low) else ""
-    return Value(f"{write(found.value)} %" if measure.percent else write(found.value), interval)
-
-
-def _writer(measure: Measure, signed: bool) -> Callable[[float], str]:
-    """Scores and differences carry a sign, rates do not."""
-    if not measure.percent:
-        return lambda value: show(value, SCORE)
-    return lambda value: (f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}").replace("-", "−")
-
-
-def _bound(value: float | None) -> Value:
-    return Value(NOTHING if value is None else show(value, SCORE))

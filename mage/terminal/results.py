@@ -1,4 +1,4 @@
-"""Results as tables, and what they prove: a run before and after, an evaluation, a comparison."""
+"""Results as tables: a run before and after, an evaluation, a comparison."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from mage.evaluate import Cell, Comparison, EpisodeFigures, Evaluation, table
-from mage.report.findings import SCORE, STAGES, TITLES, Findings, Measure, Stage
+from mage.report.findings import SCORE, TITLES, Findings, Measure
 from mage.statistics import Difference, Estimate
 from mage.terminal.tables import GAP, plain_table
 from mage.types import Split
@@ -20,7 +20,7 @@ _NARROW = ("tokens", "draws", "Pass@k", "exploits", "gain", "tasks")  # columns 
 def result_table(findings: Findings, split: Split) -> RenderableType:
     """One row an episode: before, after, memory emptied, and what is possible at all."""
     measure = findings.measure
-    cells = {stage: findings.finals[stage, split].overall for stage in STAGES if (stage, split) in findings.finals}
+    cells = findings.overall(split)
     first = next(iter(cells.values()))
     bounds = first if measure is SCORE and first.non_adapting is not None else None
     header = ["episode", *(TITLES[stage] for stage in cells), *(("best without adapting", "best learner") if bounds else ())]
@@ -52,29 +52,6 @@ def show(measure: Measure, figures: EpisodeFigures) -> str:
 def show_score(estimate: Estimate) -> str:
     half = (estimate.high - estimate.low) / 2
     return f"{estimate.value:+.3f} ±{half:.3f}" if math.isfinite(half) else f"{estimate.value:+.3f}"
-
-
-def verdicts(findings: Findings, split: Split) -> list[str]:
-    """What the table proves and what it does not, where there is a line to hold it against."""
-    after, emptied = (_last_score(findings, stage, split) for stage in ("after", "emptied"))
-    line = findings.finals["after", split].overall.non_adapting if after is not None else None
-    if after is None or line is None:
-        return []
-    episode = f"Episode {len(findings.finals['after', split].overall.episodes)}"
-    told = [
-        f"{episode} is above the best policy that does not adapt ({line:+.3f}) with its whole interval: the agent adapts."
-        if after.low > line
-        else f"{episode} is not above the best policy that does not adapt ({line:+.3f}) with its whole interval: nothing is proved."
-    ]
-    if emptied is not None and after.low > line:
-        fallen = emptied.value <= line
-        told.append(f"With its memory emptied it {'falls back to' if fallen else 'still scores'} {show_score(emptied)}.")
-    return told
-
-
-def _last_score(findings: Findings, stage: Stage, split: Split) -> Estimate | None:
-    found = findings.finals.get((stage, split))
-    return found.overall.episodes[-1].score if found is not None else None
 
 
 # --- An evaluation -------------------------------------------------------------------------------------------------

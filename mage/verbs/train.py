@@ -99,7 +99,8 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
 def _report(folder: RunFolder, as_json: bool) -> None:
     from mage.report import write_report
     from mage.report.findings import read_findings
-    from mage.terminal.results import result_table, verdicts
+    from mage.report.verdict import tell_verdict
+    from mage.terminal.results import result_table
 
     files, findings = write_report(folder), read_findings(folder)
     if as_json:
@@ -108,7 +109,7 @@ def _report(folder: RunFolder, as_json: bool) -> None:
         return
     out = console()
     for split in findings.splits:
-        out.print(Group(result_table(findings, split), *verdicts(findings, split)))
+        out.print(Group(result_table(findings, split), *tell_verdict(findings.overall(split), findings.measure_of(split))))
     if not findings.finished:
         out.print(f"not finished: update {findings.updates} of {folder.recipe.run.updates}; go on with mage train --resume {folder.path}")
     paths = {"plot": files[0], "page": next((path for path in files if path.suffix == ".html"), None)}

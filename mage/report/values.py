@@ -1,0 +1,41 @@
+"""How figures are written in curves, pages and sentences: signs, per cent, intervals."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mage.report.findings import SCORE, Measure
+from mage.statistics import Estimate
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What stands in a table's cell: a figure and, smaller, its interval."""
+
+    text: str
+    interval: str = ""
+
+
+def show(value: float, measure: Measure) -> str:
+    return f"{100 * value:.0f} %" if measure.percent else f"{value:+.3f}".replace("-", "−")
+
+
+def show_estimate(found: Estimate | None, measure: Measure, signed: bool = False) -> Value:
+    if found is None:
+        return Value(NOTHING)
+    write = _writer(measure, signed)
+    interval = f"{write(found.low)} to {write(found.high)}" if math.isfinite(found.low) else ""
+    return Value(f"{write(found.value)} %" if measure.percent else write(found.value), interval)
+
+
+def show_bound(value: float | None) -> Value:
+    return Value(NOTHING if value is None else show(value, SCORE))
+
+
+def _writer(measure: Measure, signed: bool) -> Callable[[float], str]:
+    """Scores and differences carry a sign, rates do not."""
+    if not measure.percent:
+        return lambda value: show(value, SCORE)
+    return lambda value: (f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}").replace("-", "−")

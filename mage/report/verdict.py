@@ -1,0 +1,42 @@
+"""The verdict: what the figures of a final panel prove and what they do not, in plain words."""
+
+from collections.abc import Iterator, Mapping
+
+from mage.evaluate import Cell
+from mage.report.findings import SCORE, TITLES, Measure, Stage
+from mage.report.values import show, show_estimate
+from mage.statistics import Estimate
+
+
+def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[str]:
+    """Sentences about the overall figures of one split; no more is said than the intervals allow."""
+    after = overall.get("after")
+    if after is None:
+        yield "The final panel has not been played after training yet."
+        return
+    gain = after.episodes[-1].score_gain if measure is SCORE else after.episodes[-1].success_gain
+    if gain is not None:
+        change = f"From episode 1 to episode {len(after.episodes)} the {measure.title} changes by {_told(gain, measure)}"
+        yield f"{change}: {_side(gain, 0, 'a gain', 'a loss')}."
+    if after.non_adapting is None:
+        return
+    for stage, cell in overall.items():
+        last = cell.episodes[-1].score
+        if stage != "before" and last is not None:
+            place = _side(last, after.non_adapting, "above it" + (", so the agent adapts" if stage == "after" else ""), "below it")
+            found = f"Episode {len(cell.episodes)}, {TITLES[stage]}, scores {_told(last, SCORE)}"
+            yield f"{found}. The best policy that does not adapt gets {show(after.non_adapting, SCORE)}: {place}."
+    last, ceiling = after.episodes[-1].score, after.episodes[-1].ceiling
+    if last is not None and ceiling is not None and last.low > ceiling:
+        yield f"It lies above the Bayes-optimal {show(ceiling, SCORE)}, which no learner can reach: look for a fault."
+
+
+def _side(found: Estimate, line: float, above: str, below: str) -> str:
+    if found.low > line:
+        return f"the whole 95 % interval is {above}"
+    return f"the whole 95 % interval is {below}" if found.high < line else "the 95 % interval leaves it open"
+
+
+def _told(found: Estimate, measure: Measure) -> str:
+    value = show_estimate(found, measure, signed=True)
+    return f"{value.text} ({value.interval})" if value.interval else value.text
