@@ -149,8 +149,13 @@ async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
     )
 
 
-async def play_meta_episode(setting: Setting, task: Task, group: int, member: int, seed: int) -> MetaEpisode:
-    """N episodes against one task, a reflection after each but the last."""
+async def play_meta_episode(
+    setting: Setting, task: Task, group: int, member: int, seed: int, on_episode: Callable[[int, str, Episode], None] | None = None
+) -> MetaEpisode:
+    """N episodes against one task, a reflection after each but the last.
+
+    `on_episode` hears of every episode when it ends: its number from 0, the memory shown, the episode.
+    """
     notebook = setting.memory.open()
     ask = _asker(setting, seed)
     episodes: list[Episode] = []
@@ -161,6 +166,8 @@ async def play_meta_episode(setting: Setting, task: Task, group: int, member: in
         memories.append(await notebook.show("", ask))
         episode = await play_episode(setting, place, memories[-1], reflection)
         episodes.append(episode)
+        if on_episode is not None:
+            on_episode(number, memories[-1], episode)
         if number + 1 == setting.episodes or (setting.stop_on_success and episode.outcome == "won"):
             break
         reflection = await reflect(setting, place, episode) if setting.memory.reflects else None

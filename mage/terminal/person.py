@@ -5,7 +5,7 @@ reflects after every game and adapts to whoever sits there.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from rich.console import Console
@@ -15,15 +15,12 @@ from mage.agent import system_text
 from mage.chat import Ids
 from mage.engines.base import run
 from mage.environments.base import SEATS, Environment, State
-from mage.memory.base import Entry
 from mage.opponents.base import Opponent, find, reply
-from mage.play import Place, Setting, play_episode, reflect
-from mage.seeds import derive
+from mage.play import Setting, play_meta_episode
 from mage.terminal import console as make_console
 from mage.types import Episode, MetaEpisode, Task, Turn
 
 _KEYS = "type a move, ? for the legal moves, q to leave"
-Tell = Callable[[int, str, Episode], None]
 
 
 class Left(Exception):
@@ -140,7 +137,7 @@ def play_agent(setting: Setting, task: Task, console: Console) -> list[float]:
     _welcome(environment, seat, console)
     _head(console, f"game 1 of {setting.episodes}")
     try:
-        play_along(setting, task, tell)
+        run([play_meta_episode(setting, task, 0, 0, task.seed, tell)])
     except Left:
         _say(console, f"\nYou left. {running_score(scores)}")
     return scores
@@ -172,7 +169,7 @@ def watch_agent(setting: Setting, task: Task, console: Console) -> MetaEpisode:
         _say(console, f"{episode.recap} ({episode.outcome}, {episode.score:+g})", style="bold")
 
     _say(console, f"The agent moves {SEATS[task.seat]} against {task.opponent or 'nobody'}.")
-    return play_along(setting, task, tell)
+    return run([play_meta_episode(setting, task, 0, 0, task.seed, tell)])[0]
 
 
 class _Shown:
@@ -197,31 +194,3 @@ def _common(one: Ids, other: Ids) -> Ids:
     """What both begin with."""
     length = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:length]
-
-
-# --- What both share -----------------------------------------------------------------------------------------------
-
-
-def play_along(setting: Setting, task: Task, tell: Tell) -> MetaEpisode:
-    """A meta-episode that tells of every episode when it ends: its number from 0, the memory shown, the episode."""
-    return run([_play_along(setting, task, tell)])[0]
-
-
-async def _play_along(setting: Setting, task: Task, tell: Tell) -> MetaEpisode:
-    notebook, episodes, memories = setting.memory.open(), list[Episode](), list[str]()
-    reflection: Turn | None = None
-
-    async def ask(text: str) -> str:
-        prompt = setting.agent.chat.first(system_text(setting.environment, setting.agent.examples), text)
-        return (await setting.agent.write(prompt, derive(task.seed, "ask", text))).text
-
-    for number in range(setting.episodes):
-        place = Place(task, number, task.seed)
-        memories.append(await notebook.show("", ask))
-        episodes.append(await play_episode(setting, place, memories[-1], reflection))
-        tell(number, memories[-1], episodes[-1])
-        if number + 1 < setting.episodes:
-            reflection = await reflect(setting, place, episodes[-1]) if setting.memory.reflects else None
-            words = reflection.completion.text.split() if reflection else []
-            await notebook.add(Entry(number + 1, episodes[-1].recap, " ".join(words)), ask)
-    return MetaEpisode(task, 0, 0, tuple(episodes), tuple(memories), setting.agent.engine.policy_version)
