@@ -20,8 +20,6 @@ from mage.panels import NOBODY
 from mage.statistics import Difference, Estimate, mean, paired, sign_test, stratified_mean, wilson
 from mage.types import Episode, MetaEpisode, Split, Task
 
-_ESTIMATED = ("mcts", "model")  # opponents whose `policy` is sampled or unknown
-
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
@@ -337,8 +335,8 @@ class _Judge:
         return math.fsum(low for low, _ in pairs) / len(pairs), math.fsum(high for _, high in pairs) / len(pairs)
 
     def _is_exact(self, opponent: str) -> bool:
-        kind = find(opponent).name
-        return kind not in _ESTIMATED or (self.search and kind == "mcts")
+        told = find(opponent).policy_is
+        return told == "exact" or (self.search and told == "sampled")
 
     def _ceiling(self, tasks: list[Task], k: int) -> Ceilings | None:
         """The ceilings of episode k (from 0), averaged over the seats of the tasks; fresh deals of Kuhn poker only."""

@@ -11,13 +11,15 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mage.environments.base import State
 from mage.seeds import derive
 from mage.types import Split, Task
+
+Knowledge = Literal["exact", "sampled", "unknown"]
 
 
 class Opponent(BaseModel, ABC):
@@ -26,6 +28,7 @@ class Opponent(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str]
     plays: ClassVar[tuple[str, ...] | None] = None  # the environments it knows; None = all
+    policy_is: ClassVar[Knowledge] = "exact"  # how well `policy` knows it; exact ceilings need "exact"
 
     @abstractmethod
     def policy(self, state: State, seat: int) -> Mapping[str, float]:

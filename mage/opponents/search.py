@@ -13,13 +13,14 @@ from pydantic import Field
 
 from mage.environments.base import State
 from mage.environments.openspiel import OpenSpielState, load_game
-from mage.opponents.base import Opponent
+from mage.opponents.base import Knowledge, Opponent
 
 _POLICY_DRAWS = 200
 
 
 class MonteCarloTreeSearch(Opponent):
     name: ClassVar[str] = "mcts"
+    policy_is: ClassVar[Knowledge] = "sampled"
     simulations: int = Field(100, ge=1)
 
     def act(self, state: State, seat: int, rng: random.Random) -> str:

@@ -15,7 +15,7 @@ from mage.agent import system_text
 from mage.chat import Ids
 from mage.engines.base import run
 from mage.environments.base import SEATS, Environment, State
-from mage.opponents.base import Opponent, find, reply
+from mage.opponents.base import Knowledge, Opponent, find, reply
 from mage.play import Setting, play_meta_episode
 from mage.terminal import console as make_console
 from mage.types import Episode, MetaEpisode, Task, Turn
@@ -109,6 +109,7 @@ class Person(Opponent):
     """Whoever sits at the keyboard. No recipe should name it: a person is not stationary."""
 
     name: ClassVar[str] = "person"
+    policy_is: ClassVar[Knowledge] = "unknown"
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         raise NotImplementedError("nobody knows what a person will do")

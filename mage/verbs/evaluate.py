@@ -126,7 +126,7 @@ def _ceilings(world: Environment, shares: dict[str, float], seat: int, episodes:
     from mage.ceilings import TooLarge, best_response, ceilings
 
     total = sum(shares.values())
-    searches = [name for name in shares if find(name).name == "mcts"]
+    searches = [name for name in shares if find(name).policy_is == "sampled"]
     note = f"{', '.join(searches)} has no exact policy: 200 searches a position stand for it." if searches else ""
     exact: dict[str, float | None] = dict.fromkeys(("non_adapting", "bayes_final", "bayes_mean"))
     try:
