@@ -20,12 +20,14 @@ from mage.opponents.base import Opponent, find
 
 Objective = Literal["score", "win"]
 Belief = tuple[float, ...]
+Shares = tuple[tuple[str, float], ...]
 Worth = Callable[[float], float]
 
 MAX_NODES = 200_000
 MAX_BELIEFS = 50_000
 _EQUILIBRIUM_ITERATIONS = 2_000
 _NOTHING_TO_EXPLOIT = 0.01
+_STEP = 2.0**-20
 
 
 class TooLarge(ValueError):
@@ -90,14 +92,30 @@ def ceilings(environment: Environment, weights: Mapping[str, float], seat: int, 
     knows the opponent. Beliefs about pure strategies are few; against mixed ones (cfr, random) their number grows fast
     with the episodes, and `TooLarge` says so instead of running for hours.
     """
+    if episodes < 1:
+        raise ValueError(f"ceilings need at least one episode, not {episodes}")
+    return _ceilings(environment, _shares(environment, weights), seat, episodes, objective)
+
+
+def optimum(environment: Environment, weights: Mapping[str, float], seat: int, counts: tuple[float, ...]) -> tuple[float, ...]:
+    """The score of every episode for the learner that maximises their sum with the weights `counts`, exact.
+
+    The best sum is linear in the weights wherever its learner stays the same, so its slope by a weight is that episode's
+    score. Where several learners are equally good (a weight of 0), each episode's score is the best among theirs.
+    """
+    tree, prior = _population(environment, _shares(environment, weights), seat)
+    raised = [tuple(count + _STEP * (k == n) for k, count in enumerate(counts)) for n in range(len(counts))]
+    best, *more = (_Learner(tree, lambda score: score).value(prior, each) for each in (counts, *raised))
+    return tuple((value - best) / _STEP for value in more)
+
+
+def _shares(environment: Environment, weights: Mapping[str, float]) -> Shares:
     shares = {name: share for name, share in weights.items() if share > 0}
     if not shares:
         raise ValueError("ceilings need a population: at least one opponent with a weight above 0")
-    if episodes < 1:
-        raise ValueError(f"ceilings need at least one episode, not {episodes}")
     if environment.restart == "same" and environment.strata() > 1:
         raise ValueError("ceilings are computed for fresh deals; restart = 'same' replays one deal, which the agent then knows")
-    return _ceilings(environment, tuple(sorted(shares.items())), seat, episodes, objective)
+    return tuple(sorted(shares.items()))
 
 
 def exploitation(score: float, equilibrium: float, best_response: float) -> float | None:
@@ -110,12 +128,17 @@ def exploitation(score: float, equilibrium: float, best_response: float) -> floa
     return (score - equilibrium) / gap if gap > _NOTHING_TO_EXPLOIT else None
 
 
-@cache
-def _ceilings(environment: Environment, shares: tuple[tuple[str, float], ...], seat: int, episodes: int, objective: Objective) -> Ceilings:
+def _population(environment: Environment, shares: Shares, seat: int) -> tuple["_Point", Belief]:
+    """The agent's own tree against a population, and its shares as a belief."""
     game = _checked(environment, seat)
     total = sum(share for _, share in shares)
-    prior = tuple(share / total for _, share in shares)
     tree = _tree(game, tuple(_rival(environment, name) for name, _ in shares), seat)
+    return tree, tuple(share / total for _, share in shares)
+
+
+@cache
+def _ceilings(environment: Environment, shares: Shares, seat: int, episodes: int, objective: Objective) -> Ceilings:
+    tree, prior = _population(environment, shares, seat)
     learner = _Learner(tree, _worth(environment, objective))
     certain = (tuple(float(mine == other) for other in range(len(prior))) for mine in range(len(prior)))
     return Ceilings(

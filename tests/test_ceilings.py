@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import mage.ceilings
 import mage.opponents.search
-from mage.ceilings import TooLarge, best_response, ceilings, equilibrium_value, exploitation
+from mage.ceilings import TooLarge, best_response, ceilings, equilibrium_value, exploitation, optimum
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
@@ -72,6 +72,24 @@ def test_two_episodes_agree_with_trying_every_pair_of_plans(seat):
     assert found.bayes_final == pytest.approx(max(map(best_after, all_games(seat))))
     # A learner that counts both episodes folds at times, so here it matters that a fold hides the opponent's card.
     assert found.bayes_mean == pytest.approx(max(map(total, all_games(seat))) / 2)
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+def test_the_episodes_of_the_best_weighted_sum_agree_with_trying_every_pair_of_plans(seat):
+    replies = [{style: average(games, style) for style in STYLES} for games in all_games(seat)]
+
+    def both(first):
+        seen = {}
+        for style, share in STYLES.items():
+            for _, recap in first[style]:
+                seen.setdefault(recap, dict.fromkeys(STYLES, 0.0))[style] += share / len(DEALS)
+        second = sum(max(sum(joint[style] * reply[style] for style in STYLES) for reply in replies) for joint in seen.values())
+        return sum(share * average(first, style) for style, share in STYLES.items()), second
+
+    pairs = [both(first) for first in all_games(seat)]
+    for counts in ((0.25, 1.0), (1.0, 1.0), (1.0, 0.3)):
+        expected = max(pairs, key=lambda pair: sum(count * score for count, score in zip(counts, pair, strict=True)))
+        assert optimum(KuhnPoker(), STYLES, seat, counts) == pytest.approx(expected, abs=1e-8)
 
 
 @settings(max_examples=25, deadline=None)

@@ -498,6 +498,16 @@ def test_ceilings_are_those_of_the_method_page(seat: str, expected: tuple[float,
     assert f"{expected[1]:+.4f}" in call(*words).stdout
 
 
+def test_ceilings_of_a_weighted_sum_are_told_by_episode() -> None:
+    words = ("ceilings", "kuhn_poker", "--weights", STYLES, "--objective", ".25,.25,1")
+    first, second = (json.loads(call(*words, "--seat", seat, "--json").stdout)["weighted"] for seat in ("first", "second"))
+    # LOG.md: .117 / .194 / .237 over the two seats
+    assert [(a + b) / 2 for a, b in zip(first, second, strict=True)] == pytest.approx([0.117, 0.194, 0.237], abs=6e-4)
+    assert "sum .25,.25,1, episode 3" in call(*words).stdout
+    for wrong in (".25,1", "chips", "0,0,0", "-1,0,1"):
+        refused("ceilings", "kuhn_poker", "--weights", STYLES, f"--objective={wrong}")
+
+
 def test_a_tree_too_large_for_a_learner_gives_best_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mage.ceilings.MAX_NODES", 20_000)  # enough for the best response, and a quick end of the learner's tree
     told = json.loads(call("ceilings", "tic_tac_toe", "--weights", "random=1,pattern-0=1", "--objective", "win", "--json").stdout)
