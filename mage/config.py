@@ -33,7 +33,7 @@ from mage.options import (
     Section,
     WarmupOptions,
 )
-from mage.toml import Tables, dump_toml, show_key, show_value, without_none
+from mage.toml import Tables, dump_toml, show_key, without_none
 
 if TYPE_CHECKING:  # for the signatures below; at run time these are found by name
     from mage.engines.base import Engine
@@ -83,10 +83,10 @@ class Recipe(Section):
 
     def model_folder(self) -> Path:
         """The folder of the starting weights."""
-        folder = PACKAGE / "embedded" if self.model.path == "embedded" else Path(self.model.path).expanduser()
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"model.path = {show_value(self.model.path)}: {folder} has no config.json; {NOWHERE.where('model.path')}")
-        return folder
+        try:
+            return typing.cast(Path, importlib.import_module("mage.models.base").find_model(self.model.path))
+        except ValueError as error:
+            raise ConfigError(NOWHERE.mistake("model.path", self.model.path, str(error))) from None
 
     def evaluation_episodes(self) -> int:
         """Episodes of a meta-episode in evaluation."""

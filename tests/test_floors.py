@@ -20,7 +20,7 @@ FLOORS = {
     "play": 4,
     **dict.fromkeys(("returns", "advantages"), 5),
     **dict.fromkeys(("evaluate", "panels", "ceilings", "statistics", "checks", "report"), 6),
-    "learn": 7,
+    **dict.fromkeys(("learn", "models"), 7),
     "cluster": 8,
     "trainer": 9,
     **dict.fromkeys(("cli", "verbs", "terminal"), 10),

@@ -1,0 +1,83 @@
+"""A transformers folder on this machine: what belongs to the model is copied, weights in another number format if told."""
+
+import json
+import shutil
+from pathlib import Path
+
+from mage.models.base import Dtype, Say, Source
+
+_INDEX = "model.safetensors.index.json"
+_LICENCES = ("LICENSE", "LICENCE", "NOTICE")
+COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", _INDEX)
+
+
+class Folder(Source):
+    title = "a folder with a transformers checkpoint in safetensors"
+
+    @classmethod
+    def takes(cls, what: str) -> bool:
+        return Path(what).expanduser().is_dir()
+
+    def name(self) -> str:
+        return Path(self.what).expanduser().resolve().name
+
+    def write(self, folder: Path, dtype: Dtype | None, template: str | None, say: Say) -> str:
+        path = Path(self.what).expanduser().resolve()
+        copy_folder(path, folder, dtype, template, say)
+        return str(path)
+
+
+def copy_folder(source: Path, folder: Path, dtype: Dtype | None, template: str | None, say: Say) -> None:
+    """Copy a checkpoint; `dtype` and `template` replace those it has."""
+    for name in ("config.json", "tokenizer.json"):
+        if not (source / name).is_file():
+            raise ValueError(f"{source} has no {name}: a model folder needs it")
+    weights = _weight_files(source)
+    if not weights:
+        raise ValueError(f"{source} has no *.safetensors: a model folder needs its weights in that format")
+    template = template or _template(source)
+    licences = [path.name for path in source.iterdir() if path.name.upper().startswith(_LICENCES)]
+    for name in (*COPIED, *licences):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    (folder / "chat_template.jinja").write_text(template)
+    say(f"copying {sum(path.stat().st_size for path in weights) / 1e6:,.0f} MB of weights")
+    for path in weights:
+        _copy_weights(path, folder / path.name, dtype)
+    if dtype:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=2) + "\n")
+
+
+def _template(source: Path) -> str:
+    """The chat template: a file, or a key of the tokenizer's config, there perhaps several by name."""
+    file, config = source / "chat_template.jinja", source / "tokenizer_config.json"
+    if file.is_file():
+        return file.read_text()
+    given = json.loads(config.read_text()).get("chat_template") if config.is_file() else None
+    if isinstance(given, list):
+        given = {one["name"]: one["template"] for one in given}.get("default")
+    if not given:
+        raise ValueError(f"{source} has no chat template: give one with --template FILE (jinja, as in a chat_template.jinja)")
+    return str(given)
+
+
+def _weight_files(source: Path) -> list[Path]:
+    """Those of the index, where there is one: some folders hold the same weights in a second layout beside it."""
+    if (source / _INDEX).is_file():
+        return [source / name for name in sorted(set(json.loads((source / _INDEX).read_text())["weight_map"].values()))]
+    one = source / "model.safetensors"
+    return [one] if one.is_file() else sorted(source.glob("*.safetensors"))
+
+
+def _copy_weights(source: Path, target: Path, dtype: Dtype | None) -> None:
+    if dtype is None:
+        shutil.copyfile(source, target)
+        return
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    number = getattr(torch, dtype)
+    tensors = {name: tensor.to(number) if tensor.is_floating_point() else tensor for name, tensor in load_file(source).items()}
+    save_file(tensors, target, metadata={"format": "pt"})
+    shutil.copymode(target.parent / "config.json", target)  # safetensors makes files that only their owner may read
