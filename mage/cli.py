@@ -13,9 +13,9 @@ from typer.core import TyperGroup
 
 import mage
 from mage.menus import PACKAGE
-from mage.verbs import MISTAKE, STOPPED, evaluate, items, model, play, train
+from mage.verbs import MISTAKE, STOPPED, evaluate, items, model, play, train, warmup
 
-VERBS = (train, evaluate, play, items, model)
+VERBS = (train, warmup, evaluate, play, items, model)
 
 
 class Verbs(TyperGroup):

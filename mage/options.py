@@ -149,7 +149,7 @@ class LearnOptions(Section):
 class WarmupOptions(Section):
     """[warmup]: the supervised stage of `mage warmup`. Training reads none of it, so a recipe may say it for both."""
 
-    steps: int = Field(24, ge=0, le=100_000, description="optimizer steps; 0 = measure only")
+    steps: int = Field(24, ge=0, le=100_000, description="optimizer steps; 0 = measure only, write no model")
     batch: int = Field(8, ge=1, description="scripted replies a step")
     lr: float = Field(1e-4, gt=0, le=1, description="learning rate of AdamW at its highest; it falls linearly to a tenth")
     turns: int = Field(64, ge=1, description="situations in which the model is asked for a move, before and after")

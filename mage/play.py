@@ -16,6 +16,8 @@ from mage.opponents.base import find, luck
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
 
+FORFEITED, RAN_OUT = "You gave no legal move and forfeited.", "The turns ran out."  # accounts of episodes without an end
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -88,7 +90,7 @@ async def _take_turn(setting: Setting, place: Place, state: State, prompt: Ids, 
     agent, seat = setting.agent, place.task.seat
     completion = await agent.reply(prompt, derive(place.seed, place.number, index))
     written, legal = read_action(completion.text), state.legal()
-    action = _legal_word(written, legal)
+    action = legal_word(written, legal)
     turn = Turn(
         kind="play",
         anchor=state.anchor(seat),
@@ -103,7 +105,7 @@ async def _take_turn(setting: Setting, place: Place, state: State, prompt: Ids, 
     return turn, agent.past_reply(completion, written)
 
 
-def _legal_word(written: str | None, legal: tuple[str, ...]) -> str | None:
+def legal_word(written: str | None, legal: tuple[str, ...]) -> str | None:
     """The legal move a reply names, whatever its case; None if it names none."""
     return None if written is None else next((word for word in legal if word.lower() == written.lower()), None)
 
@@ -117,7 +119,7 @@ def _length_cost(setting: Setting, completion: Completion, limit: int) -> float:
 def _finish(environment: Environment, seat: int, state: State, turns: list[Turn], moves: list[Move], ending: Ending, reflection: Turn | None) -> Episode:
     over = ending == "finished"
     score = state.scores()[seat] if over else environment.forfeit_score if ending == "illegal" else 0.0
-    recap = state.recap(seat) if over else "You gave no legal move and forfeited." if ending == "illegal" else "The turns ran out."
+    recap = state.recap(seat) if over else FORFEITED if ending == "illegal" else RAN_OUT
     return Episode(
         turns=tuple(turns),
         reflection=reflection,

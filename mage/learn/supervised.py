@@ -1,26 +1,33 @@
 """Imitation: cross-entropy on given replies, packed like reinforcement learning so that shared prompts cost once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from mage.learn.attention import FOREST, attending, hidden_states
-from mage.learn.loss import score
-from mage.learn.packing import pack_forest, plan_forests, prepare
+from mage.learn.attention import FOREST, ROWS, attending, hidden_states
+from mage.learn.loss import choice_entropies, score
+from mage.learn.packing import Packed, pack_forest, pack_rows, plan_forests, plan_rows, prepare
 from mage.types import Sample
 
 
-def imitate(model: PreTrainedModel, optimizer: torch.optim.Optimizer, samples: Sequence[Sample], *, tree_tokens: int = 512, micro_tokens: int = 8192) -> float:
+def imitate(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    samples: Sequence[Sample],
+    *,
+    tree_tokens: int = 512,
+    micro_tokens: int = 8192,
+    packed: bool = True,
+) -> float:
     """One optimizer step towards the replies; returns the mean loss a reply token."""
-    rows, total = prepare(samples), 0.0
+    total = 0.0
     tokens = sum(len(sample.reply_ids) for sample in samples)
-    with attending(model, FOREST):
-        for trees in plan_forests(rows, tree_tokens=tree_tokens, micro_tokens=micro_tokens):
-            packed = pack_forest(trees, dtype=model.dtype, device=model.device)
-            hidden = hidden_states(model, packed).index_select(0, packed.terms.parents)
-            logprobs, _ = score(hidden, model.get_output_embeddings(), packed.terms.targets, temperature=1.0)
+    with attending(model, FOREST if packed else ROWS):
+        for batch in _pack(model, samples, tree_tokens, micro_tokens, packed):
+            hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)
+            logprobs, _ = score(hidden, model.get_output_embeddings(), batch.terms.targets, temperature=1.0)
             loss = -logprobs.sum() / tokens
             loss.backward()
             total += loss.item()
@@ -28,3 +35,27 @@ def imitate(model: PreTrainedModel, optimizer: torch.optim.Optimizer, samples: S
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return total
+
+
+@torch.no_grad()
+def action_entropy(
+    model: PreTrainedModel, samples: Sequence[Sample], *, temperature: float = 1.0, tree_tokens: int = 512, micro_tokens: int = 8192, packed: bool = True
+) -> float:
+    """Entropy among the legal moves along the given replies, mean over the samples (nats).
+
+    It is that of the move itself, by the chain rule, if the replies hold uniformly random moves and the model's are uniform too.
+    """
+    total = 0.0
+    with attending(model, FOREST if packed else ROWS):
+        for batch in _pack(model, samples, tree_tokens, micro_tokens, packed):
+            hidden = hidden_states(model, batch).index_select(0, batch.terms.choice_parents)
+            total += float(choice_entropies(hidden, model.get_output_embeddings(), batch.terms.choice_tokens, temperature=temperature).sum())
+    return total / len(samples)
+
+
+def _pack(model: PreTrainedModel, samples: Sequence[Sample], tree_tokens: int, micro_tokens: int, packed: bool) -> Iterator[Packed]:
+    rows = prepare(samples)
+    if packed:
+        trees = plan_forests(rows, tree_tokens=tree_tokens, micro_tokens=micro_tokens)
+        return (pack_forest(batch, dtype=model.dtype, device=model.device) for batch in trees)
+    return (pack_rows(batch, dtype=model.dtype, device=model.device) for batch in plan_rows(rows, micro_tokens=micro_tokens))

@@ -1,0 +1,172 @@
+"""The warm-up: a short supervised stage that teaches a small model how an answer is written, and nothing about winning.
+
+It imitates scripted play (`lessons.py`) with all weights in float32, and is measured in situations that it was not taught:
+how many answers can be read, how many moves are legal, and how evenly they are spread over the legal ones. All skill is left to
+reinforcement learning, and that needs the spread.
+"""
+
+import itertools
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from mage.agent import Agent, read_action
+from mage.engines.base import run
+from mage.learn.attention import check_packable
+from mage.learn.lessons import Lesson, facts_of, write_lessons
+from mage.learn.supervised import action_entropy, imitate
+from mage.options import WarmupOptions
+from mage.play import Setting, legal_word
+from mage.seeds import derive
+from mage.types import Task
+
+_AT_ONCE = 8  # tasks of scripted play; small, because half of them may be more than is needed
+_RISE, _FALL = 0.1, 0.1  # share of the steps in which the learning rate rises; what is left of it at the end
+_KEPT = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "chat_template.jinja", "generation_config.json", "LICENSE",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """How well a model follows the format. `entropy` is that among the legal moves (nats), as in a run's metrics.
+
+    `true_notes` is the share of notes that end by themselves and state facts of the episode only; None without notes.
+    """
+
+    readable: float
+    legal: float
+    entropy: float
+    true_notes: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """What a warm-up did. `uniform` is the entropy of uniformly random legal moves; `blind` the share of legal moves of one
+    who knows the moves but does not look at the situation."""
+
+    turns: int
+    notes: int
+    before: Skill
+    after: Skill
+    uniform: float
+    blind: float
+    losses: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Watch = Callable[[str], None]
+
+
+def warm_up(model: PreTrainedModel, setting: Setting, tasks: Iterator[Task], options: WarmupOptions, seed: int, *, packed: bool, watch: Watch) -> Warmup:
+    """Train `model` in place, which the setting's agent plays with, on scripted play of these tasks; measure it before and after."""
+    if packed:
+        check_packable(model)
+    moves, notes = _panel(setting, tasks, options.turns, derive(seed, "measured"))
+    lessons = _enough(setting, tasks, options.steps * options.batch, derive(seed, "taught"))
+    random.Random(derive(seed, "order")).shuffle(lessons)
+    watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
+    before = measure(model, setting.agent, moves, notes, packed=packed)
+    losses = _teach(model, lessons, options, packed, watch)
+    setting.agent.engine.refresh(setting.agent.engine.policy_version + 1)
+    watch("measuring again")
+    after = measure(model, setting.agent, moves, notes, packed=packed) if options.steps else before
+    uniform = sum(math.log(len(lesson.legal)) for lesson in moves) / len(moves)
+    return Warmup(len(moves), len(notes), before, after, uniform, _blind(moves), tuple(losses))
+
+
+def _panel(setting: Setting, tasks: Iterator[Task], turns: int, seed: int) -> tuple[list[Lesson], list[Lesson]]:
+    """`turns` moves, and a quarter as many notes where notes are written, from scripted play."""
+    wanted = {"play": turns, "reflect": -(-turns // 4) if setting.memory.reflects and setting.episodes > 1 else 0}
+    found: dict[str, list[Lesson]] = {"play": [], "reflect": []}
+    while any(len(found[kind]) < count for kind, count in wanted.items()):
+        seed = derive(seed)
+        for lesson in write_lessons(setting, list(itertools.islice(tasks, _AT_ONCE)), seed):
+            found[lesson.turn.kind].append(lesson)
+    rng = random.Random(seed)
+    return rng.sample(found["play"], wanted["play"]), rng.sample(found["reflect"], wanted["reflect"])
+
+
+def _enough(setting: Setting, tasks: Iterator[Task], count: int, seed: int) -> list[Lesson]:
+    lessons: list[Lesson] = []
+    while len(lessons) < count:
+        lessons += write_lessons(setting, list(itertools.islice(tasks, _AT_ONCE)), derive(seed, len(lessons)))
+    return lessons
+
+
+def _teach(model: PreTrainedModel, lessons: Sequence[Lesson], options: WarmupOptions, packed: bool, watch: Watch) -> list[float]:
+    """One step a batch of lessons, none of which comes twice."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    losses = []
+    for step in range(options.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at(options, step)
+        batch = lessons[step * options.batch : (step + 1) * options.batch]
+        losses.append(imitate(model, optimizer, [lesson.sample() for lesson in batch], packed=packed))
+        watch(f"step {step + 1} of {options.steps}, loss {losses[-1]:.3f}")
+    return losses
+
+
+def lr_at(options: WarmupOptions, step: int) -> float:
+    """The learning rate rises over the first steps and then falls linearly."""
+    rise = max(1, round(_RISE * options.steps))
+    return options.lr * min(1.0, (step + 1) / rise) * (1 - (1 - _FALL) * step / max(1, options.steps - 1))
+
+
+def measure(model: PreTrainedModel, agent: Agent, moves: Sequence[Lesson], notes: Sequence[Lesson], *, packed: bool) -> Skill:
+    """Ask for a reply in every situation, drawn as in training. Seeds are the situation's number: before and after have the same luck."""
+    drawn = run((agent.reply(lesson.turn.prompt_ids, number) for number, lesson in enumerate(moves)), limit=agent.engine.capacity)
+    words = [read_action(completion.text) for completion in drawn]
+    legal = [legal_word(word, lesson.legal) is not None for word, lesson in zip(words, moves, strict=True)]
+    written = run((agent.write(lesson.turn.prompt_ids, number) for number, lesson in enumerate(notes)), limit=agent.engine.capacity)
+    true = [reply.finish == "eos" and _is_true(reply.text, lesson) for reply, lesson in zip(written, notes, strict=True)]
+    return Skill(
+        readable=sum(word is not None for word in words) / len(words),
+        legal=sum(legal) / len(legal),
+        entropy=action_entropy(model, [lesson.sample() for lesson in moves], temperature=agent.sampling.temperature, packed=packed),
+        true_notes=sum(true) / len(true) if true else None,
+    )
+
+
+def _is_true(note: str, lesson: Lesson) -> bool:
+    said = facts_of(note)
+    return bool(said) and set(said) <= set(facts_of(lesson.turn.observation))
+
+
+def _blind(moves: Sequence[Lesson]) -> float:
+    """How often the move of another situation would be legal."""
+    pairs = [(one, other) for one, other in itertools.permutations(moves, 2)]
+    return sum(other.turn.action in one.legal for one, other in pairs) / len(pairs) if pairs else 1.0
+
+
+def save_warm(model: PreTrainedModel, source: Path, target: Path, record: dict[str, Any]) -> None:
+    """Write a model folder beside its place and move it there whole: weights in the numbers of the source, its tokenizer, and `warmup.json`."""
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        model.to(_stored_dtype(source)).save_pretrained(partial)
+        for name in _KEPT:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, partial / name)
+        (partial / "warmup.json").write_text(json.dumps(record, indent=1) + "\n")
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _stored_dtype(source: Path) -> torch.dtype:
+    config = json.loads((source / "config.json").read_text())
+    found = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
+    return found if isinstance(found, torch.dtype) else torch.float32
