@@ -33,6 +33,12 @@ SIZES = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True, params=["step by step", "one step ahead"])
+def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test holds for both loops: the processor's, and the one a GPU runs (here without graphs)."""
+    monkeypatch.setitem(LocalEngine.__init__.__kwdefaults__, "run_ahead", request.param == "one step ahead")
+
+
 @pytest.fixture(scope="module")
 def chat() -> Chat:
     tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(["<|im_start|>", "<|im_end|>", *BYTES])}, merges=[]))

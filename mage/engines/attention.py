@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from mage.engines.device_loop import Places
 from mage.engines.slots import KeyValuePool
 
 NAME = "mage_slots"
@@ -121,6 +122,14 @@ class Plan:
     write: torch.Tensor
     groups: tuple[DecodeGroup | PrefillGroup, ...]
 
+    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        """Store the new keys and values of a layer, then let every query attend to its slot; tensors are [tokens, heads, size]."""
+        keys, values = self.pool.layer(layer)
+        self.pool.write(keys, self.write, key)
+        self.pool.write(values, self.write, value)
+        found = [group.attend(query[group.start : group.end], keys, values, scaling) for group in self.groups]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
 
 def register() -> str:
     """Make the attention known to transformers and return the name to select it by."""
@@ -136,21 +145,12 @@ def slot_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     *,
-    plan: Plan,
+    plan: Plan | Places,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Called by every layer; tensors are [1, heads, tokens, size]."""
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-    return attend(plan, module.layer_idx, query, key, value, scaling)[None], None
-
-
-def attend(plan: Plan, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
-    """Store the new keys and values of a layer, then let every query attend to its slot; tensors are [tokens, heads, size]."""
-    keys, values = plan.pool.layer(layer)
-    plan.pool.write(keys, plan.write, key)
-    plan.pool.write(values, plan.write, value)
-    found = [group.attend(query[group.start : group.end], keys, values, scaling) for group in plan.groups]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    return plan.attend(module.layer_idx, query, key, value, scaling)[None], None
 
 
 def decode_groups(slots: Integers, lengths: Integers, size: int, pool: KeyValuePool, tokens: Integers) -> list[DecodeGroup]:

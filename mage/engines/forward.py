@@ -1,32 +1,34 @@
 """The decoder of a plain Llama or Qwen3 as a few large operations: what a step costs on small models is the number of calls.
 
-Weights that read the same input are kept side by side in copies, so that queries, keys and values are one product, and gate and up
-another. The copies are made anew whenever a weight has changed. Large models, for which calls cost little and copies much memory,
-and models with anything special (adapters, hooks, scaled rope) are refused: the engine then runs transformers' own modules.
+Weights that read the same input are laid side by side in ONE tensor, of which the module's own parameters become parts: queries,
+keys and values are then one product, gate and up another, and the learner goes on training the very same memory. Models with
+anything special (adapters, hooks, scaled rope) are refused: the engine then runs transformers' own modules.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
-from mage.engines.attention import Plan, attend
+from mage.engines.attention import Plan
+from mage.engines.device_loop import Places
+from mage.engines.ops import rotate
 
 PLAIN = (LlamaForCausalLM, Qwen3ForCausalLM)
-MOST = 100_000_000  # parameters of a small model
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer, [out, in]; a norm over heads is there in Qwen3 only."""
+    """The weights of one layer, [out, in]; norms over query and key heads are there in Qwen3 only."""
 
     before_attention: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
+    norms: tuple[torch.Tensor, torch.Tensor] | None
     out: torch.Tensor
     out_bias: torch.Tensor | None
     before_mlp: torch.Tensor
@@ -35,48 +37,52 @@ class Layer:
     down: torch.Tensor
     down_bias: torch.Tensor | None
 
+    def stays_with(self, layer: Any) -> bool:
+        """Whether all weights of `layer` are where they were."""
+        attention, mlp = layer.self_attn, layer.mlp
+        fused = ((self.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)), (self.gate_up, (mlp.gate_proj, mlp.up_proj)))
+        if not all(_are_neighbours([part.weight for part in parts]) and parts[0].weight.data_ptr() == whole.data_ptr() for whole, parts in fused):
+            return False
+        kept = (self.before_attention, self.out, self.before_mlp, self.down)
+        single = (layer.input_layernorm, attention.o_proj, layer.post_attention_layernorm, mlp.down_proj)
+        return all(one.data_ptr() == module.weight.data_ptr() for one, module in zip(kept, single, strict=True))
+
 
 class PlainDecoder:
-    """From token ids to the last hidden states, as `backbone` would compute them."""
+    """From token ids to the last hidden states, as `backbone` would compute them. `ops` are the kernels of a GPU, if there is one."""
 
-    def __init__(self, backbone: Any, context: int) -> None:
+    def __init__(self, backbone: Any, context: int, ops: ModuleType | None = None) -> None:
         config = backbone.config
-        self.backbone, self.epsilon = backbone, config.rms_norm_eps
+        self.backbone, self.epsilon, self.ops = backbone, config.rms_norm_eps, ops
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.size, self.scaling = backbone.layers[0].self_attn.head_dim, backbone.layers[0].self_attn.scaling
         self.floor = torch.tensor(self.epsilon, device=backbone.embed_tokens.weight.device)
-        self.parameters = list(backbone.parameters())
-        self.cos, self.sin = _rope_table(backbone, context)
-        self.fuse()
+        self.rope = _rope_table(backbone, context)
+        self.layers = [_fuse_layer(layer) for layer in backbone.layers]
 
-    def fuse(self) -> None:
-        """Copy the weights as they are now."""
-        self.state = self._versions()
-        self.layers = [_fuse_layer(layer) for layer in self.backbone.layers]
-
-    def _versions(self) -> int:
-        """Grows with every change in place."""
-        return sum(parameter._version for parameter in self.parameters)
+    def is_current(self, model: torch.nn.Module) -> bool:
+        """Whether these are still the weights that `model` computes with, and nothing has been added to it."""
+        if not _is_plain(model) or model.get_decoder() is not self.backbone:
+            return False
+        return all(kept.stays_with(layer) for kept, layer in zip(self.layers, self.backbone.layers, strict=True))
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan) -> torch.Tensor:
-        """Hidden states [tokens, hidden] of one flat row of tokens."""
-        if self._versions() != self.state:
-            self.fuse()
-        rope = self.cos.index_select(0, positions)[:, None], self.sin.index_select(0, positions)[:, None]
+        """Hidden states [tokens, hidden] of one flat row of tokens, on the processor."""
+        rope = tuple(table.index_select(0, positions)[:, None] for table in self.rope)
         hidden = embedding(ids, self.backbone.embed_tokens.weight)
         for index, layer in enumerate(self.layers):
             hidden = self._attend(hidden, layer, index, rope, plan)
             hidden = self._think(hidden, layer)
         return self._norm(hidden, self.backbone.norm.weight)
 
-    def _attend(self, hidden: torch.Tensor, layer: Layer, index: int, rope: tuple[torch.Tensor, torch.Tensor], plan: Plan) -> torch.Tensor:
+    def _attend(self, hidden: torch.Tensor, layer: Layer, index: int, rope: tuple[torch.Tensor, ...], plan: Plan) -> torch.Tensor:
         together = linear(self._norm(hidden, layer.before_attention), layer.qkv, layer.qkv_bias).view(len(hidden), -1, self.size)
         query_key, value = together[:, : -self.kv_heads], together[:, -self.kv_heads :]
-        if layer.query_norm is not None and layer.key_norm is not None:
+        if layer.norms is not None:
             query, key = query_key[:, : self.heads], query_key[:, self.heads :]
-            query_key = torch.cat([self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)], 1)
-        query_key = _rotate(query_key, *rope)
-        found = attend(plan, index, query_key[:, : self.heads], query_key[:, self.heads :], value, self.scaling)
+            query_key = torch.cat([self._norm(query, layer.norms[0]), self._norm(key, layer.norms[1])], 1)
+        query_key = rotate(query_key, *rope)
+        found = plan.attend(index, query_key[:, : self.heads], query_key[:, self.heads :], value, self.scaling)
         return _add_product(hidden, found.reshape(len(hidden), -1), layer.out, layer.out_bias)
 
     def _think(self, hidden: torch.Tensor, layer: Layer) -> torch.Tensor:
@@ -91,21 +97,34 @@ class PlainDecoder:
         scale = torch.addcmul(self.floor, length, length, value=1 / len(weight)).rsqrt_()
         return (hidden * scale).mul_(weight)
 
+    def on_device(self, ids: torch.Tensor, positions: torch.Tensor, places: Places) -> torch.Tensor:
+        """The same for the device loop, with one kernel between every two matrix products."""
+        ops = self.ops
+        assert ops is not None, "the device loop brings its operations"
+        hidden = embedding(ids, self.backbone.embed_tokens.weight)
+        for index, layer in enumerate(self.layers):
+            together = linear(ops.rms_norm(hidden, layer.before_attention, self.epsilon), layer.qkv, layer.qkv_bias).view(len(ids), -1, self.size)
+            found = places.mix(index, together, self.heads, self.rope, layer.norms, self.epsilon, self.scaling)
+            hidden = _add_product(hidden, found.reshape(len(ids), -1), layer.out, layer.out_bias)
+            wide = linear(ops.rms_norm(hidden, layer.before_mlp, self.epsilon), layer.gate_up, layer.gate_up_bias)
+            hidden = _add_product(hidden, ops.gated(wide), layer.down, layer.down_bias)
+        normed: torch.Tensor = ops.rms_norm(hidden, self.backbone.norm.weight, self.epsilon)
+        return normed
 
-def plain_decoder(model: torch.nn.Module, context: int) -> PlainDecoder | None:
+
+def plain_decoder(model: torch.nn.Module, context: int, ops: ModuleType | None = None) -> PlainDecoder | None:
     """The fast forward for this model, or None if it is not exactly one of the plain kind."""
-    return PlainDecoder(model.get_decoder(), context) if isinstance(model, PLAIN) and _is_plain(model) else None
+    return PlainDecoder(model.get_decoder(), context, ops) if _is_plain(model) else None
 
 
-def _is_plain(model: LlamaForCausalLM | Qwen3ForCausalLM) -> bool:
+def _is_plain(model: Any) -> bool:
+    if type(model) not in PLAIN:
+        return False
     config = model.config
     return (
-        type(model) in PLAIN
-        and sum(parameter.numel() for parameter in model.parameters()) <= MOST
-        and config.hidden_act == "silu"
+        config.hidden_act == "silu"
         and config.rope_parameters.get("rope_type", "default") == "default"
         and all(_has_no_additions(module) for module in model.modules())
-        and not any(parameter.is_inference() for parameter in model.parameters())  # such weights do not count their changes
         and len({(parameter.device, parameter.dtype) for parameter in model.parameters()}) == 1
     )
 
@@ -118,17 +137,12 @@ def _has_no_additions(module: torch.nn.Module) -> bool:
 
 
 def _rope_table(backbone: Any, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of all positions; the first half of the sines is negated, as `_rotate` needs them."""
+    """Cosines and sines of all positions; the first half of the sines is negated, as `rotate` needs them."""
     weight = backbone.embed_tokens.weight
     cos, sin = backbone.rotary_emb(weight, torch.arange(context, device=weight.device)[None])
     sign = torch.ones_like(sin[0, 0])
     sign[: len(sign) // 2] = -1
     return cos[0], sin[0] * sign
-
-
-def _rotate(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    # Rolled by half, (a, b) becomes (b, a): with the signed sines that is transformers' rotate_half.
-    return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), sin)
 
 
 def _fuse_layer(layer: Any) -> Layer:
@@ -138,8 +152,7 @@ def _fuse_layer(layer: Any) -> Layer:
         before_attention=layer.input_layernorm.weight,
         qkv=_side_by_side([part.weight for part in qkv]),
         qkv_bias=None if qkv[0].bias is None else _side_by_side([part.bias for part in qkv]),
-        query_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
-        key_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
+        norms=(attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None,
         out=attention.o_proj.weight,
         out_bias=attention.o_proj.bias,
         before_mlp=layer.post_attention_layernorm.weight,
@@ -150,10 +163,22 @@ def _fuse_layer(layer: Any) -> Layer:
     )
 
 
-def _side_by_side(weights: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([weight.detach() for weight in weights])
+def _side_by_side(parts: list[torch.nn.Parameter]) -> torch.Tensor:
+    """One tensor that holds these parameters one below the other; they become parts of it, unless they are already."""
+    heights = [len(part) for part in parts]
+    if not _are_neighbours(parts):
+        whole = torch.cat([part.detach() for part in parts])
+        for part, rows in zip(parts, whole.split(heights), strict=True):
+            part.data = rows
+    first = parts[0].detach()
+    return first.as_strided((sum(heights), *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+def _are_neighbours(parts: list[torch.nn.Parameter]) -> bool:
+    same = len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    return same and all(above.data_ptr() + above.numel() * above.element_size() == below.data_ptr() for above, below in pairwise(parts))
 
 
 def _add_product(hidden: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    found = torch.addmm(hidden, rows, weight.t())
-    return found if bias is None else found.add_(bias)
+    hidden.addmm_(rows, weight.t())  # in place: `addmm` would first copy what it adds to
+    return hidden if bias is None else hidden.add_(bias)

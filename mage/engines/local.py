@@ -2,15 +2,19 @@
 
 One step is one flat forward over the new tokens of all sequences in hand: the single next token of those that decode and
 the uncached rest of the prompts that join. What a step costs in Python depends on who joins and who finishes; for
-everybody else lengths, seeds and options live in arrays indexed by slot.
+everybody else lengths, seeds and options live in arrays indexed by slot. On a GPU the steps themselves are
+`device_loop.py`'s: launched one ahead, so `known` tokens have been read and `ahead` more are on their way.
 """
 
+import importlib
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +22,7 @@ import torch
 from mage.chat import Chat
 from mage.engines.attention import DecodeGroup, Plan, PrefillGroup, decode_groups, prefill_groups, register
 from mage.engines.base import Engine, Request
+from mage.engines.device_loop import DeviceLoop, Flight, Joining, Places
 from mage.engines.forward import plain_decoder
 from mage.engines.sampling import Choices, sample
 from mage.engines.slots import KeyValuePool, Slots
@@ -41,7 +46,8 @@ class LocalEngine(Engine):
     """Completes requests with `model`, whose weights it only reads.
 
     `slots` sequences are worked on at once or kept for reuse, of at most `context` tokens each (prompt and reply); a
-    step computes at most about `max_batch_tokens` tokens, so long prompts are prefilled in several steps.
+    step computes at most about `max_batch_tokens` tokens, so long prompts are prefilled in several steps. `run_ahead`: launch
+    a step before the last one's tokens are read, from CUDA graphs; by default on a GPU only.
     """
 
     def __init__(
@@ -53,24 +59,28 @@ class LocalEngine(Engine):
         context: int = 2048,
         prefix_cache: bool = True,
         max_batch_tokens: int = 8192,
+        run_ahead: bool | None = None,
     ) -> None:
         if slots < 1 or context < 2 or max_batch_tokens < 1:
             raise ValueError(f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}: allowed are 1, 2, 1 and more")
         self.model, self.chat, self.context, self.max_batch_tokens = model, chat, context, max_batch_tokens
         causal_lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self.decoder = plain_decoder(model, context)
         self.backbone, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.config = self.backbone.config
         _check_full_attention(self.config)
         self.attention = register()
         self.device = self.head.weight.device
-        self.pool = _make_pool(self.config, (slots, context), self.backbone.get_input_embeddings().weight.dtype, self.device)
+        ahead = self.device.type == "cuda" if run_ahead is None else run_ahead
+        self.ops = _operations(self.device) if ahead else None
+        self.decoder = plain_decoder(model, context, self.ops)
+        slots = _affordable(slots, context, self.config, self.backbone) if self.device.type == "cuda" else slots
+        self.pool = _make_pool(self.config, (slots + ahead, context), self.backbone.get_input_embeddings().weight.dtype, self.device)
         self.slots = Slots(slots, context, share=prefix_cache)
         self.stats = Stats()
         self.queue: deque[Request] = deque()
         self.answered: list[tuple[Request, Completion]] = []
         self.requests: list[Request | None] = [None] * slots
-        self.known, self.prompt, self.limit = (np.zeros(slots, np.int64) for _ in range(3))
+        self.known, self.prompt, self.limit, self.ahead, self.lease = (np.zeros(slots, np.int64) for _ in range(5))
         self.seed, self.top_k, self.stop = (np.zeros(slots, np.int64) for _ in range(3))
         self.temperature, self.top_p = np.ones(slots, np.float32), np.ones(slots, np.float32)
         self.logprobs = np.zeros((slots, context), np.float32)
@@ -78,6 +88,12 @@ class LocalEngine(Engine):
         self.ends = StopTable(chat, self.head.weight.shape[0])
         self.capacity = slots
         self.group_size = 256 if self.device.type == "cpu" else slots
+        self.loop: DeviceLoop | None = None
+        if self.ops is not None:
+            self.pool.reserve(slots + 1, context)
+            self.loop = DeviceLoop(self._on_device, self.head, self.pool, slots=slots, max_tokens=max_batch_tokens + slots, ops=self.ops)
+        self.flight: tuple[Flight, Array] | None = None
+        self.prefix = np.zeros(0, np.int64)  # what all active sequences begin with
 
     def submit(self, request: Request) -> None:
         if len(request.prompt_ids) >= self.context or request.max_tokens < 1 or not request.prompt_ids:
@@ -87,10 +103,14 @@ class LocalEngine(Engine):
 
     def refresh(self, policy_version: int) -> None:
         """Empty the cache; sequences under way go on and have their keys computed anew."""
+        self.answered += [self._complete(slot, finish) for slot, finish in self._land()]
         self.policy_version = policy_version
         self.slots.clear()
-        # Anew, because a change through `.data` is not counted and because an adapter may have been added since.
-        self.decoder = plain_decoder(self.model, self.context)
+        if self.decoder is None or not self.decoder.is_current(self.model):
+            # An adapter may have been added since, or a weight replaced.
+            before, self.decoder = self.decoder, plain_decoder(self.model, self.context, self.ops)
+            if self.loop is not None and self.decoder is not before:
+                self.loop.forget_graphs()
 
     def step(self) -> list[tuple[Request, Completion]]:
         with torch.inference_mode():
@@ -102,9 +122,14 @@ class LocalEngine(Engine):
         self.slots.clock += 1
         self._admit()
         slots, new = self._schedule()
-        if len(slots):
+        finished: list[tuple[int, Finish]] = []
+        if self.loop is not None:
+            flight = self._launch(slots, new)
+            finished = self._land()
+            self.flight = flight
+        elif len(slots):
             finished = self._advance(slots, new)
-            answered += [self._complete(slot, finish) for slot, finish in finished]
+        answered += [self._complete(slot, finish) for slot, finish in finished]
         self.stats.steps += 1
         self.stats.seconds += time.perf_counter() - started
         return answered
@@ -112,7 +137,7 @@ class LocalEngine(Engine):
     def _admit(self) -> None:
         """Give slots to queued requests; those whose prefix another one is computing wait a step and copy it."""
         waiting = []
-        budget = self.max_batch_tokens - int((self.known - self.slots.filled)[self.active].sum())
+        budget = self.max_batch_tokens - int((self.known + self.ahead - self.slots.filled)[self.active].sum())
         while self.queue and self.slots.available and budget > 0:
             request = self.queue.popleft()
             lease = self.slots.lease(request.prompt_ids)
@@ -130,6 +155,7 @@ class LocalEngine(Engine):
         length = len(request.prompt_ids)
         self.requests[slot], self.active[slot] = request, True
         self.known[slot] = self.prompt[slot] = length
+        self.ahead[slot], self.lease[slot] = 0, self.lease[slot] + 1
         self.limit[slot] = min(length + request.max_tokens, self.context)
         self.seed[slot], self.stop[slot] = _signed(request.seed), self.ends.kind(request.stop)
         self.temperature[slot], self.top_p[slot], self.top_k[slot] = request.temperature, request.top_p, request.top_k
@@ -137,8 +163,8 @@ class LocalEngine(Engine):
 
     def _schedule(self) -> tuple[Array, Array]:
         """Slots to work on and how many tokens of each: all that decode, ordered by slot, then prompts, shortest first."""
-        active = np.flatnonzero(self.active)
-        new = self.known[active] - self.slots.filled[active]
+        active = np.flatnonzero(self.active & (self.known + self.ahead < self.limit))
+        new = (self.known + self.ahead - self.slots.filled)[active]
         decodes, prefills = active[new == 1], active[new > 1]
         new = new[new > 1]
         order = np.argsort(new, kind="stable")
@@ -147,6 +173,71 @@ class LocalEngine(Engine):
         new = np.minimum(new, np.maximum(room - (np.cumsum(new) - new), 0))
         started = new > 0
         return np.concatenate([decodes, prefills[started]]), np.concatenate([np.ones(len(decodes), np.int64), new[started]])
+
+    def _launch(self, slots: Array, new: Array) -> tuple[Flight, Array] | None:
+        """Send the next step off: prompts are prefilled, and all whose prompt is done by then decode one token."""
+        assert self.loop is not None, "for the device loop"
+        if not len(slots):
+            return None
+        filled = self.slots.filled[slots]
+        joins = (new > 1) | (self.known[slots] + self.ahead[slots] == self.prompt[slots])
+        joining = self._joining(slots[joins], filled[joins], new[joins]) if joins.any() else None
+        self.slots.filled[slots] = filled + new
+        complete = filled + new == self.known[slots] + self.ahead[slots]
+        for slot in slots[joins].tolist():
+            self.slots.commit(slot)
+        self.stats.prefilled_tokens += int(new[joins].sum())
+        first = slots[joins & complete]
+        self.ahead[first] += 1
+        going_on = first[self.known[first] + self.ahead[first] < self.limit[first]]
+        self.slots.filled[going_on] += 1
+        decoding = np.concatenate([slots[~joins], going_on])
+        self.ahead[decoding] += 1
+        cut = bool(((self.top_k[slots] > 0) | (self.top_p[slots] < 1)).any())
+        flight = self.loop.launch(joining, decoding, self._shared(slots[joins]), cut)
+        return flight, self.lease[flight.slots]
+
+    def _joining(self, slots: Array, filled: Array, new: Array) -> Joining:
+        owner, offsets = np.repeat(slots, new), np.cumsum(new) - new
+        ids = self.slots.tokens[owner, np.arange(len(owner)) + np.repeat(filled - offsets, new)]
+        ready = filled + new == self.known[slots] + self.ahead[slots]
+        options = (self.seed[slots], self.top_k[slots], self.temperature[slots], self.top_p[slots])
+        return Joining(slots, filled, new, ready, self.known[slots] - self.prompt[slots], *options, ids)
+
+    def _shared(self, joined: Array) -> int:
+        """How many tokens all active sequences begin with: shrinks as others join, and is found anew when all are new."""
+        if len(joined) and len(joined) == int(self.active.sum()):
+            self.prefix = self.slots.tokens[joined[0], : self.prompt[joined[0]]].copy()
+        for slot in joined.tolist():
+            prefix = self.prefix[: self.prompt[slot]]
+            differs = prefix != self.slots.tokens[slot, : len(prefix)]
+            self.prefix = prefix[: differs.argmax()] if differs.any() else prefix
+        return len(self.prefix)
+
+    def _land(self) -> list[tuple[int, Finish]]:
+        """Read the tokens of the step under way and say who finished; tokens of sequences that have ended since are dropped."""
+        if self.flight is None:
+            return []
+        (flight, lease), self.flight = self.flight, None
+        tokens, logprobs = flight.wait()
+        finished: list[tuple[int, Finish]] = []
+        # A sequence that joined has two tokens in one step; in order, and the second counts only if the first did not end it.
+        second = np.zeros(len(lease), bool)
+        second[np.setdiff1d(np.arange(len(lease)), np.unique(flight.slots, return_index=True)[1])] = True
+        for part in (~second, second):
+            ours = part & (self.lease[flight.slots] == lease) & self.active[flight.slots]
+            ours &= ~np.isin(flight.slots, [slot for slot, _ in finished])
+            slots = flight.slots[ours]
+            self.ahead[slots] -= 1
+            finished += self._append(slots, tokens[ours], logprobs[ours])
+        return finished
+
+    def _on_device(self, ids: torch.Tensor, positions: torch.Tensor, places: Places) -> torch.Tensor:
+        if self.decoder is not None:
+            return self.decoder.on_device(ids, positions, places)
+        with _attending(self.model, self.config, self.attention):
+            output = self.backbone(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=places)
+        return cast("torch.Tensor", output.last_hidden_state[0])
 
     def _advance(self, slots: Array, new: Array) -> list[tuple[int, Finish]]:
         """Compute the new tokens, sample where a sequence is complete, and say who finished."""
@@ -279,6 +370,22 @@ def _make_pool(config: Any, most: tuple[int, int], dtype: torch.dtype, device: t
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return KeyValuePool(config.num_hidden_layers, kv_heads, size, most, dtype, device)
+
+
+def _operations(device: torch.device) -> ModuleType:
+    """Kernels for a GPU; the same functions in plain PyTorch elsewhere."""
+    return importlib.import_module(f"mage.engines.{'kernels' if device.type == 'cuda' else 'ops'}")
+
+
+def _affordable(slots: int, context: int, config: Any, backbone: Any) -> int:
+    """As many slots as half of the free memory holds: the learner needs the rest."""
+    pool = _make_pool(config, (slots, context), backbone.get_input_embeddings().weight.dtype, torch.device("meta"))
+    layers, two, _, _, *rest = pool.store.shape
+    size = layers * two * context * math.prod(rest) * pool.dtype.itemsize
+    free, _ = torch.cuda.mem_get_info()
+    if free // 2 < 2 * size:
+        raise ValueError(f"a cache for one sequence of engines.context = {context} tokens needs {size / 1e9:.1f} GB; {free / 1e9:.1f} GB are free: lower it")
+    return min(slots, free // 2 // size - 1)
 
 
 def _check_full_attention(config: Any) -> None:

@@ -1,0 +1,83 @@
+"""The functions of `kernels.py` in plain PyTorch: what they compute, for any device, and for tests to hold the kernels against."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from mage.engines.sampling import uniform
+from mage.engines.state import Blocks, Sequences
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """`hidden` [.., width] divided by its root mean square, times `weight`."""
+    return torch.nn.functional.rms_norm(hidden, weight.shape, weight, epsilon)
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [rows, gate and up side by side]."""
+    gate, up = gate_up.chunk(2, -1)
+    return silu(gate) * up
+
+
+def rotate_and_store(
+    together: Tensor, heads: int, rope: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor] | None, epsilon: float, slots: Tensor, positions: Tensor,
+    keys: Tensor, values: Tensor,
+) -> Tensor:  # fmt: skip
+    """Rotated queries of `together` [rows, heads + 2 kv heads, size]; keys and values go into their slots."""
+    query, key, value = together.split((heads, keys.shape[2], keys.shape[2]), 1)
+    if norms is not None:
+        query, key = rms_norm(query, norms[0], epsilon), rms_norm(key, norms[1], epsilon)
+    cos, sin = (table.index_select(0, positions)[:, None] for table in rope)
+    keys[slots, positions] = rotate(key, cos, sin)
+    values[slots, positions] = value
+    return rotate(query, cos, sin)
+
+
+def rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rolled by half, (a, b) becomes (b, a): with sines whose first half is negated that is transformers' rotate_half."""
+    return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), sin)
+
+
+def attend_decode(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, filled: Tensor, shared: Tensor, scaling: float) -> Tensor:
+    """Row r attends to the first filled[slots[r]] + 1 keys of its slot, the first shared[1] of them read from slot shared[0]."""
+    place = torch.arange(keys.shape[1], device=keys.device)
+    owner = torch.where(place < shared[1], shared[0], slots[:, None])
+    seen = place <= filled[slots][:, None]
+    return _attend(query[:, None], keys[owner, place], values[owner, place], seen[:, None], scaling)[:, 0]
+
+
+def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scaling: float) -> Tensor:
+    """Blocks of neighbouring new tokens of a sequence, each attending to its slot's keys up to its own."""
+    out = torch.zeros_like(query)
+    place = torch.arange(keys.shape[1], device=keys.device)
+    for start, count, slot, position in torch.stack((blocks.start, blocks.count, blocks.slot, blocks.position), 1).tolist():
+        if count:
+            seen = place <= position + torch.arange(count, device=keys.device)[:, None]
+            out[start : start + count] = _attend(query[None, start : start + count], keys[slot][None], values[slot][None], seen[None], scaling)[0]
+    return out
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float) -> Tensor:
+    """[rows, queries, heads, size] against [rows, length, kv heads, size], as far as `seen` [rows, queries, length]."""
+    query, keys, values = (part.transpose(1, 2) for part in (query, keys, values))
+    return scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None], scale=scaling, enable_gqa=True).transpose(1, 2)
+
+
+def choose(logits: Tensor, slots: Tensor, state: Sequences, answers: Tensor, grown: bool) -> None:
+    """Sample row r for the sequence in slots[r]: token and logprob go to column r of `answers`, and its state moves on."""
+    temperature = state.temperature[slots][:, None]
+    greedy = temperature == 0
+    logprobs = (logits.float() / torch.where(greedy, 1.0, temperature)).log_softmax(-1)
+    summed = logprobs.exp().cumsum(-1)
+    drawn = uniform(*(np.asarray(part[slots].cpu()) for part in (state.seed, state.index)))
+    point = torch.from_numpy(drawn).to(logits.device)[:, None] * summed[:, -1:]
+    tokens = torch.searchsorted(summed, point, right=True).clamp_(max=logits.shape[-1] - 1)
+    tokens = torch.where(greedy, logprobs.argmax(-1, keepdim=True), tokens)
+    answers[0], answers[1] = tokens[:, 0].int(), logprobs.gather(-1, tokens)[:, 0].view(torch.int32)
+    real = slots != state.spare
+    slots = slots[real]
+    state.token[slots] = tokens[real, 0]
+    state.index[slots] += 1
+    if grown:
+        state.filled[slots] += 1
