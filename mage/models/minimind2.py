@@ -63,14 +63,14 @@ def _read(package: Path, template: str | None) -> Parts:
     )
     published = tokenizer_config.pop("chat_template")
     ids = {name: generation[name] for name in ("bos_token_id", "eos_token_id")} | {"pad_token_id": 0}
-    return Parts(config, ids, tokenizer, tokenizer_config, template or published, _weights(read_onnx(package / _FILE)))
+    return Parts(config, ids, tokenizer, tokenizer_config, template or published, read_weights(read_onnx(package / _FILE)))
 
 
 def _read_json(path: Path) -> Tables:
     return dict(json.loads(path.read_text()))
 
 
-def _weights(graph: Graph) -> Iterator[tuple[str, Array]]:
+def read_weights(graph: Graph) -> Iterator[tuple[str, Array]]:
     """Norms are stored by name, matrices by number: the operation that uses one tells which it is. The head is the embedding again."""
     yield _EMBEDDING, _dequantised(graph, _EMBEDDING)
     yield from ((name, array.copy()) for name, array in graph.tensors.items() if name.endswith(_NORM))
