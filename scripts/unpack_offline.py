@@ -170,12 +170,12 @@ def attempt(target: Path, manifest: dict) -> None:
     """The version, and two hundred random games against the contract: most of what was installed takes part."""
     settings = write_settings(target)
     for words in (["--version"], ["check", "kuhn_poker"]):
-        done = subprocess.run([sys.executable, "-m", "mage", *words], env=settings, cwd=target, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", "mage", *words], env=settings, cwd=target / "project", capture_output=True, text=True)
         if done.returncode:
             last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
             host = ", ".join(manifest["left_to_the_host"])
             raise Mistake(f"python -m mage {' '.join(words)} failed:\n{last}" + (f"\nThe pack counts on the host for {host}." if host else ""))
-        print(f"python -m mage {' '.join(words)}: {(done.stdout.strip() or 'well').splitlines()[0]}")
+        print(f"python -m mage {' '.join(words)}: {(done.stdout.strip() or 'well').splitlines()[-1]}")
 
 
 def check_host(manifest: dict) -> None:

@@ -49,14 +49,15 @@ def warmup(
 
 
 def _warm_up(recipe: Recipe, target: Path) -> "Warmup":
-    with console(stderr=True).status("loading the model") as status:
+    err = console(stderr=True)
+    with err.status("loading the model") as status:
         from mage.learn.warmup import save_warm, warm_up
         from mage.trainer import build
 
         source = recipe.model_folder()
         parts = build(recipe.changed(["--model.dtype=float32"]))  # a short stage at a small learning rate: half precision would lose most of it
         seed, packed = recipe.run.seed, recipe.learn.packed
-        found = warm_up(parts.model, parts.setting(), _tasks(recipe), recipe.warmup, seed, packed=packed, watch=lambda line: status.update(line))
+        found = warm_up(parts.model, parts.setting(), _tasks(recipe), recipe.warmup, seed, packed=packed, watch=status.update if err.is_terminal else err.print)
         record = {"source": recipe.model.path, "seed": seed, "recipe": json.loads(json.dumps(recipe.to_dict())), **found.to_json()}
         if recipe.warmup.steps:
             save_warm(parts.model, source, target, record)
