@@ -23,7 +23,7 @@ from mage.engines.base import run
 from mage.learn.attention import check_packable
 from mage.learn.lessons import Lesson, facts_of, write_lessons
 from mage.learn.supervised import action_entropy, imitate
-from mage.options import WarmupOptions
+from mage.options import LearnOptions, WarmupOptions
 from mage.play import Setting, legal_word
 from mage.seeds import derive
 from mage.types import Task
@@ -69,19 +69,22 @@ class Warmup:
 Watch = Callable[[str], None]
 
 
-def warm_up(model: PreTrainedModel, setting: Setting, tasks: Iterator[Task], options: WarmupOptions, seed: int, *, packed: bool, watch: Watch) -> Warmup:
-    """Train `model` in place, which the setting's agent plays with, on scripted play of these tasks; measure it before and after."""
-    if packed:
+def warm_up(model: PreTrainedModel, setting: Setting, tasks: Iterator[Task], options: WarmupOptions, seed: int, *, learn: LearnOptions, watch: Watch) -> Warmup:
+    """Train `model` in place, which the setting's agent plays with, on scripted play; measure it before and after.
+
+    Of `learn` only what says how much is computed at once.
+    """
+    if learn.packed:
         check_packable(model)
     moves, notes = _panel(setting, tasks, options.turns, derive(seed, "measured"))
     lessons = _enough(setting, tasks, options.steps * options.batch, derive(seed, "taught"))
     random.Random(derive(seed, "order")).shuffle(lessons)
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
-    before = measure(model, setting.agent, moves, notes, packed=packed)
-    losses = _teach(model, lessons, options, packed, watch)
+    before = measure(model, setting.agent, moves, notes, learn)
+    losses = _teach(model, lessons, options, learn, watch)
     setting.agent.engine.refresh(setting.agent.engine.policy_version + 1)
     watch("measuring again")
-    after = measure(model, setting.agent, moves, notes, packed=packed) if options.steps else before
+    after = measure(model, setting.agent, moves, notes, learn) if options.steps else before
     uniform = sum(math.log(len(lesson.legal)) for lesson in moves) / len(moves)
     return Warmup(len(moves), len(notes), before, after, uniform, _blind(moves), tuple(losses))
 
@@ -105,7 +108,7 @@ def _enough(setting: Setting, tasks: Iterator[Task], count: int, seed: int) -> l
     return lessons
 
 
-def _teach(model: PreTrainedModel, lessons: Sequence[Lesson], options: WarmupOptions, packed: bool, watch: Watch) -> list[float]:
+def _teach(model: PreTrainedModel, lessons: Sequence[Lesson], options: WarmupOptions, learn: LearnOptions, watch: Watch) -> list[float]:
     """One step a batch of lessons, none of which comes twice."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0)
     losses = []
@@ -113,7 +116,7 @@ def _teach(model: PreTrainedModel, lessons: Sequence[Lesson], options: WarmupOpt
         for group in optimizer.param_groups:
             group["lr"] = lr_at(options, step)
         batch = lessons[step * options.batch : (step + 1) * options.batch]
-        losses.append(imitate(model, optimizer, [lesson.sample() for lesson in batch], packed=packed))
+        losses.append(imitate(model, optimizer, [lesson.sample() for lesson in batch], packed=learn.packed, micro_tokens=learn.micro_tokens))
         watch(f"step {step + 1} of {options.steps}, loss {losses[-1]:.3f}")
     return losses
 
@@ -124,17 +127,18 @@ def lr_at(options: WarmupOptions, step: int) -> float:
     return options.lr * min(1.0, (step + 1) / rise) * (1 - (1 - _FALL) * step / max(1, options.steps - 1))
 
 
-def measure(model: PreTrainedModel, agent: Agent, moves: Sequence[Lesson], notes: Sequence[Lesson], *, packed: bool) -> Skill:
+def measure(model: PreTrainedModel, agent: Agent, moves: Sequence[Lesson], notes: Sequence[Lesson], learn: LearnOptions) -> Skill:
     """Ask for a reply in every situation, drawn as in training. Seeds are the situation's number: before and after have the same luck."""
     drawn = run((agent.reply(lesson.turn.prompt_ids, number) for number, lesson in enumerate(moves)), limit=agent.engine.capacity)
     words = [read_action(completion.text) for completion in drawn]
     legal = [legal_word(word, lesson.legal) is not None for word, lesson in zip(words, moves, strict=True)]
     written = run((agent.write(lesson.turn.prompt_ids, number) for number, lesson in enumerate(notes)), limit=agent.engine.capacity)
     true = [reply.finish == "eos" and _is_true(reply.text, lesson) for reply, lesson in zip(written, notes, strict=True)]
+    asked = [lesson.sample() for lesson in moves]
     return Skill(
         readable=sum(word is not None for word in words) / len(words),
         legal=sum(legal) / len(legal),
-        entropy=action_entropy(model, [lesson.sample() for lesson in moves], temperature=agent.sampling.temperature, packed=packed),
+        entropy=action_entropy(model, asked, temperature=agent.sampling.temperature, packed=learn.packed, micro_tokens=learn.micro_tokens),
         true_notes=sum(true) / len(true) if true else None,
     )
 
