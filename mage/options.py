@@ -127,6 +127,9 @@ class LearnOptions(Section):
     tree_tokens: int | None = Field(None, ge=1, description="most tokens of one prefix tree; not given = trees are merged while that saves time")
     micro_tokens: int = Field(16384, ge=1, description="tokens computed at once")
     packed: bool = Field(True, description="compute shared prefixes once")
+    recompute: bool = Field(
+        False, description="compute layers again in the backward pass instead of keeping what is inside them: less memory, a third more work"
+    )
     lora_rank: int = Field(0, ge=0, description="rank of the LoRA adapters; 0 = train all weights")
     lora_alpha: float | None = Field(None, gt=0, description="scale of the LoRA adapters; twice the rank if not given")
     importance_cap: float | None = Field(None, ge=1, description="cap on learner / sampler probability as a weight on the loss; not given = no such weight")

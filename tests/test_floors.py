@@ -14,7 +14,7 @@ from mage.menus import MENUS
 PACKAGE = Path(mage.__file__).parent
 FLOORS = {
     **dict.fromkeys(("types", "toml", "mistakes", "menus", "options", "consistency", "config", "rundir", "seeds"), 0),
-    **dict.fromkeys(("environments", "engines", "chat"), 1),
+    **dict.fromkeys(("environments", "engines", "chat", "plain"), 1),
     **dict.fromkeys(("agent", "prompts", "memory"), 2),
     "opponents": 3,
     "play": 4,

@@ -1,5 +1,6 @@
 """The packed batch is the unpacked one: same logprobs, same loss, same gradient, and no token twice."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learn_toys import batches, make_model, make_sample, prepend, starts
 
-from mage.learn.attention import FOREST, attending, check_packable, forest_mask, hidden_states
+from mage.learn.attention import IMPLEMENTATIONS, attending, check_packable, forest_mask, hidden_states
+from mage.learn.layers import block_mask
 from mage.learn.learner import Learner
 from mage.learn.loss import score
-from mage.learn.packing import Shape, Thrift, cut, pack_forest, plan_forests, plan_rows, plant, prepare
+from mage.learn.packing import Layout, Shape, Thrift, common, cut, pack_forest, plan_forests, plan_rows, plant, prepare
 from mage.options import LearnOptions
 from mage.types import Sample, Where
 
@@ -20,10 +22,10 @@ TOLERANCE = 1e-9
 MODELS = {kind: make_model(kind) for kind in ("llama", "qwen3")}
 
 
-def loss_and_gradients(kind: str, samples: list[Sample], **options: Any) -> tuple[float, torch.Tensor, torch.Tensor]:
+def loss_and_gradients(kind: str, samples: list[Sample], layout: Layout | None = None, **options: Any) -> tuple[float, torch.Tensor, torch.Tensor]:
     """Loss sums, logprobs and the gradient of all weights, through the learner's own path."""
     model = MODELS[kind]
-    learner = Learner(model, LearnOptions(kl=0.3, **options), temperature=0.8)
+    learner = Learner(model, LearnOptions(kl=0.3, **options), temperature=0.8, layout=layout)
     assert learner._reference is not None
     learner._reference.load_state_dict(make_model(kind, seed=1).state_dict())
     rows = prepare(samples)
@@ -48,6 +50,38 @@ def test_packed_and_unpacked_agree_in_loss_and_gradient(kind: str, batch: list[S
     assert_same(loss_and_gradients(kind, samples), loss_and_gradients(kind, samples, packed=False))
 
 
+@pytest.mark.parametrize("through", ["one function", "modules"])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", MODELS)
+@given(batch=batches, start=starts, micro=st.integers(1, 200))
+@settings(max_examples=5)
+def test_a_trie_in_one_line_agrees_too(kind: str, recompute: bool, through: str, batch: list[Sample], start: tuple[int, ...], micro: int) -> None:
+    """`through`: our compiled layers' code, or transformers' modules with FlexAttention."""
+    samples = prepend(start, batch)
+    with pytest.MonkeyPatch.context() as patch:
+        if through == "modules":
+            patch.setattr("mage.learn.attention.is_plain", lambda model: False)
+        found = loss_and_gradients(kind, samples, "trie", recompute=recompute, micro_tokens=micro)
+    assert_same(found, loss_and_gradients(kind, samples, packed=False))
+
+
+@given(end=st.lists(st.integers(1, 9), min_size=1, max_size=40), block=st.sampled_from([1, 2, 4, 8]))
+def test_blocks_of_the_mask_follow_the_rule(end: list[int], block: int) -> None:
+    """A full block must allow everything, a block left out nothing."""
+    ends = torch.tensor([min(start + length, len(end)) for start, length in enumerate(end)])
+    mask = block_mask(ends, block)
+    line = torch.arange(len(end))
+    allowed = (line[None] <= line[:, None]) & (line[:, None] < ends[None])
+    count = -(-len(end) // block)
+    for row in range(count):
+        some = set(mask.kv_indices[0, 0, row, : mask.kv_num_blocks[0, 0, row]].tolist())
+        full = set(mask.full_kv_indices[0, 0, row, : mask.full_kv_num_blocks[0, 0, row]].tolist())
+        for column in range(count):
+            part = allowed[row * block : (row + 1) * block, column * block : (column + 1) * block]
+            assert column in some or column in full or not part.any()
+            assert column not in full or (part.all() and column not in some)
+
+
 @given(batch=batches, start=starts, micro=st.integers(1, 40), tree=st.none() | st.integers(1, 30))
 @settings(max_examples=25)
 def test_micro_batches_and_cuts_change_no_gradient(batch: list[Sample], start: tuple[int, ...], micro: int, tree: int | None) -> None:
@@ -63,7 +97,7 @@ def test_micro_batches_and_cuts_change_no_gradient(batch: list[Sample], start: t
 def test_packed_logprobs_are_those_of_a_plain_forward_on_each_row(kind: str, batch: list[Sample]) -> None:
     model = MODELS[kind]
     packed = pack_forest([plant(prepare(batch))], dtype=torch.float64)
-    with torch.no_grad(), attending(model, FOREST):
+    with torch.no_grad(), attending(model, "forest"):
         hidden = hidden_states(model, packed)[packed.terms.parents]
         logprobs, _ = score(hidden, model.lm_head, packed.terms.targets, temperature=1.0)
     plain = []
@@ -128,6 +162,16 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
     ]
 
 
+@given(batch=batches, start=starts)
+def test_the_deepest_branch_comes_first_and_nothing_else_changes(batch: list[Sample], start: tuple[int, ...]) -> None:
+    rows = prepare(prepend(start, batch))
+    plain, deep = plant(rows), plant(rows, deepest_first=True)
+    assert deep.size == plain.size
+    assert sorted(map(id, deep.rows)) == sorted(map(id, plain.rows))
+    assert deep.shared[1:] == tuple(common(one, other) for one, other in pairwise(deep.rows))
+    assert len(deep.rows[0].ids) == max(len(row.ids) for row in rows)
+
+
 def test_duplicates_and_a_single_sample_are_all_root() -> None:
     packed = pack_forest([plant(prepare([make_sample((1, 2), (3,)), make_sample((1, 2), (3,), advantage=-1.0)]))])
     assert packed.shape == Shape(root=3, trees=0, width=0)
@@ -186,8 +230,8 @@ def test_a_model_with_windows_cannot_be_packed() -> None:
 def test_the_attention_is_switched_back_even_after_an_error() -> None:
     model = MODELS["llama"]
     before = model.config._attn_implementation
-    with attending(model, FOREST):
-        assert model.config._attn_implementation == FOREST
-    with pytest.raises(TypeError, match="forest"), attending(model, FOREST):
+    with attending(model, "forest"):
+        assert model.config._attn_implementation == IMPLEMENTATIONS["forest"]
+    with pytest.raises(TypeError, match="forest"), attending(model, "forest"):
         model(input_ids=torch.tensor([[1, 2]]))  # this attention needs to be told the forest
     assert model.config._attn_implementation == before

@@ -5,47 +5,18 @@ keys and values are then one product, gate and up another, and the learner goes 
 anything special (adapters, hooks, scaled rope) are refused: the engine then runs transformers' own modules.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.functional import embedding, linear, rms_norm, silu
-from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from mage.engines.attention import Plan
 from mage.engines.device_loop import Places
 from mage.engines.ops import rotate
-
-PLAIN = (LlamaForCausalLM, Qwen3ForCausalLM)
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The weights of one layer, [out, in]; norms over query and key heads are there in Qwen3 only."""
-
-    before_attention: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    norms: tuple[torch.Tensor, torch.Tensor] | None
-    out: torch.Tensor
-    out_bias: torch.Tensor | None
-    before_mlp: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
-
-    def stays_with(self, layer: Any) -> bool:
-        """Whether all weights of `layer` are where they were."""
-        attention, mlp = layer.self_attn, layer.mlp
-        fused = ((self.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)), (self.gate_up, (mlp.gate_proj, mlp.up_proj)))
-        if not all(_are_neighbours([part.weight for part in parts]) and parts[0].weight.data_ptr() == whole.data_ptr() for whole, parts in fused):
-            return False
-        kept = (self.before_attention, self.out, self.before_mlp, self.down)
-        single = (layer.input_layernorm, attention.o_proj, layer.post_attention_layernorm, mlp.down_proj)
-        return all(one.data_ptr() == module.weight.data_ptr() for one, module in zip(kept, single, strict=True))
+from mage.plain import LayerParts, is_plain, parts_of
 
 
 class PlainDecoder:
@@ -58,13 +29,13 @@ class PlainDecoder:
         self.size, self.scaling = backbone.layers[0].self_attn.head_dim, backbone.layers[0].self_attn.scaling
         self.floor = torch.tensor(self.epsilon, device=backbone.embed_tokens.weight.device)
         self.rope = _rope_table(backbone, context)
-        self.layers = [_fuse_layer(layer) for layer in backbone.layers]
+        self.layers = [_fuse(parts_of(layer)) for layer in backbone.layers]
 
     def is_current(self, model: torch.nn.Module) -> bool:
         """Whether these are still the weights that `model` computes with, and nothing has been added to it."""
-        if not _is_plain(model) or model.get_decoder() is not self.backbone:
+        if not is_plain(model) or cast("Any", model).get_decoder() is not self.backbone:
             return False
-        return all(kept.stays_with(layer) for kept, layer in zip(self.layers, self.backbone.layers, strict=True))
+        return all(_stay(fused, parts_of(layer)) for fused, layer in zip(self.layers, self.backbone.layers, strict=True))
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan) -> torch.Tensor:
         """Hidden states [tokens, hidden] of one flat row of tokens, on the processor."""
@@ -75,7 +46,7 @@ class PlainDecoder:
             hidden = self._think(hidden, layer)
         return self._norm(hidden, self.backbone.norm.weight)
 
-    def _attend(self, hidden: torch.Tensor, layer: Layer, index: int, rope: tuple[torch.Tensor, ...], plan: Plan) -> torch.Tensor:
+    def _attend(self, hidden: torch.Tensor, layer: LayerParts, index: int, rope: tuple[torch.Tensor, ...], plan: Plan) -> torch.Tensor:
         together = linear(self._norm(hidden, layer.before_attention), layer.qkv, layer.qkv_bias).view(len(hidden), -1, self.size)
         query_key, value = together[:, : -self.kv_heads], together[:, -self.kv_heads :]
         if layer.norms is not None:
@@ -85,7 +56,7 @@ class PlainDecoder:
         found = plan.attend(index, query_key[:, : self.heads], query_key[:, self.heads :], value, self.scaling)
         return _add_product(hidden, found.reshape(len(hidden), -1), layer.out, layer.out_bias)
 
-    def _think(self, hidden: torch.Tensor, layer: Layer) -> torch.Tensor:
+    def _think(self, hidden: torch.Tensor, layer: LayerParts) -> torch.Tensor:
         gate, up = linear(self._norm(hidden, layer.before_mlp), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
         return _add_product(hidden, silu(gate).mul_(up), layer.down, layer.down_bias)
 
@@ -114,26 +85,7 @@ class PlainDecoder:
 
 def plain_decoder(model: torch.nn.Module, context: int, ops: ModuleType | None = None) -> PlainDecoder | None:
     """The fast forward for this model, or None if it is not exactly one of the plain kind."""
-    return PlainDecoder(model.get_decoder(), context, ops) if _is_plain(model) else None
-
-
-def _is_plain(model: Any) -> bool:
-    if type(model) not in PLAIN:
-        return False
-    config = model.config
-    return (
-        config.hidden_act == "silu"
-        and config.rope_parameters.get("rope_type", "default") == "default"
-        and all(_has_no_additions(module) for module in model.modules())
-        and len({(parameter.device, parameter.dtype) for parameter in model.parameters()}) == 1
-    )
-
-
-def _has_no_additions(module: torch.nn.Module) -> bool:
-    """No hooks, and no module that is neither torch's own nor of these two models, as adapters and quantised layers are."""
-    origin = type(module).__module__
-    known = origin.startswith(("torch.nn.modules", "transformers.models.llama", "transformers.models.qwen3.", "transformers.activations"))
-    return known and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return PlainDecoder(cast("Any", model).get_decoder(), context, ops) if is_plain(model) else None
 
 
 def _rope_table(backbone: Any, context: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,25 +97,26 @@ def _rope_table(backbone: Any, context: int) -> tuple[torch.Tensor, torch.Tensor
     return cos[0], sin[0] * sign
 
 
-def _fuse_layer(layer: Any) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    qkv, gate_up = (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
-    return Layer(
-        before_attention=layer.input_layernorm.weight,
-        qkv=_side_by_side([part.weight for part in qkv]),
-        qkv_bias=None if qkv[0].bias is None else _side_by_side([part.bias for part in qkv]),
-        norms=(attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None,
-        out=attention.o_proj.weight,
-        out_bias=attention.o_proj.bias,
-        before_mlp=layer.post_attention_layernorm.weight,
-        gate_up=_side_by_side([part.weight for part in gate_up]),
-        gate_up_bias=None if gate_up[0].bias is None else _side_by_side([part.bias for part in gate_up]),
-        down=mlp.down_proj.weight,
-        down_bias=mlp.down_proj.bias,
+def _fuse(parts: LayerParts) -> LayerParts:
+    """The same with the weights that read the same input as one tensor each."""
+    return parts._replace(
+        qkv=_side_by_side(parts.qkv),
+        qkv_bias=None if parts.qkv_bias is None else _side_by_side(parts.qkv_bias),
+        gate_up=_side_by_side(parts.gate_up),
+        gate_up_bias=None if parts.gate_up_bias is None else _side_by_side(parts.gate_up_bias),
     )
 
 
-def _side_by_side(parts: list[torch.nn.Parameter]) -> torch.Tensor:
+def _stay(fused: LayerParts, parts: LayerParts) -> bool:
+    """Whether all weights of a layer are where they were when they were fused."""
+    if not (_are_neighbours(parts.qkv) and _are_neighbours(parts.gate_up)):
+        return False
+    kept = (fused.qkv, fused.gate_up, fused.before_attention, fused.out, fused.before_mlp, fused.down)
+    now = (parts.qkv[0], parts.gate_up[0], parts.before_attention, parts.out, parts.before_mlp, parts.down)
+    return all(one.data_ptr() == other.data_ptr() for one, other in zip(kept, now, strict=True))
+
+
+def _side_by_side(parts: Sequence[torch.nn.Parameter]) -> Any:
     """One tensor that holds these parameters one below the other; they become parts of it, unless they are already."""
     heights = [len(part) for part in parts]
     if not _are_neighbours(parts):
@@ -174,7 +127,7 @@ def _side_by_side(parts: list[torch.nn.Parameter]) -> torch.Tensor:
     return first.as_strided((sum(heights), *first.shape[1:]), first.stride(), first.storage_offset())
 
 
-def _are_neighbours(parts: list[torch.nn.Parameter]) -> bool:
+def _are_neighbours(parts: Sequence[torch.nn.Parameter]) -> bool:
     same = len({part.untyped_storage().data_ptr() for part in parts}) == 1
     return same and all(above.data_ptr() + above.numel() * above.element_size() == below.data_ptr() for above, below in pairwise(parts))
 

@@ -1,20 +1,43 @@
-"""Attention over a forest (see `packing.py`), as an implementation that transformers models can be switched to.
+"""Attention over a trie or a forest (see `packing.py`), as implementations that transformers models can be switched to.
 
-The root attends itself causally, once; every tree attends the root and itself. Linear layers see each token once.
+A trie's is FlexAttention, which skips the blocks that the one-line rule leaves empty. In a forest the root attends itself causally,
+once, and every tree attends the root and itself. Linear layers see each token once.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from mage.learn.packing import Packed, Shape
+from mage.learn.layers import Mask, attend, run_layers, trie_mask
+from mage.learn.packing import Layout, Packed, Shape
+from mage.plain import is_plain
 
-FOREST = "mage_forest"
-ROWS = "sdpa"
+IMPLEMENTATIONS: dict[Layout, str] = {"trie": "mage_trie", "forest": "mage_forest", "rows": "sdpa"}
+
+
+@cache
+def _attend_for(device: str) -> Callable[..., torch.Tensor]:
+    return torch.compile(attend, dynamic=True) if device == "cuda" else attend
+
+
+def trie_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    trie: Mask,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """[1, heads, L, D] in, [1, L, heads, D] out."""
+    return _attend_for(query.device.type)(query, key, value, trie, scaling).transpose(1, 2), None
 
 
 def forest_attention(
@@ -71,12 +94,13 @@ def forest_mask(reach: torch.Tensor, forest: Shape, *, repeats: int, dtype: torc
 
 
 @contextmanager
-def attending(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+def attending(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
     """Switch a model's attention and switch it back: an engine shares the module and has its own."""
-    AttentionInterface.register(FOREST, forest_attention)
+    AttentionInterface.register(IMPLEMENTATIONS["trie"], trie_attention)
+    AttentionInterface.register(IMPLEMENTATIONS["forest"], forest_attention)
     config = model.config
     before = config._attn_implementation
-    config._attn_implementation = implementation
+    config._attn_implementation = IMPLEMENTATIONS[layout]
     try:
         yield
     finally:
@@ -102,13 +126,36 @@ def exchange_rate(model: PreTrainedModel) -> float:
     return 2 * 6 * weights / (14 * config.num_hidden_layers * config.num_attention_heads * head)
 
 
-def hidden_states(model: PreTrainedModel, packed: Packed) -> torch.Tensor:
-    """The last hidden state of every token as [tokens, width]; the model must be `attending` as the layout needs."""
-    extra: dict[str, Any] = {"attention_mask": packed.reach}
+def hidden_states(model: PreTrainedModel, packed: Packed, *, recompute: bool = False) -> torch.Tensor:
+    """The last hidden state of every token as [tokens, width]; the model must be `attending` as the layout needs.
+
+    `recompute`: keep only what goes from layer to layer for the backward pass.
+    """
+    if packed.layout == "trie" and is_plain(model):
+        return run_layers(model.get_decoder(), packed.input_ids[0], packed.positions[0], trie_mask(packed.reach), recompute=recompute)
+    extra: dict[str, Any] = {"attention_mask": packed.reach if packed.layout == "rows" else None}
+    if packed.layout == "trie":
+        extra["trie"] = trie_mask(packed.reach)
     if packed.shape is not None:
-        extra = {"forest": packed.shape, "attention_mask": None}
+        extra["forest"] = packed.shape
         if packed.shape.trees:
             repeats = model.config.num_attention_heads // model.config.num_key_value_heads
             extra["attention_mask"] = forest_mask(packed.reach, packed.shape, repeats=repeats, dtype=model.dtype)
-    out = model.get_decoder()(input_ids=packed.input_ids, position_ids=packed.positions, use_cache=False, **extra)
+    with recomputing(model) if recompute else nullcontext():
+        out = model.get_decoder()(input_ids=packed.input_ids, position_ids=packed.positions, use_cache=False, **extra)
     return out.last_hidden_state.flatten(0, 1)
+
+
+@contextmanager
+def recomputing(model: PreTrainedModel) -> Iterator[None]:
+    """transformers recomputes a layer only if it is in training mode; what is inside stays as it is, so nothing else changes."""
+    layers = list(model.get_decoder().layers)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+        model.gradient_checkpointing_disable()

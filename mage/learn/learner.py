@@ -17,9 +17,10 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from mage.learn import checkpoint
-from mage.learn.attention import FOREST, ROWS, attending, check_packable, exchange_rate, hidden_states
+from mage.learn.attention import attending, check_packable, exchange_rate, hidden_states
+from mage.learn.layers import BLOCK
 from mage.learn.loss import Sums, choice_entropies, policy_loss, score
-from mage.learn.packing import Packed, Row, pack_forest, pack_rows, plan_forests, plan_rows, prepare
+from mage.learn.packing import Layout, Packed, Row, pack_forest, pack_rows, pack_trie, plan_forests, plan_rows, plan_tries, prepare
 from mage.learn.team import Team
 from mage.options import LearnOptions
 from mage.seeds import derive
@@ -59,7 +60,7 @@ class Learner:
     """Trains `model` in place. `module` is the transformers model to play with, adapters included.
 
     With `kl` and all weights trained, the reference is a copy made here: build the learner on the starting weights
-    and `load` a checkpoint afterwards.
+    and `load` a checkpoint afterwards. `layout` is for tests; by default what suits the device.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class Learner:
         temperature: float = 1.0,
         total_updates: int = 1,
         team: Team | None = None,
+        layout: Layout | None = None,
     ) -> None:
-        if options.packed:
+        self.layout: Layout = layout or best_layout(model, options)
+        if self.layout != "rows":
             check_packable(model)
             self._exchange = exchange_rate(model)
         self.options, self.seed, self.temperature, self.total_updates = options, seed, temperature, total_updates
@@ -104,7 +107,7 @@ class Learner:
         """Logprob of every reply token of an update under the policy or the frozen reference, by its index there."""
         model, context = self._frozen() if reference else (self.module, nullcontext())
         found = torch.empty(sum(len(row.sample.reply_ids) for row in rows), dtype=self._real, device=model.device)
-        with torch.no_grad(), context, attending(model, self._attention):
+        with torch.no_grad(), context, attending(model, self.layout):
             for packed in self.pack(rows):
                 found[packed.terms.index] = self._score(model, packed)[0]
         return found
@@ -113,14 +116,17 @@ class Learner:
         """The micro-batches of some rows."""
         where: dict[str, Any] = {"dtype": self.module.dtype, "device": self.module.device}
         limit = self.options.micro_tokens
-        if self.options.packed:
+        if self.layout == "trie":
+            return (pack_trie(batch, **where, multiple=BLOCK) for batch in plan_tries(rows, micro_tokens=limit, tree_tokens=self.options.tree_tokens))
+        if self.layout == "forest":
             trees = plan_forests(rows, micro_tokens=limit, exchange=self._exchange, tree_tokens=self.options.tree_tokens)
             return (pack_forest(batch, **where) for batch in trees)
         return (pack_rows(batch, **where) for batch in plan_rows(rows, micro_tokens=limit))
 
     def _score(self, model: PreTrainedModel, packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logprobs and entropies of the reply tokens, and the entropies where legal moves part."""
-        hidden, head, terms = hidden_states(model, packed), model.get_output_embeddings(), packed.terms
+        recompute = self.options.recompute and torch.is_grad_enabled()
+        hidden, head, terms = hidden_states(model, packed, recompute=recompute), model.get_output_embeddings(), packed.terms
         logprobs, entropies = score(hidden.index_select(0, terms.parents), head, terms.targets, temperature=self.temperature)
         choices = choice_entropies(hidden.index_select(0, terms.choice_parents), head, terms.choice_tokens, temperature=self.temperature)
         return logprobs, entropies, choices
@@ -130,10 +136,6 @@ class Learner:
             return self.module, self._adapted.disable_adapter()
         assert self._reference is not None, "a KL coefficient makes a reference"
         return self._reference, nullcontext()
-
-    @property
-    def _attention(self) -> str:
-        return FOREST if self.options.packed else ROWS
 
     @property
     def _real(self) -> torch.dtype:
@@ -146,23 +148,29 @@ class Learner:
         normaliser = self.team.total(sum(len(row.sample.reply_ids) for row in rows))
         given = {name: values for name, values in (("reference", reference), ("proximal", proximal)) if values is not None}
         sums, computed = Sums(), 0
-        with attending(self.module, self._attention):
+        with attending(self.module, self.layout):
             for packed in self.pack(rows):
                 logprobs, entropies, choices = self._score(self.module, packed)
                 own = {name: values[packed.terms.index] for name, values in given.items()}
                 loss, parts = policy_loss(logprobs, entropies, choices, packed.terms, self.options, entropy=entropy, normaliser=normaliser, **own)
                 loss.backward()
+                self._collect()
                 sums, computed = sums + parts, computed + packed.tokens
         return sums, computed
+
+    @torch.no_grad()
+    def _collect(self) -> None:
+        """Add the gradient of a micro-batch to the masters' in float32: a sum in half precision would drop what is small."""
+        halves = [(master, parameter) for name, master in self._masters.items() if (parameter := self.module.get_parameter(name)) is not master]
+        for master, parameter in halves:
+            if parameter.grad is not None:
+                gradient = parameter.grad.to(master.dtype)
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
 
     def _descend(self) -> tuple[float, bool]:
         """The gradient's norm, and whether the step was made. Half-precision weights are rounded from float32 masters:
         at a learning rate of 1e-6 most updates are smaller than what bfloat16 can tell apart."""
-        parameters = {name: self.module.get_parameter(name) for name in self._masters}
-        for name, master in self._masters.items():
-            if master is not parameters[name]:
-                gradient = parameters[name].grad
-                master.grad = None if gradient is None else gradient.to(master.dtype)
         self.team.sum_gradients(self._masters.values())
         norm = float(clip_grad_norm_(self._masters.values(), self.options.grad_clip))
         finite = norm < float("inf")
@@ -240,6 +248,13 @@ class _Step:
     computed: int
     norm: float
     made: bool
+
+
+def best_layout(model: PreTrainedModel, options: LearnOptions) -> Layout:
+    """A trie in one line where attention skips the empty blocks of its mask, a forest where masks are dense."""
+    if not options.packed:
+        return "rows"
+    return "trie" if model.device.type == "cuda" else "forest"
 
 
 def split(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:

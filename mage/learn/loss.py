@@ -2,12 +2,13 @@
 normaliser (all reply tokens of the optimizer step), so that micro-batches add up to the whole batch exactly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Self
+from functools import cache
+from typing import Any, Self
 
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import linear
 
 from mage.learn.packing import Terms
 from mage.options import LearnOptions
@@ -15,7 +16,7 @@ from mage.options import LearnOptions
 # exp(20) is 5e8: beyond it a ratio says nothing more, and an overflow would turn a zero gradient into NaN.
 LARGEST_LOG_RATIO = 20.0
 # Logits held at once: 2**24 float32 are 64 MB. A micro-batch that needs more recomputes them in the backward pass.
-LOGITS_AT_ONCE = 2**24
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +42,78 @@ class Sums:
 
 
 def score(
-    hidden: torch.Tensor, head: torch.nn.Module, targets: torch.Tensor, *, temperature: float, at_once: int = LOGITS_AT_ONCE
+    hidden: torch.Tensor, head: torch.nn.Module, targets: torch.Tensor, *, temperature: float, at_once: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprob of each target, and the entropy of its distribution as a figure, from the hidden states that predict them [T, width]."""
-    pieces = list(_pieces(hidden, head, targets, temperature, at_once))
-    logprobs, entropies = zip(*pieces, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+    """Logprob of each target, and the entropy of its distribution as a figure, from the hidden states that predict them [T, width].
+
+    The logits of all of them are never there at once: a piece at a time, and again in the backward pass.
+    """
+    bias = getattr(head, "bias", None)
+    length = max(1, (at_once or LOGITS_AT_ONCE.get(hidden.device.type, 2**24)) // head.weight.shape[0])
+    if len(targets) <= length and hidden.device.type == "cpu":
+        logprobs, entropies, _ = _look(head(hidden), targets, temperature)
+        return logprobs, entropies.detach()
+    return _Scored.apply(hidden, head.weight, bias, targets, temperature, length)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _pieces(
-    hidden: torch.Tensor, head: torch.nn.Module, targets: torch.Tensor, temperature: float, at_once: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    length = max(1, at_once // head.weight.shape[0])
-    recompute = len(targets) > length and torch.is_grad_enabled()
-    for states, wanted in zip(hidden.split(length), targets.split(length), strict=True):
-        if recompute:
-            yield checkpoint(_score_piece, states, head, wanted, temperature, use_reentrant=False)
-        else:
-            yield _score_piece(states, head, wanted, temperature)
+class _Scored(torch.autograd.Function):
+    """`_look` at hidden @ weight.T + bias, piece by piece. Between the passes only the sums of exponentials are kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, temperature: float, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        look = _compiled(_look, hidden.device.type)
+        pieces = [look(linear(states, weight, bias), wanted, temperature) for states, wanted in _pieces(length, hidden, targets)]
+        logprobs, entropies, sums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, targets, sums)
+        ctx.temperature, ctx.length = temperature, length
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, targets, sums = ctx.saved_tensors
+        slope = _compiled(_slope, hidden.device.type)
+        own = torch.empty_like(hidden)
+        total = torch.zeros_like(weight, dtype=sums.dtype)
+        shift = None if bias is None else torch.zeros_like(bias, dtype=sums.dtype)
+        done = 0
+        for states, wanted, exponents, above in _pieces(ctx.length, hidden, targets, sums, gradients[0]):
+            steep = slope(linear(states, weight, bias), wanted, exponents, above, ctx.temperature)
+            own[done : done + len(states)] = steep @ weight
+            total += steep.t() @ states
+            if shift is not None:
+                shift += steep.sum(0, dtype=sums.dtype)
+            done += len(states)
+        return own, total.to(weight.dtype), None if shift is None else shift.to(weight.dtype), None, None, None
 
 
-def _score_piece(hidden: torch.Tensor, head: torch.nn.Module, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = head(hidden)
-    logits = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
-    logprobs = logits.log_softmax(-1)
+def _pieces(length: int, *rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    return zip(*(part.split(length) for part in rows), strict=True)
+
+
+def _look(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logprobs of the targets, entropies, and the logarithms of the sums of exponentials, a row each."""
+    wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    sums = wide.logsumexp(-1)
+    chosen = wide.gather(-1, targets[:, None]).squeeze(-1) - sums
     with torch.no_grad():
-        entropies = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropies
+        entropies = sums - ((wide - sums[:, None]).exp() * wide).sum(-1)
+    return chosen, entropies, sums
+
+
+def _slope(logits: torch.Tensor, targets: torch.Tensor, sums: torch.Tensor, above: torch.Tensor, temperature: float) -> torch.Tensor:
+    """How the chosen logprobs, each weighed with the gradient from above, change with the logits."""
+    wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    return ((is_target.to(wide.dtype) - (wide - sums[:, None]).exp()) * (above / temperature)[:, None]).to(logits.dtype)
+
+
+@cache
+def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """On CUDA one kernel instead of eight passes over the logits."""
+    return torch.compile(function, dynamic=True) if device == "cuda" else function
 
 
 def choice_entropies(hidden: torch.Tensor, head: torch.nn.Module, tokens: torch.Tensor, *, temperature: float) -> torch.Tensor:

@@ -1,22 +1,26 @@
-"""Samples into tensors. `pack_forest` computes every shared token once, `pack_rows` is the ordinary padded way.
+"""Samples into tensors. `pack_trie` and `pack_forest` compute every shared token once, `pack_rows` is the ordinary padded way.
 
 A set of samples is a prefix trie laid out depth first: if `end[j]` is one past the last token of j's subtree, query i may
-attend key j exactly when `j <= i < end[j]`, and positions are depths. A forest is one ROOT (what all samples of the
-micro-batch begin with) and B trees padded to one width, so that attention is B small squares and not one large one.
+attend key j exactly when `j <= i < end[j]`, and positions are depths. A trie is laid out as one line, for attention that skips
+what its mask leaves empty (CUDA). A forest is for dense masks (CPU): one ROOT (what all samples of the micro-batch begin with)
+and B trees padded to one width, so that attention is B small squares and not one large one.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import attrgetter
+from typing import Literal
 
 import numpy as np
 import torch
 
 from mage.types import Sample
 
+Layout = Literal["trie", "forest", "rows"]
 # Pairs of query and key that cost as much as one token outside attention, for a small model (see `attention.exchange_rate`).
 EXCHANGE = 660.0
+TREE = 4096  # most tokens of a tree in a line
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
-    """Rows in lexicographic order; `shared[k]` leading tokens of row k are those of row k - 1. `size` counts trie nodes."""
+    """Rows in the order of a walk; `shared[k]` leading tokens of row k are those of row k - 1. `size` counts trie nodes."""
 
     rows: tuple[Row, ...]
     shared: tuple[int, ...]
@@ -71,9 +75,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A micro-batch. A forest has a `shape`, and `reach` is `end` for every token of a tree [B, n], counted from its start;
-    rows have no shape, and `reach` is 1 for real tokens [rows, width]."""
+    """A micro-batch. A trie's `reach` is `end` for every token [L]. A forest has a `shape`, and `reach` is `end` for every token
+    of a tree [B, n], counted from its start; that of rows is 1 for real tokens [rows, width]."""
 
+    layout: Layout
     input_ids: torch.Tensor
     positions: torch.Tensor
     reach: torch.Tensor
@@ -111,11 +116,26 @@ def common(one: Row, other: Row) -> int:
     return first if differs[first] else length
 
 
-def plant(rows: Iterable[Row]) -> Tree:
+def plant(rows: Iterable[Row], *, deepest_first: bool = False) -> Tree:
     """The trie of these rows: in sorted order all that is shared is shared with the neighbour."""
-    ordered = tuple(sorted(rows, key=attrgetter("key")))
-    shared = (0, *(common(one, other) for one, other in pairwise(ordered)))
-    return Tree(ordered, shared, _size(ordered, shared))
+    ordered = sorted(rows, key=attrgetter("key"))
+    shared = [0, *(common(one, other) for one, other in pairwise(ordered))]
+    if deepest_first:
+        ordered, shared = _deepest_first(ordered, shared)
+    return Tree(tuple(ordered), tuple(shared), _size(ordered, shared))
+
+
+def _deepest_first(rows: list[Row], shared: list[int]) -> tuple[list[Row], list[int]]:
+    """The same trie with the branch that goes deepest first at every fork: a trunk with many short branches then lies in one piece,
+    and a block of the mask is mostly full or empty."""
+    if len(rows) < 2:
+        return rows, shared
+    least = min(shared[1:])
+    forks = [0, *(place for place in range(1, len(rows)) if shared[place] == least), len(rows)]
+    branches = [_deepest_first(rows[start:end], [0, *shared[start + 1 : end]]) for start, end in pairwise(forks)]
+    branches.sort(key=lambda branch: -max(len(row.ids) for row in branch[0]))
+    lengths = [length for _, own in branches for length in (least, *own[1:])]
+    return [row for own, _ in branches for row in own], [0, *lengths[1:]]
 
 
 def _size(rows: Sequence[Row], shared: Sequence[int]) -> int:
@@ -158,10 +178,11 @@ def _part(tree: Tree, start: int, end: int) -> Tree:
 
 
 def root_of(trees: Sequence[Tree]) -> int:
-    """The length of the prefix common to all rows: that of the first and the last in lexicographic order."""
-    first = min((tree.rows[0] for tree in trees), key=attrgetter("key"))
-    last = max((tree.rows[-1] for tree in trees), key=attrgetter("key"))
-    return common(first, last)
+    """The length of the prefix common to all rows."""
+    first = trees[0].rows[0]
+    within = (min(tree.shared[1:], default=len(tree.rows[0].ids)) for tree in trees)
+    between = (common(first, tree.rows[0]) for tree in trees)
+    return min(*within, *between)
 
 
 def plan_forests(rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | None = None, exchange: float = EXCHANGE) -> list[list[Tree]]:
@@ -188,6 +209,27 @@ def plan_forests(rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | N
     return batches
 
 
+def plan_tries(rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | None = None) -> list[list[Tree]]:
+    """Micro-batches of about `micro_tokens` tokens, filled with trees of samples of one group.
+
+    Trees are cut at `tree_tokens`: in the backward pass a key gathers from all its queries one after the other, and the first keys of
+    a large tree would keep everybody waiting. What a cut repeats is little beside that.
+    """
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.sample.where.group, []).append(row)
+    thrift = Thrift(0, EXCHANGE, min(tree_tokens or TREE, micro_tokens))
+    trees = [tree for group in groups.values() for tree in cut(plant(group, deepest_first=True), thrift)]
+    batches: list[tuple[list[Tree], int]] = []
+    for tree in sorted(trees, key=attrgetter("size"), reverse=True):
+        place = next((n for n, (_, room) in enumerate(batches) if room >= tree.size), None)
+        if place is None:
+            batches.append(([tree], micro_tokens - tree.size))
+        else:
+            batches[place] = ([*batches[place][0], tree], batches[place][1] - tree.size)
+    return [batch for batch, _ in batches]
+
+
 def plan_rows(rows: Sequence[Row], *, micro_tokens: int) -> list[list[Row]]:
     """Micro-batches of rows of like length, each of at most `micro_tokens` tokens with padding (or one row)."""
     batches: list[list[Row]] = []
@@ -199,6 +241,24 @@ def plan_rows(rows: Sequence[Row], *, micro_tokens: int) -> list[list[Row]]:
         batches[-1].append(row)
         room -= 1
     return batches
+
+
+def pack_trie(trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", multiple: int = 1) -> Packed:
+    """Lay trees out one after the other in one line, and fill up to a multiple, as kernels work in blocks."""
+    total = sum(tree.size for tree in trees)
+    ids = np.zeros(-(-total // multiple) * multiple, dtype=np.int64)
+    positions = np.zeros_like(ids)
+    ends = np.arange(1, len(ids) + 1)  # padding attends itself, as in a forest
+    parents: list[np.ndarray] = []
+    base = 0
+    for tree in trees:
+        own = ends[base : base + tree.size]
+        parents += _lay(tree, 0, base, ids, positions, own)
+        own += base
+        base += tree.size
+    terms = _terms([row for tree in trees for row in tree.rows], parents, dtype, device)
+    flat, depths, reach = (torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends))
+    return Packed("trie", flat, depths, reach, None, terms, tokens=total)
 
 
 def pack_forest(trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Packed:
@@ -217,7 +277,7 @@ def pack_forest(trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, de
         parents += _lay(tree, root, root + block * width, ids, positions, ends[block])
     terms = _terms([row for tree in trees for row in tree.rows], parents, dtype, device)
     flat, depths, reach = (torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends))
-    return Packed(flat, depths, reach, shape, terms, tokens=root + sum(sizes))
+    return Packed("forest", flat, depths, reach, shape, terms, tokens=root + sum(sizes))
 
 
 def _lay(tree: Tree, root: int, base: int, ids: np.ndarray, positions: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
@@ -250,7 +310,7 @@ def pack_rows(rows: Sequence[Row], *, dtype: torch.dtype = torch.float32, device
     parents = [line * width + np.arange(len(row.sample.prompt_ids) - 1, len(row.ids) - 1) for line, row in enumerate(rows)]
     positions = np.broadcast_to(np.arange(width), ids.shape).copy()
     lines, depths, reach = (torch.from_numpy(array).to(device) for array in (ids, positions, real))
-    return Packed(lines, depths, reach, None, _terms(rows, parents, dtype, device), tokens=int(real.sum()))
+    return Packed("rows", lines, depths, reach, None, _terms(rows, parents, dtype, device), tokens=int(real.sum()))
 
 
 def _terms(rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, device: torch.device | str) -> Terms:

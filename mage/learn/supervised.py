@@ -6,7 +6,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from mage.learn.attention import FOREST, ROWS, attending, hidden_states
+from mage.learn.attention import attending, hidden_states
 from mage.learn.loss import choice_entropies, score
 from mage.learn.packing import Packed, pack_forest, pack_rows, plan_forests, plan_rows, prepare
 from mage.types import Sample
@@ -24,7 +24,7 @@ def imitate(
     """One optimizer step towards the replies; returns the mean loss a reply token."""
     total = 0.0
     tokens = sum(len(sample.reply_ids) for sample in samples)
-    with attending(model, FOREST if packed else ROWS):
+    with attending(model, "forest" if packed else "rows"):
         for batch in _pack(model, samples, tree_tokens, micro_tokens, packed):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)
             logprobs, _ = score(hidden, model.get_output_embeddings(), batch.terms.targets, temperature=1.0)
@@ -46,7 +46,7 @@ def action_entropy(
     It is that of the move itself, by the chain rule, if the replies hold uniformly random moves and the model's are uniform too.
     """
     total = 0.0
-    with attending(model, FOREST if packed else ROWS):
+    with attending(model, "forest" if packed else "rows"):
         for batch in _pack(model, samples, tree_tokens, micro_tokens, packed):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.choice_parents)
             total += float(choice_entropies(hidden, model.get_output_embeddings(), batch.terms.choice_tokens, temperature=temperature).sum())

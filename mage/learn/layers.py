@@ -1,0 +1,114 @@
+"""The layers of a plain Llama or Qwen3 over a trie in one line, as one function that is compiled once for all of them.
+
+transformers runs a layer as some forty small operations; on a GPU most of a small model's time then goes into launching them and
+into memory. The parameters are the module's own. Adapters, hooks and other models go through transformers' modules.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
+from torch.utils.checkpoint import checkpoint
+
+from mage.plain import LayerParts, parts_of
+
+BLOCK = 128  # tokens of a block of the mask
+Mask: TypeAlias = "BlockMask | Tensor"
+
+
+class Sizes(NamedTuple):
+    """What all layers of a model have in common."""
+
+    heads: int
+    kv_heads: int
+    scaling: float
+    epsilon: float
+
+
+def run_layers(backbone: Any, ids: Tensor, positions: Tensor, mask: Mask, *, recompute: bool = False) -> Tensor:
+    """Last hidden states [tokens, width]; `recompute`: keep only what goes from layer to layer for the backward pass."""
+    config, first = backbone.config, backbone.layers[0].self_attn
+    sizes = Sizes(config.num_attention_heads, config.num_key_value_heads, first.scaling, config.rms_norm_eps)
+    hidden = backbone.embed_tokens(ids)
+    cos, sin = (table[0] for table in backbone.rotary_emb(hidden, positions[None]))
+    layer = _layer_for(ids.device.type)
+    for module in backbone.layers:
+        given = (hidden, parts_of(module), cos, sin, mask, sizes)
+        hidden = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)
+    return _norm(hidden, backbone.norm.weight, sizes.epsilon)
+
+
+@cache
+def _layer_for(device: str) -> Callable[..., Tensor]:
+    """Compiled for CUDA; elsewhere as it stands."""
+    return torch.compile(_layer, dynamic=True) if device == "cuda" else _layer
+
+
+def _layer(hidden: Tensor, own: LayerParts, cos: Tensor, sin: Tensor, mask: Mask, sizes: Sizes) -> Tensor:
+    heads, kv_heads = sizes.heads, sizes.kv_heads
+    bias = None if own.qkv_bias is None else torch.cat(own.qkv_bias)
+    together = linear(_norm(hidden, own.before_attention, sizes.epsilon), torch.cat(own.qkv), bias)
+    query, key, value = together.unflatten(1, (heads + 2 * kv_heads, -1)).transpose(0, 1).split((heads, kv_heads, kv_heads))
+    if own.norms is not None:
+        query, key = _norm(query, own.norms[0], sizes.epsilon), _norm(key, own.norms[1], sizes.epsilon)
+    query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+    found = attend(query[None], key[None], value[None], mask, sizes.scaling)
+    hidden = hidden + linear(found[0].transpose(0, 1).flatten(1), own.out, own.out_bias)
+    bias = None if own.gate_up_bias is None else torch.cat(own.gate_up_bias)
+    gate, up = linear(_norm(hidden, own.before_mlp, sizes.epsilon), torch.cat(own.gate_up), bias).chunk(2, -1)
+    return hidden + linear(silu(gate) * up, own.down, own.down_bias)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float) -> Tensor:
+    """[1, heads, L, D] in and out."""
+    grouped = query.shape[1] != key.shape[1]
+    if isinstance(mask, Tensor):
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+    found: Any = flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=grouped)
+    return cast("Tensor", found)
+
+
+def trie_mask(end: Tensor) -> Mask:
+    """`j <= i < end[j]` as blocks for FlexAttention on CUDA; elsewhere dense, as FlexAttention is no gain there."""
+    if end.device.type == "cuda":
+        return block_mask(end)
+    line = torch.arange(len(end), device=end.device)
+    return (line[None] <= line[:, None]) & (line[:, None] < end[None])
+
+
+def block_mask(end: Tensor, block: int = BLOCK) -> BlockMask:
+    """Which blocks of keys a block of queries needs, from `j <= i < end[j]` alone: some of it, all of it, or nothing."""
+
+    def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < end[key])
+
+    count = -(-len(end) // block)
+    padded = pad(end, (0, count * block - len(end))).view(count, block)
+    number = torch.arange(count, device=end.device)
+    first = number[:, None] * block  # of the queries
+    last = (first + block - 1).clamp(max=len(end) - 1)
+    earlier = number[None, :] < number[:, None]
+    full = earlier & (padded.amin(1)[None, :] > last)
+    some = ((earlier & (padded.amax(1)[None, :] > first)) | (number[None, :] == number[:, None])) & ~full
+    listed = [part for chosen in (some, full) for part in _listed(chosen)]
+    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=block, mask_mod=rule, seq_lengths=(len(end), len(end)))
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks every row has, and which, these first."""
+    order = chosen.int().argsort(dim=1, descending=True, stable=True)
+    return chosen.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]
+
+
+def _norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = hidden if hidden.dtype == torch.float64 else hidden.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(hidden.dtype)
+
+
+def _rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = rows.chunk(2, -1)
+    return rows * cos + torch.cat((-right, left), -1) * sin

@@ -1,0 +1,59 @@
+"""What a plain Llama or Qwen3 is made of, for those who compute it without its modules: the engine and the learner."""
+
+from typing import Any, NamedTuple
+
+_PLAIN = {"transformers.models.llama.modeling_llama": "LlamaForCausalLM", "transformers.models.qwen3.modeling_qwen3": "Qwen3ForCausalLM"}
+_KNOWN = ("torch.nn.modules", "transformers.models.llama.", "transformers.models.qwen3.", "transformers.activations")
+
+
+class LayerParts(NamedTuple):
+    """The parameters of one layer, [out, in]; biases and the norms over query and key heads are None where a model has none."""
+
+    before_attention: Any
+    qkv: tuple[Any, Any, Any]
+    qkv_bias: tuple[Any, Any, Any] | None
+    norms: tuple[Any, Any] | None
+    out: Any
+    out_bias: Any | None
+    before_mlp: Any
+    gate_up: tuple[Any, Any]
+    gate_up_bias: tuple[Any, Any] | None
+    down: Any
+    down_bias: Any | None
+
+
+def parts_of(layer: Any) -> LayerParts:
+    """The parameters of a transformers layer."""
+    attention, mlp = layer.self_attn, layer.mlp
+    query, key, value, gate, up = attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
+    return LayerParts(
+        before_attention=layer.input_layernorm.weight,
+        qkv=(query.weight, key.weight, value.weight),
+        qkv_bias=None if query.bias is None else (query.bias, key.bias, value.bias),
+        norms=(attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None,
+        out=attention.o_proj.weight,
+        out_bias=attention.o_proj.bias,
+        before_mlp=layer.post_attention_layernorm.weight,
+        gate_up=(gate.weight, up.weight),
+        gate_up_bias=None if gate.bias is None else (gate.bias, up.bias),
+        down=mlp.down_proj.weight,
+        down_bias=mlp.down_proj.bias,
+    )
+
+
+def is_plain(model: Any) -> bool:
+    """Whether this is exactly a Llama or Qwen3 as transformers builds it, on one device and in one kind of number."""
+    if _PLAIN.get(type(model).__module__) != type(model).__name__:
+        return False
+    config = model.config
+    return (
+        config.hidden_act == "silu"
+        and config.rope_parameters.get("rope_type", "default") == "default"
+        and all(_has_no_additions(module) for module in model.modules())
+        and len({(parameter.device, parameter.dtype) for parameter in model.parameters()}) == 1
+    )
+
+
+def _has_no_additions(module: Any) -> bool:
+    """No hooks, and no module that is neither torch's own nor of these two models, as adapters and quantised layers are."""
+    return type(module).__module__.startswith(_KNOWN) and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
