@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from benchmarks.measure import Comparison, Skipped
 
-NAMES = ("packing", "prefix_cache", "barrier", "generate", "trl")
+NAMES = ("packing", "prefix_cache", "barrier", "generate", "trl", "cuda_engine", "cuda_learner", "cuda_update")
 
 
 def main(names: list[str]) -> int:
@@ -23,10 +23,10 @@ def main(names: list[str]) -> int:
     return 0
 
 
-def print_lines(found: Iterator[Comparison]) -> None:
+def print_lines(found: Iterator[Comparison | str]) -> None:
     try:
         for comparison in found:
-            print(comparison.line(), flush=True)
+            print(comparison if isinstance(comparison, str) else comparison.line(), flush=True)
     except Skipped as reason:
         print(reason)
     print(flush=True)

@@ -221,12 +221,13 @@ class Trainer:
         self._final("before")
 
     def _update(self) -> None:
-        clock = [time.perf_counter()]
+        clock, spent = [time.perf_counter()], self.parts.engine.spent()
         number = self.done + 1
         self.parts.engine.refresh(self.done)
         setting, tasks_PG = self.parts.setting(), draw_tasks(self.recipe, number)
         numbers = self.team.share(range(len(tasks_PG)))
         metas = play_groups(setting, self.team.share(tasks_PG), derive(self.recipe.run.seed, "play", number), numbers=numbers)
+        played = self.parts.engine.spent()
         clock.append(time.perf_counter())
         credits = credit(self.recipe, metas)
         clock.append(time.perf_counter())
@@ -238,6 +239,7 @@ class Trainer:
         figures = {"update": number} | means(self.team.gather(play_tally(metas) | credit_tally(credits))) | asdict(learned)
         timing = dict(zip(("play", "credit", "learn"), (after - before for before, after in itertools.pairwise(clock)), strict=True))
         timing["total"] = clock[-1] - clock[0]
+        timing |= {f"play_{name}": seconds - spent[name] for name, seconds in played.items()}
         if self.events is not None:
             self.folder.append_metrics(figures)
             self.folder.append_timing({"update": number} | timing)

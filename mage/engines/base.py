@@ -51,6 +51,10 @@ class Engine(ABC):
         """The weights have changed: forget what was computed with the old ones."""
         self.policy_version = policy_version
 
+    def spent(self) -> dict[str, float]:
+        """Seconds since it was made, by what they went into; for figures of where time goes."""
+        return {}
+
     def sample(self, request: Request) -> "Sampling":
         """Awaitable for use inside a coroutine that `run` drives."""
         return Sampling(self, request)

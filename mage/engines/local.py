@@ -40,6 +40,7 @@ class Stats:
     reused_tokens: int = 0
     generated_tokens: int = 0
     seconds: float = 0.0
+    waited: float = 0.0  # of these, for the GPU
 
 
 class LocalEngine(Engine):
@@ -111,6 +112,9 @@ class LocalEngine(Engine):
             before, self.decoder = self.decoder, plain_decoder(self.model, self.context, self.ops)
             if self.loop is not None and self.decoder is not before:
                 self.loop.forget_graphs()
+
+    def spent(self) -> dict[str, float]:
+        return {"engine": self.stats.seconds, "gpu_wait": self.stats.waited}
 
     def step(self) -> list[tuple[Request, Completion]]:
         with torch.inference_mode():
@@ -219,7 +223,9 @@ class LocalEngine(Engine):
         if self.flight is None:
             return []
         (flight, lease), self.flight = self.flight, None
+        before = time.perf_counter()
         tokens, logprobs = flight.wait()
+        self.stats.waited += time.perf_counter() - before
         finished: list[tuple[int, Finish]] = []
         # A sequence that joined has two tokens in one step; in order, and the second counts only if the first did not end it.
         second = np.zeros(len(lease), bool)

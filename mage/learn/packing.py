@@ -20,7 +20,7 @@ from mage.types import Sample
 Layout = Literal["trie", "forest", "rows"]
 # Pairs of query and key that cost as much as one token outside attention, for a small model (see `attention.exchange_rate`).
 EXCHANGE = 660.0
-TREE = 4096  # most tokens of a tree in a line
+TREE = 2048  # most tokens of a tree in a line
 
 
 @dataclass(frozen=True, slots=True, eq=False)

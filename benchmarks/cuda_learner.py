@@ -1,0 +1,160 @@
+"""Learning on a GPU: a prefix trie with FlexAttention against one padded row per sample through transformers' modules.
+
+The rows are those of 16 x 8 meta-episodes of Tic-Tac-Toe (three episodes, notes), played by script through the prompts of SmolLM2's
+tokenizer if it is there, else of the embedded model's; with long replies every reply is 250 random tokens. A 135 M Llama with random weights,
+bfloat16 with float32 masters, whole `Learner.update` calls. Utilisation counts 6 operations a weight and computed token (of the head: reply token)
+against the card's dense bfloat16 peak, attention and repeated work not counted.
+
+Then: what one update costs in memory for models of 135 M to 4 B parameters, all weights trained or adapters of rank 16.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from benchmarks.cuda_engine import SMOLLM2, random_model, walled
+from benchmarks.measure import Comparison, Skipped, relate, take_turns
+from mage.agent import Agent, Sampling
+from mage.chat import Chat
+from mage.engines.base import ScriptedEngine
+from mage.environments.tic_tac_toe import TicTacToe
+from mage.learn.learner import Learner, Metrics
+from mage.learn.lessons import write_lessons
+from mage.learn.packing import Layout, prepare
+from mage.memory.notes import Notes
+from mage.models.base import find_model
+from mage.options import LearnOptions
+from mage.play import Setting
+from mage.types import Sample, Task
+
+TARGETS = {"short replies": 3.0, "replies of 250 tokens": 2.0}
+PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}  # dense bfloat16, from the data sheets
+SHAPES: dict[str, dict[str, Any]] = {
+    "135 M": SMOLLM2,
+    "360 M": SMOLLM2 | {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15, "num_key_value_heads": 5},
+    "1.7 B": SMOLLM2 | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 32},
+    "4 B": {"vocab_size": 151_936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much work; tests take less."""
+
+    device: str = "cuda"
+    layers: int = 30
+    groups: int = 16
+    members: int = 8
+    micro_tokens: int = 32_768
+    rounds: int = 2
+    shapes: tuple[str, ...] = tuple(SHAPES)
+
+
+def measure(size: Size | None = None) -> Iterator[Comparison | str]:
+    """Samples learned from a second, and peak memory."""
+    if size is None and not torch.cuda.is_available():
+        raise Skipped("needs a CUDA device")
+    size = size or Size()
+    for case in TARGETS:
+        yield _against_rows(case, size)
+    for name in size.shapes:
+        yield from _memory(name, size)
+
+
+def make_rows(groups: int, members: int, long: bool, vocabulary: int = 49_152) -> list[Sample]:
+    """Training rows of scripted meta-episodes with advantages of +1 and -1."""
+    try:
+        chat = Chat.load(find_model("smollm2"))
+    except ValueError:
+        chat = Chat.load(find_model("embedded"))
+    rng = random.Random(0)
+    agent = Agent(ScriptedEngine(lambda request: "", chat.encode), chat, Sampling(max_tokens=32, reflection_tokens=128))
+    setting = Setting(TicTacToe(), agent, Notes(keep="reflections"), episodes=3)
+    tasks = [Task("tic_tac_toe", 1000 + group, group % 2, "random", "train") for group in range(groups) for _ in range(members)]
+    samples = []
+    for lesson in write_lessons(setting, tasks, 5):
+        sample = lesson.sample()
+        where = replace(sample.where, group=sample.where.group // members, member=sample.where.group % members)
+        reply = tuple(rng.randrange(3, vocabulary) for _ in range(250)) if long else sample.reply_ids
+        choices = () if long else sample.choices
+        old = (-10.8,) * len(reply)  # about what random weights give a token
+        samples.append(replace(sample, reply_ids=reply, old_logprobs=old, choices=choices, where=where, advantage=rng.choice((-1.0, 1.0))))
+    return samples
+
+
+def _against_rows(case: str, size: Size) -> Comparison:
+    samples = make_rows(size.groups, size.members, long=case != "short replies")
+    ways: tuple[Layout, Layout] = ("trie", "rows")
+    learners = [_learner(size, layout) for layout in ways]
+    rows = prepare(samples[:100])
+    difference = (learners[0].logprobs(rows) - learners[1].logprobs(rows)).abs().mean()
+    found: dict[str, Metrics] = {}
+
+    def update(name: str, learner: Learner) -> None:
+        found[name] = learner.update(samples, entropy=0.1, update=0)
+
+    works = [walled(partial(update, name, learner), size.device) for name, learner in zip(ways, learners, strict=True)]
+    seconds = take_turns(works, size.rounds)
+    line = relate("cuda learner", case, ("trie", "rows"), "samples", len(samples), *seconds)
+    trie = found["trie"]
+    loss = abs(trie.policy_loss - found["rows"].policy_loss)
+    rate = line.ours / len(samples)
+    note = (
+        f"{trie.row_tokens / trie.computed_tokens:.1f} times fewer tokens; {trie.computed_tokens * rate:,.0f} computed tokens/s, "
+        f"utilisation {utilisation(learners[0].module, trie, rate):.0%} and {utilisation(learners[1].module, found['rows'], line.theirs / len(samples)):.0%}; "
+        f"difference of loss {loss:.0e}, of bfloat16 logprobs {difference:.0e}"
+    )
+    return replace(line, target=TARGETS[case] if size.device == "cuda" else None, note=note)
+
+
+def _learner(size: Size, layout: Layout) -> Learner:
+    model = random_model(SMOLLM2, size.device, num_hidden_layers=size.layers)
+    return Learner(model, LearnOptions(lr=1e-6, micro_tokens=size.micro_tokens), layout=layout)
+
+
+def utilisation(model: PreTrainedModel, metrics: Metrics, rate: float) -> float:
+    """Share of the card's peak, at `rate` updates a second."""
+    if model.device.type != "cuda":
+        return 0.0
+    peak = PEAK.get(torch.cuda.get_device_name(), float("nan"))
+    head = model.get_output_embeddings().weight.numel()
+    layers = sum(value.numel() for value in model.get_decoder().layers.parameters())
+    return 6 * (layers * metrics.computed_tokens + head * metrics.reply_tokens) * rate / peak
+
+
+def _memory(name: str, size: Size) -> Iterator[str]:
+    """One update of a model of this shape, all weights and adapters."""
+    samples = make_rows(4, size.members, long=True)
+    for rank in (0, 16):
+        if size.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        model = _shaped(name, size)
+        learner = Learner(model, LearnOptions(lr=1e-6, micro_tokens=size.micro_tokens // 2, recompute=True, lora_rank=rank), layout="trie")
+        count = sum(value.numel() for value in model.parameters())
+        learner.update(samples, entropy=0.1, update=0)
+        began = time.perf_counter()
+        metrics = learner.update(samples, entropy=0.1, update=1)
+        taken = time.perf_counter() - began
+        peak = torch.cuda.max_memory_allocated() / 1e9 if size.device == "cuda" else float("nan")
+        what = "all weights    " if rank == 0 else f"LoRA of rank {rank}"
+        used = utilisation(learner.module, metrics, 1 / taken)
+        speed = f"{metrics.computed_tokens / taken:9,.0f} computed tokens/s, utilisation {used:.0%}"
+        yield f"cuda learner {name:>6} {what}: peak {peak:6.1f} GB, {speed} ({count / 1e6:,.0f} M, recompute, {size.micro_tokens // 2} tokens at once)"
+        del learner, model
+
+
+def _shaped(name: str, size: Size) -> PreTrainedModel:
+    shape = SHAPES[name] | ({"num_hidden_layers": size.layers} if size.device != "cuda" else {})
+    if name != "4 B":
+        return random_model(shape, size.device)
+    torch.manual_seed(0)
+    with torch.device(size.device):
+        return Qwen3ForCausalLM(Qwen3Config(**shape)).to(torch.bfloat16 if size.device == "cuda" else torch.float32).eval()  # type: ignore[no-any-return]

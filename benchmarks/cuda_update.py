@@ -1,0 +1,62 @@
+"""Where the time of a complete update goes on a GPU: 16 x 8 meta-episodes of Tic-Tac-Toe with SmolLM2, through the trainer itself.
+
+Needs `mage model add smollm2`; the model of `mage warmup smollm2_tic_tac_toe` is taken where it is there (runs/smollm2_tic_tac_toe-warm).
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.measure import Skipped
+from mage.config import load_recipe
+from mage.models.base import find_model
+from mage.rundir import RunFolder
+from mage.trainer import Watcher, train
+
+WARM = Path("runs/smollm2_tic_tac_toe-warm")
+TARGET = 15.0
+
+
+def measure(updates: int = 5, device: str = "cuda", model: str | None = None, *changes: str) -> Iterator[str]:
+    """Seconds of an update, by what they went into; the first two updates, in which kernels are compiled, are not counted."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Skipped("needs a CUDA device")
+    path = model or (str(WARM) if WARM.is_dir() else "smollm2")
+    try:
+        find_model(path)
+    except ValueError as missing:
+        raise Skipped(str(missing)) from None
+    with tempfile.TemporaryDirectory() as place:
+        given = [
+            f"--model.path={path}",
+            f"--run.updates={updates}",
+            "--run.evaluate_every=0",
+            "--evaluate.size=8",
+            "--evaluate.final_size=8",
+            f"--run.device={device}",
+        ]
+        folder = RunFolder.create(Path(place) / "run", load_recipe("smollm2_tic_tac_toe", [*given, *changes]))
+        train(folder.path, Watcher(), lambda: False)
+        timing = folder.timing()[min(2, updates - 1) :]
+        metrics = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    middle = {name: median(float(record[name]) for record in timing) for name in timing[0] if name != "update"}
+    engine, waited = middle["play_engine"], middle["play_gpu_wait"]
+    yield f"an update of {metrics[-1]['samples']} samples, {metrics[-1]['reply_tokens']:,} reply tokens: {middle['total']:.2f} s" + (
+        "" if device != "cuda" else f" (target {TARGET:g})" if middle["total"] <= TARGET else f" MISSED: target {TARGET:g}"
+    )
+    for name, seconds in (
+        ("play: waiting for the GPU", waited),
+        ("play: engine, on the host", engine - waited),
+        ("play: games, prompts, opponents", middle["play"] - engine),
+        ("credit", middle["credit"]),
+        ("learn", middle["learn"]),
+    ):
+        yield f"  {name:32} {seconds:6.2f} s  {seconds / middle['total']:4.0%}"
+    last = metrics[-1]
+    yield f"  sampler and learner: mean |difference of logprobs| {last['mismatch']:.4f}; illegal {last['illegal_rate']:.0%}; all updates: " + ", ".join(
+        f"{record['total']:.1f}" for record in timing
+    )
