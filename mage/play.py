@@ -5,7 +5,7 @@ nothing. What a model or a game does wrong is data: illegal and unreadable repli
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mage.agent import Agent, episode_text, illegal_text, read_action, reflect_text, system_text
 from mage.chat import Ids
@@ -90,7 +90,7 @@ async def _take_turn(setting: Setting, place: Place, state: State, prompt: Ids, 
     agent, seat = setting.agent, place.task.seat
     completion = await agent.reply(prompt, derive(place.seed, place.number, index))
     written, legal = read_action(completion.text), state.legal()
-    action = legal_word(written, legal)
+    action = None if written is None else state.read(written)
     turn = Turn(
         kind="play",
         anchor=state.anchor(seat),
@@ -105,11 +105,6 @@ async def _take_turn(setting: Setting, place: Place, state: State, prompt: Ids, 
     return turn, agent.past_reply(completion, written)
 
 
-def legal_word(written: str | None, legal: tuple[str, ...]) -> str | None:
-    """The legal move a reply names, whatever its case; None if it names none."""
-    return None if written is None else next((word for word in legal if word.lower() == written.lower()), None)
-
-
 def _length_cost(setting: Setting, completion: Completion, limit: int) -> float:
     """Appendix A, eq. 13: nothing up to half the limit, then linear, at most the coefficient."""
     over = max(0.0, len(completion.token_ids) - limit / 2) / (limit / 2)
@@ -119,7 +114,8 @@ def _length_cost(setting: Setting, completion: Completion, limit: int) -> float:
 def _finish(environment: Environment, seat: int, state: State, turns: list[Turn], moves: list[Move], ending: Ending, reflection: Turn | None) -> Episode:
     over = ending == "finished"
     score = state.scores()[seat] if over else environment.forfeit_score if ending == "illegal" else 0.0
-    recap = state.recap(seat) if over else FORFEITED if ending == "illegal" else RAN_OUT
+    known = over or not environment.multi_agent
+    recap = " ".join(([] if over else [FORFEITED if ending == "illegal" else RAN_OUT]) + ([state.recap(seat)] if known else []))
     return Episode(
         turns=tuple(turns),
         reflection=reflection,
@@ -158,6 +154,7 @@ async def play_meta_episode(
 
     `on_episode` hears of every episode when it ends: its number from 0, the memory shown, the episode.
     """
+    setting = replace(setting, environment=setting.environment.for_split(task.split))
     notebook = setting.memory.open()
     ask = _asker(setting, seed)
     episodes: list[Episode] = []

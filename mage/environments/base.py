@@ -12,9 +12,14 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mage.seeds import derive
-from mage.types import Outcome
+from mage.types import Outcome, Split
 
 SEATS = ("first", "second")
+
+
+def named(written: str, legal: tuple[str, ...]) -> str | None:
+    """The one of these moves that is written, whatever its case."""
+    return next((word for word in legal if word.lower() == written.lower()), None)
 
 
 class State(ABC):
@@ -46,7 +51,21 @@ class State(ABC):
 
     @abstractmethod
     def recap(self, seat: int) -> str:
-        """The finished episode and its true outcome in a few words, as this seat knows it."""
+        """The finished episode and its true outcome in a few words, as this seat knows it.
+
+        In a world without other agents it is also asked of an episode whose turns ran out.
+        """
+
+    def read(self, written: str) -> str | None:
+        """The legal move that an agent's words name, whatever their case; None if they name none.
+
+        A world whose moves cannot all be listed (free text) overrides this, and `legal()` names typical ones.
+        """
+        return named(written, self.legal())
+
+    def expert(self) -> str | None:
+        """What an expert would do now, if the world knows one: the ceiling that evaluation reports."""
+        return None
 
 
 class Environment(BaseModel, ABC):
@@ -81,6 +100,10 @@ class Environment(BaseModel, ABC):
     @abstractmethod
     def forfeit_score(self) -> float:
         """The score of an agent that never finds a legal move: no better than the worst way to lose."""
+
+    def for_split(self, split: Split) -> "Environment":
+        """The same world with the tasks of this split; worlds whose splits differ only in the opponents are the same in all."""
+        return self
 
     def outcome(self, score: float) -> Outcome:
         return "won" if score > 0 else "lost" if score < 0 else "drawn"

@@ -20,11 +20,12 @@ from transformers import PreTrainedModel
 
 from mage.agent import Agent, read_action
 from mage.engines.base import run
+from mage.environments.base import named
 from mage.learn.attention import check_packable
 from mage.learn.lessons import Lesson, facts_of, write_lessons
 from mage.learn.supervised import action_entropy, imitate
 from mage.options import LearnOptions, WarmupOptions
-from mage.play import Setting, legal_word
+from mage.play import Setting
 from mage.seeds import derive
 from mage.types import Task
 
@@ -131,7 +132,7 @@ def measure(model: PreTrainedModel, agent: Agent, moves: Sequence[Lesson], notes
     """Ask for a reply in every situation, drawn as in training. Seeds are the situation's number: before and after have the same luck."""
     drawn = run((agent.reply(lesson.turn.prompt_ids, number) for number, lesson in enumerate(moves)), limit=agent.engine.capacity)
     words = [read_action(completion.text) for completion in drawn]
-    legal = [legal_word(word, lesson.legal) is not None for word, lesson in zip(words, moves, strict=True)]
+    legal = [word is not None and named(word, lesson.legal) is not None for word, lesson in zip(words, moves, strict=True)]
     written = run((agent.write(lesson.turn.prompt_ids, number) for number, lesson in enumerate(notes)), limit=agent.engine.capacity)
     true = [reply.finish == "eos" and _is_true(reply.text, lesson) for reply, lesson in zip(written, notes, strict=True)]
     asked = [lesson.sample() for lesson in moves]
