@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import mage
 from mage.menus import PACKAGE
+from mage.mistakes import DeviceTrouble
 from mage.verbs import MISTAKE, STOPPED, evaluate, items, model, play, train, warmup
 
 VERBS = (train, warmup, evaluate, play, items, model)
@@ -38,6 +39,8 @@ def is_mistake(error: Exception) -> bool:
     """Whether this is the user's to mend. A ValueError is if a line of ours raised it on purpose, no slip of ours or of a library."""
     if isinstance(error, OSError):
         return not isinstance(error, BrokenPipeError)
+    if isinstance(error, DeviceTrouble):
+        return True
     if isinstance(error, ValueError):
         return _raised_on_purpose(error)
     cause = error.__cause__

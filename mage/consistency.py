@@ -62,6 +62,7 @@ _EFFECTS = (
     _Effect("learn", "tree_tokens", "while learn.packed = false", lambda r: r.learn.packed),
     _Effect("play", "stop_on_success", "with play.episodes = 1", lambda r: r.play.episodes > 1 or not r.play.stop_on_success),
     _Effect("agent", "reflection_tokens", "with a memory that asks for no reflections", lambda r: r.memory().reflects),
+    _Effect("learn", "reflect_from", "with a memory that asks for no reflections", lambda r: r.memory().reflects or r.learn.reflect_from == 0),
     _Effect("play", "seats", _SINGLE_AGENT, _multi_agent),
     _Effect("play", "grouping", _SINGLE_AGENT, _multi_agent),
     _Effect("opponents", "train", _SINGLE_AGENT, _multi_agent),

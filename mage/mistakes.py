@@ -11,6 +11,10 @@ from pydantic import BaseModel, ValidationError
 from mage.toml import show_key, show_value
 
 
+class DeviceTrouble(RuntimeError):
+    """A GPU is out of memory, has reported an error or is gone: what happened, what is safe, what to do."""
+
+
 class ConfigError(ValueError):
     """A user's mistake in a recipe: what was given, what is allowed, where to change it."""
 

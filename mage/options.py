@@ -123,6 +123,7 @@ class LearnOptions(Section):
     kl: float = Field(0.0, ge=0, description="weight of the KL to the frozen starting model")
     entropy: float = Field(0.0, ge=0, description="weight of the entropy of the action at the start")
     entropy_final: float = Field(0.0, ge=0, description="weight of that entropy at the last update, reached linearly")
+    reflect_from: int = Field(0, ge=0, description="updates before reflections are credited: until the policy reads them, what follows them is noise to them")
     grad_clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
     tree_tokens: int | None = Field(None, ge=1, description="most tokens of one prefix tree; not given = trees are merged while that saves time")
     micro_tokens: int = Field(16384, ge=1, description="tokens computed at once")

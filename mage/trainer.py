@@ -28,6 +28,7 @@ from mage.learn.model import load_model
 from mage.learn.team import Team, weave, work_together
 from mage.memory.base import Memory
 from mage.menus import find_item
+from mage.mistakes import DeviceTrouble
 from mage.opponents.base import spread
 from mage.panels import Name, make_panel
 from mage.play import Setting, play_groups
@@ -38,6 +39,7 @@ from mage.seeds import derive
 from mage.types import Credit, MetaEpisode, Sample, Split, Task
 
 Figures = dict[str, Any]
+ACCELERATOR_ERRORS: tuple[type[Exception], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 TRANSCRIPTS = 60
 TINY = 1_000_000
 
@@ -140,14 +142,17 @@ def credit(recipe: Recipe, metas: Sequence[MetaEpisode]) -> list[Credit]:
     return list(recipe.estimator()(found))
 
 
-def make_samples(credits: Sequence[Credit]) -> list[Sample]:
-    """Training rows: the very ids and logprobs that were sampled. An empty reply has nothing to learn from."""
+def make_samples(credits: Sequence[Credit], *, reflections: bool = True) -> list[Sample]:
+    """Training rows: the very ids and logprobs that were sampled. An empty reply has nothing to learn from.
+
+    Without `reflections` they get no credit, good or bad; a KL still holds them where they are.
+    """
     return [
         Sample(
             prompt_ids=turn.prompt_ids,
             reply_ids=turn.completion.token_ids,
             old_logprobs=turn.completion.logprobs,
-            advantage=found.advantage,
+            advantage=found.advantage if reflections or turn.kind == "play" else 0.0,
             choices=turn.choices,
             kind=turn.kind,
             where=found.source.where,
@@ -162,7 +167,26 @@ def train(path: Path, watcher: Watcher, stop: Callable[[], bool]) -> Figures:
 
     `stop` is asked after every update: if it says yes, the run is saved and `Stopped` raised.
     """
-    return work_together(RunFolder.open(path).recipe.run.workers, _train, path, watcher=watcher, stop=stop)
+    folder = RunFolder.open(path)
+    try:
+        return work_together(folder.recipe.run.workers, _train, path, watcher=watcher, stop=stop)
+    except torch.OutOfMemoryError as error:
+        raise DeviceTrouble(_out_of_memory(folder, error)) from error
+    except ACCELERATOR_ERRORS as error:
+        raise DeviceTrouble(f"the GPU reported an error: {str(error).splitlines()[0]}\n{_what_is_safe(folder)}") from error
+
+
+def _out_of_memory(folder: RunFolder, error: torch.OutOfMemoryError) -> str:
+    recipe = folder.recipe
+    advice = [f"learn.micro_tokens (now {recipe.learn.micro_tokens})", "engines.slots or engines.context"]
+    again = "" if recipe.learn.recompute else "; learn.recompute = true needs less for learning"
+    place = folder.path / "recipe.toml"
+    return f"out of GPU memory: {str(error).splitlines()[0]}\nIn {place} lower {' or '.join(advice)}{again}.\n{_what_is_safe(folder)}"
+
+
+def _what_is_safe(folder: RunFolder) -> str:
+    found = checkpoint.latest(folder.checkpoints).path
+    return "No checkpoint was written yet." if found is None else f"The checkpoint of update {checkpoint.update_of(found)} is whole."
 
 
 def _train(team: Team, path: Path, watcher: Watcher | None = None, stop: Callable[[], bool] = lambda: False) -> Figures:
@@ -232,7 +256,8 @@ class Trainer:
         credits = credit(self.recipe, metas)
         clock.append(time.perf_counter())
         entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
-        learned = self.learner.update(make_samples(credits), entropy=entropy, update=self.done)
+        samples = make_samples(credits, reflections=self.done >= self.recipe.learn.reflect_from)
+        learned = self.learner.update(samples, entropy=entropy, update=self.done)
         self.done = number
         self.parts.engine.refresh(number)  # evaluations come next, with the new weights
         clock.append(time.perf_counter())

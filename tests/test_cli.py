@@ -361,6 +361,37 @@ def test_a_full_disk_loses_nothing_that_was_saved(place: Path, run: Path, tmp_pa
     assert metrics(tmp_path / "small-1") == metrics(run)
 
 
+@pytest.mark.parametrize("trouble", ["memory", "driver"])
+def test_trouble_with_a_gpu_is_told_and_the_last_checkpoint_is_whole(
+    place: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    import torch
+
+    from mage.learn.learner import Learner
+
+    error = torch.OutOfMemoryError if trouble == "memory" else getattr(torch, "AcceleratorError", None)
+    if error is None:
+        pytest.skip("this torch has no error of its own for a driver")
+    real, done = Learner.update, list[int]()
+
+    def update(self: Learner, *arguments: Any, **options: Any) -> Any:
+        done.append(1)
+        if len(done) == 3:
+            raise error("CUDA: something is wrong\nand a long trace")
+        return real(self, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "update", update)
+        told = refused_quietly("train", place / "small.toml", "--runs", tmp_path)
+    assert "CUDA: something is wrong" in told
+    assert "long trace" not in told
+    assert "The checkpoint of update" in told
+    assert ("learn.micro_tokens" in told) == (trouble == "memory")
+    assert f"mage train --resume {tmp_path / 'small-1'}" in told
+    assert call("train", "--resume", tmp_path / "small-1").exit_code == 0
+    assert metrics(tmp_path / "small-1") == metrics(run)
+
+
 def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def slip(kind: str, with_options: bool) -> list[Any]:
         return [*zip([1], [], strict=True)]

@@ -15,7 +15,8 @@ import pytest
 from mage.config import Recipe, build_recipe
 from mage.evaluate import Evaluation
 from mage.rundir import RunFolder
-from mage.trainer import Stopped, Watcher, draw_tasks, train
+from mage.trainer import Stopped, Watcher, draw_tasks, make_samples, train
+from mage.types import Completion, Credit, Return, Turn, Where
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 
@@ -113,6 +114,14 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path: Path) -> 
     assert (folder.checkpoints / "update_000001").is_dir()
     train(folder.path, watcher, never)
     assert watcher.updates == [1, 2, 3, 4]
+
+
+def test_reflections_get_no_credit_before_their_time() -> None:
+    where = Where(0, 0, 0, -1, "random")
+    turns = [Turn(kind, "", "", (1,), Completion((2,), (-0.5,), "x", "stop", 0), None, (), True, 0.0) for kind in ("play", "reflect")]
+    credits = [Credit(Return(turn, where, 1.0, 1.0, 1.0), 2.5, ()) for turn in turns]
+    assert [sample.advantage for sample in make_samples(credits)] == [2.5, 2.5]
+    assert [sample.advantage for sample in make_samples(credits, reflections=False)] == [2.5, 0.0]
 
 
 def test_a_broken_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def latest(folder: Path) -> Latest:
 def prune(folder: Path, *, keep: int, also: Collection[int] = ()) -> None:
     """Delete all but the newest `keep` checkpoints and those of the updates in `also`."""
     for path in _newest_first(folder)[keep:]:
-        if _update_of(path) not in also:
+        if update_of(path) not in also:
             shutil.rmtree(path)
 
 
@@ -166,10 +166,10 @@ def _newest_first(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [path for path in folder.iterdir() if path.is_dir() and re.fullmatch(r"update_\d+", path.name)]
-    return sorted(found, key=_update_of, reverse=True)
+    return sorted(found, key=update_of, reverse=True)
 
 
-def _update_of(path: Path) -> int:
+def update_of(path: Path) -> int:
     return int(path.name.removeprefix("update_"))
 
 
