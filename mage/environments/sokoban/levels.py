@@ -1,0 +1,108 @@
+"""Boxoban level files: `; number`, then the rows of a room in `#` wall, `@` player, `$` box, `.` target (`+` and `*`: on a target).
+
+A file is read once, when a task first needs a level of it; whatever is wrong with it is one message that names file, level and fault.
+"""
+
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+from mage.environments.sokoban.rooms import SHARES, Room, build_room
+
+WHERE = "https://github.com/google-deepmind/boxoban-levels"
+LARGEST = 20  # rows and columns, so that what an agent sees is bounded
+_SYMBOLS = frozenset("# .$@*+")
+
+
+def level_files(path: str, split: str) -> tuple[tuple[Path, ...], bool]:
+    """The files of a split, and whether they are its own: those under `train`, and `test` or `valid`, where the folder has them."""
+    root = Path(path).expanduser()
+    names = {"train": ("train",), "test": ("test", "valid")}.get(split, ())
+    own = next((root / name for name in names if (root / name).is_dir()), None)
+    found = _text_files(own or root)
+    if not found:
+        raise ValueError(f"environments.levels: there are no Boxoban levels at {path!r} (a .txt file, or a folder with some); get them from {WHERE}")
+    return found, own is not None
+
+
+@lru_cache(maxsize=64)
+def _text_files(root: Path) -> tuple[Path, ...]:
+    return (root,) if root.is_file() else tuple(sorted(root.rglob("*.txt")))
+
+
+def pick_level(path: str, split: str, seed: int) -> Room:
+    """The level of a split that this seed names. Files without folders for splits share their levels out: every fifth, by content, is held out."""
+    files, own = level_files(path, split)
+    file = files[seed % len(files)]
+    levels = read_levels(file)
+    if not own and split in ("train", "test"):
+        levels = tuple(level for level in levels if (zlib.crc32(level.encode()) % SHARES == 0) == (split == "test"))
+        if not levels:
+            raise ValueError(f"environments.levels: {file} has too few levels to hold some out for split {split!r}")
+    return parse_level(levels[seed // len(files) % len(levels)], str(file))
+
+
+@lru_cache(maxsize=32)
+def read_levels(file: Path) -> tuple[str, ...]:
+    """The levels of a file, as text."""
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"environments.levels: {file} cannot be read as text: {error}") from None
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        if line.startswith(";"):
+            blocks.append([])
+        elif line.strip():
+            if not blocks:
+                raise ValueError(f"environments.levels: {file} is no Boxoban file: it begins with {line[:40]!r}, not with '; 0'")
+            blocks[-1].append(line)
+    if not blocks:
+        raise ValueError(f"environments.levels: {file} is no Boxoban file: it is empty")
+    return tuple("\n".join(rows) for rows in blocks)
+
+
+@lru_cache(maxsize=256)
+def parse_level(text: str, where: str = "level") -> Room:
+    """A level as a room; ValueError with the reason where it is none."""
+    rows = text.splitlines()
+    fault = _find_fault(rows)
+    if fault:
+        raise ValueError(f"environments.levels: {where} has a level that cannot be played: {fault}\n{text[:600]}")
+    width, symbols = len(rows[0]), "".join(rows)
+    player = next(square for square, symbol in enumerate(symbols) if symbol in "@+")
+    floor = _inside(symbols, width, player)
+    if floor is None:
+        raise ValueError(f"environments.levels: {where} has a level that cannot be played: the player can leave the room\n{text[:600]}")
+    boxes, targets = ({square for square, symbol in enumerate(symbols) if symbol in some} for some in ("$*", ".*+"))
+    if not boxes | targets <= floor:
+        raise ValueError(f"environments.levels: {where} has a level that cannot be played: a box or a target lies outside the walls\n{text[:600]}")
+    return build_room(len(rows), width, floor, targets, player, boxes)
+
+
+def _find_fault(rows: list[str]) -> str | None:
+    symbols = "".join(rows)
+    boxes, targets = (sum(symbols.count(one) for one in some) for some in ("$*", ".*+"))
+    if not rows or len({len(row) for row in rows}) > 1 or not 3 <= len(rows) <= LARGEST or not 3 <= len(rows[0]) <= LARGEST:
+        return f"its rows must be equally long, 3 to {LARGEST} rows and columns"
+    if strange := set(symbols) - _SYMBOLS:
+        return f"{sorted(strange)[0]!r} is none of the symbols {''.join(sorted(_SYMBOLS))!r}"
+    if symbols.count("@") + symbols.count("+") != 1:
+        return "it needs exactly one player"
+    if boxes != targets or not boxes:
+        return f"it has {boxes} boxes and {targets} targets"
+    return None
+
+
+def _inside(symbols: str, width: int, player: int) -> set[int] | None:
+    """The squares inside the walls; None if there is a hole in them."""
+    found, queue = {player}, [player]
+    for square in queue:
+        row, column = divmod(square, width)
+        if row in (0, len(symbols) // width - 1) or column in (0, width - 1):
+            return None
+        for ahead in (square - width, square + width, square - 1, square + 1):
+            if symbols[ahead] != "#" and ahead not in found:
+                found.add(ahead)
+                queue.append(ahead)
+    return found

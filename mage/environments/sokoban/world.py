@@ -1,0 +1,284 @@
+"""The Sokoban environment: rooms in text, up to three moves a turn, and the exact distance to the solution behind every state.
+
+A push can be final: a box in a corner stays there. So the account of an episode says since which move the room could not be solved any
+more, which is what the next attempt at the same room needs to know, and never how it would have been solved.
+"""
+
+import itertools
+import re
+from functools import cache, lru_cache
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from mage.environments.base import Environment, State
+from mage.environments.sokoban.levels import level_files, pick_level
+from mage.environments.sokoban.rooms import LARGEST_TABLE, MOST_BOXES, MOVES, SHARES, Boxes, Room, count_states, make_room
+from mage.environments.sokoban.search import bounds_of, solve
+from mage.types import Outcome, Split
+
+_LONGEST = 100  # characters of an action; three moves with all their commas are far shorter
+_SPELLINGS = {
+    **{move: move for move in MOVES},
+    **dict(zip("udlr↑↓←→⬆⬇⬅➡", MOVES * 3, strict=True)),
+}
+_RULES = """You are in a room seen from above and push boxes onto targets. The symbols:
+# wall, _ floor, O target, X box, * box on a target, P you, S you on a target.
+A move is up, down, left or right. You push a box by walking against it, if the square behind it is free; you cannot pull, and never push two boxes at once. \
+A move against a wall or a box that cannot move does nothing. {answer} You have {turns}. You win when every box is on a target. \
+{end}"""
+_ENDS = "The attempt ends when that can no longer happen, as with a box in a corner."
+_GOES_ON = "Take care: a box in a corner never comes out again."
+
+
+@cache
+def _actions(most: int) -> tuple[str, ...]:
+    """All rows of one to `most` moves, short ones first."""
+    return tuple(", ".join(row) for length in range(1, most + 1) for row in itertools.product(MOVES, repeat=length))
+
+
+class SokobanState(State):
+    """`trail` has the state before the first move and after every move made, `turns` the actions."""
+
+    def __init__(self, environment: "Sokoban", room: Room) -> None:
+        self.environment, self.room = environment, room
+        self.player, self.boxes = room.player, room.boxes
+        self.turns: list[str] = []
+        self.moves: list[tuple[str, bool]] = []  # the move, and whether anything moved
+        self.regrets: list[int | None] = []
+        self.dead_since: int | None = None
+        self.last: list[tuple[str, bool]] = []
+        self._plan: dict[tuple[int, Boxes], int] = {}
+
+    # --- The contract ---
+
+    def turn(self) -> int | None:
+        lost = self.dead_since is not None and self.environment.stop_when_lost
+        return None if self.solved or lost or len(self.turns) >= self.environment.max_turns else 0
+
+    def legal(self) -> tuple[str, ...]:
+        return _actions(self.environment.turn_moves)
+
+    def read(self, written: str) -> str | None:
+        """The moves that are written, with or without commas, as words, first letters or arrows."""
+        if len(written) > _LONGEST:
+            return None
+        marked = re.sub("([↑↓←→⬆⬇⬅➡])\N{VARIATION SELECTOR-16}?", r" \1 ", written.lower())
+        words = [_SPELLINGS.get(word) for word in re.split("[ ,]+", marked.strip(" ,."))]
+        found = ", ".join(word for word in words if word is not None)
+        return found if None not in words and found in self.legal() else None
+
+    def apply(self, action: str) -> None:
+        """Make the moves; those after the end are not made."""
+        before = self._distance()
+        self.turns.append(action)
+        self.last = []
+        for word in action.split(", "):
+            player, boxes = self.room.step(self.player, self.boxes, MOVES.index(word))
+            self.last.append((word, (player, boxes) != (self.player, self.boxes)))
+            self.player, self.boxes = player, boxes
+            self._look_for_the_end(len(self.moves) + len(self.last))
+            if self.solved or (self.dead_since is not None and self.environment.stop_when_lost):
+                break
+        self.moves += self.last
+        self.regrets.append(_regret(before, self._distance(), len(self.last)))
+
+    def observe(self, seat: int) -> str:
+        made = f"You made: {self._told(self.last)}.\n" if self.last else "The room:\n"
+        return f"{made}{self.room.draw(self.player, self.boxes)}\nBoxes on targets: {self._done()} of {len(self.boxes)}."
+
+    def anchor(self, seat: int) -> str:
+        return self.room.draw(self.player, self.boxes).replace(" ", "")
+
+    def scores(self) -> tuple[float, ...]:
+        return (float(self.solved),)
+
+    def recap(self, seat: int) -> str:
+        began = f"You began at {self.room.place(self.room.player)}."
+        made = f"Your moves: {self._told(self.moves)}." if self.moves else "You made no move."
+        return " ".join((began, made, self._told_end()))
+
+    def expert(self) -> str | None:
+        """The next moves of a shortest solution (in rooms without a table, of some solution); None if there is none."""
+        player, boxes, words = self.player, self.boxes, list[str]()
+        while boxes != self.room.targets and len(words) < self.environment.turn_moves:
+            move = self._best_move(player, boxes)
+            if move is None:
+                return None
+            words.append(MOVES[move])
+            player, boxes = self.room.step(player, boxes, move)
+        return ", ".join(words) or None
+
+    # --- What the table knows ---
+
+    @property
+    def solved(self) -> bool:
+        return self.boxes == self.room.targets
+
+    def _distance(self) -> int | None:
+        return None if self.room.distances is None else self.room.distance(self.player, self.boxes)
+
+    def _look_for_the_end(self, number: int) -> None:
+        """Note the first move after which the room cannot be solved; without a table, as far as dead squares and blocks show it."""
+        if self.dead_since is None:
+            dead = bounds_of(self.room).is_dead(self.boxes) if self.room.distances is None else self._distance() is None
+            self.dead_since = number if dead else None
+
+    def _best_move(self, player: int, boxes: Boxes) -> int | None:
+        if self.room.distances is not None:
+            return self.room.best_move(player, boxes)
+        if (player, boxes) not in self._plan:
+            state = player, boxes
+            for move in solve(self.room, player, boxes).moves or ():
+                self._plan.setdefault(state, move)
+                state = self.room.step(*state, move)
+        return self._plan.get((player, boxes))
+
+    # --- Words ---
+
+    def _done(self) -> int:
+        return sum(box in self.room.targets for box in self.boxes)
+
+    def _told(self, moves: list[tuple[str, bool]]) -> str:
+        return ", ".join(word if moved else f"{word} (blocked)" for word, moved in moves)
+
+    def _told_end(self) -> str:
+        count = len(self.moves)
+        if self.solved:
+            return f"You solved the room in {count} move{'s' if count != 1 else ''}."
+        done = f"Boxes on targets at the end: {self._done()} of {len(self.boxes)}."
+        if self.dead_since is not None:
+            return f"{done} After move {self.dead_since} ({self.moves[self.dead_since - 1][0]}) the room could not be solved any more. You lost."
+        ran_out = "The turns ran out. " if len(self.turns) >= self.environment.max_turns else ""
+        return f"{done} {ran_out}The room was not solved, but {self._told_hope()}. You lost."
+
+    def _told_hope(self) -> str:
+        if self.room.distances is not None:
+            return "it still could be"
+        answer = solve(self.room, self.player, self.boxes)
+        return "it still could be" if answer.moves else "by then it could not be any more" if answer.certain else "nobody knows if it still could be"
+
+
+def _regret(before: int | None, after: int | None, moves: int) -> int | None:
+    """How many moves a turn has wasted; None where it, or an earlier one, lost the room."""
+    return None if before is None or after is None else moves + after - before
+
+
+class Sokoban(Environment):
+    """Sokoban in text, up to three moves a turn: rooms of exactly the asked difficulty, or Boxoban levels."""
+
+    name: ClassVar[str] = "sokoban"
+    seats: ClassVar[int] = 1
+    multi_agent: ClassVar[bool] = False
+
+    size: int = Field(6, ge=4, le=10, description="rows and columns of a room, outer walls included")
+    boxes: tuple[int, ...] = Field((2,), min_length=1, description="how many boxes a room has; one of these, by the task's seed")
+    ood_boxes: tuple[int, ...] = Field((1, 3), min_length=1, description="the same, in the split out of domain")
+    shortest: int = Field(5, ge=1, description="fewest moves that a shortest solution takes")
+    longest: int = Field(21, ge=1, description="most moves that a shortest solution takes")
+    part: Literal["all", "train", "test"] = Field("all", description="a fifth of all rooms is held out: all rooms, all but these, or these; a split sets it")
+    levels: str = Field("", description="a Boxoban file or folder: its levels in place of made rooms (they need a max_turns of 30 or more)")
+    ood_levels: str = Field("", description="with levels: those of the split out of domain")
+    turn_moves: int = Field(3, ge=1, le=3, description="most moves in one action")
+    stop_when_lost: bool = Field(True, description="end an episode when the room cannot be solved any more")
+    restart: Literal["same", "fresh"] = Field("same", description="same = the room is tried again; fresh = a new room in every episode")
+    max_turns: int = Field(7, ge=1, description="replies the agent may give in one episode, illegal ones included")
+
+    @field_validator("boxes", "ood_boxes", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        """A single number is as good as a row of one."""
+        return (value,) if isinstance(value, int) else value
+
+    @field_validator("boxes", "ood_boxes")
+    @classmethod
+    def _are_few(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not all(1 <= count <= MOST_BOXES for count in value):
+            raise ValueError(f"a room has 1 to {MOST_BOXES} boxes, not {', '.join(map(str, value))}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Sokoban":
+        _check_levels(self) if self.levels else _check_rooms(self)
+        return self
+
+    def start(self, seed: int) -> SokobanState:
+        return SokobanState(self, self.room(seed))
+
+    def room(self, seed: int) -> Room:
+        """The room of an episode with this seed."""
+        if self.levels:
+            return pick_level(self.levels, self.part, seed)
+        spread = self.longest - self.shortest + 1
+        boxes = self.boxes[seed // spread % len(self.boxes)]
+        return _nearest_room(self.size, boxes, self.shortest, self.longest, self.shortest + seed % spread, seed, self.part)
+
+    def rules(self) -> str:
+        many = self.turn_moves > 1
+        answer = f"An answer is one to {self.turn_moves} moves with commas between them." if many else "An answer is one move."
+        turns = f"{self.max_turns} turn{'s' if self.max_turns > 1 else ''}"
+        return _RULES.format(answer=answer, turns=turns, end=_ENDS if self.stop_when_lost else _GOES_ON)
+
+    def instance(self, seat: int) -> str:
+        return "The room is the same in every attempt." if self.restart == "same" else "Every attempt is in a new room."
+
+    def example_action(self) -> str:
+        return ("left, left, up", "left, up", "left")[3 - self.turn_moves]
+
+    @property
+    def forfeit_score(self) -> float:
+        return 0.0
+
+    def outcome(self, score: float) -> Outcome:
+        return "won" if score > 0 else "lost"
+
+    def for_split(self, split: Split) -> "Sokoban":
+        """Rooms that are held out (test), all others (train), or other numbers of boxes (out of domain)."""
+        if split != "ood":
+            return self.model_copy(update={"part": split})
+        if not self.levels:
+            return self.model_copy(update={"part": "all", "boxes": self.ood_boxes})
+        if not self.ood_levels:
+            raise ValueError("environments.ood_levels is empty: the split out of domain of Boxoban levels needs other levels, such as the folder `hard`")
+        return self.model_copy(update={"part": "all", "levels": self.ood_levels})
+
+    def strata(self) -> int:
+        """Every difficulty and number of boxes is as likely as another."""
+        return 1 if self.levels else (self.longest - self.shortest + 1) * len(self.boxes)
+
+    def stratum(self, seed: int) -> int:
+        return seed % self.strata()
+
+
+@lru_cache(maxsize=1024)
+def _nearest_room(size: int, boxes: int, shortest: int, longest: int, moves: int, seed: int, part: str) -> Room:
+    """The room of this seed; where none takes so many moves, the longest below, or else the shortest above, within the asked range."""
+    shares = {"all": (0, SHARES), "train": (1, SHARES), "test": (0, 1)}[part]
+    for wanted in (*range(moves, shortest - 1, -1), *range(moves + 1, longest + 1)):
+        room = make_room(size, boxes, wanted, seed, shares)
+        if room is not None:
+            return room
+    kind, asked = f"{size}x{size} room with {boxes} box{'es' if boxes > 1 else ''}", f"{shortest} to {longest} moves"
+    raise ValueError(f"no {kind} was found whose solution takes {asked}; change environments.size, boxes, shortest or longest")
+
+
+def _check_rooms(world: Sokoban) -> None:
+    if world.ood_levels:
+        raise ValueError("ood_levels has no effect without levels")
+    if world.shortest > world.longest:
+        raise ValueError(f"shortest = {world.shortest} is more than longest = {world.longest}")
+    if world.longest > world.max_turns * world.turn_moves:
+        raise ValueError(f"longest = {world.longest} moves cannot be made in max_turns = {world.max_turns} turns of {world.turn_moves}; lower it or allow more")
+    inside = (world.size - 2) ** 2
+    for boxes in (*world.boxes, *world.ood_boxes):
+        if boxes + 2 >= inside or count_states(inside, boxes) > LARGEST_TABLE:
+            raise ValueError(f"a room of size = {world.size} cannot have {boxes} boxes: 4x4 takes 1, 6x6 up to 4, 8x8 up to 3, 10x10 up to 2")
+
+
+def _check_levels(world: Sokoban) -> None:
+    fields = type(world).model_fields
+    for name in ("size", "boxes", "ood_boxes", "shortest", "longest"):
+        if getattr(world, name) != fields[name].default:
+            raise ValueError(f"{name} has no effect with levels, whose rooms are as they are")
+    for path in filter(None, (world.levels, world.ood_levels)):
+        level_files(path, "all")
