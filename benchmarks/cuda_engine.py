@@ -144,13 +144,27 @@ def _against_the_floor(engine: LocalEngine, size: Size) -> Iterator[str]:
     for batch in size.batches:
         requests = _requests(batch, size, batch)
         for _ in range(2):  # the first time, graphs are recorded
-            marks = _answer(engine, requests)
-        steps = [after - before for before, after in zip(marks[-size.new // 2 : -5], marks[-size.new // 2 + 1 : -4], strict=True)]
-        taken = median(steps)
-        floor = (weights + batch * (size.prompt + size.new * 3 / 4) * per_token) / bandwidth
+            taken, filled = _full_steps(engine, requests)
+        floor = (weights + batch * filled * per_token) / bandwidth
         verdict = "" if size.device != "cuda" else " (target 4)" if taken <= 4 * floor else " MISSED: target 4"
         speed = f"{taken * 1e3:6.2f} ms a step, {batch / taken:9,.0f} tokens/s"
         yield f"cuda engine  batch {batch:5}: {speed}, {taken / floor:4.1f} times the memory floor{verdict}"
+
+
+def _full_steps(engine: LocalEngine, requests: Sequence[Request]) -> tuple[float, float]:
+    """Median seconds of the steps in which all of these decode and nobody joins, and the mean number of keys each had then."""
+    engine.refresh(0)
+    for request in requests:
+        engine.submit(request)
+    left, steps, lengths = len(requests), [], []
+    while left:
+        began, prefilled = time.perf_counter(), engine.stats.prefilled_tokens
+        done = len(engine.step())
+        if left == len(requests) and not done and not engine.queue and engine.stats.prefilled_tokens == prefilled:
+            steps.append(time.perf_counter() - began)
+            lengths.append(float(engine.known[engine.active].mean()))
+        left -= done
+    return median(steps[2:]), sum(lengths) / len(lengths)
 
 
 def _bandwidth(device: str) -> float:
