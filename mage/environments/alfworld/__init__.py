@@ -1,0 +1,164 @@
+"""ALFWorld: household tasks in text, played by an engine of our own that answers as TextWorld does.
+
+The agent finds, takes, cleans, heats, cools and puts away things in a room that it learns by walking through it. Games are generated, or the
+official ones from disk; an episode is replayed in the same room, so what was seen once need not be looked for again.
+"""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from mage.environments.alfworld.engine import BANNER, IDLE, Game, World
+from mage.environments.alfworld.games import GENERATED, find_folder, list_games, load_game, make_game
+from mage.environments.alfworld.planner import plan
+from mage.environments.alfworld.problem import TASK_TYPES, TaskType
+from mage.environments.base import Environment, State
+from mage.types import Outcome, Split
+
+_RULES = (
+    "You are alone in a room and have one household task. Things lie on or in receptacles; some must be opened first. You see what is there only when you "
+    "are at a receptacle, and you carry one thing at a time. A sinkbasin cleans, a microwave heats and a fridge cools what you carry; a lamp is used. "
+    "Do one command at a time, written exactly as it is listed."
+)
+
+
+class AlfworldState(State):
+    """A running game, with what the agent has seen and done in it."""
+
+    def __init__(self, environment: "Alfworld", game: Game) -> None:
+        self.environment, self.world = environment, World(game)
+        self.answer = self.world.introduction().removeprefix(BANNER).strip().replace("\n\n", "\n")
+        self.commands: list[str] = []
+        self.seen: dict[int, tuple[int, ...]] = {}  # receptacle -> what was last seen in it
+
+    def turn(self) -> int | None:
+        return None if self.world.won or len(self.commands) >= self.environment.max_turns else 0
+
+    def legal(self) -> tuple[str, ...]:
+        commands = self.world.admissible()
+        return tuple(commands if self.environment.idle else (one for one in commands if not one.startswith(IDLE)))
+
+    def apply(self, action: str) -> None:
+        self.answer = self.world.step(action)
+        self.commands.append(action)
+        for r in self.world.game.here[self.world.at]:
+            if self.world.is_open(r):
+                self.seen[r] = self.world.inside[r]
+
+    def observe(self, seat: int) -> str:
+        legal, most = self.legal(), self.environment.commands
+        # What can be done here comes first, so that a cut falls on the ways that lead elsewhere.
+        shown = sorted(legal, key=lambda command: command.startswith("go to"))[:most] if len(legal) > most else legal
+        more = f" (and {len(legal) - most} more, not shown)" if len(legal) > most else ""
+        return f"{_cut(self.answer, self.environment.characters)}\nCommands: {', '.join(shown)}{more}."
+
+    def anchor(self, seat: int) -> str:
+        """Where the agent is, what it has looked into, and everything that is no longer as it was."""
+        world, game = self.world, self.world.game
+        here = " ".join(game.receptacles[r] for r in game.here[world.at]) or "the middle"
+        held = "nothing" if world.held is None else game.objects[world.held]
+        changed = [f"{verb} {game.objects[o]}" for verb, objects in world.done.items() for o in sorted(objects - game.done[verb])]
+        moved = [f"{game.objects[o]} to {game.receptacles[r]}" for r, now in enumerate(world.inside) for o in now if o not in game.inside[r]]
+        lists = (("open", [game.receptacles[r] for r in sorted(world.opened)]), ("seen", [game.receptacles[r] for r in sorted(self.seen)]))
+        told = [f"{word}: {', '.join(names)}" for word, names in (*lists, ("moved", moved), ("did", changed)) if names]
+        return "; ".join([game.task.removeprefix("Your task is to: "), f"at {here}", f"holds {held}", *told])
+
+    def scores(self) -> tuple[float, ...]:
+        return (1.0 if self.world.won else 0.0,)
+
+    def recap(self, seat: int) -> str:
+        did = f"You did: {', '.join(self.commands)}." if self.commands else "You did nothing."
+        steps = f"{len(self.commands)} step{'s' if len(self.commands) != 1 else ''}"
+        end = f"You did the task in {steps}." if self.world.won else f"You did not finish the task in {steps}."
+        return _cut(" ".join([self.world.game.task, did, *self._sights(), end]), self.environment.characters, end)
+
+    def _sights(self) -> list[str]:
+        """What the agent knows of every receptacle it has looked at, as it last saw it."""
+        game = self.world.game
+        return [f"In {game.receptacles[r]}: {', '.join(game.objects[o] for o in content) or 'nothing'}." for r, content in sorted(self.seen.items())]
+
+    def expert(self) -> str | None:
+        """The next command of the shortest plan, from any situation."""
+        steps = plan(self.world)
+        return steps[0] if steps else None
+
+
+def _cut(text: str, most: int, end: str = "") -> str:
+    """A text that is too long loses its rest, and says so."""
+    if len(text) <= most:
+        return text
+    kept = text[: most - len(end)].rstrip()
+    return " ".join([f"{kept} [.. {len(text) - len(kept) - len(end)} characters cut]", *([end] if end else [])])
+
+
+class Alfworld(Environment):
+    """ALFWorld: household tasks in text, with generated rooms or the official games."""
+
+    name: ClassVar[str] = "alfworld"
+    seats: ClassVar[int] = 1
+    multi_agent: ClassVar[bool] = False
+
+    data: str = Field(GENERATED, description="'generated', 'official' (the folder that ALFWORLD_DATA names), or a folder with the official games")
+    split: Split = Field("train", description="whose games are met where no task says it (mage play, mage check): train, test or ood")
+    task_types: tuple[TaskType, ...] = Field(TASK_TYPES, min_length=1, description="which of place, light, clean, heat, cool, two")
+    receptacles: int = Field(8, ge=3, le=13, description="receptacles in a generated room, as far as it has so many")
+    objects: int = Field(12, ge=2, le=100, description="objects in a generated room")
+    idle: bool = Field(True, description="also offer commands that change nothing: look, examine, inventory, help")
+    commands: int = Field(100, ge=1, description="most commands that are listed; the text says how many are not shown")
+    characters: int = Field(3000, ge=200, description="longest answer or account of an episode; the text says how much is cut")
+    restart: Literal["same", "fresh"] = Field("same", description="same = the room and task are replayed; fresh = a new game in every episode")
+    max_turns: int = Field(10, ge=1, description="replies the agent may give in one episode, illegal ones included")
+
+    @field_validator("data")
+    @classmethod
+    def _exists(cls, data: str) -> str:
+        if data != GENERATED:
+            find_folder(data)
+        return data
+
+    @field_validator("task_types")
+    @classmethod
+    def _are_different(cls, kinds: tuple[TaskType, ...]) -> tuple[TaskType, ...]:
+        if len(set(kinds)) != len(kinds):
+            raise ValueError("names a type twice")
+        return kinds
+
+    def start(self, seed: int) -> AlfworldState:
+        return AlfworldState(self, self.game(seed))
+
+    def game(self, seed: int) -> Game:
+        """The game that an episode with this seed plays."""
+        if self.data == GENERATED:
+            kind = self.task_types[self.stratum(seed)]
+            return make_game(kind, self.split, seed, self.receptacles, self.objects, self.max_turns)
+        return load_game(self._files()[self.stratum(seed)])
+
+    def for_split(self, split: Split) -> "Alfworld":
+        return self if split == self.split else self.model_copy(update={"split": split})
+
+    def rules(self) -> str:
+        return _RULES
+
+    def instance(self, seat: int) -> str:
+        return f"You have {self.max_turns} turns."
+
+    def example_action(self) -> str:
+        return "go to shelf 1"
+
+    @property
+    def forfeit_score(self) -> float:
+        return 0.0
+
+    def outcome(self, score: float) -> Outcome:
+        return "won" if score > 0 else "lost"
+
+    def strata(self) -> int:
+        """The types of task where games are generated, else the games themselves: a panel meets each equally often."""
+        return len(self.task_types) if self.data == GENERATED else len(self._files())
+
+    def stratum(self, seed: int) -> int:
+        return seed % self.strata()
+
+    def _files(self) -> tuple[Path, ...]:
+        return list_games(find_folder(self.data), self.split, self.task_types)

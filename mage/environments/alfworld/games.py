@@ -1,0 +1,83 @@
+"""Where games come from: the official data folder, read as it is, or our own generator.
+
+The official folder holds `train`, `valid_seen` (in domain) and `valid_unseen` (out of domain: rooms that training never has), with one
+`game.tw-pddl` a game somewhere below.
+"""
+
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from mage.environments.alfworld.engine import Game, read_game
+from mage.environments.alfworld.generator import generate
+from mage.environments.alfworld.problem import TaskType
+from mage.types import Split
+
+VARIABLE = "ALFWORLD_DATA"
+GENERATED, OFFICIAL = "generated", "official"
+FOLDERS: dict[Split, str] = {"train": "train", "test": "valid_seen", "ood": "valid_unseen"}
+_INNER = "json_2.1.1"  # where the official download puts the splits
+OFFICIAL_NAMES: dict[TaskType, str] = {
+    "place": "pick_and_place_simple",
+    "light": "look_at_obj_in_light",
+    "clean": "pick_clean_then_place_in_recep",
+    "heat": "pick_heat_then_place_in_recep",
+    "cool": "pick_cool_then_place_in_recep",
+    "two": "pick_two_obj_and_place",
+}
+_ADVICE = (
+    f"The official games come with `pip install alfworld` and `alfworld-download --data-dir FOLDER`; then say data = FOLDER or set {VARIABLE}. "
+    f"data = {GENERATED!r} needs no download."
+)
+
+
+def find_folder(data: str) -> Path:
+    """The folder that holds the splits."""
+    if data == OFFICIAL and not os.environ.get(VARIABLE):
+        raise ValueError(f"data = {OFFICIAL!r}, but {VARIABLE} is not set. {_ADVICE}")
+    given = Path(os.environ[VARIABLE] if data == OFFICIAL else data).expanduser()
+    for folder in (given, given / _INNER):
+        if any((folder / name).is_dir() for name in FOLDERS.values()):
+            return folder
+    raise ValueError(f"{given} holds no ALFWorld games: there is no folder {', '.join(FOLDERS.values())} in it. {_ADVICE}")
+
+
+@lru_cache(maxsize=64)
+def list_games(folder: Path, split: Split, task_types: tuple[TaskType, ...]) -> tuple[Path, ...]:
+    """The games of a split and of these types, in a fixed order."""
+    place = folder / FOLDERS[split]
+    found = tuple(path for path in sorted(place.rglob("game.tw-pddl")) if _task_type(path) in task_types)
+    if not found:
+        raise ValueError(f"{place} holds no game of type {', '.join(task_types)}. {_ADVICE}")
+    return found
+
+
+def _task_type(path: Path) -> TaskType:
+    """What is to be done, from the name of the folder around the trial, else from the game itself."""
+    folder = path.parent.parent.name.split("-")[0]
+    named = next((kind for kind, name in OFFICIAL_NAMES.items() if name == folder), None)
+    return named or load_game(path).goal.kind
+
+
+@lru_cache(maxsize=512)
+def load_game(path: Path) -> Game:
+    """A game file; what is wrong with it is one ValueError."""
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is no game file: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is no game file: it should hold one JSON object")
+    try:
+        return read_game(data)
+    except ValueError as error:
+        raise ValueError(f"{path} is no game that can be played: {error}") from None
+
+
+@lru_cache(maxsize=4096)
+def make_game(kind: TaskType, split: Split, seed: int, receptacles: int, objects: int, longest: int) -> Game:
+    """A generated game; members of a group and later episodes get the very same one."""
+    return read_game(generate(kind, split, seed, receptacles=receptacles, objects=objects, longest=longest))

@@ -1,0 +1,98 @@
+"""A small library of rooms and things, ours: what stands in a room, what lies where, and what can be done with it.
+
+Layouts of one half are for training and the held-out games, those of the other half (`UNSEEN`) are never trained in: the same things in rooms
+that are furnished differently.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """A type of object. `fits` names the types of receptacle that may hold it, `verbs` what can be done to it."""
+
+    fits: frozenset[str]
+    verbs: frozenset[str] = frozenset()
+
+
+def _thing(fits: str, verbs: str = "") -> Thing:
+    return Thing(frozenset(fits.split()), frozenset(verbs.split()))
+
+
+_TOPS = "CounterTop DiningTable SideTable Shelf Cabinet Cart"
+_DISH = f"{_TOPS} SinkBasin Microwave Fridge"
+_FOOD = "CounterTop DiningTable SideTable SinkBasin Microwave Fridge GarbageCan"
+_SMALL = "Desk Dresser SideTable CoffeeTable Shelf Drawer Safe Bed Sofa ArmChair DiningTable"
+_BATH = "CounterTop Cabinet Drawer Shelf Toilet SinkBasin BathtubBasin GarbageCan Cart"
+
+THINGS = {
+    "Mug": _thing(f"{_DISH} CoffeeMachine", "clean heat cool"),
+    "Cup": _thing(_DISH, "clean heat cool"),
+    "Plate": _thing(_DISH, "clean heat cool"),
+    "Bowl": _thing(_DISH, "clean cool"),
+    "Pan": _thing("CounterTop DiningTable StoveBurner SinkBasin Fridge Cabinet", "clean cool"),
+    "Pot": _thing("CounterTop DiningTable StoveBurner SinkBasin Fridge Cabinet", "clean cool"),
+    "Apple": _thing(_FOOD, "clean heat cool slice"),
+    "Tomato": _thing(_FOOD, "clean heat cool slice"),
+    "Potato": _thing(_FOOD, "clean heat cool slice"),
+    "Egg": _thing(_FOOD, "clean heat cool"),
+    "Bread": _thing(_FOOD, "heat cool slice"),
+    "Lettuce": _thing(_FOOD, "clean cool slice"),
+    "Fork": _thing("CounterTop DiningTable SinkBasin Drawer SideTable", "clean"),
+    "Spoon": _thing("CounterTop DiningTable SinkBasin Drawer SideTable", "clean"),
+    "Knife": _thing("CounterTop DiningTable SinkBasin Drawer SideTable", "clean"),
+    "SaltShaker": _thing("CounterTop DiningTable Drawer Cabinet Shelf SideTable Cart"),
+    "PepperShaker": _thing("CounterTop DiningTable Drawer Cabinet Shelf SideTable Cart"),
+    "DishSponge": _thing("CounterTop SinkBasin Drawer Cabinet Cart GarbageCan", "clean"),
+    "SoapBar": _thing(_BATH, "clean"),
+    "Cloth": _thing(_BATH, "clean"),
+    "SoapBottle": _thing(_BATH),
+    "ToiletPaper": _thing(_BATH),
+    "SprayBottle": _thing(_BATH),
+    "Candle": _thing(_BATH),
+    "Book": _thing(_SMALL),
+    "Pen": _thing(f"{_SMALL} GarbageCan"),
+    "Pencil": _thing(f"{_SMALL} GarbageCan"),
+    "CD": _thing(f"{_SMALL} GarbageCan"),
+    "CellPhone": _thing(_SMALL),
+    "CreditCard": _thing(_SMALL),
+    "KeyChain": _thing(_SMALL),
+    "AlarmClock": _thing("Desk Dresser SideTable Shelf CoffeeTable"),
+    "RemoteControl": _thing(f"{_SMALL} TVStand Ottoman"),
+    "Newspaper": _thing(f"{_SMALL} TVStand Ottoman GarbageCan"),
+    "Laptop": _thing("Desk Dresser CoffeeTable Bed Sofa ArmChair DiningTable Ottoman"),
+    "Pillow": _thing("Bed Sofa ArmChair Ottoman"),
+    "Vase": _thing("Desk Dresser SideTable CoffeeTable Shelf Safe TVStand"),
+    "Watch": _thing(f"{_SMALL} TVStand"),
+}
+LAMP = "DeskLamp"
+LAMP_STANDS = ("Desk", "SideTable", "Dresser", "CoffeeTable")
+CLOSED = frozenset(("Cabinet", "Drawer", "Fridge", "Microwave", "Safe"))  # these have doors
+APPLIANCE = {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What may stand in a room; a type that is named twice may stand there twice."""
+
+    name: str
+    receptacles: tuple[str, ...]
+
+
+def _layout(name: str, receptacles: str) -> Layout:
+    return Layout(name, tuple(receptacles.split()))
+
+
+SEEN = (
+    _layout("kitchen", "CounterTop SinkBasin Microwave Fridge Cabinet Drawer Cabinet CounterTop StoveBurner Drawer GarbageCan CoffeeMachine Cabinet"),
+    _layout("dining kitchen", "DiningTable Fridge Microwave SinkBasin CounterTop Shelf Cabinet Cabinet Shelf GarbageCan Drawer"),
+    _layout("bathroom", "CounterTop SinkBasin Toilet Cabinet Drawer GarbageCan Cabinet BathtubBasin Drawer"),
+    _layout("bedroom", "Bed Desk Drawer Dresser SideTable Shelf Drawer GarbageCan Safe Drawer Shelf"),
+    _layout("living room", "Sofa CoffeeTable SideTable ArmChair TVStand Drawer Drawer SideTable GarbageCan Safe"),
+)
+UNSEEN = (
+    _layout("galley", "CounterTop Cart SinkBasin Fridge Microwave Shelf Drawer SideTable Shelf Cabinet Cart GarbageCan"),
+    _layout("studio", "Bed DiningTable SinkBasin Fridge Microwave Shelf SideTable Sofa Drawer Desk"),
+    _layout("washroom", "SinkBasin Shelf Cart Toilet BathtubBasin Shelf Drawer Cabinet Cart"),
+    _layout("study", "Desk Shelf ArmChair Ottoman Dresser SideTable Safe Shelf Drawer CoffeeTable Desk"),
+)

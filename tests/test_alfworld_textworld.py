@@ -1,0 +1,91 @@
+"""The engine beside TextWorld itself, command by command. Slow, and run only where TextWorld is: `pytest -m slow tests/test_alfworld_textworld.py`.
+
+Setting up: `pip install -e '.[dev,alfworld-oracle]'`. The official games are found through ALFWORLD_DATA; MAGE_ALFWORLD_GAMES says how many
+of them are played (204, 34 of each type, if it does not).
+"""
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mage.environments.alfworld.engine import IDLE, World, read_game
+from mage.environments.alfworld.export import write_games
+from mage.environments.alfworld.games import FOLDERS, find_folder, list_games
+from mage.environments.alfworld.problem import TASK_TYPES
+
+STEPS = 30
+NONSENSE = ("dance", "", "go to nowhere 1", "take", "LOOK", "look around", "put mug 1")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+
+
+def open_textworld(path: Path) -> Any:
+    """A game in TextWorld, with the names that ALFWorld gives to things."""
+    pytest.importorskip("textworld", reason="TextWorld is not installed")
+    pytest.importorskip("alfworld", reason="alfworld is not installed")
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+    from textworld.core import EnvInfos
+    from textworld.envs.pddl import PddlEnv
+
+    env = AlfredDemangler(PddlEnv(EnvInfos(admissible_commands=True, won=True)))
+    env.load(str(path))
+    return env
+
+
+def choose(admissible: list[str], rng: random.Random) -> str:
+    """Any command, those that change something more often than their number; now and then one that is none."""
+    if rng.random() < 0.05:
+        return rng.choice(NONSENSE)
+    busy = [command for command in admissible if not command.startswith((*IDLE, "go to"))]
+    return rng.choice(busy if busy and rng.random() < 0.6 else admissible)
+
+
+def compare(path: Path, commands: list[str] | None, rng: random.Random) -> int:
+    """Play one game in both; every text, list and reward must be equal. Returns the number of steps."""
+    env, world = open_textworld(path), World(read_game(json.loads(path.read_text())))
+    theirs = env.reset()
+    assert world.introduction() == theirs.feedback, path
+    for step in range(STEPS if commands is None else len(commands)):
+        assert world.admissible() == theirs["admissible_commands"], (path, step)
+        command = choose(theirs["admissible_commands"], rng) if commands is None else commands[step]
+        theirs, reward, done = env.step(command)
+        assert world.step(command) == theirs.feedback, (path, step, command)
+        assert (int(world.won), world.won) == (reward, done), (path, step, command)
+    return STEPS if commands is None else len(commands)
+
+
+def chosen_games() -> list[Path]:
+    """As many of every type, from all three splits."""
+    try:
+        folder = find_folder("official")
+    except ValueError as reason:
+        pytest.skip(str(reason))
+    count = int(os.environ.get("MAGE_ALFWORLD_GAMES", "204"))
+    found: list[Path] = []
+    for number, kind in enumerate(TASK_TYPES):
+        games = [path for split in FOLDERS for path in list_games(folder, split, (kind,))]
+        found += random.Random(number).sample(games, min(len(games), (count + number) // len(TASK_TYPES)))
+    return found
+
+
+def test_random_play_of_official_games_is_textworlds_in_text_commands_and_reward() -> None:
+    steps = 0
+    for number, path in enumerate(chosen_games()):
+        steps += compare(path, None, random.Random(number))
+        print(f"{number + 1} games, {steps} steps, no difference", flush=True)  # noqa: T201 - an hour without a word is long
+
+
+def test_exported_games_load_and_win_in_textworld_and_play_the_same_there(tmp_path: Path) -> None:
+    pytest.importorskip("alfworld", reason="alfworld is not installed")
+    for number, path in enumerate(write_games(tmp_path, 12)):
+        walkthrough = json.loads(path.read_text())["walkthrough"]
+        compare(path, walkthrough, random.Random(number))
+        env = open_textworld(path)
+        env.reset()
+        assert [env.step(command)[1] for command in walkthrough] == [0] * (len(walkthrough) - 1) + [1], path
+        if number % 3 == 0:
+            compare(path, None, random.Random(number))
