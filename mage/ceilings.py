@@ -17,6 +17,7 @@ import pyspiel
 from mage.environments.base import Environment
 from mage.environments.openspiel import OpenSpiel, OpenSpielState, load_game
 from mage.opponents.base import Opponent, find
+from mage.types import Task
 
 Objective = Literal["score", "win"]
 Belief = tuple[float, ...]
@@ -64,6 +65,20 @@ def best_response(environment: Environment, opponent_name: str, seat: int, objec
 
 
 @cache
+def expert_score(environment: Environment, task: Task) -> float | None:
+    """What the world's own expert scores in the first episode of a task; None if the world knows no expert."""
+    world = environment.for_split(task.split)
+    state = world.start(world.episode_seed(task.seed, 0))
+    for _ in range(world.max_turns):
+        if state.turn() is None:
+            break
+        action = state.expert()
+        if action is None:
+            return None
+        state.apply(action)
+    return state.scores()[task.seat]
+
+
 def equilibrium_value(environment: Environment, seat: int) -> float:
     """What two perfect players get: minimax with perfect information, else CFR+ against itself (on Kuhn poker -1/18 to within 1e-6)."""
     game = _checked(environment, seat)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mage.ceilings import Ceilings, TooLarge, best_response, ceilings, equilibrium_value, exploitation
+from mage.ceilings import Ceilings, TooLarge, best_response, ceilings, equilibrium_value, expert_score, exploitation
 from mage.environments.base import SEATS, Environment
 from mage.environments.openspiel import OpenSpiel
 from mage.opponents.base import Population, find
@@ -62,6 +62,14 @@ class EpisodeFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Expert:
+    """What the world's own expert reaches on the same tasks, in one episode that it has not seen before."""
+
+    success: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """The figures of one opponent and/or one seat; None means all of them. Bounds are scores per game."""
 
@@ -73,6 +81,7 @@ class Cell:
     non_adapting: float | None
     knows_opponent: float | None
     episodes: tuple[EpisodeFigures, ...]
+    expert: Expert | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +277,7 @@ class _Judge:
         self.environment, self.pool = environment, pool
         self.episodes, self.search, self.stratified = episodes, search, stratified
         self.ceilings: dict[int, tuple[Ceilings, ...]] = {}
+        self.expert_scores: dict[Task, float | None] = {}
 
     def cell(self, rows: Sequence[TaskRow], opponent: str | None, seat: int | None) -> Cell:
         chosen = _chosen(rows, opponent, seat)
@@ -284,7 +294,22 @@ class _Judge:
             non_adapting=first.non_adapting if first else None,
             knows_opponent=first.knows_opponent if first else None,
             episodes=tuple(self._figures(chosen, tasks, k, opponent is None) for k in range(self.episodes)),
+            expert=self._expert(tasks),
         )
+
+    def _expert(self, tasks: list[Task]) -> Expert | None:
+        """Only worlds without other agents have one: in a game the best play depends on the opponent."""
+        if self.environment.multi_agent:
+            return None
+        for task in tasks:
+            if task not in self.expert_scores:
+                self.expert_scores[task] = expert_score(self.environment, task)
+        scores = [self.expert_scores[task] for task in tasks]
+        known = [score for score in scores if score is not None]
+        if len(known) < len(scores):
+            return None
+        wins = sum(self.environment.outcome(score) == "won" for score in known)
+        return Expert(wins / len(known), math.fsum(known) / len(known))
 
     def _figures(self, rows: Sequence[TaskRow], tasks: list[Task], k: int, everybody: bool) -> EpisodeFigures:
         played = [row for row in rows if k < len(row.scores)]

@@ -2,16 +2,18 @@
 
 import json
 import math
+from typing import Any, ClassVar
 
 import pytest
 
 from mage.ceilings import ceilings
+from mage.environments.base import Environment, State
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.evaluate import HEADER, compare, read_tasks, summarise, summarise_rows, table, task_row, write_tasks
+from mage.evaluate import HEADER, Expert, TaskRow, compare, read_tasks, summarise, summarise_rows, table, task_row, write_tasks
 from mage.opponents.base import Population
 from mage.statistics import wilson
-from mage.types import Completion, Episode, MetaEpisode, Task, Turn
+from mage.types import Completion, Episode, MetaEpisode, Outcome, Task, Turn
 
 KUHN = KuhnPoker()
 POPULATION = Population(train={"conservative": 0.5, "aggressive": 0.5}, ood={"cfr": 1})
@@ -203,3 +205,68 @@ def test_users_mistakes_are_named():
         summarise([played(1, 0, "cfr", [1], split="ood")], KUHN, POPULATION, "test")
     with pytest.raises(ValueError, match="opponents random are not in the population's test pool"):
         summarise([played(1, 0, "random", [1])], KUHN, POPULATION, "test")
+
+
+class _Corridor(State):
+    """Walk to the end: two steps to the right."""
+
+    def __init__(self, knows: bool) -> None:
+        self.place, self.knows = 0, knows
+
+    def turn(self) -> int | None:
+        return None if self.place == 2 else 0
+
+    def legal(self) -> tuple[str, ...]:
+        return ("left", "right")
+
+    def apply(self, action: str) -> None:
+        self.place += 1 if action == "right" else 0
+
+    def observe(self, seat: int) -> str:
+        return f"You stand at {self.place}."
+
+    def anchor(self, seat: int) -> str:
+        return str(self.place)
+
+    def scores(self) -> tuple[float, ...]:
+        return (float(self.place == 2),)
+
+    def recap(self, seat: int) -> str:
+        return "You walked."
+
+    def expert(self) -> str | None:
+        return "right" if self.knows else None
+
+
+class _Walk(Environment):
+    name: ClassVar[str] = "walk"
+    seats: ClassVar[int] = 1
+    multi_agent: ClassVar[bool] = False
+    knows: bool = True
+
+    def start(self, seed: int) -> State:
+        return _Corridor(self.knows)
+
+    def rules(self) -> str:
+        return "Walk."
+
+    def instance(self, seat: int) -> str:
+        return ""
+
+    def example_action(self) -> str:
+        return "left"
+
+    @property
+    def forfeit_score(self) -> float:
+        return 0.0
+
+    def outcome(self, score: float) -> Outcome:
+        return "won" if score == 1 else "lost"
+
+
+@pytest.mark.parametrize(("changes", "expected"), [({}, Expert(1.0, 1.0)), ({"max_turns": 1}, Expert(0.0, 0.0)), ({"knows": False}, None)])
+def test_a_world_without_other_agents_is_measured_against_its_expert(changes: dict[str, Any], expected: Expert | None) -> None:
+    tasks = [Task("walk", seed, 0, "", "test") for seed in range(3)]
+    rows = [TaskRow(task, 0, (0.0,), ("lost",), ("turn_limit",), (1,), (0,), (5,)) for task in tasks]
+    found = summarise_rows(rows, _Walk(**changes), Population(), "test")
+    assert found.overall.expert == expected

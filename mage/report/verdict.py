@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from mage.evaluate import Cell
-from mage.report.findings import SCORE, TITLES, Measure, Stage
+from mage.report.findings import SCORE, SUCCESS, TITLES, Measure, Stage
 from mage.report.values import show, show_estimate
 from mage.statistics import Estimate
 
@@ -18,6 +18,9 @@ def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[st
     if gain is not None:
         change = f"From episode 1 to episode {len(after.episodes)} the {measure.title} changes by {_told(gain, measure)}"
         yield f"{change}: {_side(gain, 0, 'a gain', 'a loss')}."
+    if after.expert is not None:
+        success, score = show(after.expert.success, SUCCESS), show(after.expert.score, SCORE)
+        yield f"The world's own expert, who sees these tasks for the first time too, succeeds in {success} of them and scores {score}."
     if after.non_adapting is None:
         return
     for stage, cell in overall.items():
