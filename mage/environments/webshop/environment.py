@@ -1,0 +1,138 @@
+"""WebShop's options, splits and words."""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+
+from mage.environments.base import Environment
+from mage.environments.webshop.catalogue import Catalogue, Goal, GoalKind, Source, find_files, open_catalogue
+from mage.environments.webshop.generate import Style
+from mage.environments.webshop.nouns import MODEL, Tagger, has_spacy
+from mage.environments.webshop.pages import Mode
+from mage.environments.webshop.session import WebShopState
+from mage.types import Outcome, Split
+
+_STRATA = 1_000  # splits up to this size are spread evenly over a panel: a panel of 500 test tasks is the 500 test goals
+_RULES = (
+    "You shop in a web store. Each task asks for a product with certain attributes, options and a price limit. "
+    "Two actions: search[words] looks for products; click[text] presses something on the page: a product's number, an option's value, "
+    "or a button such as Next >, < Prev, Back to Search, Description, Features, Buy Now. Results show ten products a page. "
+    "Choose the options asked for on the product's page, then click[Buy Now]: that ends the trip. The score, from 0 to 1, is how well your purchase fits."
+)
+
+
+class WebShop(Environment):
+    """Find and buy a product in a web store: search, results, product pages, options; graded by how well the purchase fits."""
+
+    name: ClassVar[str] = "webshop"
+    seats: ClassVar[int] = 1
+    multi_agent: ClassVar[bool] = False
+
+    restart: Literal["same", "fresh"] = Field("same", description="same = every episode of a meta-episode has one goal; fresh = a new goal each")
+    max_turns: int = Field(12, ge=1, description="replies the agent may give in one episode, illegal ones included")
+    data: str = Field("", description="folder with WebShop's items_shuffle*.json and items_ins_v2*.json; empty = a generated catalogue")
+    products: int = Field(0, ge=0, le=10_000_000, description="size of the generated catalogue (0 = 1,000), or the first so many of the data (0 = all)")
+    style: Style = Field("full", description="generated products: full = as long as real ones, short = two-word titles for tiny models")
+    catalogue_seed: int = Field(0, ge=0, description="generated products: another seed, another catalogue")
+    goals: GoalKind = Field("synthetic", description="instructions made from attributes and options, or those that people wrote")
+    test_goals: int = Field(500, ge=1, description="goals of the test split: the first of the fixed shuffle")
+    dev_goals: int = Field(1000, ge=1, description="goals of the ood split: the next; all others are for training")
+    observation: Mode = Field("text_rich", description="text = one line, as published; text_rich = a line a piece, with buttons marked")
+    attributes_page: bool = Field(False, description="whether products have a page that lists their attributes")
+    per_page: int = Field(10, ge=1, le=50, description="products on a page of results")
+    page_limit: int = Field(3000, ge=200, description="most characters of a page; what is cut says so")
+    long_page_limit: int = Field(3750, ge=200, description="the same in the ood split, whose pages are longer")
+    pay: Literal["solved", "graded"] = Field("solved", description="reward of an episode = scale x (score == 1), as published, or scale x score")
+    tagger: Tagger = Field("auto", description="who finds the nouns of titles: spaCy's small English model or the bundled rules; auto = spaCy if installed")
+    _split: Split = PrivateAttr("train")
+
+    @field_validator("data")
+    @classmethod
+    def _has_files(cls, folder: str) -> str:
+        if folder:
+            find_files(Path(folder).expanduser())
+        return folder
+
+    @field_validator("tagger")
+    @classmethod
+    def _is_installed(cls, tagger: Tagger) -> Tagger:
+        """Resolved at once, so that a run's recipe.toml says which one judged."""
+        if tagger == "spacy" and not has_spacy():
+            raise ValueError(f"spaCy or its model {MODEL} is not installed: install both, or say bundled")
+        return ("spacy" if has_spacy() else "bundled") if tagger == "auto" else tagger
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> "WebShop":
+        idle = [name for name, default in (("style", "full"), ("catalogue_seed", 0)) if self.data and getattr(self, name) != default]
+        if idle:
+            raise ValueError(f"{' and '.join(idle)} has no effect with data: it is for generated catalogues")
+        return self
+
+    def start(self, seed: int) -> WebShopState:
+        return WebShopState(self, self.catalogue(), self.goal(seed))
+
+    def rules(self) -> str:
+        return _RULES if self.per_page == 10 else _RULES.replace("ten products", f"{self.per_page} products")
+
+    def instance(self, seat: int) -> str:
+        return "You are the customer."
+
+    def example_action(self) -> str:
+        return "search[red shoes]"
+
+    @property
+    def forfeit_score(self) -> float:
+        return 0.0
+
+    def outcome(self, score: float) -> Outcome:
+        return "won" if score >= 1 else "lost"
+
+    def reward(self, score: float) -> float:
+        return self.reward_scale * (score if self.pay == "graded" else float(score >= 1))
+
+    # -- catalogue, splits, goals
+
+    def catalogue(self) -> Catalogue:
+        """Shared by all states of a process; large ones by all processes of the machine."""
+        folder = str(Path(self.data).expanduser()) if self.data else ""
+        size = self.products if self.data else self.products or 1000
+        return open_catalogue(Source(folder, size, self.style, self.catalogue_seed, self.goals))
+
+    def for_split(self, split: Split) -> "WebShop":
+        found = self.model_copy()
+        found._split = split
+        return found
+
+    def places(self) -> range:
+        """The split's places in the fixed shuffle of goals."""
+        held, count = self.test_goals + self.dev_goals, self.catalogue().goals
+        if count <= held:
+            where = self.data or "the generated catalogue"
+            raise ValueError(f"{where} has {count:,} goals, and test_goals + dev_goals = {held:,} leaves none to train on: lower them, or take more products")
+        return {"test": range(self.test_goals), "ood": range(self.test_goals, held), "train": range(held, count)}[self._split]
+
+    def goal(self, seed: int) -> Goal:
+        """The goal of an episode. Some goals read the same (a value listed twice): the later split passes over what an earlier one has."""
+        places, catalogue = self.places(), self.catalogue()
+        taken = catalogue.first_texts(places.start)
+        for step in range(len(places)):
+            goal = catalogue.goal(places[(seed + step) % len(places)])
+            if goal.text not in taken:
+                return goal
+        raise ValueError(f"every goal of the split {self._split} is also one of an earlier split: take more products")
+
+    def strata(self) -> int:
+        count = len(self.places())
+        return count if count <= _STRATA else 1
+
+    def stratum(self, seed: int) -> int:
+        return seed % self.strata()
+
+    @property
+    def page_limit_now(self) -> int:
+        return self.long_page_limit if self._split == "ood" else self.page_limit
+
+    @property
+    def tagger_now(self) -> Literal["spacy", "bundled"]:
+        return "spacy" if self.tagger == "spacy" else "bundled"

@@ -1,0 +1,154 @@
+"""WebShop's pages as lists of pieces, and the two ways a piece of text reaches the agent.
+
+    text       all pieces in one line:    Instruction: [SEP] Find me ... [SEP] Back to Search [SEP] Page 1 (Total results: 50) [SEP] ...
+    text_rich  a line each, buttons told: [button] Back to Search [button_]; products seen and options chosen: [clicked button] red [clicked button_]
+
+A page longer than its limit is cut where it hurts least and says so: long texts first, then long lists of options.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mage.environments.webshop.catalogue import Product
+
+Mode = Literal["text", "text_rich"]
+SUB_PAGES = ("description", "features", "reviews", "attributes")
+BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
+_MARK = 24  # what "… (+123 characters)" may take
+_SHORTEST = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`fixed` pieces (the instruction) are never cut; `clicked` are products seen before and options chosen."""
+
+    text: str
+    kind: Literal["text", "button", "link", "option"] = "text"
+    clicked: bool = False
+    fixed: bool = False
+
+
+def search_page(instruction: str) -> list[Piece]:
+    return [Piece("WebShop"), Piece("Instruction: "), Piece(instruction, fixed=True), Piece("Search", "button")]
+
+
+def results_page(instruction: str, page: int, total: int, shown: Sequence[Product], seen: Collection[str]) -> list[Piece]:
+    back = [Piece(PREVIOUS, "button")] if page > 1 else []
+    pieces = [*_head(instruction), Piece(f"Page {page} (Total results: {total})"), *back, Piece(NEXT, "button")]
+    for product in shown:
+        pieces += [Piece(product.asin, "link", product.asin in seen), *_texts(product.title, product.price_tag)]
+    return pieces
+
+
+def item_page(instruction: str, product: Product, chosen: Mapping[str, str], attributes: bool) -> list[Piece]:
+    pieces = [*_head(instruction), Piece(PREVIOUS, "button")]
+    for name, values in product.options.items():
+        pieces += [*_texts(name), *(Piece(value, "option", chosen.get(name) == value) for value in values)]
+    buttons = [*SUB_PAGES[: 4 if attributes else 3], BUY]
+    return [*pieces, *_texts(product.title, f"Price: {product.price_tag}", "Rating: N.A."), *(Piece(name.title(), "button") for name in buttons)]
+
+
+def sub_page(instruction: str, product: Product, which: str) -> list[Piece]:
+    texts: tuple[str, ...] = ()  # WebShop's release has no reviews
+    if which == "description":
+        texts = (product.description,)
+    elif which == "features":
+        texts = tuple(f" {bullet}" for bullet in product.bullets)
+    elif which == "attributes":
+        texts = (*(f" {one}" for one in product.attributes), product.category, product.query, product.product_category)
+    return [*_head(instruction), Piece(PREVIOUS, "button"), *_texts(*texts)]
+
+
+def final_page(asin: str, options: str, score: float) -> list[Piece]:
+    """What WebShop shows to those who bought; its empty fields say None."""
+    named = [("asin", asin), ("options", options), ("attrs", "None"), ("category", "None"), ("query", "None"), ("product category", "None")]
+    wanted = ["Target", "asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query", "Goal ", "None"]
+    texts = [
+        "Thank you for shopping with us!",
+        "Your code: ",
+        "None",
+        " (Paste it in your MTurk interface.)",
+        "Purchased",
+        *(part for pair in named for part in pair),
+    ]
+    return [Piece(text) for text in (*texts, *wanted, "Reward", "Your score (min 0.0, max 1.0)", str(score), "Reward Details ", "None")]
+
+
+def _head(instruction: str) -> list[Piece]:
+    return [Piece("Instruction:"), Piece(instruction, fixed=True), Piece(BACK, "button")]
+
+
+def _texts(*texts: str) -> list[Piece]:
+    """Texts without anything in them are no pieces of a page."""
+    return [Piece(text) for text in texts if text.strip() or (text and "\n" not in text)]
+
+
+# --- Pieces to text ---------------------------------------------------------------------------------------------------
+
+
+def render(pieces: Sequence[Piece], mode: Mode, limit: int) -> str:
+    """The page as the agent reads it, at most `limit` characters long."""
+    found = _write(pieces, mode)
+    if len(found) <= limit:
+        return found
+    shorter = _shorten_texts(pieces, len(found) - limit)
+    for most in (64, 32, 16, 8, 4, 2, 1):
+        if len(found := _write(shorter, mode)) <= limit:
+            return found
+        shorter = _shorten_texts(_shorten_lists(pieces, most), 1 << 60)
+    return found if len(found := _write(shorter, mode)) <= limit else _cut_end(found, limit)
+
+
+def _write(pieces: Sequence[Piece], mode: Mode) -> str:
+    if mode == "text":
+        return " [SEP] ".join(piece.text.strip() for piece in pieces)
+    told = [f"You have clicked {piece.text}." for piece in reversed(pieces) if piece.kind == "option" and piece.clicked]
+    return "\n".join([*told, *map(_line, pieces)])
+
+
+def _line(piece: Piece) -> str:
+    if piece.kind == "text":
+        return piece.text
+    before = {"button": "", "link": "\n", "option": "  "}[piece.kind]
+    button = "clicked button" if piece.clicked else "button"
+    return f"{before}[{button}] {piece.text} [{button}_]"
+
+
+def _shorten_texts(pieces: Sequence[Piece], excess: int) -> list[Piece]:
+    """Cut all texts above one length, the largest at which enough is saved."""
+    lengths = [len(piece.text) for piece in pieces if piece.kind == "text" and not piece.fixed]
+    low, high = _SHORTEST, max([_SHORTEST, *lengths])
+    while low < high:
+        middle = (low + high + 1) // 2
+        saved = sum(length - middle - _MARK for length in lengths if length > middle + _MARK)
+        low, high = (middle, high) if saved >= excess else (low, middle - 1)
+    return [_shorten(piece, low) for piece in pieces]
+
+
+def _shorten(piece: Piece, length: int) -> Piece:
+    rest = len(piece.text) - length
+    if piece.kind != "text" or piece.fixed or rest <= _MARK:
+        return piece
+    return replace(piece, text=f"{piece.text[:length]}… (+{rest:,} characters)")
+
+
+def _shorten_lists(pieces: Sequence[Piece], most: int) -> list[Piece]:
+    """Keep the first `most` values of every option, and those chosen; say how many are gone."""
+    kept, row, hidden = list[Piece](), 0, 0
+    for piece in [*pieces, Piece("")]:
+        if piece.kind == "option":
+            row += 1
+            shown = row <= most or piece.clicked
+            hidden += not shown
+            kept += [piece] if shown else []
+        else:
+            kept += [Piece(f"(+{hidden:,} more values)")] if hidden else []
+            row = hidden = 0
+            kept.append(piece)
+    return kept[:-1]
+
+
+def _cut_end(text: str, limit: int) -> str:
+    mark = f"… (+{len(text) - limit:,} characters)"
+    return text[: max(0, limit - len(mark))] + mark

@@ -1,0 +1,90 @@
+"""What a purchase is worth, from 0 to 1, exactly as WebShop counts it (goal.py of its release, worlds of quirks included).
+
+r = r_type * (attributes met + options met + price met) / (attributes wanted + options wanted + 1)
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from mage.environments.webshop.catalogue import Goal, Product
+from mage.environments.webshop.matching import token_set_ratio
+from mage.environments.webshop.nouns import nouns
+
+_ALIKE = 85
+# WebShop's list, in its order: of several colours in a text the first one HERE counts, wherever it stands in the text.
+_COLOUR_WORDS = (
+    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo caramel champagne charcoal cheetah "
+    "chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal dark denim eggplant elephant espresso fuchsia gold granite grape "
+    "graphite grass gray green grey heather indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha "
+    "multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell silver "
+    "skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow"
+)
+_COLOURS = tuple(_COLOUR_WORDS.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A purchase, part by part."""
+
+    type: float
+    attributes: int
+    options: int
+    price: bool
+    score: float
+
+
+def judge(bought: Product, chosen: Iterable[str], goal: Goal, wanted: Product, tagger: Literal["spacy", "bundled"]) -> Reward:
+    """`wanted` is the goal's product; `chosen` are the values of the options that were chosen."""
+    kind = type_reward(bought, wanted, tagger)
+    attributes = sum(_has_attribute(bought, attribute) for attribute in goal.attributes)
+    options = count_options(tuple(chosen), goal.options)
+    price = bought.price <= goal.price_upper
+    score = (attributes + options + price) / (len(goal.attributes) + len(goal.options) + 1) * kind
+    return Reward(kind, attributes, options, price, score)
+
+
+def type_reward(bought: Product, wanted: Product, tagger: Literal["spacy", "bundled"]) -> float:
+    """1 for the same query, two common parts of the category, or titles that share nouns; too few common nouns override all."""
+    likeness = title_likeness(bought.title, wanted.title, tagger)
+    if likeness == 0:
+        return 0.0
+    if likeness < 0.1:
+        return 0.1
+    return 1.0 if bought.query == wanted.query or len(_parts(bought) & _parts(wanted)) >= 2 or likeness > 0.2 else 0.5
+
+
+def title_likeness(bought: str, wanted: str, tagger: Literal["spacy", "bundled"]) -> float:
+    """Common nouns, each once, over the nouns of the wanted title, repeated ones too; 0.2 if that has none."""
+    names = nouns(wanted, tagger)
+    return len(set(nouns(bought, tagger)) & set(names)) / len(names) if names else 0.2
+
+
+def _parts(product: Product) -> set[str]:
+    return {part.strip() for part in product.product_category.split("›")}
+
+
+def _has_attribute(bought: Product, attribute: str) -> bool:
+    if any(token_set_ratio(own, attribute) > _ALIKE for own in bought.attributes):
+        return True
+    return any(attribute in text.lower() for text in (bought.title, " ".join(bought.bullets), bought.description))
+
+
+def count_options(chosen: tuple[str, ...], wanted: Iterable[tuple[str, str] | str]) -> int:
+    """How many of the wanted options some chosen value meets.
+
+    WebShop compares a chosen value with the PAIR of name and value, written as Python writes it: so a value also meets an
+    option whose name it is, and a pair becomes a colour only where its value is exactly that colour.
+    """
+    values = [_colour_in(value) for value in chosen]
+    return sum(any(token_set_ratio(value, _written(option)) > _ALIKE for value in values) for option in wanted)
+
+
+def _written(option: tuple[str, str] | str) -> str:
+    if isinstance(option, str):
+        return _colour_in(option)
+    return next((colour for colour in _COLOURS if colour in option), str(option))
+
+
+def _colour_in(text: str) -> str:
+    return next((colour for colour in _COLOURS if colour in text), text)

@@ -1,0 +1,237 @@
+"""One shopping trip: which page is open, what can be clicked, what has been chosen, and what an expert would do.
+
+`search[words]` works on every page, as in WebShop; its keywords <r>, <a>, <c> and <q>, which list products without searching,
+are words like any other here. Clicks are written without `<`, which opens a tag in an agent's reply: click[prev].
+"""
+
+import json
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from mage.environments.base import State
+from mage.environments.webshop import pages
+from mage.environments.webshop.catalogue import Catalogue, Goal, Product
+from mage.environments.webshop.reward import Reward, judge
+
+if TYPE_CHECKING:
+    from mage.environments.webshop.environment import WebShop
+
+HITS = 50
+LONGEST = 400  # of an action; longer ones are no moves
+_ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_PRICE = ", and price lower than"
+
+
+class WebShopState(State):
+    """The page is `search`, `results`, `item`, a sub page's name, or `done`."""
+
+    def __init__(self, environment: "WebShop", catalogue: Catalogue, goal: Goal) -> None:
+        self.environment, self.catalogue, self.goal = environment, catalogue, goal
+        self.page, self.number = "search", 1
+        self.words, self.asin = "", ""
+        self.options: dict[str, str] = {}
+        self.seen: set[str] = set()
+        self.actions: list[str] = []
+        self.reward: Reward | None = None
+
+    # -- the contract
+
+    def turn(self) -> int | None:
+        return None if self.page == "done" else 0
+
+    def legal(self) -> tuple[str, ...]:
+        clicks = (f"click[{_word(value)}]" for value in self.clickables() if value != "search")
+        return tuple(dict.fromkeys((*(f"search[{words}]" for words in self._queries), *clicks)))
+
+    def read(self, written: str) -> str | None:
+        found = _ACTION.fullmatch(written.strip()) if len(written) <= LONGEST and not _CONTROL.search(written) else None
+        if found is None or not (words := " ".join(found[2].lower().split())):
+            return None
+        if found[1].lower() == "search":
+            return f"search[{words}]"
+        value = self._clickable(words)
+        return None if value is None else f"click[{_word(value)}]"
+
+    def apply(self, action: str) -> None:
+        found = _ACTION.fullmatch(action)
+        assert found is not None, f"{action!r} is not a legal move"
+        assert self.page != "done", "nothing can be done after the purchase"
+        self.actions.append(action)
+        if found[1] == "search":
+            self._open_results(found[2], 1)
+        else:
+            value = self._clickable(found[2])
+            assert value is not None, f"{action!r} is not a legal move"
+            self._click(value)
+
+    def observe(self, seat: int) -> str:
+        return pages.render(self.pieces(), self.environment.observation, self.environment.page_limit_now)
+
+    def anchor(self, seat: int) -> str:
+        chosen = ", ".join(f"{name}: {value}" for name, value in sorted(self.options.items()))
+        parts = (self.page, self.words and f"{self.words} page {self.number}", self.asin, chosen)
+        return f"goal {self.goal.number} | {' | '.join(part for part in parts if part)}"
+
+    def scores(self) -> tuple[float, ...]:
+        return (self.reward.score if self.reward else 0.0,)
+
+    def recap(self, seat: int) -> str:
+        did = ", ".join(_short(action, 80) for action in self.actions) or "none"
+        return f"Task: {_short(self.goal.text, 400)}. Your actions: {did}. {self._told_result()}"
+
+    def expert(self) -> str | None:
+        """Searches for the goal's product by its title, opens it, chooses what is asked for, buys it."""
+        if self.page == "done":
+            return None
+        if self.asin == self.goal.asin and self.page != "results":
+            return f"click[{_word(self._next_on_item())}]"
+        if self.page == "results" and (step := self._next_on_results()):
+            return f"click[{_word(step)}]"
+        return f"search[{self._best_query}]"
+
+    # -- pages
+
+    def pieces(self) -> list[pages.Piece]:
+        """The open page, uncut."""
+        text = self.goal.text
+        if self.page == "search":
+            return pages.search_page(text)
+        if self.page == "results":
+            return pages.results_page(text, self.number, len(self._hits()), [self.catalogue.find(asin) for asin in self._shown()], self.seen)
+        if self.page == "done":
+            return pages.final_page(self.asin, json.dumps(self.options), self.scores()[0])
+        if self.page == "item":
+            return pages.item_page(text, self._product(), self.options, self.environment.attributes_page)
+        return pages.sub_page(text, self._product(), self.page)
+
+    def clickables(self) -> list[str]:
+        """What can be clicked, in WebShop's order and words."""
+        if self.page == "done":
+            return []
+        if self.page == "search":
+            return ["search"]
+        back, previous = pages.BACK.lower(), pages.PREVIOUS.lower()
+        if self.page == "results":
+            return [back, *([previous] if self.number > 1 else []), pages.NEXT.lower(), *(asin.lower() for asin in self._shown())]
+        if self.page != "item":
+            return [back, previous]
+        buttons = [back, previous, *pages.SUB_PAGES[: 4 if self.environment.attributes_page else 3], pages.BUY.lower()]
+        return list(dict.fromkeys((*buttons, *(value for values in self._product().options.values() for value in values))))
+
+    def _clickable(self, words: str) -> str | None:
+        """The clickable that is meant: as WebShop writes it, or as `legal` does."""
+        options = [value for value in self.clickables() if value != "search"]
+        return words if words in options else next((value for value in options if _word(value) == _word(words)), None)
+
+    def _click(self, value: str) -> None:
+        if value == pages.BUY.lower():
+            self._buy()
+        elif value == pages.BACK.lower():
+            self.page, self.words, self.number, self.asin = "search", "", 1, ""
+            self.options, self.seen = {}, set()
+        elif value in (pages.PREVIOUS.lower(), pages.NEXT.lower()):
+            self._turn_page(1 if value == pages.NEXT.lower() else -1)
+        elif self.page == "results":
+            self.page, self.asin = "item", value.upper()
+            self.seen.add(self.asin)
+        elif value in pages.SUB_PAGES[: 4 if self.environment.attributes_page else 3]:
+            self.page = value
+        else:  # of two options with this value WebShop takes the last
+            self.options[[name for name, values in self._product().options.items() if value in values][-1]] = value
+
+    def _turn_page(self, step: int) -> None:
+        if self.page == "results":
+            self._open_results(self.words, self.number + step)
+        elif self.page == "item":
+            self._open_results(self.words, self.number)
+        else:
+            self.page = "item"
+
+    def _open_results(self, words: str, number: int) -> None:
+        """Whatever was chosen is forgotten, also on the way back from a product."""
+        self.page, self.words, self.number, self.asin, self.options = "results", words, number, "", {}
+
+    def _buy(self) -> None:
+        wanted = self.catalogue.find(self.goal.asin)
+        self.reward = judge(self._product(), self.options.values(), self.goal, wanted, self.environment.tagger_now)
+        self.page = "done"
+
+    def _product(self) -> Product:
+        return self.catalogue.find(self.asin)
+
+    def _hits(self) -> tuple[str, ...]:
+        return self.catalogue.search(self.words, HITS)
+
+    def _shown(self) -> tuple[str, ...]:
+        size = self.environment.per_page
+        return self._hits()[(self.number - 1) * size : self.number * size]
+
+    # -- words
+
+    @cached_property
+    def _queries(self) -> tuple[str, ...]:
+        """What people would type: all that is asked for but the price, and the kind of thing alone."""
+        asked = _plain(re.sub(r"^(find me|i am looking for|i need|i want)\s+", "", self.goal.text.lower().split(_PRICE)[0]))[:200].strip()
+        kind = re.split(r" (?:with|for) ", asked)[0].strip()
+        return tuple(dict.fromkeys(words for words in (asked, kind) if words)) or ("a",)
+
+    def _told_result(self) -> str:
+        if self.reward is None:
+            return "You bought nothing. Score 0 of 1."
+        product, chosen = self._product(), ", ".join(f"{name}: {value}" for name, value in self.options.items())
+        bought = f"You bought {self.asin}, {_short(product.title, 80)}, {product.price_tag}{f' ({_short(chosen, 80)})' if chosen else ''}"
+        return f"{bought}. Score {self.reward.score:.2f} of 1{'' if self.reward.score < 1 else ': all as asked'}."
+
+    # -- the expert
+
+    def _next_on_item(self) -> str:
+        """The next option that is not yet as asked, else buy; back to the product from its sub pages."""
+        if self.page != "item":
+            return pages.PREVIOUS.lower()
+        for option in self.goal.options:
+            values = [option[1]] if isinstance(option, tuple) else _meant(option, self._product())
+            missing = [value for value in values if value not in self.options.values()]
+            if len(missing) == len(values) and missing and missing[0] in self.clickables():
+                return missing[0]
+        return pages.BUY.lower()
+
+    def _next_on_results(self) -> str | None:
+        hits, size = self._hits(), self.environment.per_page
+        if self.goal.asin not in hits:
+            return None
+        page = hits.index(self.goal.asin) // size + 1
+        return self.goal.asin.lower() if page == self.number else (pages.NEXT if page > self.number else pages.PREVIOUS).lower()
+
+    @cached_property
+    def _best_query(self) -> str:
+        """The first of a few queries that shows the product, else the one in which it stands highest."""
+        product = self.catalogue.find(self.goal.asin)
+        texts = (product.title, f"{product.title} {product.bullets[0] if product.bullets else ''}", product.description, self.goal.text)
+        queries = [words for text in texts if (words := _plain(text.lower())[: LONGEST - 10].strip())] or ["a"]
+        return min(queries, key=self._rank)
+
+    def _rank(self, words: str) -> int:
+        hits = self.catalogue.search(words, HITS)
+        return hits.index(self.goal.asin) // self.environment.per_page if self.goal.asin in hits else HITS
+
+
+def _meant(wanted: str, product: Product) -> list[str]:
+    """The values of a product that a person's bare word may mean, best first."""
+    values = [value for values in product.options.values() for value in values]
+    return sorted((value for value in values if wanted in value or value in wanted), key=lambda value: abs(len(value) - len(wanted)))
+
+
+def _word(value: str) -> str:
+    """A clickable without `<`: `< prev` is prev."""
+    return " ".join(value.replace("<", " ").split())
+
+
+def _plain(text: str) -> str:
+    """Words and what holds them together, in one line."""
+    return " ".join(re.sub(r"[^\w\s.:,'&%\"-]", " ", text).split())
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
