@@ -1,7 +1,7 @@
 """The agent: what the model is shown and how its reply is read.
 
-Prompts are append-only: rules, answer format and worked examples (system message), then instance, memory, and the turns
-of this episode. A past reply stands in the history reduced to its action; its thoughts are dropped. The LAST complete
+Prompts are append-only: rules and answer format (system message), worked examples as turns of the chat if there are any, then
+instance, memory, and the turns of this episode. A past reply stands in the history reduced to its action; its thoughts are dropped. The LAST complete
 <action> after the end of thinking counts.
 """
 
@@ -52,13 +52,30 @@ def is_thinking(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Example:
+    """A situation of random play and the move that was made there."""
+
+    situation: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
 class Agent:
     """A model with its chat format and its way of drawing replies; `examples` is what `worked_examples` makes."""
 
     engine: Engine
     chat: Chat
     sampling: Sampling
-    examples: str = ""
+    examples: tuple[Example, ...] = ()
+
+    def begin(self, environment: Environment, user: str) -> Ids:
+        """The prompt of an episode's first turn: the rules, the worked examples as if they had been played, and `user`."""
+        opening, *others = (*(example.situation for example in self.examples), user)
+        note = "\n" + template("examples").format(count=len(self.examples)) if self.examples else ""
+        prompt = self.chat.first(system_text(environment) + note, opening)
+        for example, following in zip(self.examples, others, strict=True):
+            prompt += self.chat.encode(f"<action>{example.action}</action>") + self.chat.next(following)
+        return prompt
 
     async def reply(self, prompt_ids: Ids, seed: int) -> Completion:
         """A reply that ends with its action; a closing tag inside a thought does not end it."""
@@ -111,29 +128,26 @@ def _join(first: Completion, second: Completion) -> Completion:
     return replace(second, token_ids=first.token_ids + second.token_ids, logprobs=first.logprobs + second.logprobs, text=first.text + second.text)
 
 
-def system_text(environment: Environment, examples: str = "") -> str:
-    """Rules, answer format, worked examples: the same for every task of an environment, so it is computed once."""
+def system_text(environment: Environment) -> str:
+    """Rules and answer format: the same for every task of an environment, so it is computed once."""
     name = "system_game" if environment.multi_agent else "system_task"
-    return template(name).format(rules=environment.rules(), example=environment.example_action()) + examples
+    return template(name).format(rules=environment.rules(), example=environment.example_action())
 
 
-def worked_examples(environment: Environment, count: int) -> str:
-    """`count` situations with an answer each, from random play: they show the format and no skill.
+def worked_examples(environment: Environment, count: int) -> tuple[Example, ...]:
+    """`count` situations with a move each, from random play: they show the format and no skill.
 
     Seeds come from the environment's name alone, so every task, run and seed is shown the same ones.
     """
-    if not count:
-        return ""
-    pairs = [_worked_example(environment, random.Random(derive("example", environment.name, number))) for number in range(count)]
-    return "".join(["\n", template("examples"), *(f"\n\n{pair}" for pair in pairs)])
+    return tuple(_worked_example(environment, random.Random(derive("example", environment.name, number))) for number in range(count))
 
 
-def _worked_example(environment: Environment, rng: random.Random) -> str:
+def _worked_example(environment: Environment, rng: random.Random) -> Example:
     """One turn of one random game, any as likely as another, with the move that was made there."""
-    state, found = environment.start(rng.getrandbits(60)), list[str]()
+    state, found = environment.start(rng.getrandbits(60)), list[Example]()
     while (seat := state.turn()) is not None and len(found) < environment.max_turns * environment.seats:
         action = random_move(state, rng)
-        found.append(template("example").format(instance=environment.instance(seat), observation=state.observe(seat), action=action))
+        found.append(Example(f"{environment.instance(seat)}\n{state.observe(seat)}".strip(), action))
         state.apply(action)
     return rng.choice(found)
 

@@ -65,7 +65,7 @@ class PlayOptions(Section):
 class AgentOptions(Section):
     """[agent]: what the prompt shows beside the game, and how replies are sampled in training."""
 
-    examples: int = Field(0, ge=0, le=16, description="worked examples of the answer format in every prompt, with random legal moves")
+    examples: int = Field(0, ge=0, le=16, description="worked examples at the head of every game, as turns of the chat with random legal moves")
     temperature: float = Field(1.0, gt=0, le=10, description="sampling temperature; loss and logprobs use the same")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; 1 = off")
     top_k: int = Field(0, ge=0, description="sample among the k most likely tokens; 0 = off")

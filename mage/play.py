@@ -81,7 +81,7 @@ def _next_message(setting: Setting, place: Place, memory: str, state: State, tur
     observation = state.observe(seat)
     if not turns:
         user = episode_text(environment, seat, memory, place.number + 1, setting.episodes, observation)
-        return chat.first(system_text(environment, setting.agent.examples), user)
+        return setting.agent.begin(environment, user)
     return chat.next(observation if turns[-1].legal else illegal_text(observation))
 
 
@@ -132,7 +132,7 @@ async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
     """The agent's note on the episode it has just finished: m_n ~ pi(. | x, episode n), with the true outcome."""
     environment, agent, seat = setting.environment, setting.agent, place.task.seat
     user = reflect_text(environment, seat, place.number + 1, setting.episodes, episode.recap)
-    prompt = agent.chat.first(system_text(environment, agent.examples), user)
+    prompt = agent.chat.first(system_text(environment), user)
     completion = await agent.write(prompt, derive(place.seed, place.number, "reflect"))
     return Turn(
         kind="reflect",
@@ -182,7 +182,7 @@ def _asker(setting: Setting, seed: int) -> Ask:
     """How a memory may ask the model something: a chat of one message."""
 
     async def ask(text: str) -> str:
-        prompt = setting.agent.chat.first(system_text(setting.environment, setting.agent.examples), text)
+        prompt = setting.agent.chat.first(system_text(setting.environment), text)
         return (await setting.agent.write(prompt, derive(seed, "ask", text))).text
 
     return ask

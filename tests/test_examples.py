@@ -23,7 +23,7 @@ from mage.types import Task
 
 def pairs(environment: Environment, count: int) -> list[str]:
     """The examples as the prompt shows them, one text each."""
-    return worked_examples(environment, count).split("\n\n")[1:]
+    return [f"{example.situation}\n<action>{example.action}</action>" for example in worked_examples(environment, count)]
 
 
 def with_examples(environment: Environment, count: int) -> Agent:
@@ -33,7 +33,7 @@ def with_examples(environment: Environment, count: int) -> Agent:
 
 @pytest.mark.parametrize("environment", [TicTacToe(), KuhnPoker(), OpenSpiel(game="connect_four"), Corridor()], ids=lambda world: world.name)
 def test_there_are_as_many_as_asked_for_and_each_is_answered_in_the_exact_format(environment: Environment) -> None:
-    assert worked_examples(environment, 0) == ""
+    assert worked_examples(environment, 0) == ()
     shown = pairs(environment, 5)
     assert len(shown) == 5
     for text in shown:
@@ -61,9 +61,8 @@ def test_every_task_and_every_run_is_shown_the_same_ones() -> None:
     setting = Setting(TicTacToe(), with_examples(TicTacToe(), 3), Notes(keep="both"))
     tasks = [[Task("tic_tac_toe", seed, seed % 2, "random", "train")] for seed in range(6)]
     metas = play_groups(setting, tasks, seed=1)
-    prompts = [turn.prompt_ids for meta in metas for episode in meta.episodes for turn in (*episode.turns, episode.reflection) if turn]
-    texts = [setting.agent.chat.decode(ids) for ids in prompts]
-    heads = {text.split("<|user|>")[0] for text in texts}
+    texts = [setting.agent.chat.decode(turn.prompt_ids) for meta in metas for episode in meta.episodes for turn in episode.turns]
+    heads = {"<|user|>".join(text.split("<|user|>")[:4]) for text in texts}
     assert len(heads) == 1
     assert heads.pop().count("<action>") == 1 + 3, "the answer format and three examples"
     assert worked_examples(TicTacToe(), 3) == worked_examples(TicTacToe(restart="same"), 3)

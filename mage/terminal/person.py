@@ -178,7 +178,7 @@ class _Shown:
 
     def __init__(self, setting: Setting, console: Console) -> None:
         self.chat, self.console = setting.agent.chat, console
-        system = system_text(setting.environment, setting.agent.examples)
+        system = system_text(setting.environment)
         self.rules = len(_common(self.chat.first(system, "a"), self.chat.first(system, "b")))
         self.before: Ids = ()
 
