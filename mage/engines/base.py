@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from mage.chat import Chat
 from mage.types import Completion
 
 Result = TypeVar("Result")
@@ -50,6 +51,15 @@ class Engine(ABC):
     def refresh(self, policy_version: int) -> None:
         """The weights have changed: forget what was computed with the old ones."""
         self.policy_version = policy_version
+
+    @classmethod
+    def own_chat(cls) -> Chat | None:
+        """The chat of an engine whose model is elsewhere, so that it takes no weights; None for one that is given a model and its chat."""
+        return None
+
+    def bill(self) -> dict[str, float]:
+        """What was used of somebody else's machine, and what it cost; nothing where the model is here."""
+        return {}
 
     def spent(self) -> dict[str, float]:
         """Seconds since it was made, by what they went into; for figures of where time goes."""

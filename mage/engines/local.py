@@ -26,6 +26,7 @@ from mage.engines.device_loop import DeviceLoop, Flight, Joining, Places
 from mage.engines.forward import plain_decoder
 from mage.engines.sampling import Choices, sample
 from mage.engines.slots import KeyValuePool, Slots
+from mage.engines.stops import StopTable
 from mage.types import Completion, Finish
 
 Array = np.ndarray[Any, Any]
@@ -320,39 +321,6 @@ class LocalEngine(Engine):
         self.requests[slot], self.active[slot] = None, False
         self.slots.release(slot)
         return request, Completion(ids, logprobs, self.chat.decode(ids), finish, self.policy_version)
-
-
-class StopTable:
-    """Which tokens end a reply, and which could complete a stop string, so that few replies need decoding."""
-
-    def __init__(self, chat: Chat, vocabulary: int) -> None:
-        self.chat = chat
-        self.is_end = np.zeros(vocabulary, bool)
-        self.is_end[[token for token in chat.end_ids if token < vocabulary]] = True
-        self.may_stop = np.zeros((1, vocabulary), bool)
-        self.kinds: dict[tuple[str, ...], int] = {(): 0}
-        self.texts: list[str] = []
-
-    def kind(self, stop: tuple[str, ...]) -> int:
-        """The row of `may_stop` for these stop strings."""
-        if stop not in self.kinds:
-            self.kinds[stop] = len(self.may_stop)
-            self.may_stop = np.concatenate([self.may_stop, self._row(stop)[None]])
-        return self.kinds[stop]
-
-    def _row(self, stop: tuple[str, ...]) -> Array:
-        """A token can complete a stop string only if its own text has that string's last character.
-
-        A token that is part of a character decodes to a mark alone, and blanks may be dropped from a lone token: those
-        are always looked at.
-        """
-        vocabulary = len(self.is_end)
-        if any(not text or text[-1].isspace() for text in stop):
-            return np.ones(vocabulary, bool)
-        if not self.texts:
-            self.texts = self.chat.tokenizer.decode_batch([[token] for token in range(vocabulary)], skip_special_tokens=False)
-        last = {text[-1] for text in stop} | {"\ufffd"}
-        return np.fromiter((not last.isdisjoint(text) for text in self.texts), bool, vocabulary)
 
 
 @contextmanager

@@ -1,0 +1,83 @@
+"""A chat with a model that is elsewhere and takes messages, not ids.
+
+Everywhere else a prompt is a tuple of ids that only ever grows. Here an id stands for a whole text (its digest), and four small ones
+mark whose words follow; so prompts stay such tuples, no text can forge a mark, and `messages` reads back exactly what was said.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mage.chat import Chat, Ids
+
+Message = dict[str, str]
+NOTHING, SYSTEM, USER, REPLY = range(4)
+_ROLES = {SYSTEM: "system", USER: "user", REPLY: "assistant"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A text. A reply that was cut carries along, unseen, what the model wrote behind the cut, and in how many tokens."""
+
+    text: str
+    behind: str = ""
+    tokens_behind: int = 0
+
+
+class MessageChat(Chat):
+    """Texts to ids and back.
+
+    >>> chat = MessageChat()
+    >>> chat.messages(chat.first("Rules.", "Your card: K.") + chat.encode("bet") + chat.next("You won."))[-2:]
+    [{'role': 'assistant', 'content': 'bet'}, {'role': 'user', 'content': 'You won.'}]
+    """
+
+    def __init__(self) -> None:
+        self.end_ids = ()
+        self.pieces: dict[int, Piece] = {}
+        self.encode = lru_cache(maxsize=4096)(self._encode)
+        self.decode = lru_cache(maxsize=4096)(self._decode)
+
+    def first(self, system: str, user: str) -> Ids:
+        return (SYSTEM, *self.encode(system), *self.next(user))
+
+    def next(self, user: str) -> Ids:
+        return (USER, *self.encode(user), REPLY)
+
+    def keep(self, piece: Piece, tokens: int) -> Ids:
+        """A reply as ids: one for what it says, and nothing behind it up to the number of tokens that the model wrote."""
+        said = (self._id(piece),) if piece.text or piece.behind else ()
+        return said + (NOTHING,) * (tokens - len(said))
+
+    def messages(self, prompt: Ids) -> list[Message]:
+        """The messages of a prompt, without the reply that it opens."""
+        found: list[Message] = []
+        for number in prompt:
+            if number in _ROLES:
+                found.append({"role": _ROLES[number], "content": ""})
+            elif number != NOTHING:
+                found[-1]["content"] += self.pieces[number].text
+        return found[:-1]
+
+    def begun(self, prompt: Ids) -> Piece | None:
+        """The last piece of the reply that a prompt has begun, if it has."""
+        inside = [number for number in prompt[_last(prompt, REPLY) + 1 :] if number != NOTHING]
+        return self.pieces[inside[-1]] if inside else None
+
+    def _encode(self, text: str) -> Ids:
+        return (self._id(Piece(text)),)
+
+    def _decode(self, ids: Ids) -> str:
+        return "".join(f"<|{_ROLES[number]}|>" if number in _ROLES else self.pieces[number].text for number in ids if number != NOTHING)
+
+    def _id(self, piece: Piece) -> int:
+        """The same in every process, so that who plays first changes nothing."""
+        digest = hashlib.blake2b(repr((piece.text, piece.behind, piece.tokens_behind)).encode(), digest_size=8).digest()
+        number = int.from_bytes(digest, "little") >> 1
+        kept = self.pieces.setdefault(number, piece)
+        assert number > REPLY and kept == piece, "of a million texts two share an id once in ten million runs"
+        return number
+
+
+def _last(ids: Ids, mark: int) -> int:
+    return len(ids) - 1 - ids[::-1].index(mark)
