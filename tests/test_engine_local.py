@@ -36,7 +36,10 @@ SIZES = {
 @pytest.fixture(autouse=True, params=["step by step", "one step ahead"])
 def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test holds for both loops: the processor's, and the one a GPU runs (here without graphs)."""
-    monkeypatch.setitem(LocalEngine.__init__.__kwdefaults__, "run_ahead", request.param == "one step ahead")
+    ahead = request.param == "one step ahead"
+    sizes = {"slots": 128, "context": 512} if ahead else {}  # its pool is made whole at the start
+    for name, value in {"run_ahead": ahead, **sizes}.items():
+        monkeypatch.setitem(LocalEngine.__init__.__kwdefaults__, name, value)
 
 
 @pytest.fixture(scope="module")
