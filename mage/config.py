@@ -111,7 +111,7 @@ class Recipe(Section):
         A resolved recipe names every option, so only the overrides count as given: what they rob of its effect is dropped.
         """
         tables = self.to_dict()
-        keys = [_override(tables, text) for text in overrides]
+        keys = _override_all(tables, overrides)
         return build_recipe(tables, Origin("the run's recipe", tuple(keys), resolved=True))
 
 
@@ -125,7 +125,7 @@ def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Reci
     """
     path = _locate(str(path_or_name))
     tables = _read_toml(path)
-    changed = [_override(tables, text) for text in overrides]
+    changed = _override_all(tables, overrides)
     return build_recipe(tables, Origin(str(path), tuple(changed)))
 
 
@@ -182,6 +182,19 @@ def _read_toml(path: Path) -> Tables:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
+    """Put overrides into the tables and return their keys. Another item of a menu takes none of the options of the one before it."""
+    texts = list(texts)
+    choices = {field.alias or name: field.annotation for name, field in Recipe.model_fields.items()}
+    for text in texts:
+        section, _, name = text.removeprefix("--").partition(".name=")
+        kind, given = choices.get(section), tables.get(section, {})
+        if name and isinstance(kind, type) and issubclass(kind, Choice) and isinstance(given, dict):
+            known = given.get("name", kind.model_fields["name"].default)
+            tables[section] = given if _parse_value(name) == known else {}
+    return [_override(tables, text) for text in texts]
 
 
 def _override(tables: Tables, text: str) -> str:

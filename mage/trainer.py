@@ -66,12 +66,19 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything a recipe makes: one model, shared by the engine that plays and the learner."""
+    """Everything a recipe makes: one model, shared by the engine that plays and the learner; None if the engine's is elsewhere."""
 
     recipe: Recipe
-    model: PreTrainedModel
+    model: PreTrainedModel | None
     chat: Chat
     engine: Engine
+
+    def weights(self) -> PreTrainedModel:
+        """The model, for those who change it."""
+        if self.model is None:
+            name = self.recipe.engines.name
+            raise ValueError(f'engines.name = "{name}": its model is elsewhere and cannot be trained or take a checkpoint; use it with mage evaluate RECIPE')
+        return self.model
 
     def agent(self, evaluating: bool) -> Agent:
         own, test = self.recipe.agent, self.recipe.evaluate
@@ -93,7 +100,10 @@ class Parts:
 
 
 def build(recipe: Recipe) -> Parts:
-    """Load the model and put an engine around it."""
+    """Load the model and put an engine around it, unless the engine's model is elsewhere."""
+    own = find_item("engines", recipe.engines.name).own_chat()
+    if own is not None:
+        return Parts(recipe, None, own, recipe.engine()(own))
     folder = recipe.model_folder()
     chat = Chat.load(folder)
     model = load_model(folder, recipe.model.dtype, recipe.run.device)
@@ -202,7 +212,7 @@ class Trainer:
         self.recipe, self.folder, self.team, self.watcher, self.stop = folder.recipe, folder, team, watcher, stop
         self.parts = build(self.recipe)
         self.learner = Learner(
-            self.parts.model,
+            self.parts.weights(),
             self.recipe.learn,
             seed=self.recipe.run.seed,
             temperature=self.recipe.agent.temperature,
@@ -250,7 +260,7 @@ class Trainer:
         self.parts.engine.refresh(self.done)
         setting, tasks_PG = self.parts.setting(), draw_tasks(self.recipe, number)
         numbers = self.team.share(range(len(tasks_PG)))
-        metas = play_groups(setting, self.team.share(tasks_PG), derive(self.recipe.run.seed, "play", number), numbers=numbers)
+        metas = play_groups(setting, self.team.share(tasks_PG), derive(self.recipe.run.seed, "play", number), numbers=numbers, gather=self.team.gather)
         played = self.parts.engine.spent()
         clock.append(time.perf_counter())
         credits = credit(self.recipe, metas)
@@ -362,7 +372,7 @@ def evaluate_panel(
     counter = itertools.count(team.size, team.size)
     numbers = team.share(range(len(tasks)))
     tell = lambda _: on_played(min(next(counter), len(tasks)))  # noqa: E731
-    metas = play_groups(setting, [[task] for task in team.share(tasks)], derive("panel", panel, split), tell, numbers=numbers)
+    metas = play_groups(setting, [[task] for task in team.share(tasks)], derive("panel", panel, split), tell, numbers=numbers, gather=team.gather)
     rows = weave(team.gather([task_row(meta) for meta in metas]))
     return summarise_rows(rows, setting.environment, population, split), metas
 

@@ -9,7 +9,6 @@ import json
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -118,11 +117,11 @@ class Client:
         told = self._told(_body(error))
         said = f": {told}" if told else ""
         if error.code in _PASSING or error.code >= 500:
-            return _Passing(f"the server answered {error.code}{said}", _wait_asked(error.headers))
+            return _Passing(f"the server answered {error.code}{said}", _wait_asked(error.headers.get("Retry-After", "")))
         if error.code == 400 and ("context_length_exceeded" in told or "maximum context length" in told):
             return TooLong(told)
         advice = {
-            400: "a field that this server does not take is left out by engines.omit, as in --engines.omit='[\"top_k\", \"seed\"]'",
+            400: "a field that this server does not take is left out by engines.omit, as in --engines.omit=['top_k','seed']",
             401: "the key is not right" if self.key else "it wants a key: name the environment variable that holds it in engines.key_env",
             403: "the key does not allow this" if self.key else "it wants a key: name the environment variable that holds it in engines.key_env",
             404: "is engines.url right, and does engines.model name a model that is served there?",
@@ -153,14 +152,18 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _body(error: HTTPError) -> bytes:
     try:
-        return error.read(1 << 16)
+        with error:
+            return error.read(1 << 16)
     except (OSError, HTTPException):
         return b""
 
 
-def _wait_asked(headers: Mapping[str, str]) -> float:
-    """Seconds of a Retry-After, which is a number or a date; 0 without one."""
-    text = headers.get("Retry-After", "").strip()
+def _wait_asked(text: str) -> float:
+    """Seconds of a Retry-After, which is a number or a date; 0 without one.
+
+    >>> _wait_asked("3"), _wait_asked("Wed, 21 Oct 2015 07:28:00 GMT"), _wait_asked("")
+    (3.0, 0.0, 0.0)
+    """
     try:
         return max(0.0, float(text))
     except ValueError:

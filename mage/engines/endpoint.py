@@ -143,9 +143,9 @@ class EndpointEngine(Engine):
         except (LookupError, TypeError, AttributeError):
             raise EndpointError(f"{self.client.url}: the answer has no text at choices[0].message.content: {json.dumps(found)[:300]}") from None
         usage = found.get("usage") or {}
-        counted = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if isinstance(counted[0], int) and isinstance(counted[1], int):
-            return Answer(text, cut_off, *counted)
+        tokens_in, tokens_out = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if isinstance(tokens_in, int) and isinstance(tokens_out, int):
+            return Answer(text, cut_off, tokens_in, tokens_out)
         if self.purse.budget is not None:
             raise EndpointError(f"{self.client.url} does not say how many tokens it counted, so engines.budget cannot be kept: take it out")
         return Answer(text, cut_off, size // _BYTES_A_TOKEN, -(-len(text.encode()) // _BYTES_A_TOKEN))

@@ -33,9 +33,8 @@ class Answers:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_bytes() if path.exists() else b""
         self._known = dict(_read(text))
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - open as long as the engine
         if text and not text.endswith(b"\n"):
-            self._file.write(b"\n")
+            self._append(b"\n")
 
     def find(self, key: str) -> Answer | None:
         return self._known.get(key)
@@ -43,7 +42,11 @@ class Answers:
     def add(self, key: str, answer: Answer) -> None:
         with self._lock:
             self._known[key] = answer
-            self._file.write((json.dumps({"key": key} | asdict(answer)) + "\n").encode())
+            self._append((json.dumps({"key": key} | asdict(answer)) + "\n").encode())
+
+    def _append(self, line: bytes) -> None:
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(line)
 
 
 def _read(text: bytes) -> Iterator[tuple[str, Answer]]:

@@ -61,7 +61,7 @@ def evaluate(
     paired = compare_pairs(found[1], found[0]) if len(found) == 2 else None
     if as_json:
         pairs = zip(candidates, found, strict=True)
-        sides = [{"of": one.title, "update": one.update, "evaluation": result.to_json()} for one, result in pairs]
+        sides = [{"of": one.title, "update": one.update, "evaluation": result.to_json()} | _bill(one) for one, result in pairs]
         extra = {"compared_with": sides[1], "comparison": paired.to_json()} if paired else {}
         print_json({**sides[0], "split": split, "panel": panel, "memory": memory or "as in the recipe"} | extra)
     else:
@@ -76,10 +76,18 @@ def _show_evaluations(candidates: Sequence["Candidate"], found: Sequence["Evalua
         title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"
         shown, hidden = evaluation_table(result, title, out.width)
         out.print(shown)
+        for bill in _bill(one).values():
+            out.print(", ".join(f"{name.replace('_', ' ')} {figure:,.6g}" for name, figure in bill.items()), style="dim")
     if paired:
         out.print(comparison_table(paired, f"{candidates[0].title} minus {candidates[1].title}, paired over {paired.tasks:,} tasks"))
     if hidden:
         out.print(f"no room for {', '.join(hidden)}: widen the window, or use --json", style="dim")
+
+
+def _bill(one: "Candidate") -> dict[str, dict[str, float]]:
+    """What the model's owner was asked for, if it is not ours."""
+    bill = one.parts.engine.bill()
+    return {"bill": bill} if bill else {}
 
 
 # --- What is possible -----------------------------------------------------------------------------------------------

@@ -57,10 +57,10 @@ def _warm_up(recipe: Recipe, target: Path) -> "Warmup":
         source = recipe.model_folder()
         parts = build(recipe.changed(["--model.dtype=float32"]))  # a short stage at a small learning rate: half precision would lose most of it
         watch = status.update if err.is_terminal else err.print
-        found = warm_up(parts.model, parts.setting(), _tasks(recipe), recipe.warmup, recipe.run.seed, learn=recipe.learn, watch=watch)
+        found = warm_up(parts.weights(), parts.setting(), _tasks(recipe), recipe.warmup, recipe.run.seed, learn=recipe.learn, watch=watch)
         record = {"source": recipe.model.path, "seed": recipe.run.seed, "recipe": json.loads(json.dumps(recipe.to_dict())), **found.to_json()}
         if recipe.warmup.steps:
-            save_warm(parts.model, source, target, record)
+            save_warm(parts.weights(), source, target, record)
     return found
 
 
