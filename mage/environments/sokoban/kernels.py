@@ -177,15 +177,15 @@ def mark(cells: Numbers, floor: int, targets: Numbers, count: int) -> int:
 
 
 def make(
-    size: int, count: int, moves: int, shares: int, low: int, high: int, tries: int, luck: Numbers, grid: Numbers, cells: Numbers, beside: Numbers,
-    targets: Numbers, choose: Numbers, table: Numbers, queue: Numbers, levels: Numbers, held: Numbers, work: Numbers,
+    size: int, count: int, shortest: int, longest: int, shares: int, low: int, high: int, tries: int, luck: Numbers, grid: Numbers, cells: Numbers,
+    beside: Numbers, targets: Numbers, choose: Numbers, table: Numbers, queue: Numbers, levels: Numbers, held: Numbers, work: Numbers,
 ) -> tuple[int, int]:  # fmt: skip
-    """Draw rooms until one has a start exactly `moves` from solved: its number of floor cells and the start's place in the queue, -1 if none has.
+    """Draw rooms until one has a start so many moves from solved: its number of floor cells and the start's place in the queue, -1 if none has.
 
     Only rooms with `low <= mark % shares < high` count. The sequences from `grid` on are filled here, but for `choose`.
     """
     inside = (size - 2) * (size - 2)
-    most = inside - 1 if moves > inside else inside  # without a wall inside no way is that long
+    most = inside - 1 if shortest > inside else inside  # without a wall inside no way is that long
     fewest = max(count + 2, inside * 2 // 3)  # tighter rooms are mostly stuck from the start
     for _ in range(tries):
         carve(grid, size, fewest + draw(luck, most - fewest + 1), luck)
@@ -195,9 +195,10 @@ def make(
             continue
         for key in range(choose[4 * floor + count - 1] * floor):
             table[key] = -1
-        if fill(beside, floor, targets, count, choose, table, queue, levels, held, work) < moves:
+        longest_here = min(longest, fill(beside, floor, targets, count, choose, table, queue, levels, held, work))
+        if longest_here < shortest:
             continue
-        start = choose_start(queue, levels[moves], levels[moves + 1], targets, count, luck)
+        start = choose_start(queue, levels[shortest], levels[longest_here + 1], targets, count, luck)
         if start >= 0:
             return floor, start
     return 0, -1
@@ -220,10 +221,10 @@ def scatter(floor: int, targets: Numbers, count: int, held: Numbers, luck: Numbe
             found += 1
 
 
-def make_in(space: Any, ends: Any, size: int, count: int, moves: int, shares: int, low: int, high: int, tries: int) -> tuple[int, int]:
+def make_in(space: Any, ends: Any, size: int, count: int, shortest: int, longest: int, shares: int, low: int, high: int, tries: int) -> tuple[int, int]:
     """`make` on the pieces of one array, since a compiled call costs a microsecond an array: piece i begins at `ends[i]` and ends at `ends[i + 1]`."""
     return make(
-        size, count, moves, shares, low, high, tries, space[ends[0]:ends[1]], space[ends[1]:ends[2]], space[ends[2]:ends[3]], space[ends[3]:ends[4]],
-        space[ends[4]:ends[5]], space[ends[5]:ends[6]], space[ends[6]:ends[7]], space[ends[7]:ends[8]], space[ends[8]:ends[9]],
+        size, count, shortest, longest, shares, low, high, tries, space[ends[0]:ends[1]], space[ends[1]:ends[2]], space[ends[2]:ends[3]],
+        space[ends[3]:ends[4]], space[ends[4]:ends[5]], space[ends[5]:ends[6]], space[ends[6]:ends[7]], space[ends[7]:ends[8]], space[ends[8]:ends[9]],
         space[ends[9]:ends[10]], space[ends[10]:ends[11]],
     )  # fmt: skip

@@ -3,6 +3,7 @@
 Rooms are made to order: exactly so many moves from solved. `Workshop` draws layouts until one has such a start; the seed decides everything.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -93,8 +94,8 @@ def count_states(cells: int, boxes: int) -> int:
 # --- Rooms to order -------------------------------------------------------------------------------------------------
 
 
-def make_room(size: int, boxes: int, moves: int, seed: int, shares: tuple[int, int] = (0, SHARES), fast: bool | None = None) -> Room | None:
-    """A room whose solution takes exactly `moves` moves, with no box on a target; None where no layout drawn has such a start.
+def make_room(size: int, boxes: int, moves: tuple[int, int], seed: int, shares: tuple[int, int] = (0, SHARES), fast: bool | None = None) -> Room | None:
+    """A room whose shortest solution takes so many moves (fewest, most), with no box on a target; None where no layout drawn has such a start.
 
     `shares` bounds which rooms count. `fast` asks for compiled or plain work; by default large rooms are compiled where numba is installed.
     """
@@ -116,26 +117,27 @@ class Workshop:
         inside = (size - 2) ** 2
         states = count_states(inside, boxes)
         lengths = (2, size * size, inside, 4 * inside, 8, 4 * (inside + 1), states, states * (boxes + 2), states + 2, inside, 16)
-        self.ends = np.cumsum((0, *lengths))
+        self.ends = (0, *itertools.accumulate(lengths))
         self.space = np.zeros(self.ends[-1] if fast else 0, np.int64)
-        self.parts: list[Any] = [self.space[a:b] if fast else [0] * (b - a) for a, b in zip(self.ends, self.ends[1:], strict=False)]
+        self.parts: list[Any] = [self.space[a:b] if fast else [0] * (b - a) for a, b in itertools.pairwise(self.ends)]
         _, self.grid, self.cells, self.beside, self.targets, choose, self.table, self.queue, *_ = self.parts
         choose[:] = binomials(inside)
 
-    def make(self, moves: int, seed: int, shares: tuple[int, int]) -> Room | None:
-        luck = derive(seed, "sokoban", self.size, self.boxes, moves)
+    def make(self, moves: tuple[int, int], seed: int, shares: tuple[int, int]) -> Room | None:
+        luck = derive(seed, "sokoban", self.size, self.boxes, *moves)
         self.parts[0][:] = (1 + luck % 2147483562, 1 + luck // 2147483562 % 2147483398)
-        order = (self.size, self.boxes, moves, SHARES, *shares, _TRIES)
+        order = (self.size, self.boxes, *moves, SHARES, *shares, _TRIES)
         floor, start = compiled.compile_all()[0](self.space, self.ends, *order) if self.fast else kernels.make(*order, *self.parts)
         return None if start < 0 else self._take(floor, start)
 
     def _take(self, floor: int, start: int) -> Room:
         """A copy of what the sequences hold now."""
-        wide = self.boxes + 2
+        wide, inside = self.boxes + 2, len(self.cells)
         player, _, *boxes = _listed(self.queue[start * wide : (start + 1) * wide])
-        cells, beside, targets = (tuple(_listed(part[:n])) for part, n in ((self.cells, floor), (self.beside, 4 * floor), (self.targets, self.boxes)))
+        shape = _listed(self.space[self.ends[2] : self.ends[5]]) if self.fast else [*self.cells, *self.beside, *self.targets]
+        cells, beside, targets = shape[:floor], shape[inside : inside + 4 * floor], shape[5 * inside : 5 * inside + self.boxes]
         table = np.array(self.table[: count_states(floor, self.boxes)], np.int16)
-        return Room(self.size, self.size, cells, beside, targets, player, tuple(boxes), table)
+        return Room(self.size, self.size, tuple(cells), tuple(beside), tuple(targets), player, tuple(boxes), table)
 
 
 def _listed(part: Any) -> list[int]:

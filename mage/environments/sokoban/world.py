@@ -34,11 +34,11 @@ _GOES_ON = "Take care: a box in a corner never comes out again."
 @cache
 def _actions(most: int) -> tuple[str, ...]:
     """All rows of one to `most` moves, short ones first."""
-    return tuple(", ".join(row) for length in range(1, most + 1) for row in itertools.product(MOVES, repeat=length))
+    return tuple(" ".join(row) for length in range(1, most + 1) for row in itertools.product(MOVES, repeat=length))
 
 
 class SokobanState(State):
-    """`trail` has the state before the first move and after every move made, `turns` the actions."""
+    """`turns` are the actions, `moves` the single moves made of them, `last` those of the last turn; `regrets` has the moves that each turn wasted."""
 
     def __init__(self, environment: "Sokoban", room: Room) -> None:
         self.environment, self.room = environment, room
@@ -65,7 +65,7 @@ class SokobanState(State):
             return None
         marked = re.sub("([↑↓←→⬆⬇⬅➡])\N{VARIATION SELECTOR-16}?", r" \1 ", written.lower())
         words = [_SPELLINGS.get(word) for word in re.split("[ ,]+", marked.strip(" ,."))]
-        found = ", ".join(word for word in words if word is not None)
+        found = " ".join(word for word in words if word is not None)
         return found if None not in words and found in self.legal() else None
 
     def apply(self, action: str) -> None:
@@ -73,7 +73,7 @@ class SokobanState(State):
         before = self._distance()
         self.turns.append(action)
         self.last = []
-        for word in action.split(", "):
+        for word in action.split():
             player, boxes = self.room.step(self.player, self.boxes, MOVES.index(word))
             self.last.append((word, (player, boxes) != (self.player, self.boxes)))
             self.player, self.boxes = player, boxes
@@ -107,7 +107,7 @@ class SokobanState(State):
                 return None
             words.append(MOVES[move])
             player, boxes = self.room.step(player, boxes, move)
-        return ", ".join(words) or None
+        return " ".join(words) or None
 
     # --- What the table knows ---
 
@@ -215,7 +215,7 @@ class Sokoban(Environment):
 
     def rules(self) -> str:
         many = self.turn_moves > 1
-        answer = f"An answer is one to {self.turn_moves} moves with commas between them." if many else "An answer is one move."
+        answer = f"An answer is one to {self.turn_moves} moves with spaces between them." if many else "An answer is one move."
         turns = f"{self.max_turns} turn{'s' if self.max_turns > 1 else ''}"
         return _RULES.format(answer=answer, turns=turns, end=_ENDS if self.stop_when_lost else _GOES_ON)
 
@@ -223,7 +223,7 @@ class Sokoban(Environment):
         return "The room is the same in every attempt." if self.restart == "same" else "Every attempt is in a new room."
 
     def example_action(self) -> str:
-        return ("left, left, up", "left, up", "left")[3 - self.turn_moves]
+        return ("left left up", "left up", "left")[3 - self.turn_moves]
 
     @property
     def forfeit_score(self) -> float:
@@ -255,7 +255,7 @@ def _nearest_room(size: int, boxes: int, shortest: int, longest: int, moves: int
     """The room of this seed; where none takes so many moves, the longest below, or else the shortest above, within the asked range."""
     shares = {"all": (0, SHARES), "train": (1, SHARES), "test": (0, 1)}[part]
     for wanted in (*range(moves, shortest - 1, -1), *range(moves + 1, longest + 1)):
-        room = make_room(size, boxes, wanted, seed, shares)
+        room = make_room(size, boxes, (wanted, wanted), seed, shares)
         if room is not None:
             return room
     kind, asked = f"{size}x{size} room with {boxes} box{'es' if boxes > 1 else ''}", f"{shortest} to {longest} moves"

@@ -1,0 +1,405 @@
+"""Sokoban: the table against brute force, rooms of exactly the asked difficulty, play, splits, Boxoban files, golden play-throughs."""
+
+import itertools
+import random
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from mage.environments.base import check, golden
+from mage.environments.sokoban import Sokoban, SokobanState, compiled
+from mage.environments.sokoban.levels import parse_level, read_levels
+from mage.environments.sokoban.rooms import MOVES, Room, fill_table, make_room
+from mage.environments.sokoban.search import solve
+from mage.menus import find_item
+from mage.seeds import derive
+
+GOLDEN = Path(__file__).parent / "golden"
+BOXOBAN = Path(__file__).parents[2] / "shared/data/boxoban/levels.tar.xz"
+needs_numba = pytest.mark.skipif(not compiled.is_installed(), reason="numba is not installed: pip install 'mage[fast]'")
+seeds = st.integers(0, 2**62)
+
+CORNER = """
+#####
+#@$ #
+# $.#
+# . #
+#####
+""".strip()  # pushing the first box right puts it into a corner
+LINE = """
+#######
+#@ $ .#
+#######
+""".strip()  # three moves to the right, by hand
+
+
+# --- Brute force: rules written again, on coordinates of the drawn room ---------------------------------------------
+
+Place = tuple[int, int]
+Position = tuple[Place, frozenset[Place]]
+
+
+def read_drawing(text: str) -> tuple[set[Place], frozenset[Place], Position]:
+    """Floor, targets and position of a room as an agent sees it."""
+    symbols = {(row, column): symbol for row, line in enumerate(text.splitlines()) for column, symbol in enumerate(line.split())}
+    player = next(place for place, symbol in symbols.items() if symbol in "PS")
+    boxes = frozenset(place for place, symbol in symbols.items() if symbol in "X*")
+    targets = frozenset(place for place, symbol in symbols.items() if symbol in "O*S")
+    return {place for place, symbol in symbols.items() if symbol != "#"}, targets, (player, boxes)
+
+
+def neighbours(position: Position, floor: set[Place]) -> Iterator[Position]:
+    (row, column), boxes = position
+    for down, right in ((-1, 0), (1, 0), (0, -1), (0, 1)):
+        ahead, beyond = (row + down, column + right), (row + 2 * down, column + 2 * right)
+        if ahead in boxes and beyond in floor and beyond not in boxes:
+            yield ahead, boxes - {ahead} | {beyond}
+        elif ahead in floor and ahead not in boxes:
+            yield ahead, boxes
+
+
+def search_all(text: str) -> dict[Position, int]:
+    """The distance of every position of a room that can be solved, by relaxing forwards until nothing changes."""
+    floor, targets, (_, boxes) = read_drawing(text)
+    sets = [frozenset(some) for some in itertools.combinations(sorted(floor), len(boxes))]
+    after = {(player, some): list(neighbours((player, some), floor)) for some in sets for player in floor - some}
+    found = {position: 0 for position in after if position[1] == targets}
+    changed = True
+    while changed:
+        better = {p: 1 + min(found[n] for n in after[p] if n in found) for p in after if p not in found and any(n in found for n in after[p])}
+        changed = bool(better)
+        found |= better
+    return found
+
+
+def all_states(room: Room) -> Iterator[tuple[int, tuple[int, ...]]]:
+    cells = range(len(room.cells))
+    for boxes in itertools.combinations(cells, len(room.boxes)):
+        yield from ((player, boxes) for player in cells if player not in boxes)
+
+
+@given(seeds, st.sampled_from(((4, 1, 2), (5, 1, 4), (5, 2, 5))))
+def test_the_table_is_what_brute_force_finds(seed: int, order: tuple[int, int, int]) -> None:
+    size, boxes, moves = order
+    room = make_room(size, boxes, (moves, moves), seed, fast=False)
+    assert room is not None
+    expected = search_all(room.draw(room.player, room.boxes))
+    for player, some in all_states(room):
+        places = [divmod(room.cells[cell], room.width) for cell in (player, *some)]
+        assert room.distance(player, some) == expected.get((places[0], frozenset(places[1:])))
+
+
+@needs_numba
+@given(seeds, st.integers(1, 3), st.integers(5, 15))
+def test_compiled_and_plain_make_the_same_rooms_and_tables(seed: int, boxes: int, moves: int) -> None:
+    plain, fast = (make_room(6, boxes, (moves, moves), seed, fast=fast) for fast in (False, True))
+    assert plain is not None
+    assert fast is not None
+    assert plain == fast
+    assert plain.distances is not None
+    assert fast.distances is not None
+    assert plain.distances.tolist() == fast.distances.tolist() == fill_table(plain.beside, len(plain.cells), plain.targets, fast=True).tolist()
+
+
+@given(seeds, st.integers(1, 3))
+def test_a_room_is_exactly_as_hard_as_asked(seed: int, boxes: int) -> None:
+    world = Sokoban(boxes=boxes)
+    room = world.room(seed)
+    assert room.distance(room.player, room.boxes) == 5 + seed % 17
+    assert len(room.boxes) == len(room.targets) == boxes
+    assert not set(room.boxes) & set(room.targets)
+
+
+def test_a_range_of_lengths_is_kept_and_used() -> None:
+    found = [room.distance(room.player, room.boxes) for seed in range(60) if (room := make_room(6, 2, (5, 9), seed))]
+    assert set(found) == {5, 6, 7, 8, 9}
+
+
+@pytest.mark.parametrize(("size", "boxes", "longest"), [(4, 1, 3), (5, 3, 9), (7, 2, 21), (6, 4, 12)])
+def test_other_sizes_work(size: int, boxes: int, longest: int) -> None:
+    state = Sokoban(size=size, boxes=boxes, ood_boxes=1, shortest=2, longest=longest).start(7)
+    assert 2 <= play_expert(state) <= longest
+
+
+# --- Play -----------------------------------------------------------------------------------------------------------
+
+
+def play_expert(state: SokobanState) -> int:
+    """Moves until solved."""
+    while state.turn() is not None:
+        action = state.expert()
+        assert action is not None
+        assert action in state.legal()
+        state.apply(action)
+    assert state.scores() == (1.0,)
+    return len(state.moves)
+
+
+@given(seeds, st.sampled_from((1, 2, 3)))
+def test_the_expert_solves_every_room_in_exactly_its_distance_without_regret(seed: int, boxes: int) -> None:
+    state = Sokoban(boxes=boxes).start(seed)
+    distance = state.room.distance(state.player, state.boxes)
+    assert play_expert(state) == distance
+    assert set(state.regrets) == {0}
+    assert state.expert() is None
+
+
+@given(seeds, seeds)
+def test_random_play_keeps_the_rules(seed: int, luck: int) -> None:
+    """Boxes stay as many and on the floor, a move goes where brute force says, and lost rooms are those without a solution."""
+    state, rng = Sokoban(stop_when_lost=False, turn_moves=1, longest=7).start(seed), random.Random(luck)
+    distances = search_all(state.room.draw(state.player, state.boxes)) if seed % 10 == 0 else None
+    while state.turn() is not None:
+        floor, targets, before = read_drawing(state.observe(0).split(":\n" if not state.moves else ".\n", 1)[1].rsplit("\n", 1)[0])
+        state.apply(rng.choice(state.legal()))
+        after = read_drawing(state.room.draw(state.player, state.boxes))[2]
+        assert after == before or after in neighbours(before, floor)
+        assert (after != before) == state.last[-1][1]
+        assert len(after[1]) == 2
+        assert after[1] <= floor
+        assert after[0] not in after[1]
+        assert state.solved == (after[1] == targets)
+        if distances is not None:
+            assert (state.dead_since is not None) == (after not in distances)
+
+
+def start_at(text: str, **options: Any) -> SokobanState:
+    return SokobanState(Sokoban(**options), parse_level(text))
+
+
+def test_a_box_in_a_corner_ends_the_attempt_and_the_account_names_the_move() -> None:
+    state = start_at(CORNER)
+    state.apply("down up right")
+    assert state.turn() is None
+    assert (state.dead_since, state.scores(), state.regrets) == (3, (0.0,), [None])
+    recap = "You began at row 2, column 2. Your moves: down, up, right. Boxes on targets at the end: 0 of 2."
+    assert state.recap(0) == f"{recap} After move 3 (right) the room could not be solved any more. You lost."
+
+
+def test_a_lost_room_goes_on_if_asked_to() -> None:
+    state = start_at(CORNER, stop_when_lost=False)
+    state.apply("right")
+    assert state.dead_since == 1
+    assert state.turn() == 0
+    assert state.expert() is None
+
+
+def test_moves_after_the_solution_are_not_made() -> None:
+    state = start_at(LINE)
+    state.apply("left right left")
+    assert state.regrets == [4]  # by hand: from 3 to 4 moves away, with 3 moves made
+    state.apply("right right right")
+    state.apply("right left left")
+    assert [word for word, _ in state.last] == ["right"]
+    assert state.turn() is None
+    assert state.recap(0).endswith("You solved the room in 7 moves.")
+
+
+def test_turns_run_out() -> None:
+    state = start_at(LINE, max_turns=2, longest=6)
+    for _ in range(2):
+        state.apply("left")
+    assert state.turn() is None
+    assert state.recap(0).endswith("0 of 1. The turns ran out. The room was not solved, but it still could be. You lost.")
+
+
+def test_an_agent_without_a_move_is_told_so() -> None:
+    assert "You made no move." in start_at(LINE).recap(0)
+
+
+def test_the_view_shows_what_stands_on_a_target() -> None:
+    state = start_at("#######\n#@$..$#\n#######")
+    state.apply("right")
+    state.apply("right right")
+    assert state.observe(0).splitlines() == [
+        "You made: right, right (blocked).",
+        "# # # # # # #",
+        "# _ _ S * X #",
+        "# # # # # # #",
+        "Boxes on targets: 1 of 2.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("Up", "up"),
+        ("up,LEFT", "up left"),
+        ("  left ,  left, up ", "left left up"),
+        ("u l d", "up left down"),
+        ("↑→", "up right"),
+        ("⬆️ ⬅️", "up left"),
+        ("right.", "right"),
+    ],
+)
+def test_spellings_are_read(written: str, read: str) -> None:
+    assert Sokoban().start(0).read(written) == read
+
+
+@pytest.mark.parametrize("written", ["", " ", ",", "jump", "up up up up", "up\x00", "up\nleft", "up\x1b[2J", "up " * 40_000, "u" * 100_000, "upup", "?", "ẞ"])
+def test_whatever_else_is_written_is_no_move(written: str) -> None:
+    assert Sokoban().start(0).read(written) is None
+
+
+# --- The contract, splits, options ----------------------------------------------------------------------------------
+
+
+def test_sokoban_keeps_the_contract() -> None:
+    assert find_item("environments", "sokoban") is Sokoban
+    assert check(Sokoban(), games=30) == []
+
+
+def test_play_throughs_are_as_recorded() -> None:
+    assert golden(Sokoban()) == (GOLDEN / "sokoban.txt").read_text("utf-8")
+
+
+def test_a_move_costs_no_more_than_the_turn_allows() -> None:
+    assert len(Sokoban().start(0).legal()) == 84
+    assert Sokoban(turn_moves=1, longest=7).start(0).legal() == MOVES
+
+
+def test_no_room_is_in_two_splits() -> None:
+    world = Sokoban(size=5, boxes=1, ood_boxes=2, shortest=1, longest=4)
+    rooms = {split: {_walls(world.for_split(split).room(derive(seed))) for seed in range(300)} for split in ("train", "test")}
+    assert len(rooms["train"]) > 100
+    assert len(rooms["test"]) > 50
+    assert not rooms["train"] & rooms["test"]
+
+
+def _walls(room: Room) -> tuple[object, ...]:
+    return room.cells, room.targets
+
+
+def test_out_of_domain_rooms_have_other_numbers_of_boxes_and_every_difficulty() -> None:
+    world = Sokoban().for_split("ood")
+    rooms = [world.room(seed) for seed in range(34)]
+    assert sorted((len(room.boxes), room.distance(room.player, room.boxes)) for room in rooms) == [(boxes, moves) for boxes in (1, 3) for moves in range(5, 22)]
+    assert {world.stratum(seed) for seed in range(34)} == set(range(world.strata()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"boxes": 5}, "1 to 4 boxes"),
+        ({"size": 4, "ood_boxes": 1}, "cannot have 2 boxes"),
+        ({"size": 10, "boxes": 3}, "cannot have 3 boxes"),
+        ({"shortest": 9, "longest": 8}, "more than longest"),
+        ({"max_turns": 6}, "cannot be made in max_turns = 6 turns of 3"),
+        ({"ood_levels": "x"}, "no effect without levels"),
+        ({"levels": "no/such/folder"}, "no Boxoban levels at 'no/such/folder'"),
+        ({"levels": __file__, "boxes": 1}, "boxes has no effect with levels"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Sokoban(**options)
+
+
+def test_a_difficulty_out_of_reach_is_a_clear_message() -> None:
+    world = Sokoban(size=4, boxes=1, ood_boxes=1, shortest=19, longest=20)
+    with pytest.raises(ValueError, match="no 4x4 room with 1 box was found whose solution takes 19 to 20 moves"):
+        world.start(0)
+
+
+# --- Boxoban levels -------------------------------------------------------------------------------------------------
+
+
+def test_search_and_table_agree_on_what_can_be_solved() -> None:
+    for seed in range(8):
+        room = make_room(5, 2, (5, 5), seed)
+        assert room is not None
+        for player, boxes in itertools.islice(all_states(room), 0, None, 3):
+            answer = solve(room, player, boxes)
+            assert answer.certain
+            assert (answer.moves is not None) == (room.distance(player, boxes) is not None)
+            state = player, boxes
+            for move in answer.moves or ():
+                state = room.step(*state, move)
+            assert answer.moves is None or state[1] == room.targets
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "it is empty"),
+        (b"\xff\xfe\x00", "cannot be read as text"),
+        (b"hello\n", "begins with 'hello'"),
+        (b"; 0\n#####\n#@$.#\n###\n", "equally long"),
+        (b"; 0\n#####\n#@$?#\n#####\n", "'\\?' is none of the symbols"),
+        (b"; 0\n#####\n# $.#\n#####\n", "exactly one player"),
+        (b"; 0\n#####\n#@$ #\n#####\n", "1 boxes and 0 targets"),
+        (b"; 0\n#####\n#@$. \n#####\n", "can leave the room"),
+        (b"; 0\n#######\n#@#$ .#\n#######\n", "outside the walls"),
+    ],
+)
+def test_a_broken_level_file_is_one_clear_message(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "000.txt"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Sokoban(levels=str(file)).start(0)
+
+
+def test_levels_without_folders_are_shared_out_to_splits(tmp_path: Path) -> None:
+    rooms = [f"#{'#' * n}#####\n#@{' ' * n}$ .#\n#{'#' * n}#####" for n in range(14)]
+    (tmp_path / "000.txt").write_text("".join(f"; {n}\n{room}\n\n" for n, room in enumerate(rooms)))
+    world = Sokoban(levels=str(tmp_path), max_turns=20)
+    train, test = ({world.for_split(split).room(seed).width for seed in range(40)} for split in ("train", "test"))
+    assert not train & test
+    assert train | test == {6 + n for n in range(14)}
+    with pytest.raises(ValueError, match="ood_levels is empty"):
+        world.for_split("ood")
+
+
+@pytest.fixture(scope="module")
+def boxoban(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not BOXOBAN.exists():
+        pytest.skip("the Boxoban levels are not here")
+    folder = tmp_path_factory.mktemp("boxoban")
+    with tarfile.open(BOXOBAN) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def test_boxoban_levels_load_and_are_solved(boxoban: Path) -> None:
+    levels = read_levels(boxoban / "unfiltered/test/000.txt")
+    assert len(levels) == 1000
+    assert levels[0].splitlines()[1] == "###    . #"
+    world = Sokoban(levels=str(boxoban / "unfiltered"), ood_levels=str(boxoban / "hard"), max_turns=200)
+    for split, seed in (("test", 0), ("test", 17), ("ood", 3)):
+        state = world.for_split(split).start(seed)  # type: ignore[arg-type]
+        assert len(state.room.boxes) == 4
+        assert play_expert(state) > 10
+    assert check(world, games=3) == []
+
+
+# --- Without numba, without a cache, without torch ------------------------------------------------------------------
+
+
+def test_rooms_are_made_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "is_installed", lambda: False)
+    monkeypatch.setattr(compiled, "compile_all", lambda: pytest.fail("numba was asked for"))
+    room = make_room(8, 2, (5, 9), 1)  # large enough to be compiled where numba is there
+    assert room is not None
+
+
+def test_where_nothing_can_be_kept_functions_are_compiled_anyway() -> None:
+    def njit(function: Any = None, cache: bool = False) -> Any:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return function
+
+    assert compiled._compile(lambda *a, **k: njit(*a, **k), len) is len
+
+
+def test_ordinary_rooms_load_neither_numba_nor_torch() -> None:
+    program = "import sys; from mage.environments.sokoban import Sokoban; Sokoban().start(3); assert not {'numba', 'torch'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
