@@ -7,10 +7,11 @@ official ones from disk; an episode is replayed in the same room, so what was se
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from mage.environments.alfworld.engine import BANNER, IDLE, Game, World
 from mage.environments.alfworld.games import GENERATED, find_folder, list_games, load_game, make_game
+from mage.environments.alfworld.generator import SHORTEST
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TASK_TYPES, TaskType
 from mage.environments.base import Environment, State
@@ -123,6 +124,14 @@ class Alfworld(Environment):
         if len(set(kinds)) != len(kinds):
             raise ValueError("names a type twice")
         return kinds
+
+    @model_validator(mode="after")
+    def _can_be_won(self) -> "Alfworld":
+        hopeless = [kind for kind in self.task_types if SHORTEST[kind] > self.max_turns and self.data == GENERATED]
+        if hopeless:
+            need = ", ".join(f"{kind} takes at least {SHORTEST[kind]}" for kind in hopeless)
+            raise ValueError(f"max_turns = {self.max_turns} is too few: {need}; allow more turns or leave it out of task_types")
+        return self
 
     def start(self, seed: int) -> AlfworldState:
         return AlfworldState(self, self.game(seed))

@@ -7,6 +7,8 @@ it, and games out of domain are in rooms that the others never have.
 
 import hashlib
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,7 @@ _SENTENCES: dict[TaskType, tuple[str, str]] = {
     "cool": ("put a cool {thing} in {target}.", "cool some {thing} and put it in {target}."),
     "two": ("put two {thing} in {target}.", "find two {thing} and put them in {target}."),
 }
+SHORTEST: dict[TaskType, int] = {"place": 4, "light": 3, "clean": 5, "heat": 6, "cool": 6, "two": 8}  # commands, when all lies well
 _DONE = {"clean": "cleanable", "heat": "heatable", "cool": "coolable", "slice": "sliceable"}
 _STATES = {"clean": "isClean", "heat": "isHot", "cool": "isCool"}
 # The rules of the actions name these types, so a problem must declare them, present or not.
@@ -58,10 +61,13 @@ def generate(kind: TaskType, split: Split, seed: int, *, receptacles: int, objec
 
 
 def _belongs(plot: Plot, split: Split) -> bool:
-    """A game's content decides whether it is held out; its wording and its numbers do not."""
-    content = repr((plot.kind, plot.receptacles, sorted(plot.things), plot.thing, plot.target))
+    """A game's content decides whether it is held out; its wording and its numbers do not. Out of domain no known room would hold its furniture."""
+    if split == "ood":
+        return not any(Counter(plot.receptacles) <= Counter(layout.receptacles) for layout in SEEN)
+    lying = sorted((name, plot.receptacles[at]) for name, at in plot.things)
+    content = repr((plot.kind, sorted(plot.receptacles), lying, plot.thing, plot.target))
     held_out = hashlib.blake2b(content.encode(), digest_size=4).digest()[0] % _TEST_SHARE == 0
-    return split == "ood" or held_out == (split == "test")
+    return held_out == (split == "test")
 
 
 # --- Drawing a room ----------------------------------------------------------------------------------------------------
@@ -70,12 +76,12 @@ def _belongs(plot: Plot, split: Split) -> bool:
 def _draw(kind: TaskType, layouts: tuple[Layout, ...], receptacles: int, objects: int, rng: random.Random) -> Plot | None:
     """A room with a task in it, or None where the dice fell badly."""
     layout = rng.choice(layouts)
-    stands = [one for one in layout.receptacles if one in LAMP_STANDS]
+    stands = [one for one in layout.receptacles if one in LAMP_STANDS and layout.has_lamps]
     needed = {"light": rng.choice(stands) if stands else None, **APPLIANCE}.get(kind, "")
     if needed is None or (needed and needed not in layout.receptacles):
         return None
     furniture = _furnish(layout, needed, receptacles, rng)
-    task = _choose_task(kind, furniture, rng)
+    task = _choose_task(kind, layout.things, furniture, rng)
     if task is None:
         return None
     thing, target = task
@@ -84,7 +90,7 @@ def _draw(kind: TaskType, layouts: tuple[Layout, ...], receptacles: int, objects
         return None
     if kind == "light":
         things.append((LAMP, rng.choice([at for at, one in enumerate(furniture) if one in LAMP_STANDS])))
-    things += _scatter(thing, furniture, objects - len(things), rng)
+    things += _scatter([name for name in layout.things if name != thing], furniture, objects - len(things), rng)
     return Plot(kind, tuple(furniture), tuple(things), thing, target)
 
 
@@ -97,9 +103,9 @@ def _furnish(layout: Layout, needed: str, count: int, rng: random.Random) -> lis
     return [layout.receptacles[at] for at in sorted(chosen)]
 
 
-def _choose_task(kind: TaskType, furniture: list[str], rng: random.Random) -> tuple[str, str] | None:
+def _choose_task(kind: TaskType, things: Sequence[str], furniture: list[str], rng: random.Random) -> tuple[str, str] | None:
     """A type of object and where it goes (for `light`, the lamp), such that it can also start somewhere else."""
-    able = [name for name, thing in THINGS.items() if kind not in APPLIANCE or kind in thing.verbs]
+    able = [name for name in things if kind not in APPLIANCE or kind in THINGS[name].verbs]
     if kind == "light":
         fitting = [name for name in able if THINGS[name].fits & set(furniture)]
         return (rng.choice(fitting), LAMP) if fitting else None
@@ -118,9 +124,9 @@ def _place_target(kind: TaskType, thing: str, target: str, furniture: list[str],
     return [(thing, rng.choice(free)) for _ in range(2 if kind == "two" else 1)] if free else None
 
 
-def _scatter(thing: str, furniture: list[str], count: int, rng: random.Random) -> list[tuple[str, int]]:
+def _scatter(things: Sequence[str], furniture: list[str], count: int, rng: random.Random) -> list[tuple[str, int]]:
     """Things that the task does not need."""
-    others = [name for name in THINGS if name != thing and THINGS[name].fits & set(furniture)]
+    others = [name for name in things if THINGS[name].fits & set(furniture)]
     drawn = [rng.choice(others) for _ in range(max(0, count))] if others else []
     return [(name, rng.choice([at for at, one in enumerate(furniture) if one in THINGS[name].fits])) for name in drawn]
 

@@ -25,7 +25,7 @@ _FOOD = "CounterTop DiningTable SideTable SinkBasin Microwave Fridge GarbageCan"
 _SMALL = "Desk Dresser SideTable CoffeeTable Shelf Drawer Safe Bed Sofa ArmChair DiningTable"
 _BATH = "CounterTop Cabinet Drawer Shelf Toilet SinkBasin BathtubBasin GarbageCan Cart"
 
-THINGS = {
+_KITCHEN = {
     "Mug": _thing(f"{_DISH} CoffeeMachine", "clean heat cool"),
     "Cup": _thing(_DISH, "clean heat cool"),
     "Plate": _thing(_DISH, "clean heat cool"),
@@ -44,12 +44,16 @@ THINGS = {
     "SaltShaker": _thing("CounterTop DiningTable Drawer Cabinet Shelf SideTable Cart"),
     "PepperShaker": _thing("CounterTop DiningTable Drawer Cabinet Shelf SideTable Cart"),
     "DishSponge": _thing("CounterTop SinkBasin Drawer Cabinet Cart GarbageCan", "clean"),
+}
+_BATHROOM = {
     "SoapBar": _thing(_BATH, "clean"),
     "Cloth": _thing(_BATH, "clean"),
     "SoapBottle": _thing(_BATH),
     "ToiletPaper": _thing(_BATH),
     "SprayBottle": _thing(_BATH),
     "Candle": _thing(_BATH),
+}
+_CHAMBER = {
     "Book": _thing(_SMALL),
     "Pen": _thing(f"{_SMALL} GarbageCan"),
     "Pencil": _thing(f"{_SMALL} GarbageCan"),
@@ -65,6 +69,7 @@ THINGS = {
     "Vase": _thing("Desk Dresser SideTable CoffeeTable Shelf Safe TVStand"),
     "Watch": _thing(f"{_SMALL} TVStand"),
 }
+THINGS = {**_KITCHEN, **_BATHROOM, **_CHAMBER}
 LAMP = "DeskLamp"
 LAMP_STANDS = ("Desk", "SideTable", "Dresser", "CoffeeTable")
 CLOSED = frozenset(("Cabinet", "Drawer", "Fridge", "Microwave", "Safe"))  # these have doors
@@ -73,26 +78,31 @@ APPLIANCE = {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What may stand in a room; a type that is named twice may stand there twice."""
+    """What may stand in a room (a type that is named twice may stand there twice), and the things that belong there."""
 
     name: str
     receptacles: tuple[str, ...]
+    things: tuple[str, ...]
+
+    @property
+    def has_lamps(self) -> bool:
+        return not set(self.things).isdisjoint(_CHAMBER)
 
 
-def _layout(name: str, receptacles: str) -> Layout:
-    return Layout(name, tuple(receptacles.split()))
+def _layout(name: str, things: dict[str, Thing], receptacles: str) -> Layout:
+    return Layout(name, tuple(receptacles.split()), tuple(things))
 
 
 SEEN = (
-    _layout("kitchen", "CounterTop SinkBasin Microwave Fridge Cabinet Drawer Cabinet CounterTop StoveBurner Drawer GarbageCan CoffeeMachine Cabinet"),
-    _layout("dining kitchen", "DiningTable Fridge Microwave SinkBasin CounterTop Shelf Cabinet Cabinet Shelf GarbageCan Drawer"),
-    _layout("bathroom", "CounterTop SinkBasin Toilet Cabinet Drawer GarbageCan Cabinet BathtubBasin Drawer"),
-    _layout("bedroom", "Bed Desk Drawer Dresser SideTable Shelf Drawer GarbageCan Safe Drawer Shelf"),
-    _layout("living room", "Sofa CoffeeTable SideTable ArmChair TVStand Drawer Drawer SideTable GarbageCan Safe"),
+    _layout("kitchen", _KITCHEN, "CounterTop SinkBasin Microwave Fridge Cabinet Drawer Cabinet CounterTop StoveBurner Drawer GarbageCan CoffeeMachine Cabinet"),
+    _layout("dining kitchen", _KITCHEN, "DiningTable Fridge Microwave SinkBasin CounterTop Shelf Cabinet Cabinet Shelf GarbageCan Drawer"),
+    _layout("bathroom", _BATHROOM, "CounterTop SinkBasin Toilet Cabinet Drawer GarbageCan Cabinet BathtubBasin Drawer"),
+    _layout("bedroom", _CHAMBER, "Bed Desk Drawer Dresser SideTable Shelf Drawer GarbageCan Safe Drawer Shelf"),
+    _layout("living room", _CHAMBER, "Sofa CoffeeTable SideTable ArmChair TVStand Drawer Drawer SideTable GarbageCan Safe"),
 )
 UNSEEN = (
-    _layout("galley", "CounterTop Cart SinkBasin Fridge Microwave Shelf Drawer SideTable Shelf Cabinet Cart GarbageCan"),
-    _layout("studio", "Bed DiningTable SinkBasin Fridge Microwave Shelf SideTable Sofa Drawer Desk"),
-    _layout("washroom", "SinkBasin Shelf Cart Toilet BathtubBasin Shelf Drawer Cabinet Cart"),
-    _layout("study", "Desk Shelf ArmChair Ottoman Dresser SideTable Safe Shelf Drawer CoffeeTable Desk"),
+    _layout("galley", _KITCHEN, "CounterTop Cart SinkBasin Fridge Microwave Shelf Drawer SideTable Shelf Cabinet Cart GarbageCan"),
+    _layout("studio", {**_KITCHEN, **_CHAMBER}, "Bed DiningTable SinkBasin Fridge Microwave Shelf SideTable Sofa Drawer Desk"),
+    _layout("washroom", _BATHROOM, "SinkBasin Shelf Cart Toilet BathtubBasin Shelf Drawer Cabinet Cart"),
+    _layout("study", _CHAMBER, "Desk Shelf ArmChair Ottoman Dresser SideTable Safe Shelf Drawer CoffeeTable Desk"),
 )

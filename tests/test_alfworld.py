@@ -1,0 +1,388 @@
+"""ALFWorld without TextWorld: the engine against a transcript that TextWorld made, generated games, the loader, the planner, the contract."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from toys import scripted_agent
+
+from mage.engines.base import run
+from mage.environments.alfworld import Alfworld
+from mage.environments.alfworld.engine import NOTHING_HAPPENS, Game, World, read_game
+from mage.environments.alfworld.export import main
+from mage.environments.alfworld.games import FOLDERS, VARIABLE, find_folder, list_games, load_game, make_game
+from mage.environments.alfworld.generator import generate
+from mage.environments.alfworld.planner import plan
+from mage.environments.alfworld.problem import TASK_TYPES, TaskType
+from mage.environments.alfworld.rooms import SEEN, UNSEEN
+from mage.environments.base import check, golden
+from mage.memory.notes import Notes
+from mage.opponents.base import Population
+from mage.panels import make_panel
+from mage.play import Setting, play_meta_episode
+from mage.types import Split, Task
+
+GOLDEN = Path(__file__).parent / "golden"
+SPLITS: tuple[Split, ...] = ("train", "test", "ood")
+SMALL = {"receptacles": 4, "objects": 4}
+
+
+def write(folder: Path, split: str, name: str, content: Any) -> Path:
+    path = folder / split / name / "trial_0" / "game.tw-pddl"
+    path.parent.mkdir(parents=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def games(tmp_path: Path) -> Path:
+    """A data folder with two games of every split."""
+    for split, folder in FOLDERS.items():
+        for seed, name in enumerate(("pick_and_place_simple-a", "look_at_obj_in_light-b")):
+            write(tmp_path, folder, name, generate(TASK_TYPES[seed], split, seed, **SMALL))
+    return tmp_path
+
+
+# --- The engine --------------------------------------------------------------------------------------------------------
+
+
+def test_a_transcript_of_textworld_is_reproduced_word_for_word() -> None:
+    """Recorded from TextWorld 1.7.0 with alfworld 0.4.2 on a game made for its peculiarities: shared places, a thing in two places, slices, a full bowl."""
+    record = json.loads((GOLDEN / "alfworld_textworld.json").read_text())
+    world = World(read_game(record["game"]))
+    assert (world.introduction(), world.admissible()) == (record["introduction"], record["admissible"])
+    for command, answer, admissible, reward in record["steps"]:
+        assert world.step(command) == answer, command
+        assert (world.admissible(), int(world.won)) == (admissible, reward), command
+    assert len(record["steps"]) > 100
+
+
+def test_what_is_not_admissible_changes_nothing() -> None:
+    world = World(make_game("place", "train", 0, 8, 12, 10))
+    before = world.admissible()
+    for command in ("", "dance", "LOOK", "go to", "take \x00\x1b[31m", "x" * 100_000, "go to shelf 1; look"):
+        assert world.step(command) == NOTHING_HAPPENS
+    assert world.admissible() == before
+
+
+def test_a_world_that_is_tried_out_on_a_copy_stays_as_it_is() -> None:
+    game = make_game("two", "train", 1, 8, 12, 10)
+    world = World(game)
+    twin = world.copy()
+    for command in game.walkthrough:
+        twin.step(command)
+    assert (world.won, twin.won) == (False, True)
+    assert world.introduction() == World(game).introduction()
+
+
+# --- Generated games ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TASK_TYPES)
+def test_every_generated_game_is_won_by_its_walkthrough_and_not_before(kind: TaskType) -> None:
+    for split in SPLITS:
+        for receptacles, objects in ((3, 2), (4, 4), (8, 12)):
+            for seed in range(4):
+                game = make_game(kind, split, seed, receptacles, objects, 10)
+                world, won = World(game), []
+                for command in game.walkthrough:
+                    assert world.step(command) != NOTHING_HAPPENS
+                    won.append(world.won)
+                assert won == [False] * (len(won) - 1) + [True]
+                assert len(won) <= 10
+
+
+def test_no_game_of_one_split_is_a_game_of_another() -> None:
+    """In the smallest rooms, where the same game would often come twice. Numbers and wording do not make two games different."""
+    train, test, ood = ({content(make_game("place", split, seed, 3, 2, 10)) for seed in range(80)} for split in SPLITS)
+    assert min(len(train), len(test), len(ood)) > 40
+    assert train.isdisjoint(test)
+    assert ood.isdisjoint(train | test)
+
+
+def content(game: Game) -> tuple[Any, ...]:
+    lying = sorted((game.object_types[o], game.receptacle_types[r]) for r, objects in enumerate(game.inside) for o in objects)
+    return game.goal, tuple(sorted(game.receptacle_types)), tuple(lying)
+
+
+def test_rooms_out_of_domain_hold_what_no_known_room_holds() -> None:
+    for kind in TASK_TYPES:
+        for seed in range(10):
+            found = Counter(make_game(kind, "ood", seed, 4, 4, 10).receptacle_types)
+            assert not any(found <= _types(layout.receptacles) for layout in SEEN)
+            assert any(found <= _types(layout.receptacles) for layout in UNSEEN)
+
+
+def _types(receptacles: tuple[str, ...]) -> Counter[str]:
+    return Counter(f"{name.lower()}type" for name in receptacles)
+
+
+def test_the_same_seed_is_the_same_game_in_any_process() -> None:
+    told = "from mage.environments.alfworld.generator import generate; print(generate('heat', 'test', 7, receptacles=5, objects=6)['pddl_problem'])"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "99"}, check=True)
+    assert done.stdout.strip() == generate("heat", "test", 7, receptacles=5, objects=6)["pddl_problem"]
+
+
+def test_fewer_turns_than_a_task_takes_are_refused_with_advice() -> None:
+    with pytest.raises(ValidationError, match=r"max_turns = 5 is too few: heat takes at least 6, cool takes at least 6, two takes at least 8"):
+        Alfworld(max_turns=5)
+
+
+# --- The expert --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TASK_TYPES)
+def test_the_expert_wins_from_wherever_random_play_has_led(kind: TaskType) -> None:
+    environment = Alfworld(task_types=(kind,), max_turns=60)
+    for seed in range(6):
+        state, rng = environment.start(seed), random.Random(seed)
+        for _ in range(20):
+            if state.turn() is not None:
+                state.apply(rng.choice(state.legal()))
+        while state.turn() is not None:
+            move = state.expert()
+            assert move is not None
+            assert move in state.legal()
+            state.apply(move)
+        assert state.scores() == (1.0,)
+
+
+def test_a_task_that_is_done_or_impossible_has_no_next_move() -> None:
+    game = make_game("clean", "train", 0, 8, 12, 10)
+    world = World(game)
+    for command in game.walkthrough:
+        world.step(command)
+    assert plan(world) == []
+    stranded = read_game(generate("heat", "train", 0, receptacles=4, objects=4) | {"pddl_problem": _without_pick(generate("heat", "train", 0, **SMALL))})
+    assert plan(World(stranded)) is None
+
+
+def _without_pick(game: dict[str, Any]) -> str:
+    return "\n".join(line for line in game["pddl_problem"].splitlines() if not line.startswith("(pickupable"))
+
+
+# --- The environment ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"split": "test", "idle": False}, {"split": "ood", **SMALL, "commands": 5, "characters": 200}], ids=str)
+def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
+    assert check(Alfworld(**options), games=40) == []
+
+
+def test_the_play_through_is_as_recorded() -> None:
+    assert golden(Alfworld()) == (GOLDEN / "alfworld.txt").read_text()
+
+
+def test_an_inadmissible_command_is_recorded_as_illegal_and_never_raised() -> None:
+    answers = iter(["<action>dance</action>", f"<action>{'go ' * 30_000}</action>", "<action>look\x07\x00</action>", "no tags"] * 3)
+    setting = Setting(Alfworld(max_turns=4, task_types=("place",)), scripted_agent(lambda prompt: next(answers)), Notes(keep="history"), episodes=1)
+    (played,) = run([play_meta_episode(setting, Task("alfworld", 3, 0, "", "train"), 0, 0, 0)])
+    (episode,) = played.episodes
+    assert [turn.legal for turn in episode.turns] == [False] * 4
+    assert (episode.ending, episode.outcome, episode.score) == ("illegal", "lost", 0.0)
+
+
+def test_commands_are_read_whatever_their_case() -> None:
+    state = Alfworld().start(0)
+    assert state.read(state.legal()[0].upper()) == state.legal()[0]
+    assert state.read("sing") is None
+
+
+def test_an_observation_is_bounded_and_says_what_is_missing() -> None:
+    state = Alfworld(commands=3, characters=200).start(0)
+    shown = state.observe(0).rsplit("Commands: ", 1)[1]
+    assert f"(and {len(state.legal()) - 3} more, not shown)" in shown
+    assert shown.count(",") == 2 + 1
+    assert "help, inventory, look" in shown  # what can be done here comes before the ways elsewhere
+    long = Alfworld(characters=200, max_turns=30).start(0)
+    for _ in range(30):
+        long.apply("inventory")
+    assert "characters cut]" in long.recap(0)
+    assert long.recap(0).endswith("You did not finish the task in 30 steps.")
+    assert len(long.recap(0)) < 260
+
+
+def test_a_recap_tells_the_task_the_commands_and_what_was_seen_and_nothing_else() -> None:
+    game = make_game("place", "train", 6, 8, 12, 10)
+    state = Alfworld(task_types=("place",)).start(6)
+    for command in game.walkthrough:
+        state.apply(command)
+    told = state.recap(0)
+    assert told.startswith(game.task)
+    assert f"You did: {', '.join(game.walkthrough)}." in told
+    assert told.endswith(f"You did the task in {len(game.walkthrough)} steps.")
+    assert told.count("In ") == len(state.seen) < len(game.receptacles)
+
+
+def test_the_anchor_tells_situations_apart_and_forgets_the_way_there() -> None:
+    one, other = Alfworld().start(0), Alfworld().start(0)
+    ways = [command for command in one.legal() if command.startswith("go to")]
+    for command in (ways[0], ways[1]):
+        one.apply(command)
+    for command in (ways[1], ways[0], ways[1]):
+        other.apply(command)
+    assert (one.anchor(0) == other.anchor(0)) == (set(one.seen) == set(other.seen))
+    before = one.anchor(0)
+    one.apply("inventory")
+    assert one.anchor(0) == before
+    one.apply(ways[2])
+    assert one.anchor(0) != before
+
+
+def test_splits_have_games_of_their_own_and_a_panel_meets_every_type_equally_often() -> None:
+    environment = Alfworld()
+    tasks = {split: environment.for_split(split).game(11) for split in SPLITS}
+    assert len({(game.task, game.objects, game.receptacles) for game in tasks.values()}) == 3
+    panel = make_panel(environment, Population(train={}), "test", size=60)
+    kinds = Counter(environment.for_split("test").game(environment.episode_seed(task.seed, 0)).goal.kind for task in panel)
+    assert kinds == dict.fromkeys(TASK_TYPES, 10)
+
+
+def test_an_episode_is_replayed_in_the_same_room_and_the_games_are_shared() -> None:
+    environment = Alfworld()
+    first, second = (environment.start(environment.episode_seed(5, episode)) for episode in range(2))
+    assert first.world.game is second.world.game
+    assert first.observe(0) == second.observe(0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"task_types": ()}, {"task_types": ("place", "place")}, {"task_types": ("sweep",)}, {"split": "valid"}, {"receptacles": 2}]
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Alfworld(**options)
+
+
+# --- The loader --------------------------------------------------------------------------------------------------------
+
+
+def test_a_data_folder_is_played_split_by_split(games: Path) -> None:
+    environment = Alfworld(data=str(games))
+    for split in SPLITS:
+        world = environment.for_split(split)
+        assert world.strata() == 2
+        assert {world.game(seed).goal.kind for seed in range(2)} == {"place", "light"}
+        assert check(world, games=4) == []
+    assert Alfworld(data=str(games), task_types=("light",)).strata() == 1
+    with pytest.raises(ValueError, match="holds no game of type heat"):
+        Alfworld(data=str(games), task_types=("heat",)).start(0)
+
+
+def test_missing_data_is_one_message_that_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    for data in (str(tmp_path), str(tmp_path / "nowhere"), "official"):
+        with pytest.raises(ValidationError, match="alfworld-download"):
+            Alfworld(data=data)
+
+
+def test_the_official_folder_is_found_through_its_variable(games: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(games))
+    assert Alfworld(data="official").strata() == 2
+    assert find_folder(str(games)) == games
+
+
+GOOD = generate("place", "train", 0, receptacles=4, objects=4)
+BROKEN: dict[str, Any] = {
+    "nothing": "",
+    "half": json.dumps(GOOD)[:500],
+    "list": [1, 2],
+    "deep": "[" * 100_000,
+    "empty": {},
+    "no problem": {**GOOD, "pddl_problem": 7},
+    "brackets": {**GOOD, "pddl_problem": GOOD["pddl_problem"][:-3]},
+    "too many": {**GOOD, "pddl_problem": GOOD["pddl_problem"] + ")"},
+    "no init": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(:init", "(:unit")},
+    "goal": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(inReceptacle ?o ?r)", "(isHot ?o)")},
+    "fact": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(pickupable", "(edible")},
+    "arguments": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(atLocation agent1 loc_bar_0)", "(atLocation loc_bar_0 agent1)")},
+    "nowhere": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(atLocation agent1 loc_bar_0)", "")},
+    "undeclared": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("agent1 - agent\n", "")},
+    "walkthrough": {**GOOD, "walkthrough": "go"},
+    "grammar": {key: value for key, value in GOOD.items() if key != "task"} | {"grammar": "no task here"},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_corrupt_game_file_is_one_clear_message(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "train", "pick_and_place_simple-a", BROKEN[name])
+    with pytest.raises(ValueError, match=r"game\.tw-pddl is no game"):
+        Alfworld(data=str(tmp_path)).start(0)
+    path.unlink()
+
+
+def test_a_game_file_that_is_no_text_or_is_gone_is_one_clear_message(tmp_path: Path) -> None:
+    path = tmp_path / "game.tw-pddl"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="is no game file"):
+        load_game(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_game(tmp_path / "gone")
+
+
+def test_exporting_without_the_package_says_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("mage.environments.alfworld.export.find_spec", lambda name: None)
+    assert main([str(tmp_path)]) == 2
+    assert "pip install --no-deps alfworld" in capsys.readouterr().err
+
+
+# --- The official games, where they are --------------------------------------------------------------------------------
+
+
+def official() -> Path:
+    try:
+        return find_folder("official")
+    except ValueError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_all_official_walkthroughs_win_and_the_planner_needs_no_more_commands() -> None:
+    files = sorted(official().rglob("game.tw-pddl"))
+    for path in files:
+        game = load_game(path)
+        world = World(game)
+        steps = plan(world)
+        assert steps is not None
+        assert len(steps) <= len(game.walkthrough), path
+        twin = world.copy()
+        for command in game.walkthrough:
+            world.step(command)
+        for command in steps:
+            twin.step(command)
+        assert world.won, path
+        assert twin.won, path
+    assert len(files) == 4027
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_thousand_official_games_are_held_open_in_under_a_gigabyte() -> None:
+    official()
+    told = """
+import resource
+from mage.environments.alfworld.engine import World
+from mage.environments.alfworld.games import find_folder, list_games, load_game
+from mage.environments.alfworld.problem import TASK_TYPES
+worlds = [World(load_game.__wrapped__(path)) for path in list_games(find_folder("official"), "train", TASK_TYPES)[:1000]]
+for world in worlds:
+    for command in world.game.walkthrough:
+        world.step(command)
+    world.admissible()
+print(len(worlds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    count, megabytes = map(int, subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout.split())
+    assert count == 1000
+    assert megabytes < 1000
+
+
+@pytest.mark.slow
+def test_the_official_splits_have_the_official_sizes() -> None:
+    assert [len(list_games(official(), split, TASK_TYPES)) for split in SPLITS] == [3553, 140, 134]
