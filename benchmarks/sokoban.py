@@ -10,6 +10,8 @@ takes 5 to 21 moves, and with it the distance of EVERY state of the room. Both i
     plain          the first without numba
 """
 
+import contextlib
+import io
 import itertools
 import random
 import time
@@ -82,7 +84,7 @@ def make_ours(seed: int, exact: bool, fast: bool) -> int:
 
 def make_theirs(seed: int) -> Any:
     """A room of gym_sokoban's and where everything stands in it: (walls and targets, the rest)."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # it asks, at length, to be replaced
         warnings.simplefilter("ignore")
         from gym_sokoban.envs.room_utils import generate_room
 

@@ -27,13 +27,13 @@ BOXOBAN = Path(__file__).parents[2] / "shared/data/boxoban/levels.tar.xz"
 needs_numba = pytest.mark.skipif(not compiled.is_installed(), reason="numba is not installed: pip install 'mage[fast]'")
 seeds = st.integers(0, 2**62)
 
-CORNER = """
-#####
-#@$ #
-# $.#
-# . #
-#####
-""".strip()  # pushing the first box right puts it into a corner
+EDGE = """
+######
+#    #
+#@$  #
+# .  #
+######
+""".strip()  # by hand: up, right, down solves it; two pushes to the right put the box at a wall without a target
 LINE = """
 #######
 #@ $ .#
@@ -86,7 +86,7 @@ def all_states(room: Room) -> Iterator[tuple[int, tuple[int, ...]]]:
         yield from ((player, boxes) for player in cells if player not in boxes)
 
 
-@given(seeds, st.sampled_from(((4, 1, 2), (5, 1, 4), (5, 2, 5))))
+@given(seeds, st.sampled_from(((5, 1, 2), (5, 1, 6), (5, 2, 5))))
 def test_the_table_is_what_brute_force_finds(seed: int, order: tuple[int, int, int]) -> None:
     size, boxes, moves = order
     room = make_room(size, boxes, (moves, moves), seed, fast=False)
@@ -123,7 +123,7 @@ def test_a_range_of_lengths_is_kept_and_used() -> None:
     assert set(found) == {5, 6, 7, 8, 9}
 
 
-@pytest.mark.parametrize(("size", "boxes", "longest"), [(4, 1, 3), (5, 3, 9), (7, 2, 21), (6, 4, 12)])
+@pytest.mark.parametrize(("size", "boxes", "longest"), [(5, 1, 3), (5, 3, 9), (7, 2, 21), (6, 4, 12)])
 def test_other_sizes_work(size: int, boxes: int, longest: int) -> None:
     state = Sokoban(size=size, boxes=boxes, ood_boxes=1, shortest=2, longest=longest).start(7)
     assert 2 <= play_expert(state) <= longest
@@ -175,32 +175,34 @@ def start_at(text: str, **options: Any) -> SokobanState:
     return SokobanState(Sokoban(**options), parse_level(text))
 
 
-def test_a_box_in_a_corner_ends_the_attempt_and_the_account_names_the_move() -> None:
-    state = start_at(CORNER)
-    state.apply("down up right")
+def test_a_lost_room_ends_the_attempt_and_the_account_names_the_move() -> None:
+    state = start_at(EDGE)
+    state.apply("up down right")
+    assert state.turn() == 0
+    state.apply("right up up")
     assert state.turn() is None
-    assert (state.dead_since, state.scores(), state.regrets) == (3, (0.0,), [None])
-    recap = "You began at row 2, column 2. Your moves: down, up, right. Boxes on targets at the end: 0 of 2."
-    assert state.recap(0) == f"{recap} After move 3 (right) the room could not be solved any more. You lost."
+    # By hand: 3 moves before, 6 after the first turn (up right down, right down left), so 3 + 6 - 3 were wasted.
+    assert (state.dead_since, state.scores(), state.regrets) == (4, (0.0,), [6, None])
+    recap = "You began at row 3, column 2. Your moves: up, down, right, right. Boxes on targets at the end: 0 of 1."
+    assert state.recap(0) == f"{recap} After move 4 (right) the room could not be solved any more. You lost."
 
 
 def test_a_lost_room_goes_on_if_asked_to() -> None:
-    state = start_at(CORNER, stop_when_lost=False)
-    state.apply("right")
-    assert state.dead_since == 1
+    state = start_at(EDGE, stop_when_lost=False)
+    state.apply("right right")
+    assert state.dead_since == 2
     assert state.turn() == 0
     assert state.expert() is None
 
 
 def test_moves_after_the_solution_are_not_made() -> None:
     state = start_at(LINE)
-    state.apply("left right left")
-    assert state.regrets == [4]  # by hand: from 3 to 4 moves away, with 3 moves made
-    state.apply("right right right")
+    state.apply("left right right")
     state.apply("right left left")
+    assert state.regrets == [1, 0]  # the blocked move to the left
     assert [word for word, _ in state.last] == ["right"]
     assert state.turn() is None
-    assert state.recap(0).endswith("You solved the room in 7 moves.")
+    assert state.recap(0).endswith("Your moves: left (blocked), right, right, right. You solved the room in 4 moves.")
 
 
 def test_turns_run_out() -> None:
@@ -216,7 +218,7 @@ def test_an_agent_without_a_move_is_told_so() -> None:
 
 
 def test_the_view_shows_what_stands_on_a_target() -> None:
-    state = start_at("#######\n#@$..$#\n#######")
+    state = start_at("#######\n#@$..$#\n#######", stop_when_lost=False)
     state.apply("right")
     state.apply("right right")
     assert state.observe(0).splitlines() == [
@@ -270,7 +272,7 @@ def test_no_room_is_in_two_splits() -> None:
     world = Sokoban(size=5, boxes=1, ood_boxes=2, shortest=1, longest=4)
     rooms = {split: {_walls(world.for_split(split).room(derive(seed))) for seed in range(300)} for split in ("train", "test")}
     assert len(rooms["train"]) > 100
-    assert len(rooms["test"]) > 50
+    assert len(rooms["test"]) > 20
     assert not rooms["train"] & rooms["test"]
 
 
@@ -289,7 +291,7 @@ def test_out_of_domain_rooms_have_other_numbers_of_boxes_and_every_difficulty() 
     ("options", "message"),
     [
         ({"boxes": 5}, "1 to 4 boxes"),
-        ({"size": 4, "ood_boxes": 1}, "cannot have 2 boxes"),
+        ({"size": 4}, "greater than or equal to 5"),
         ({"size": 10, "boxes": 3}, "cannot have 3 boxes"),
         ({"shortest": 9, "longest": 8}, "more than longest"),
         ({"max_turns": 6}, "cannot be made in max_turns = 6 turns of 3"),
@@ -304,8 +306,8 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
 
 
 def test_a_difficulty_out_of_reach_is_a_clear_message() -> None:
-    world = Sokoban(size=4, boxes=1, ood_boxes=1, shortest=19, longest=20)
-    with pytest.raises(ValueError, match="no 4x4 room with 1 box was found whose solution takes 19 to 20 moves"):
+    world = Sokoban(size=5, boxes=1, shortest=20, longest=21)
+    with pytest.raises(ValueError, match="no 5x5 room with 1 box was found whose solution takes 20 to 21 moves"):
         world.start(0)
 
 

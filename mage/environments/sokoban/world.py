@@ -171,7 +171,7 @@ class Sokoban(Environment):
     seats: ClassVar[int] = 1
     multi_agent: ClassVar[bool] = False
 
-    size: int = Field(6, ge=4, le=10, description="rows and columns of a room, outer walls included")
+    size: int = Field(6, ge=5, le=10, description="rows and columns of a room, outer walls included")
     boxes: tuple[int, ...] = Field((2,), min_length=1, description="how many boxes a room has; one of these, by the task's seed")
     ood_boxes: tuple[int, ...] = Field((1, 3), min_length=1, description="the same, in the split out of domain")
     shortest: int = Field(5, ge=1, description="fewest moves that a shortest solution takes")
@@ -272,7 +272,7 @@ def _check_rooms(world: Sokoban) -> None:
     inside = (world.size - 2) ** 2
     for boxes in (*world.boxes, *world.ood_boxes):
         if boxes + 2 >= inside or count_states(inside, boxes) > LARGEST_TABLE:
-            raise ValueError(f"a room of size = {world.size} cannot have {boxes} boxes: 4x4 takes 1, 6x6 up to 4, 8x8 up to 3, 10x10 up to 2")
+            raise ValueError(f"a room of size = {world.size} cannot have {boxes} boxes: 5x5 takes up to 4, 6x6 up to 4, 8x8 up to 3, 10x10 up to 2")
 
 
 def _check_levels(world: Sokoban) -> None:
