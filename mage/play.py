@@ -4,8 +4,10 @@ Each meta-episode awaits the engine whenever the agent speaks; the engine batche
 nothing. What a model or a game does wrong is data: illegal and unreadable replies are recorded and penalised, never raised.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 from mage.agent import Agent, episode_text, illegal_text, read_action, reflect_text, system_text
 from mage.chat import Ids
@@ -16,6 +18,8 @@ from mage.opponents.base import find, luck
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
 
+Gather = Callable[[Any], list[Any]]  # everybody's item, where several processes share the groups
+Recall = Callable[[str], Awaitable[str]]  # from an episode's opening to the memory shown in it
 FORFEITED, RAN_OUT = "You gave no legal move and forfeited.", "The turns ran out."  # accounts of episodes without an end
 
 
@@ -41,14 +45,15 @@ class Place:
     seed: int
 
 
-async def play_episode(setting: Setting, place: Place, memory: str, reflection: Turn | None) -> Episode:
-    """One game from deal to result, against the task's opponent."""
+async def play_episode(setting: Setting, place: Place, recall: Recall, reflection: Turn | None) -> tuple[Episode, str]:
+    """One game from deal to result, against the task's opponent; also the memory that was shown in it."""
     environment, seat = setting.environment, place.task.seat
     episode_seed = environment.episode_seed(place.task.seed, place.number)
     state = environment.start(episode_seed)
     turns: list[Turn] = []
     moves: list[Move] = []
     prompt: Ids = ()
+    memory = ""
     ending: Ending = "finished"
     while True:
         await _let_opponent_move(place, state, moves, episode_seed)
@@ -57,6 +62,8 @@ async def play_episode(setting: Setting, place: Place, memory: str, reflection: 
         if len(turns) == environment.max_turns:
             ending = "turn_limit" if all(turn.legal for turn in turns) else "illegal"
             break
+        if not turns:
+            memory = await recall(_opening(environment, seat, state.observe(seat)))
         prompt += _next_message(setting, place, memory, state, turns)
         turn, past = await _take_turn(setting, place, state, prompt, len(turns))
         turns.append(turn)
@@ -65,7 +72,12 @@ async def play_episode(setting: Setting, place: Place, memory: str, reflection: 
             assert turn.action is not None, "a legal turn has an action"
             moves.append(Move(seat, turn.action))
             state.apply(turn.action)
-    return _finish(environment, seat, state, turns, moves, ending, reflection)
+    return _finish(environment, seat, state, turns, moves, ending, reflection), memory
+
+
+def _opening(environment: Environment, seat: int, observation: str) -> str:
+    """How an episode starts, as a memory compares it with others."""
+    return f"{environment.instance(seat)} {observation}"
 
 
 async def _let_opponent_move(place: Place, state: State, moves: list[Move], episode_seed: int) -> None:
@@ -162,16 +174,21 @@ async def play_meta_episode(
     reflection: Turn | None = None
     for number in range(setting.episodes):
         place = Place(task, number, seed)
-        memories.append(await notebook.show("", ask))
-        episode = await play_episode(setting, place, memories[-1], reflection)
+        episode, memory = await play_episode(setting, place, lambda opening: notebook.show(opening, ask), reflection)
         episodes.append(episode)
+        memories.append(memory)
         if on_episode is not None:
-            on_episode(number, memories[-1], episode)
+            on_episode(number, memory, episode)
         if number + 1 == setting.episodes or (setting.stop_on_success and episode.outcome == "won"):
             break
         reflection = await reflect(setting, place, episode) if setting.memory.reflects else None
-        await notebook.add(Entry(number + 1, episode.recap, _one_line(reflection)), ask)
+        await notebook.add(_entry(setting.environment, task.seat, number, episode, reflection), ask)
     return MetaEpisode(task, group, member, tuple(episodes), tuple(memories), setting.agent.engine.policy_version)
+
+
+def _entry(environment: Environment, seat: int, number: int, episode: Episode, reflection: Turn | None) -> Entry:
+    opening = _opening(environment, seat, episode.turns[0].observation if episode.turns else "")
+    return Entry(number + 1, opening, episode.recap, episode.outcome, _one_line(reflection))
 
 
 def _one_line(reflection: Turn | None) -> str:
@@ -195,14 +212,41 @@ def play_groups(
     on_done: Callable[[MetaEpisode], None] | None = None,
     *,
     numbers: Sequence[int] | None = None,
+    gather: Gather = lambda item: [item],
 ) -> list[MetaEpisode]:
     """All members of all groups at once; `tasks_PG[p][g]` is the task of member g (one task a row, unless groups are mixed).
 
-    `numbers` are the groups' own numbers where only a share of them is played here: they decide the seeds.
+    `numbers` are the groups' own numbers where only a share of them is played here: they decide the seeds. A memory that
+    keeps something from task to task plays groups 0..k-1, then k..2k-1, and so on; `gather` brings in what the others played.
     """
-    games = (
-        play_meta_episode(setting, task, group, member, derive(seed, group, member))
-        for group, tasks_G in zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True)
-        for member, task in enumerate(tasks_G)
-    )
-    return run(games, on_done, setting.agent.engine.capacity)
+    groups = dict(zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True))
+    metas: list[MetaEpisode] = []
+    for wave in _waves(list(groups), setting.memory.tasks_at_once, gather):
+        games = (play_meta_episode(setting, task, group, member, derive(seed, group, member)) for group in wave for member, task in enumerate(groups[group]))
+        played = run(games, on_done, setting.agent.engine.capacity)
+        metas += played
+        if setting.memory.tasks_at_once is not None:
+            setting = replace(setting, memory=setting.memory.after(_all_entries(setting, played, gather)))
+    return metas
+
+
+def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int]]:
+    """Which groups are played side by side: all of them, or those numbered 0 to size - 1, then the next; everyone has as many waves."""
+    if size is None:
+        return [groups]
+    last = max(gather(max(groups, default=-1)))
+    return [[group for group in groups if start <= group < start + size] for start in range(0, last + 1, size)]
+
+
+def _all_entries(setting: Setting, metas: Sequence[MetaEpisode], gather: Gather) -> list[Entry]:
+    """Everybody's episodes in the order of groups and members, whoever played them and whenever they ended."""
+    shares = gather([(meta.group, meta.member, _entries(setting.environment, meta)) for meta in metas])
+    return [entry for _, _, entries in sorted(chain(*shares), key=lambda found: found[:2]) for entry in entries]
+
+
+def _entries(environment: Environment, meta: MetaEpisode) -> list[Entry]:
+    """All episodes of a meta-episode; the reflection on one stands in the next."""
+    environment = environment.for_split(meta.task.split)
+    reflections = [*(episode.reflection for episode in meta.episodes[1:]), None]
+    pairs = zip(meta.episodes, reflections, strict=True)
+    return [_entry(environment, meta.task.seat, number, episode, reflection) for number, (episode, reflection) in enumerate(pairs)]

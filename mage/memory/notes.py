@@ -34,5 +34,5 @@ class NotesNotebook(Notebook):
         if self.options.reflects:
             self.lines.append(f"Note {entry.number}: {entry.reflection}")
 
-    async def show(self, observation: str, ask: Ask) -> str:
+    async def show(self, opening: str, ask: Ask) -> str:
         return "\n".join(self.lines)

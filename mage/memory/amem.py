@@ -1,0 +1,124 @@
+"""A-MEM: notes that the model writes, describes, links and revises (arXiv 2502.12110), within one meta-episode.
+
+After an episode the model writes its note (the reflection), then is asked for keywords, a context and tags. The note is
+embedded with these, linked to its nearest earlier notes, and the model may give those a new context and new tags. Before an
+episode the notes nearest to its opening are recalled, each followed by the earlier ones it is linked with, until there
+are `recalled`; they are shown oldest first, so that the text only grows while nothing is revised and all fit.
+
+What the model is asked here is neither trained nor kept as a turn. An answer that does not keep the format describes or
+revises nothing, and the note stays as it was written.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from mage.memory._embedding import Embedding, Vector, embed, rank
+from mage.memory.base import Ask, Entry, Memory, Notebook
+
+_DESCRIBE = """{opening}
+Game {number} is over. {recap}
+Your note: {reflection}
+Describe the note, so that it is found again when it is needed. Write three lines:
+Keywords: three to five words
+Context: one sentence that says when the note helps
+Tags: two or three kinds of situation"""
+_REVISE = """New note: {new}
+Earlier notes:
+{earlier}
+Does the new note change when an earlier one helps? For each that changes write one line: its number, a colon, its new context, a bar (|), its new tags.
+If none changes, write: none"""
+_REVISION = re.compile(r"^\W*(\d+)\s*[:.)]\s*([^|\n]+)(?:\|(.*))?$", re.MULTILINE)
+
+
+class AMem(Memory):
+    """Notes that the model writes, describes, links and revises; those nearest to the opening are recalled."""
+
+    name: ClassVar[str] = "amem"
+    recalled: int = Field(5, ge=1, description="most notes shown before an episode")
+    links: int = Field(3, ge=0, description="nearest earlier notes that a new note is linked with and may revise; 0 = none")
+    embedding: Embedding = "auto"
+
+    @property
+    def reflects(self) -> bool:
+        return True
+
+    def open(self) -> Notebook:
+        return AMemNotebook(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note with its description; `links` are the numbers of the earlier notes nearest to it, nearest first."""
+
+    entry: Entry
+    keywords: str = ""
+    context: str = ""
+    tags: str = ""
+    links: tuple[int, ...] = ()
+
+    def told(self) -> str:
+        parts = {"Context": self.context, "Tags": self.tags}
+        return " ".join([self.entry.reflection, *(f"{title}: {text}" for title, text in parts.items() if text)])
+
+    def vector(self, embedding: Embedding) -> Vector:
+        return embed(" ".join((self.entry.opening, self.entry.reflection, self.keywords, self.context, self.tags)), embedding)
+
+
+class AMemNotebook(Notebook):
+    def __init__(self, options: AMem) -> None:
+        self.options = options
+        self.notes: dict[int, Note] = {}  # by number, oldest first
+
+    async def add(self, entry: Entry, ask: Ask) -> None:
+        note = read_description(entry, await ask(_DESCRIBE.format(opening=entry.opening, number=entry.number, recap=entry.recap, reflection=entry.reflection)))
+        near = self._nearest(note.vector(self.options.embedding))[: self.options.links]
+        if near:
+            await self._revise(note, near, ask)
+        self.notes[entry.number] = replace(note, links=tuple(near))
+
+    async def _revise(self, note: Note, near: list[int], ask: Ask) -> None:
+        earlier = "\n".join(f"{number}: {self.notes[number].told()}" for number in sorted(near))
+        answer = await ask(_REVISE.format(new=note.told(), earlier=earlier))
+        for number, context, tags in _REVISION.findall(_after_thinking(answer)):
+            if int(number) in near:
+                held = self.notes[int(number)]
+                self.notes[int(number)] = replace(held, context=_squeeze(context), tags=_squeeze(tags) or held.tags)
+
+    async def show(self, opening: str, ask: Ask) -> str:
+        chosen = self._recall(embed(opening, self.options.embedding))
+        return "\n".join(f"Note {number}: {self.notes[number].told()}" for number in sorted(chosen))
+
+    def _recall(self, query: Vector) -> list[int]:
+        """The nearest note, the notes linked with it, the next nearest, and so on; each once."""
+        found = [one for number in self._nearest(query) for one in (number, *self.notes[number].links)]
+        return list(dict.fromkeys(found))[: self.options.recalled]
+
+    def _nearest(self, query: Vector) -> list[int]:
+        """All notes, the most alike first."""
+        if not self.notes:
+            return []
+        numbers = list(self.notes)
+        return [numbers[row] for row in rank(query, np.stack([note.vector(self.options.embedding) for note in self.notes.values()]))]
+
+
+def read_description(entry: Entry, answer: str) -> Note:
+    """A note with what the model says about it; lines it does not give stay empty.
+
+    >>> read_description(Entry(1, "", "", "won", "It bluffs."), "Keywords: bluff, call").keywords
+    'bluff, call'
+    """
+    lines = _after_thinking(answer).splitlines()
+    found = {match[1].lower(): _squeeze(match[2]) for line in lines if (match := re.match(r"\W*(keywords|context|tags)\W*:\W*(.*)", line, re.IGNORECASE))}
+    return Note(entry, found.get("keywords", ""), found.get("context", ""), found.get("tags", ""))
+
+
+def _after_thinking(answer: str) -> str:
+    return answer.rpartition("</think>")[2]
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split())
