@@ -92,6 +92,7 @@ class Catalogue:
         self.index = Index(vocabulary, arrays["starts"], arrays["documents"], arrays["shares"], len(self.asins))
         self.owners, self.firsts, self.order, self.kind = arrays["owners"], arrays["firsts"], arrays["order"], kind
         self.product = lru_cache(maxsize=4096)(self._product)
+        self.find = lru_cache(maxsize=4096)(self._find)
         self.search = lru_cache(maxsize=1024)(self._search)
         self.first_texts = lru_cache(maxsize=4)(self._first_texts)
 
@@ -102,7 +103,7 @@ class Catalogue:
     def goals(self) -> int:
         return len(self.order)
 
-    def find(self, asin: str) -> Product:
+    def _find(self, asin: str) -> Product:
         number = self.asins.find(asin)
         assert number is not None, f"{asin} comes from a page or a goal, so it is in the catalogue"
         return self.product(number)
@@ -183,7 +184,7 @@ def cache_folder() -> Path:
 def _compile(source: Source) -> Arrays:
     """All arrays of a catalogue, from the raw files."""
     raw = read_folder(Path(source.folder), source.goals == "human") if source.folder else generate(source.products, source.seed, source.style)
-    listed = list(_parse_all(raw, source.products if source.folder else 0, raw.place))
+    listed = list(_parse_all(raw, source.products if source.folder else 0, source.goals == "human"))
     if not listed:
         raise ValueError(f"{raw.place} holds no product")
     rank = sorted(range(len(listed)), key=lambda at: listed[at].asin)
@@ -262,7 +263,7 @@ def _read(path: Path, kind: type) -> Any:
     return found
 
 
-def _parse_all(raw: Raw, most: int, place: str) -> Iterator[Product]:
+def _parse_all(raw: Raw, most: int, human: bool) -> Iterator[Product]:
     """Products in the order of the file, as WebShop takes them: no repeated and no overlong asin."""
     seen = set[str]()
     for number, item in enumerate(raw.products[:most] if most else raw.products):
@@ -271,9 +272,9 @@ def _parse_all(raw: Raw, most: int, place: str) -> Iterator[Product]:
             if asin == "nan" or len(asin) > _LONGEST_ASIN or asin in seen:
                 continue
             seen.add(asin)
-            yield _parse(item, raw.attributes.get(asin, {}), raw.human.get(asin, []))
+            yield _parse(item, raw.attributes.get(asin, {}), raw.human.get(asin, []) if human else ())
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-            raise ValueError(f"{place} is damaged: product {number} does not have WebShop's form ({type(error).__name__}: {error})") from None
+            raise ValueError(f"{raw.place} is damaged: product {number} does not have WebShop's form ({type(error).__name__}: {error})") from None
 
 
 def _parse(item: dict[str, Any], known: dict[str, Any], instructions: Sequence[dict[str, Any]]) -> Product:

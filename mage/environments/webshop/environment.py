@@ -44,7 +44,9 @@ class WebShop(Environment):
     page_limit: int = Field(3000, ge=200, description="most characters of a page; what is cut says so")
     long_page_limit: int = Field(3750, ge=200, description="the same in the ood split, whose pages are longer")
     pay: Literal["solved", "graded"] = Field("solved", description="reward of an episode = scale x (score == 1), as published, or scale x score")
-    tagger: Tagger = Field("auto", description="who finds the nouns of titles: spaCy's small English model or the bundled rules; auto = spaCy if installed")
+    tagger: Tagger = Field(
+        "auto", validate_default=True, description="who finds the nouns of titles: spaCy's small English model or the bundled rules; auto = spaCy if installed"
+    )
     _split: Split = PrivateAttr("train")
 
     @field_validator("data")
