@@ -277,9 +277,11 @@ def test_a_data_folder_is_played_split_by_split(games: Path) -> None:
 
 def test_missing_data_is_one_message_that_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    for data in (str(tmp_path), str(tmp_path / "nowhere"), "official"):
+    for data in (str(tmp_path), str(tmp_path / "nowhere")):
         with pytest.raises(ValidationError, match="alfworld-download"):
             Alfworld(data=data)
+    with pytest.raises(ValueError, match=r"ALFWORLD_DATA is not set.*alfworld-download"):
+        Alfworld(data="official").start(0)
 
 
 def test_the_official_folder_is_found_through_its_variable(games: Path, monkeypatch: pytest.MonkeyPatch) -> None:

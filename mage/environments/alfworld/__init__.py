@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mage.environments.alfworld.engine import BANNER, IDLE, Game, World
-from mage.environments.alfworld.games import GENERATED, find_folder, list_games, load_game, make_game
+from mage.environments.alfworld.games import GENERATED, OFFICIAL, find_folder, list_games, load_game, make_game
 from mage.environments.alfworld.generator import SHORTEST
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TASK_TYPES, TaskType
@@ -114,9 +114,15 @@ class Alfworld(Environment):
     @field_validator("data")
     @classmethod
     def _exists(cls, data: str) -> str:
-        if data != GENERATED:
+        """A folder must be there; the official one is looked for when it is needed, so that a recipe can name it anywhere."""
+        if data not in (GENERATED, OFFICIAL):
             find_folder(data)
         return data
+
+    @field_validator("task_types", mode="before")
+    @classmethod
+    def _from_words(cls, kinds: object) -> object:
+        return tuple(kind.strip() for kind in kinds.split(",")) if isinstance(kinds, str) else kinds
 
     @field_validator("task_types")
     @classmethod
