@@ -159,8 +159,8 @@ def evaluate(server: Server, *words: str, size: int = 4) -> Any:
     return CliRunner().invoke(app, [*asked, "--engines.backoff=0.01", *words])
 
 
-def refused(server: Server, *words: str) -> str:
-    done = evaluate(server, *words)
+def refused(server: Server, *words: str, size: int = 4) -> str:
+    done = evaluate(server, *words, size=size)
     assert done.exit_code == 2, done.output
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -396,7 +396,7 @@ def test_a_mistake_in_the_options_is_one_message(words: list[str], message: str)
     with Server() as server:
         told = refused(server, *words)
     assert message in told
-    assert "word" not in told
+    assert "me:word" not in told
     assert server.bodies == []
 
 
@@ -406,11 +406,11 @@ def test_a_mistake_in_the_options_is_one_message(words: list[str], message: str)
 def test_the_budget_is_never_passed_even_by_answers_on_their_way_and_a_larger_one_goes_on() -> None:
     prices = ["--engines.price_in=1000", "--engines.price_out=5000"]  # a question of 100 + 10 tokens costs .15
     with Server(delay=0.01) as server:
-        told = refused(server, *prices, "--engines.budget=6", "--engines.concurrency=6")
+        told = refused(server, *prices, "--engines.budget=6", "--engines.concurrency=6", size=16)
         asked = len(server.answered)
         assert asked * 0.15 <= 6
         assert f"engines.budget = 6 is used up: {asked * 0.15:.4g} is spent and one more question may cost" in told
-        done = evaluate(server, *prices, "--engines.budget=100", "--json")
+        done = evaluate(server, *prices, "--engines.budget=100", "--json", size=16)
         bill = json.loads(done.stdout)["bill"]
     assert bill["recalled"] == asked > 10
     assert bill["cost"] == pytest.approx((bill["asked"] + bill["recalled"]) * 0.15), "the budget is that of the whole evaluation"

@@ -37,23 +37,25 @@ class _Passing(Exception):
 
 
 class Client:
-    """Posts JSON to one address. Used by many threads at once; `stop` ends the waiting of all."""
+    """Posts JSON to one address. Used by many threads at once; `stop` ends the waiting of all, and all say why."""
 
     def __init__(self, url: str, key: str, *, timeout: float, retries: int, backoff: float) -> None:
         self.url, self.key, self.timeout, self.retries, self.backoff = url, key, timeout, retries, backoff
         self.opener = urllib.request.build_opener(_NoRedirect)
         self.reached = False
         self.retried = 0
-        self._stopped = threading.Event()
+        self._stopped, self._why = threading.Event(), ""
 
-    def stop(self) -> None:
+    def stop(self, why: str) -> None:
+        """Ask nothing more; the first reason counts."""
+        self._why = self._why or why
         self._stopped.set()
 
     def post(self, body: bytes, seed: int) -> dict[str, Any]:
         """The answer to one question; `seed` spreads the attempts of questions that failed together."""
         for attempt in itertools.count():
             if self._stopped.is_set():
-                raise EndpointError("stopped")
+                raise EndpointError(self._why)
             try:
                 return self._send(body)
             except _Passing as trouble:
@@ -127,7 +129,7 @@ class Client:
             404: "is engines.url right, and does engines.model name a model that is served there?",
         }.get(error.code, "it cannot be asked in this way")
         if 300 <= error.code < 400:
-            advice = f"it points to {self._clean(str(error.headers.get('Location')))}: if that is right, put it into engines.url"
+            advice = f"it points to {self.clean(str(error.headers.get('Location')))}: if that is right, put it into engines.url"
         return EndpointError(f"{self.url} answered {error.code}{said}; {advice}")
 
     def _told(self, body: bytes) -> str:
@@ -139,9 +141,10 @@ class Client:
             found = None
         inner = found.get("error", found) if isinstance(found, dict) else found
         told = " ".join(str(inner[key]) for key in ("code", "message") if inner.get(key)) if isinstance(inner, dict) else inner
-        return self._clean(" ".join(str(told or text).split()))[:300]
+        return self.clean(" ".join(str(told or text).split()))[:300]
 
-    def _clean(self, text: str) -> str:
+    def clean(self, text: str) -> str:
+        """A text that may be shown: without the key."""
         return text.replace(self.key, "(key)") if self.key else text
 
 

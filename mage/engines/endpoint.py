@@ -91,14 +91,10 @@ class EndpointEngine(Engine):
         try:
             answer = coming.result()
         except BaseException:
-            self.close()
+            self.client.stop("stopped")
+            self.pool.shutdown(cancel_futures=True)  # what is on its way is paid for, so it is waited for and kept
             raise
         return [(request, self._complete(request, answer))]
-
-    def close(self) -> None:
-        """Ask nothing more; what is on its way is paid for, so it is waited for and kept."""
-        self.client.stop()
-        self.pool.shutdown(cancel_futures=True)
 
     def bill(self) -> dict[str, float]:
         """What was asked, found in the file and tried again, the tokens of all of it, and what they cost."""
@@ -124,8 +120,14 @@ class EndpointEngine(Engine):
         return {"model": self.model, "messages": self.chat.messages(request.prompt_ids), self.limit_name: request.max_tokens, **draw, **self.extra}
 
     def _ask(self, key: str, body: dict[str, Any], request: Request) -> Answer:
-        """In a thread of the pool: one question, paid for and written down."""
-        data = json.dumps(body).encode()
+        """In a thread of the pool. Where one question fails for good, the others need not be asked."""
+        try:
+            return self._ask_and_pay(key, json.dumps(body).encode(), request)
+        except Exception as error:
+            self.client.stop(str(error))
+            raise
+
+    def _ask_and_pay(self, key: str, data: bytes, request: Request) -> Answer:
         with self.purse.set_aside(self.purse.cost(len(data), request.max_tokens)):  # a token has a byte or more
             try:
                 answer = self._read(self.client.post(data, request.seed), len(data))
@@ -141,9 +143,10 @@ class EndpointEngine(Engine):
             text, cut_off = choice["message"].get("content") or "", choice.get("finish_reason") == "length"
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON may hold halves of characters
         except (LookupError, TypeError, AttributeError):
-            raise EndpointError(f"{self.client.url}: the answer has no text at choices[0].message.content: {json.dumps(found)[:300]}") from None
-        usage = found.get("usage") or {}
-        tokens_in, tokens_out = usage.get("prompt_tokens"), usage.get("completion_tokens")
+            shown = self.client.clean(json.dumps(found))[:300]
+            raise EndpointError(f"{self.client.url}: the answer has no text at choices[0].message.content: {shown}") from None
+        usage = found.get("usage")
+        tokens_in, tokens_out = (usage.get("prompt_tokens"), usage.get("completion_tokens")) if isinstance(usage, dict) else (None, None)
         if isinstance(tokens_in, int) and isinstance(tokens_out, int):
             return Answer(text, cut_off, tokens_in, tokens_out)
         if self.purse.budget is not None:
