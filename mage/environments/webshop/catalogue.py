@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from mage.seeds import derive
 Arrays = dict[str, npt.NDArray[Any]]
 GoalKind = Literal["synthetic", "human"]
 NO_LIMIT = 1_000_000.0
-_FORMAT = 1  # of the compiled files
+_FORMAT = 2  # of the compiled files
 _SHUFFLE = 233  # WebShop's own seed
 _SMALL = 2_000  # generated catalogues up to this size are made anew in every process: that takes a third of a second
 _LONGEST_ASIN = 10
@@ -89,7 +89,7 @@ class Catalogue:
     def __init__(self, arrays: Arrays, kind: GoalKind) -> None:
         self.records, self.asins = Texts(arrays["records"], arrays["record_starts"]), Texts(arrays["asins"], arrays["asin_starts"])
         vocabulary = Texts(arrays["words"], arrays["word_starts"])
-        self.index = Index(vocabulary, arrays["starts"], arrays["documents"], arrays["shares"], len(self.asins))
+        self.index = Index(vocabulary, arrays["starts"], arrays["documents"], arrays["shares"], arrays["frequent"], arrays["rows"], len(self.asins))
         self.owners, self.firsts, self.order, self.kind = arrays["owners"], arrays["firsts"], arrays["order"], kind
         self.product = lru_cache(maxsize=4096)(self._product)
         self.find = lru_cache(maxsize=4096)(self._find)
@@ -174,7 +174,13 @@ def open_catalogue(source: Source) -> Catalogue:
                 _save(_compile(source), place)
     except OSError:  # nowhere to write: this process keeps its own
         return Catalogue(_compile(source), source.goals)
-    return Catalogue({path.stem: np.load(path, mmap_mode="r") for path in place.glob("*.npy")}, source.goals)
+    return Catalogue({path.stem: _map(path) for path in place.glob("*.npy")}, source.goals)
+
+
+def _map(path: Path) -> npt.NDArray[Any]:
+    """An array in the memory of all who map it; an empty one cannot be mapped."""
+    found = np.load(path, mmap_mode="r") if path.stat().st_size > 128 else np.load(path)
+    return cast(npt.NDArray[Any], found)
 
 
 def cache_folder() -> Path:
@@ -199,7 +205,8 @@ def _compile(source: Source) -> Arrays:
     return {
         "records": records.joined, "record_starts": records.starts, "asins": asins.joined, "asin_starts": asins.starts,
         "words": index.vocabulary.joined, "word_starts": index.vocabulary.starts, "starts": index.starts, "documents": index.documents,
-        "shares": index.shares, "owners": number_of[owners], "firsts": firsts[:-1].astype(np.int64), "order": np.array(numbers, np.int32),
+        "shares": index.shares, "frequent": index.frequent, "rows": index.rows,
+        "owners": number_of[owners], "firsts": firsts[:-1].astype(np.int64), "order": np.array(numbers, np.int32),
     }  # fmt: skip
 
 

@@ -7,8 +7,7 @@ A page longer than its limit is cut where it hurts least and says so: long texts
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mage.environments.webshop.catalogue import Product
 
@@ -19,9 +18,11 @@ _MARK = 24  # what "… (+123 characters)" may take
 _SHORTEST = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """`fixed` pieces (the instruction) are never cut; `clicked` are products seen before and options chosen."""
+class Piece(NamedTuple):
+    """A text and what it is; a tuple, because hundreds are made at every step.
+
+    `fixed` pieces (the instruction) are never cut; `clicked` are products seen before and options chosen.
+    """
 
     text: str
     kind: Literal["text", "button", "link", "option"] = "text"
@@ -130,7 +131,7 @@ def _shorten(piece: Piece, length: int) -> Piece:
     rest = len(piece.text) - length
     if piece.kind != "text" or piece.fixed or rest <= _MARK:
         return piece
-    return replace(piece, text=f"{piece.text[:length]}… (+{rest:,} characters)")
+    return piece._replace(text=f"{piece.text[:length]}… (+{rest:,} characters)")
 
 
 def _shorten_lists(pieces: Sequence[Piece], most: int) -> list[Piece]:

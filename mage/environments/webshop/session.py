@@ -6,7 +6,7 @@ are words like any other here. Clicks are written without `<`, which opens a tag
 
 import json
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from mage.environments.base import State
@@ -101,7 +101,7 @@ class WebShopState(State):
         if self.page == "results":
             return pages.results_page(text, self.number, len(self._hits()), [self.catalogue.find(asin) for asin in self._shown()], self.seen)
         if self.page == "done":
-            return pages.final_page(self.asin, json.dumps(self.options), self.scores()[0])
+            return pages.final_page(self.asin, json.dumps(self.options, sort_keys=True), self.scores()[0])
         if self.page == "item":
             return pages.item_page(text, self._product(), self.options, self.environment.attributes_page)
         return pages.sub_page(text, self._product(), self.page)
@@ -223,6 +223,7 @@ def _meant(wanted: str, product: Product) -> list[str]:
     return sorted((value for value in values if wanted in value or value in wanted), key=lambda value: abs(len(value) - len(wanted)))
 
 
+@lru_cache(maxsize=4096)
 def _word(value: str) -> str:
     """A clickable without `<`: `< prev` is prev."""
     return " ".join(value.replace("<", " ").split())
