@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from benchmarks.measure import Comparison, Skipped
 
-NAMES = ("packing", "prefix_cache", "barrier", "generate", "trl", "cuda_engine", "cuda_learner", "cuda_update")
+NAMES = ("packing", "prefix_cache", "barrier", "generate", "trl", "sokoban", "alfworld", "webshop", "cuda_engine", "cuda_learner", "cuda_update")
 
 
 def main(names: list[str]) -> int:

@@ -60,7 +60,9 @@ class Scribe:
         """A request that stops at the end of an action asks for a move; any other is for text."""
         state = self.states[-1]
         if not request.stop:
-            recap = state.recap(self.task.seat) if state.turn() is None else RAN_OUT
+            over = state.turn() is None
+            known = over or not self.setting.environment.multi_agent
+            recap = " ".join(([] if over else [RAN_OUT]) + ([state.recap(self.task.seat)] if known else []))  # as `play` tells it
             return factual_note(recap, self.rng, lambda text: len(self.chat.encode(text)) < request.max_tokens)
         self.legal.append(state.legal())
         text = f"<action>{random_move(state, self.rng)}</action>"

@@ -58,18 +58,22 @@ def _play_game(environment: Environment, task: Task, episode_seed: int, console:
     return state
 
 
+LISTED = 40  # moves that `?` names
+
+
 def _ask_move(state: State, seat: int, console: Console) -> str:
     """A legal move; asked until there is one."""
     legal = state.legal()
     _say(console, state.observe(seat))
     while True:
         said = _ask(console)
-        if (move := next((word for word in legal if word.lower() == said.lower()), None)) is not None:
+        if said and (move := state.read(said)) is not None:
             return move
         if said.lower() in ("q", "quit"):
             raise Left
         if said == "?":
-            _say(console, f"legal moves: {', '.join(legal)}")
+            more = f" and {len(legal) - LISTED} more" if len(legal) > LISTED else ""
+            _say(console, f"legal moves: {', '.join(legal[:LISTED])}{more}")
         elif said:
             _say(console, f"{said!r} is no legal move here ({_KEYS})")
 
