@@ -218,7 +218,10 @@ def test_a_recap_tells_the_task_the_commands_and_what_was_seen_and_nothing_else(
     assert told.startswith(game.task)
     assert f"You did: {', '.join(game.walkthrough)}." in told
     assert told.endswith(f"You did the task in {len(game.walkthrough)} steps.")
-    assert told.count("In ") == len(state.seen) < len(game.receptacles)
+    assert told.count("At first ") == len(state.seen) < len(game.receptacles)
+    source = game.walkthrough[-3] if "take" in game.walkthrough[-3] else next(one for one in game.walkthrough if one.startswith("take"))
+    thing, _, place = source.removeprefix("take ").partition(" from ")
+    assert thing in told.split(f"At first {place} held ")[1].split(".")[0]  # as it will be again, not as it was left
 
 
 def test_the_anchor_tells_situations_apart_and_forgets_the_way_there() -> None:

@@ -19,8 +19,8 @@ from mage.types import Outcome, Split
 
 _RULES = (
     "You are alone in a room and have one household task. Things lie on or in receptacles; some must be opened first. You see what is there only when you "
-    "are at a receptacle, and you carry one thing at a time. A sinkbasin cleans, a microwave heats and a fridge cools what you carry; a lamp is used. "
-    "Do one command at a time, written exactly as it is listed."
+    "are at a receptacle, and you carry one thing at a time. A sinkbasin cleans, a microwave heats and a fridge cools what you carry; use a lamp to look at it "
+    "in the light. Do one command at a time, written exactly as it is listed."
 )
 
 
@@ -31,7 +31,7 @@ class AlfworldState(State):
         self.environment, self.world = environment, World(game)
         self.answer = self.world.introduction().removeprefix(BANNER).strip().replace("\n\n", "\n")
         self.commands: list[str] = []
-        self.seen: dict[int, tuple[int, ...]] = {}  # receptacle -> what was last seen in it
+        self.seen: dict[int, tuple[int, ...]] = {}  # receptacle -> what was in it at first sight: so it will be in the next episode
 
     def turn(self) -> int | None:
         return None if self.world.won or len(self.commands) >= self.environment.max_turns else 0
@@ -45,7 +45,7 @@ class AlfworldState(State):
         self.commands.append(action)
         for r in self.world.game.here[self.world.at]:
             if self.world.is_open(r):
-                self.seen[r] = self.world.inside[r]
+                self.seen.setdefault(r, self.world.inside[r])
 
     def observe(self, seat: int) -> str:
         legal, most = self.legal(), self.environment.commands
@@ -75,9 +75,9 @@ class AlfworldState(State):
         return _cut(" ".join([self.world.game.task, did, *self._sights(), end]), self.environment.characters, end)
 
     def _sights(self) -> list[str]:
-        """What the agent knows of every receptacle it has looked at, as it last saw it."""
+        """What every receptacle held that the agent has looked into."""
         game = self.world.game
-        return [f"In {game.receptacles[r]}: {', '.join(game.objects[o] for o in content) or 'nothing'}." for r, content in sorted(self.seen.items())]
+        return [f"At first {game.receptacles[r]} held {', '.join(game.objects[o] for o in content) or 'nothing'}." for r, content in sorted(self.seen.items())]
 
     def expert(self) -> str | None:
         """The next command of the shortest plan, from any situation."""

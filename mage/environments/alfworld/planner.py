@@ -4,7 +4,7 @@ The six tasks are simple enough to write down all sensible ways (which object, w
 """
 
 from collections.abc import Iterator
-from itertools import permutations
+from itertools import permutations, product
 
 from mage.environments.alfworld.engine import World
 
@@ -41,16 +41,14 @@ class _Draft:
             self.commands.append(f"open {self.world.game.receptacles[r]}")
             self.opened.add(r)
 
-    def fetch(self, o: int) -> None:
-        """Hold this object, whatever is held now."""
-        game, inside = self.world.game, self.world.inside
+    def fetch(self, o: int, source: int) -> None:
+        """Hold this object, whatever is held now; it lies in `source` unless it is held already."""
+        game = self.world.game
         if self.held == o:
             return
-        where = [r for r in range(len(inside)) if o in inside[r]]
-        if not where or o not in game.able["take"]:
+        if o not in game.able["take"]:
             self.possible = False
             return
-        source = min(where, key=self._effort)
         if self.held is not None:
             self._drop(game.locations[source])
         self.reach_into(source)
@@ -94,22 +92,35 @@ class _Draft:
         return r in self.opened or self.world.is_open(r)
 
 
+_IN_HAND = -1
+
+
+def _sources(world: World, o: int) -> list[int]:
+    """Where an object can be had. Official games have some that are in two receptacles at once."""
+    return [_IN_HAND] if world.held == o else [r for r, content in enumerate(world.inside) if o in content]
+
+
 def _place_drafts(world: World) -> Iterator[_Draft]:
-    """Every choice of objects, their order, and the receptacle they end up in."""
+    """Every choice of objects, their order, where they are taken from, and the receptacle they end up in."""
     game, goal = world.game, world.game.goal
-    verb = goal.kind if goal.kind in _APPLIANCE else None
     alike = [o for o, kind in enumerate(game.object_types) if kind == goal.object_type]
     for r in (r for r, kind in enumerate(game.receptacle_types) if kind == goal.target):
         there = [o for o in alike if o in world.inside[r]] if goal.kind == "two" else []
         others = [o for o in alike if o not in there]
         for chosen in permutations(others, 2 - len(there) if goal.kind == "two" else 1):
-            draft = _Draft(world)
-            for o in chosen:
-                draft.fetch(o)
-                if verb is not None and o not in world.done[verb]:
-                    draft.treat(verb)
-                draft.put(r)
-            yield draft
+            for sources in product(*(_sources(world, o) for o in chosen)):
+                yield _place_draft(world, list(zip(chosen, sources, strict=True)), r)
+
+
+def _place_draft(world: World, chosen: list[tuple[int, int]], r: int) -> _Draft:
+    draft, kind = _Draft(world), world.game.goal.kind
+    for o, source in chosen:
+        draft.fetch(o, source)
+        if kind in _APPLIANCE and o not in world.done[kind]:
+            draft.treat(kind)
+        if o not in world.inside[r] or source == r:  # what is in two places stays in the other when it is taken
+            draft.put(r)
+    return draft
 
 
 def _light_drafts(world: World) -> Iterator[_Draft]:
@@ -117,9 +128,9 @@ def _light_drafts(world: World) -> Iterator[_Draft]:
     game, goal = world.game, world.game.goal
     lamps = [(o, r) for r, content in enumerate(world.inside) for o in content if game.object_types[o] == goal.target and o in game.able["use"]]
     for o in (o for o, kind in enumerate(game.object_types) if kind == goal.object_type):
-        for lamp, r in lamps:
+        for source, (lamp, r) in product(_sources(world, o), lamps):
             draft = _Draft(world)
-            draft.fetch(o)
+            draft.fetch(o, source)
             draft.go(r)
             if lamp not in world.done["use"]:
                 draft.commands.append(f"use {game.objects[lamp]}")
