@@ -25,8 +25,8 @@ _CONTRACTS = {"environments": "Environment", "memory": "Memory", "engines": "Eng
 def menu(folder: str) -> list[tuple[str, str]]:
     """Names and one-line descriptions of a menu, read from the source: nothing is imported.
 
-    >>> [name for name, _ in menu("environments")]
-    ['kuhn_poker', 'openspiel', 'tic_tac_toe']
+    >>> [name for name, _ in menu("advantages")]
+    ['gigpo', 'grpo']
     """
     if folder == "recipes":
         return [(path.stem, _first_line(path.read_text("utf-8").lstrip("# "))) for path in sorted((PACKAGE / folder).glob("*.toml"))]

@@ -159,7 +159,7 @@ def test_what_is_written_as_toml_is_read_back(tables: Tables) -> None:
         ({"run": {"name": "../up"}}, ['run.name = "../up": is not allowed here', "letters, digits"]),
         ({"evaluate": {"splits": ["odd"]}}, ["evaluate.splits = \"odd\": must be 'train', 'test' or 'ood' (did you mean 'ood'?)"]),
         ({"environments": {}}, ["environments.name is missing; add it to [environments]"]),
-        ({"environments": {"name": "kuhn_pokr"}}, ["no 'kuhn_pokr' (did you mean 'kuhn_poker'?), only kuhn_poker, openspiel, tic_tac_toe; a dotted path"]),
+        ({"environments": {"name": "kuhn_pokr"}}, ["no 'kuhn_pokr' (did you mean 'kuhn_poker'?), only ", "tic_tac_toe, webshop; a dotted path"]),
         ({"environments": {"name": "../x"}}, ["mage/environments/ has no '../x'", "--environments.name=..."]),
         ({"environments": {"name": "base"}}, ["mage/environments/ has no 'base'"]),
         ({"environments": {"name": "no_lab.nim"}}, ["no_lab cannot be imported", "is the package installed", "change it in [environments]"]),
