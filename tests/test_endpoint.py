@@ -497,8 +497,8 @@ def test_the_key_goes_to_the_server_and_nowhere_else(monkeypatch: pytest.MonkeyP
     with Server(trouble=lambda number, body: (401, {}, echo)) as server:
         told = refused(server, "--engines.key_env=THE_KEY")
     assert "answered 401: wrong key (key); the key is not right" in told
-    with Server(trouble=lambda number, body: (307, {"Location": "http://127.0.0.1:9/v1"}, b"")) as server:
-        assert "it points to http://127.0.0.1:9/v1" in refused(server, "--engines.key_env=THE_KEY")
+    with Server(trouble=lambda number, body: (302, {"Location": "http://127.0.0.1:9/v1"}, b"")) as server:
+        assert "it points to http://127.0.0.1:9/v1" in refused(server, "--engines.key_env=THE_KEY"), "nobody follows with the key"
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert KEY not in done.output + told
     assert KEY.encode() not in written
