@@ -139,7 +139,6 @@ def test_a_new_note_revises_the_earlier_ones_it_is_linked_with_and_no_others() -
     def answer(question: str) -> str:
         if not question.startswith("New note: Take the key."):
             return "none"
-        assert "1: Heat the egg." in question
         return "1: only after  the key was taken | keys\n2. when it is light\n7: no such note\nnonsense"
 
     shown = recall(AMem(links=2, embedding="lexical").open(), PLACES, KITCHEN, answer)
@@ -148,8 +147,8 @@ def test_a_new_note_revises_the_earlier_ones_it_is_linked_with_and_no_others() -
         "Note 2: Climb the tree. Context: when it is light",
         "Note 3: Take the key.",
     ]
-    unlinked = recall(AMem(links=0, embedding="lexical").open(), PLACES, KITCHEN, answer)
-    assert "Context" not in unlinked
+    assert recall(AMem(links=0, embedding="lexical").open(), PLACES, KITCHEN, answer).count("Context") == 0
+    assert recall(AMem(links=1, embedding="lexical").open(), PLACES, KITCHEN, answer).count("Context") == 1, "its nearest neighbour only"
 
 
 # --- Memento ---------------------------------------------------------------------------------------------------------
@@ -166,10 +165,11 @@ def test_memento_recalls_the_most_similar_successes_and_failures() -> None:
 
 
 def test_memento_prefers_its_own_games_and_shows_the_same_course_once() -> None:
-    bank = Memento(successes=2, failures=0, embedding="lexical").after([entry(1, KITCHEN), entry(1, KITCHEN), entry(2, KITCHEN)])
+    cases = [entry(1, KITCHEN), entry(1, KITCHEN), entry(2, KITCHEN)]
+    bank = Memento(successes=2, failures=0, embedding="lexical").after(cases)
     own = Entry(3, KITCHEN, "I heated it.", "won", "")
     assert recall(bank.open(), [own], KITCHEN).splitlines() == [f"Game 3, won: {KITCHEN} I heated it.", f"Another task, won: {KITCHEN} Episode 2 won."]
-    assert recall(bank.open(), [], KITCHEN).count("Episode 1 won.") == 1
+    assert recall(Memento(successes=9, embedding="lexical").after(cases).open(), [], KITCHEN).count("Episode 1 won.") == 1
 
 
 def test_a_full_bank_drops_its_oldest_cases_and_an_old_memory_stays_as_it_was() -> None:
@@ -189,7 +189,7 @@ def play(memory: Memory, batch: int | None = None, groups: int = 6, share: int |
         return "<action>pass</action>" if prompt.count("won") % 2 else "<action>bet</action>"
 
     numbers = range(groups) if share is None else range(share, groups, 2)
-    tasks = [[Task("kuhn_poker", number, number % 2, "random", "train")] * 2 for number in numbers]
+    tasks = [[Task("kuhn_poker", number, 0, "random", "train")] * 2 for number in numbers]
     return play_groups(Setting(KuhnPoker(), scripted_agent(reply, batch=batch), memory), tasks, seed=3, numbers=numbers, **options)
 
 
@@ -259,17 +259,16 @@ def test_a_memory_is_shown_how_the_episode_opens() -> None:
     assert seen == [first, first, second]
 
 
+@pytest.mark.parametrize("updates", [0, 2])
 @pytest.mark.parametrize("name", ["react", "reflexion", "amem", "memento"])
-def test_a_method_without_training_is_only_evaluated_and_its_recipe_can_also_train(name: str, tmp_path: Path) -> None:
+def test_a_method_without_training_is_only_evaluated_and_its_recipe_can_also_train(name: str, updates: int, tmp_path: Path) -> None:
     small = ["--evaluate.size=6", "--evaluate.final_size=6", '--evaluate.splits=["test"]', "--agent.max_tokens=8", "--engines.slots=32"]
     small += ["--memory.embedding=lexical"] if name in ("amem", "memento") else []
     small += ["--agent.reflection_tokens=12"] if name in ("reflexion", "amem") else []
-    for updates in (0, 2):
-        more = [f"--run.updates={updates}", *(["--play.groups=2", "--play.members=2"] if updates else [])]
-        folder = RunFolder.create(tmp_path / str(updates), load_recipe(name, [*small, *more]))
-        summary = train(folder.path, Watcher(), lambda: False)
-        assert (summary["updates"], len(folder.metrics())) == (updates, updates)
-        shown = [memory for meta in folder.read_episodes_of("before_test") for memory in meta.memories[1:]]
-        assert any(shown) == (name != "react")
-        if updates == 0:
-            assert summary["before"] == summary["after"]
+    small += ["--play.groups=2", "--play.members=2", f"--run.updates={updates}"] if updates else []
+    folder = RunFolder.create(tmp_path / "run", load_recipe(name, small))
+    summary = train(folder.path, Watcher(), lambda: False)
+    assert summary["updates"] == len(folder.metrics()) == updates
+    shown = [memory for meta in folder.read_episodes_of("before_test") for memory in meta.memories[1:]]
+    assert any(shown) == (name != "react")
+    assert updates or summary["before"] == summary["after"]
