@@ -166,8 +166,8 @@ def open_catalogue(source: Source) -> Catalogue:
     """The catalogue of a source, compiled when it is opened for the first time."""
     if not source.folder and source.products <= _SMALL:
         return Catalogue(_compile(source), source.goals)
+    place = cache_folder() / "webshop" / _key(source)
     try:
-        place = cache_folder() / "webshop" / _key(source)
         place.parent.mkdir(parents=True, exist_ok=True)
         with _locked(place.with_suffix(".lock")):
             if not place.is_dir():
@@ -233,7 +233,7 @@ def _key(source: Source) -> str:
     """A name for the compiled form: it changes with the format, the source and the files."""
     facts: list[object] = [_FORMAT, source]
     if source.folder:
-        found = find_files(Path(source.folder))
+        found = [path for path in find_files(Path(source.folder)) if path.is_file()]
         facts += [(path.name, path.stat().st_size, path.stat().st_mtime_ns, str(path.resolve())) for path in found]
     return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
 
