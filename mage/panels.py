@@ -39,6 +39,7 @@ def make_panel(
     Within an (opponent, seat) block every deal comes equally often in each of the first three episodes, to within one task
     where the block's size is no multiple of the number of deals; deals of two episodes are as little related as that allows.
     """
+    environment = environment.for_split(split)
     if size < 1 or episodes < 1:
         raise ValueError(f"a panel needs at least one task and one episode, not size = {size} and episodes = {episodes}")
     if seats not in _SEATS:

@@ -72,6 +72,8 @@ async def play_episode(setting: Setting, place: Place, recall: Recall, reflectio
             assert turn.action is not None, "a legal turn has an action"
             moves.append(Move(seat, turn.action))
             state.apply(turn.action)
+        else:
+            state.refuse(turn.action)
     return _finish(environment, seat, state, turns, moves, ending, reflection), memory
 
 

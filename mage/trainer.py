@@ -84,7 +84,7 @@ class Parts:
         own, test = self.recipe.agent, self.recipe.evaluate
         draw = test if evaluating else own
         sampling = Sampling(draw.temperature, draw.top_p, draw.top_k, own.max_tokens, own.reflection_tokens)
-        return Agent(self.engine, self.chat, sampling, worked_examples(self.recipe.environment(), own.examples))
+        return Agent(self.engine, self.chat, sampling, worked_examples(self.recipe.environment(), own.examples) if own.examples else ())
 
     def setting(self, evaluating: bool = False, memory: Memory | None = None) -> Setting:
         play = self.recipe.play

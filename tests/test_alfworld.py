@@ -391,3 +391,11 @@ print(len(worlds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 @pytest.mark.slow
 def test_the_official_splits_have_the_official_sizes() -> None:
     assert [len(list_games(official(), split, TASK_TYPES)) for split in SPLITS] == [3553, 140, 134]
+
+
+def test_an_inadmissible_command_is_answered_as_textworld_answers_it() -> None:
+    state = Alfworld().start(3)
+    before = state.legal()
+    state.refuse("fly to the moon")
+    assert state.observe(0).startswith("Nothing happens.")
+    assert state.legal() == before

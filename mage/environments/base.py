@@ -63,6 +63,9 @@ class State(ABC):
         """
         return named(written, self.legal())
 
+    def refuse(self, written: str | None) -> None:  # noqa: B027 (most worlds just stay as they are)
+        """The agent's last words name no legal move. A world that answers to such words changes what it shows next."""
+
     def expert(self) -> str | None:
         """What an expert would do now, if the world knows one: the ceiling that evaluation reports."""
         return None

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mage.environments.alfworld.engine import BANNER, IDLE, Game, World
+from mage.environments.alfworld.engine import BANNER, IDLE, NOTHING_HAPPENS, Game, World
 from mage.environments.alfworld.games import GENERATED, OFFICIAL, find_folder, list_games, load_game, make_game
 from mage.environments.alfworld.generator import SHORTEST
 from mage.environments.alfworld.planner import plan
@@ -46,6 +46,9 @@ class AlfworldState(State):
         for r in self.world.game.here[self.world.at]:
             if self.world.is_open(r):
                 self.seen.setdefault(r, self.world.inside[r])
+
+    def refuse(self, written: str | None) -> None:
+        self.answer = NOTHING_HAPPENS
 
     def observe(self, seat: int) -> str:
         legal, most = self.legal(), self.environment.commands
