@@ -8,7 +8,6 @@ and buffers keep their places. On the processor the same functions run without g
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from mage.engines.sampling import truncate
 from mage.engines.slots import KeyValuePool
-from mage.engines.state import Blocks, Sequences
+from mage.engines.state import BLOCK, Blocks, Sequences
 
 Array = np.ndarray[Any, Any]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-BLOCK = 64  # shared keys are counted in whole blocks of the attention kernel
 WORDS = ("slot", "row", "filled", "index", "seed", "top_k")
 
 
@@ -164,8 +163,8 @@ class DeviceLoop:
         logits: torch.Tensor = self.head(hidden)
         if not cut:
             return logits
-        temperature = self.state.temperature[slots][:, None]
-        return truncate(logits.float(), torch.where(temperature == 0, 1.0, temperature), self.state.top_k[slots][:, None], self.state.top_p[slots][:, None])
+        temperature, top_k, top_p = (part[slots][:, None] for part in (self.state.temperature, self.state.top_k, self.state.top_p))
+        return truncate(logits.float(), torch.where(temperature == 0, 1.0, temperature), top_k, top_p)
 
     def _layout(self, length: int, count: int) -> list[int]:
         sizes = [length] * 3 + [self._blocks(length, count)] * 4 + [count] * len(WORDS)
@@ -245,22 +244,9 @@ class DeviceLoop:
     def _record(self, body: Callable[[], None]) -> Any:
         graph: Any = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self.memory) if self.on_gpu else nullcontext():
+        with torch.cuda.graph(graph, pool=self.memory):
             body()
         return graph
-
-
-def truncate(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Logits whose softmax at `temperature` is that distribution cut to the top_k likeliest and of these the fewest that reach top_p.
-
-    All options are columns; top_k = 0 and top_p = 1 change nothing.
-    """
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[-1], device=logits.device)
-    kept = (rank < top_k) | (top_k == 0)
-    shares = (ordered / temperature).masked_fill(~kept, float("-inf")).softmax(-1)
-    kept &= (shares.cumsum(-1) - shares < top_p) | (top_p >= 1)
-    return torch.full_like(logits, float("-inf")).scatter_(-1, order, ordered.masked_fill(~kept, float("-inf")))
 
 
 def _together(head: torch.nn.Module, pool: KeyValuePool) -> int:

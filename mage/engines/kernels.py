@@ -9,10 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mage.engines.state import Blocks, Sequences
+from mage.engines.state import BLOCK, Blocks, Sequences
 
 _PROGRAMS = 512  # programs that keep a large GPU busy; with fewer sequences, their keys are split among several
-_BLOCK = 64  # keys a program reads at once; what sequences share is read together in whole blocks
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -122,7 +121,7 @@ def attend_decode(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, fi
     together = heads // kv_heads
     _attend_decode[(rows, kv_heads, splits)](
         query, keys, values, slots, filled, shared, out, parts, sums, keys.stride(0), keys.stride(1), scaling, rows,
-        heads, together, max(16, triton.next_power_of_2(together)), size, _BLOCK, splits, num_warps=4, num_stages=3,
+        heads, together, max(16, triton.next_power_of_2(together)), size, BLOCK, splits, num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         _join[(rows, heads)](parts, sums, out, rows, heads, size, splits, num_warps=1)
@@ -194,7 +193,7 @@ def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, s
     lines = max(16, triton.next_power_of_2(blocks.width * together))
     _attend_blocks[(len(blocks.start), kv_heads)](
         query, keys, values, blocks.start, blocks.count, blocks.slot, blocks.position, out, keys.stride(0), keys.stride(1), scaling,
-        heads, together, lines, size, _BLOCK, num_warps=4, num_stages=2,
+        heads, together, lines, size, BLOCK, num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 

@@ -45,11 +45,11 @@ def sample(logits: torch.Tensor, choices: Choices) -> tuple[torch.Tensor, torch.
     greedy = choices.temperature == 0
     if (choices.temperature != 1).any():
         logits = logits / _column(np.where(greedy, 1, choices.temperature), logits)
-    probabilities = logits.softmax(-1)
     cut = np.flatnonzero(((choices.top_k > 0) | (choices.top_p < 1)) & ~greedy)
     if len(cut):
-        rows = torch.from_numpy(cut).to(logits.device)
-        probabilities[rows] = _truncate(probabilities[rows], choices.top_k[cut], choices.top_p[cut])
+        rows, top_k = torch.from_numpy(cut).to(logits.device), _column(choices.top_k[cut], logits, torch.int64)
+        logits = logits.index_copy(0, rows, truncate(logits[rows], torch.ones_like(top_k), top_k, _column(choices.top_p[cut], logits)))
+    probabilities = logits.softmax(-1)
     summed = probabilities.cumsum(-1)
     # Scaled by the actual sum: rounding can then never point past the last possible token.
     point = _column(uniform(choices.seed, choices.index), logits) * summed[:, -1:]
@@ -59,15 +59,17 @@ def sample(logits: torch.Tensor, choices: Choices) -> tuple[torch.Tensor, torch.
     return tokens[:, 0], probabilities.gather(-1, tokens)[:, 0].log()
 
 
-def _truncate(probabilities: torch.Tensor, top_k: Array, top_p: Array) -> torch.Tensor:
-    """Keep the top_k likeliest tokens, of these the fewest that reach top_p, and renormalise."""
-    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    limit = _column(np.where(top_k > 0, top_k, probabilities.shape[-1]), probabilities, torch.int64)
-    ordered = ordered * (torch.arange(probabilities.shape[-1], device=probabilities.device) < limit)
-    ordered = ordered / ordered.sum(-1, keepdim=True)
-    ordered = ordered * (ordered.cumsum(-1) - ordered < _column(top_p, probabilities))
-    ordered = ordered / ordered.sum(-1, keepdim=True)
-    return torch.zeros_like(probabilities).scatter_(-1, order, ordered)
+def truncate(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Logits whose softmax at `temperature` is that distribution cut to the top_k likeliest and of these the fewest that reach top_p.
+
+    All options are columns; top_k = 0 and top_p = 1 change nothing.
+    """
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    kept = (rank < top_k) | (top_k == 0)
+    shares = (ordered / temperature).masked_fill(~kept, float("-inf")).softmax(-1)
+    kept &= (shares.cumsum(-1) - shares < top_p) | (top_p >= 1)
+    return torch.full_like(logits, float("-inf")).scatter_(-1, order, ordered.masked_fill(~kept, float("-inf")))
 
 
 def _column(numbers: Array, like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+BLOCK = 64  # keys that attention reads at once; what sequences share is counted, and read together, in whole blocks
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
