@@ -7,6 +7,7 @@ of them are played (204, 34 of each type, if it does not).
 import json
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from mage.environments.alfworld.engine import IDLE, World, read_game
 from mage.environments.alfworld.export import write_games
 from mage.environments.alfworld.games import FOLDERS, find_folder, list_games
-from mage.environments.alfworld.problem import TASK_TYPES
+from mage.environments.alfworld.problem import TASK_TYPES, TaskType
 
 STEPS = 30
 NONSENSE = ("dance", "", "go to nowhere 1", "take", "LOOK", "look around", "put mug 1")
@@ -58,25 +59,29 @@ def compare(path: Path, commands: list[str] | None, rng: random.Random) -> int:
     return STEPS if commands is None else len(commands)
 
 
-def chosen_games() -> list[Path]:
-    """As many of every type, from all three splits."""
+def chosen_games() -> list[tuple[TaskType, Path]]:
+    """As many of every type, from all three splits; each with its type."""
     try:
         folder = find_folder("official")
     except ValueError as reason:
         pytest.skip(str(reason))
     count = int(os.environ.get("MAGE_ALFWORLD_GAMES", "204"))
-    found: list[Path] = []
+    found: list[tuple[TaskType, Path]] = []
     for number, kind in enumerate(TASK_TYPES):
         games = [path for split in FOLDERS for path in list_games(folder, split, (kind,))]
-        found += random.Random(number).sample(games, min(len(games), (count + number) // len(TASK_TYPES)))
+        found += [(kind, path) for path in random.Random(number).sample(games, min(len(games), (count + number) // len(TASK_TYPES)))]
     return found
 
 
-def test_random_play_of_official_games_is_textworlds_in_text_commands_and_reward() -> None:
-    steps = 0
-    for number, path in enumerate(chosen_games()):
+def test_random_play_of_official_games_is_textworlds_in_text_commands_and_reward(capsys: pytest.CaptureFixture[str]) -> None:
+    agreed, steps = Counter[str](), 0
+    for number, (kind, path) in enumerate(chosen_games()):
         steps += compare(path, None, random.Random(number))
-        print(f"{number + 1} games, {steps} steps, no difference", flush=True)  # noqa: T201 - an hour without a word is long
+        agreed[kind] += 1
+        with capsys.disabled():  # half an hour without a word is long
+            print(f"\r{agreed.total()} games, {steps} steps, no difference", end="", flush=True)  # noqa: T201
+    with capsys.disabled():
+        print("".join(f"\n  {name}: {count} games agree" for name, count in agreed.items()))  # noqa: T201
 
 
 def test_exported_games_load_and_win_in_textworld_and_play_the_same_there(tmp_path: Path) -> None:
