@@ -82,9 +82,16 @@ class Recipe(Section):
         return partial(item, **options)
 
     def model_folder(self) -> Path:
-        """The folder of the starting weights."""
+        """The folder of the starting weights, a whole model's or that of adapters."""
+        return self._find_folder("find_model", self.model.path)
+
+    def base_folder(self) -> Path:
+        """The folder of the whole model, which has the tokenizer."""
+        return self._find_folder("base_of", self.model_folder())
+
+    def _find_folder(self, way: str, what: str | Path) -> Path:
         try:
-            return typing.cast(Path, importlib.import_module("mage.models.base").find_model(self.model.path))
+            return typing.cast(Path, getattr(importlib.import_module("mage.models.base"), way)(what))
         except ValueError as error:
             raise ConfigError(NOWHERE.mistake("model.path", self.model.path, str(error))) from None
 

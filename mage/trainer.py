@@ -29,6 +29,7 @@ from mage.learn.team import Team, weave, work_together
 from mage.memory.base import Memory
 from mage.menus import find_item
 from mage.mistakes import DeviceTrouble
+from mage.models.base import is_adapter
 from mage.opponents.base import spread
 from mage.panels import Name, make_panel
 from mage.play import Setting, play_groups
@@ -105,7 +106,7 @@ def build(recipe: Recipe) -> Parts:
     if own is not None:
         return Parts(recipe, None, own, recipe.engine()(own))
     folder = recipe.model_folder()
-    chat = Chat.load(folder)
+    chat = Chat.load(recipe.base_folder())
     model = load_model(folder, recipe.model.dtype, recipe.run.device)
     torch.set_num_threads(recipe.run.threads or _good_threads(model, recipe.run.workers))
     return Parts(recipe, model, chat, recipe.engine()(model, chat))
@@ -218,6 +219,7 @@ class Trainer:
             temperature=self.recipe.agent.temperature,
             total_updates=self.recipe.run.updates,
             team=team,
+            start=source if is_adapter(source := self.recipe.model_folder()) else None,
         )
         self.events: EventWriter | None = None
         self.done = 0

@@ -150,7 +150,7 @@ def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(kind: str, options: d
         learner = Learner(model, LearnOptions(micro_tokens=2048, **options), layout=layout)
         rows = prepare(samples)
         learner.accumulate(rows, entropy=0.1)
-        gradient = torch.cat([value.grad.flatten() for value in learner.module.parameters() if value.grad is not None])
+        gradient = torch.cat([value.grad.flatten() for value in learner.trained.masters.values() if value.grad is not None])
         found.append((learner.logprobs(rows), gradient))
     torch.testing.assert_close(found[0][0], found[1][0], atol=1e-4, rtol=0)
     assert (found[0][1] - found[1][1]).norm() <= 1e-4 * found[0][1].norm()

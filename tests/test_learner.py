@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from learn_toys import VOCABULARY, make_model, make_sample
+from peft import PeftModel
 from transformers import PreTrainedModel
 
 from mage.learn.learner import Learner, split
+from mage.learn.model import load_model
 from mage.learn.packing import Row, prepare
+from mage.learn.trained import linear_layers, save_adapters
 from mage.options import LearnOptions
 from mage.types import Sample, Where
 
@@ -107,11 +110,47 @@ def test_adapters_alone_are_trained_and_the_reference_is_the_base() -> None:
     torch.testing.assert_close(learner.logprobs(rows), untouched, atol=1e-9, rtol=0)
     for update in range(3):
         learner.update(play(2), entropy=0.1, update=update)
-    after = weights_of(learner.module)
-    assert all(torch.equal(after[name.replace(".weight", ".base_layer.weight") if "proj" in name else name], base[name]) for name in base)
-    assert any("lora_B" in name and after[name].abs().max() > 0 for name in after)
+    after, layers = weights_of(learner.module), {f"{name}.weight" for name in linear_layers(model)}
+    assert layers
+    assert all(torch.equal(after[name], base[name]) == (name not in layers) for name in base)
+    assert all(torch.linalg.matrix_rank(after[name] - base[name]) <= 2 for name in layers)
     torch.testing.assert_close(learner.logprobs(rows, reference=True), untouched, atol=1e-9, rtol=0)
     assert (learner.logprobs(rows) - untouched).abs().max() > 1e-3
+
+
+def test_adapters_have_the_gradients_that_peft_has_and_their_folder_is_one_of_peft(tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path / "base")
+    ours = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=3))
+    ours.update(play(0), entropy=0.0, update=0)  # B is no longer nothing
+    save_adapters(tmp_path / "adapters", ours.trained.masters, rank=3, alpha=6.0, base=str(tmp_path / "base"))
+    ours = Learner(load_model(tmp_path / "adapters").double(), LearnOptions(lora_rank=3), start=tmp_path / "adapters")
+    theirs = PeftModel.from_pretrained(make_model(), str(tmp_path / "adapters"), is_trainable=True, autocast_adapter_dtype=False).double()
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    losses = [model(ids, labels=ids).loss for model in (ours.module, theirs)]
+    torch.testing.assert_close(*losses, atol=1e-6, rtol=0)
+    for loss in losses:
+        loss.backward()
+    ours.trained.collect()
+    expected = {name.removeprefix("base_model.model.").replace(".default", ""): value.grad for name, value in theirs.named_parameters() if "lora" in name}
+    assert set(expected) == set(ours.trained.masters)
+    for name, master in ours.trained.masters.items():
+        torch.testing.assert_close(master.grad, expected[name], atol=1e-6, rtol=1e-4)
+
+
+def test_training_goes_on_from_a_folder_of_adapters_and_its_reference_is_that_start(tmp_path: Path) -> None:
+    make_model(exact=False).save_pretrained(tmp_path / "base")
+    first = Learner(make_model(exact=False), LearnOptions(lr=0.05, lora_rank=2))
+    first.update(play(0), entropy=0.0, update=0)
+    folder, rows = tmp_path / "adapters", prepare(play(2))
+    save_adapters(folder, first.trained.masters, rank=2, alpha=4.0, base=str(tmp_path / "base"))
+    second = Learner(load_model(folder), LearnOptions(lr=0.05, lora_rank=2, kl=0.1), start=folder)
+    begun = second.logprobs(rows)
+    torch.testing.assert_close(begun, first.logprobs(rows), atol=2e-2, rtol=0)  # the folder is in bfloat16
+    second.update(play(0), entropy=0.0, update=0)
+    assert (second.logprobs(rows) - begun).abs().max() > 1e-3
+    torch.testing.assert_close(second.logprobs(rows, reference=True), begun)
+    with pytest.raises(ValueError, match=r"need learn\.lora_rank = 2 and learn\.lora_alpha = 4\.0, not 3 and 6\.0"):
+        Learner(load_model(folder), LearnOptions(lora_rank=3), start=folder)
 
 
 def test_the_reference_of_full_training_stays_where_it_was() -> None:

@@ -26,6 +26,7 @@ from mage.environments.tic_tac_toe import TicTacToe
 from mage.learn.lessons import Lesson, facts_of, factual_note, write_lessons
 from mage.learn.model import load_model
 from mage.learn.supervised import action_entropy, imitate
+from mage.learn.trained import AllWeights
 from mage.learn.warmup import Warmup, lr_at, warm_up
 from mage.memory.notes import Notes
 from mage.options import LearnOptions, WarmupOptions
@@ -118,9 +119,8 @@ def warm(steps: int, keep: str, seed: int = 0) -> tuple[LlamaForCausalLM, Warmup
     agent = Agent(LocalEngine(model, chat, slots=64, context=512), chat, Sampling(max_tokens=12, reflection_tokens=60))
     endless = (task for _ in itertools.count() for task in tasks(Corridor(), 8))
     options = WarmupOptions(steps=steps, batch=12, lr=2e-2, turns=40)
-    return model, warm_up(
-        model, Setting(Corridor(), agent, Notes(keep=keep), episodes=2), endless, options, seed, learn=LearnOptions(), watch=lambda line: None
-    )
+    setting = Setting(Corridor(), agent, Notes(keep=keep), episodes=2)
+    return model, warm_up(model, setting, endless, options, seed, learn=LearnOptions(), trained=AllWeights(model), watch=lambda line: None)
 
 
 def test_a_model_that_knows_nothing_learns_the_format_and_keeps_its_moves_spread() -> None:

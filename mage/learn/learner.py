@@ -2,17 +2,15 @@
 attention on entry and back on exit, and keeps the model in eval mode: dropout would make sampler and learner differ.
 """
 
-import copy
 import random
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
@@ -22,6 +20,7 @@ from mage.learn.layers import BLOCK
 from mage.learn.loss import Sums, choice_entropies, policy_loss, score
 from mage.learn.packing import Layout, Packed, Row, pack_forest, pack_rows, pack_trie, plan_forests, plan_rows, plan_tries, prepare
 from mage.learn.team import Team
+from mage.learn.trained import Adapters, AllWeights, Trained
 from mage.options import LearnOptions
 from mage.seeds import derive
 from mage.types import Sample
@@ -57,10 +56,10 @@ class Metrics:
 
 
 class Learner:
-    """Trains `model` in place. `module` is the transformers model to play with, adapters included.
+    """Trains `model` in place; it is the model to play with, adapters included, and `module` here.
 
-    With `kl` and all weights trained, the reference is a copy made here: build the learner on the starting weights
-    and `load` a checkpoint afterwards. `layout` is for tests; by default what suits the device.
+    With `kl`, the reference is the model as it is now: build the learner on the starting weights and `load` a checkpoint
+    afterwards. `start` is the folder of adapters that `model` was loaded with. `layout` is for tests; by default what suits the device.
     """
 
     def __init__(
@@ -72,6 +71,7 @@ class Learner:
         temperature: float = 1.0,
         total_updates: int = 1,
         team: Team | None = None,
+        start: Path | None = None,
         layout: Layout | None = None,
     ) -> None:
         self.layout: Layout = layout or best_layout(model, options)
@@ -80,10 +80,9 @@ class Learner:
             self._exchange = exchange_rate(model)
         self.options, self.seed, self.temperature, self.total_updates = options, seed, temperature, total_updates
         self.team = team or Team()
-        self._reference = _frozen_copy(model) if options.kl and not options.lora_rank else None
-        self._adapted = _adapt(model, options, seed) if options.lora_rank else None
         self.module: PreTrainedModel = model.eval()
-        self._masters = {name: _master(value) for name, value in model.named_parameters() if value.requires_grad}
+        self.trained = what_is_trained(model, options, seed=seed, start=start)
+        self._masters = self.trained.masters
         self._optimizer = torch.optim.AdamW(self._masters.values(), lr=options.lr, betas=options.betas, weight_decay=options.weight_decay, fused=True)
 
     def update(self, samples: Sequence[Sample], *, entropy: float, update: int) -> Metrics:
@@ -105,9 +104,8 @@ class Learner:
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> torch.Tensor:
         """Logprob of every reply token of an update under the policy or the frozen reference, by its index there."""
-        model, context = self._frozen() if reference else (self.module, nullcontext())
-        found = torch.empty(sum(len(row.sample.reply_ids) for row in rows), dtype=self._real, device=model.device)
-        with torch.no_grad(), context, attending(model, self.layout):
+        found = torch.empty(sum(len(row.sample.reply_ids) for row in rows), dtype=self._real, device=self.module.device)
+        with self.trained.reference() if reference else nullcontext(self.module) as model, torch.no_grad(), attending(model, self.layout):
             for packed in self.pack(rows):
                 found[packed.terms.index] = self._score(model, packed)[0]
         return found
@@ -131,12 +129,6 @@ class Learner:
         choices = choice_entropies(hidden.index_select(0, terms.choice_parents), head, terms.choice_tokens, temperature=self.temperature)
         return logprobs, entropies, choices
 
-    def _frozen(self) -> tuple[PreTrainedModel, AbstractContextManager[Any]]:
-        if self._adapted is not None:
-            return self.module, self._adapted.disable_adapter()
-        assert self._reference is not None, "a KL coefficient makes a reference"
-        return self._reference, nullcontext()
-
     @property
     def _real(self) -> torch.dtype:
         return torch.float64 if self.module.dtype == torch.float64 else torch.float32
@@ -154,39 +146,21 @@ class Learner:
                 own = {name: values[packed.terms.index] for name, values in given.items()}
                 loss, parts = policy_loss(logprobs, entropies, choices, packed.terms, self.options, entropy=entropy, normaliser=normaliser, **own)
                 loss.backward()
-                self._collect()
+                self.trained.collect()
                 sums, computed = sums + parts, computed + packed.tokens
         return sums, computed
 
-    @torch.no_grad()
-    def _collect(self) -> None:
-        """Add the gradient of a micro-batch to the masters' in float32: a sum in half precision would drop what is small."""
-        halves = [(master, parameter) for name, master in self._masters.items() if (parameter := self.module.get_parameter(name)) is not master]
-        for master, parameter in halves:
-            if parameter.grad is not None:
-                gradient = parameter.grad.to(master.dtype)
-                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-                parameter.grad = None
-
     def _descend(self) -> tuple[float, bool]:
-        """The gradient's norm, and whether the step was made. Half-precision weights are rounded from float32 masters:
-        at a learning rate of 1e-6 most updates are smaller than what bfloat16 can tell apart."""
+        """The gradient's norm, and whether the step was made."""
         self.team.sum_gradients(self._masters.values())
         norm = float(clip_grad_norm_(self._masters.values(), self.options.grad_clip))
         finite = norm < float("inf")
         if finite:
             self._optimizer.step()
-            self._publish()
+            self.trained.publish()
         self.module.zero_grad(set_to_none=True)
         self._optimizer.zero_grad(set_to_none=True)
         return norm, finite
-
-    @torch.no_grad()
-    def _publish(self) -> None:
-        for name, master in self._masters.items():
-            parameter = self.module.get_parameter(name)
-            if parameter is not master:
-                parameter.copy_(master)
 
     def _measure(self, rows: Sequence[Row], steps: Sequence["_Step"], lr: float, entropy: float) -> Metrics:
         own = (steps[0].sums, sum((step.sums for step in steps), Sums()), *self._sizes(rows, steps))
@@ -220,7 +194,7 @@ class Learner:
     def save(self, folder: Path, *, update: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint of everything that changes while learning."""
         moments = {f"{name}.{key}": value for name, master in self._masters.items() for key, value in self._optimizer.state.get(master, {}).items()}
-        adapter = self._adapted is not None
+        adapter = isinstance(self.trained, Adapters)
         return checkpoint.save(folder, checkpoint.Checkpoint(update, dict(self._masters), adapter, moments, state))
 
     def load(self, path: Path) -> checkpoint.Checkpoint:
@@ -238,7 +212,7 @@ class Learner:
             name, _, moment = key.rpartition(".")
             master = self._masters[name]
             self._optimizer.state[master][moment] = value.to(master.device)
-        self._publish()
+        self.trained.publish()
         return found
 
 
@@ -248,6 +222,14 @@ class _Step:
     computed: int
     norm: float
     made: bool
+
+
+def what_is_trained(model: PreTrainedModel, options: LearnOptions, *, seed: int = 0, start: Path | None = None) -> Trained:
+    """All weights, or adapters of the rank that is asked for."""
+    if not options.lora_rank:
+        return AllWeights(model, reference=options.kl > 0)
+    alpha = 2.0 * options.lora_rank if options.lora_alpha is None else options.lora_alpha
+    return Adapters(model, options.lora_rank, alpha, seed=seed, start=start)
 
 
 def best_layout(model: PreTrainedModel, options: LearnOptions) -> Layout:
@@ -274,23 +256,3 @@ def split(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:
     units = [list(found) for _, found in groupby(sorted(rows, key=whose), key=whose)]
     random.Random(seed).shuffle(units)
     return [[row for unit in units[start::parts] for row in unit] for start in range(parts)]
-
-
-def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    return copy.deepcopy(model).eval().requires_grad_(False)
-
-
-def _master(parameter: torch.nn.Parameter) -> torch.Tensor:
-    if parameter.dtype in (torch.float32, torch.float64):
-        return parameter
-    return torch.nn.Parameter(parameter.detach().float())
-
-
-def _adapt(model: PreTrainedModel, options: LearnOptions, seed: int) -> PeftModel:
-    """Put LoRA adapters into the linear layers of `model` itself; they start as no change."""
-    rank = options.lora_rank
-    assert rank, "called for LoRA only"
-    alpha = 2.0 * rank if options.lora_alpha is None else options.lora_alpha
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, "adapters"))
-        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"))

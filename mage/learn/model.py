@@ -7,11 +7,18 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from mage.learn.trained import merge_adapters
+from mage.models.base import base_of, is_adapter
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTrainedModel:
-    """A causal language model from a local folder; weights are safetensors, nothing is unpickled."""
+    """A causal language model from a local folder, or its adapters' base with these added; nothing is unpickled."""
+    if is_adapter(folder):
+        model = load_model(base_of(folder), dtype, device)
+        merge_adapters(model, folder)
+        return model
     place = pick_device(device)
     number = _DTYPES.get(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
     if not list(folder.glob("*.safetensors")):

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from mage.learn.attention import attending, hidden_states
 from mage.learn.loss import choice_entropies, score
 from mage.learn.packing import Packed, pack_forest, pack_rows, plan_forests, plan_rows, prepare
+from mage.learn.trained import AllWeights, Trained
 from mage.types import Sample
 
 
@@ -20,8 +21,10 @@ def imitate(
     tree_tokens: int = 512,
     micro_tokens: int = 8192,
     packed: bool = True,
+    trained: Trained | None = None,
 ) -> float:
-    """One optimizer step towards the replies; returns the mean loss a reply token."""
+    """One optimizer step towards the replies; returns the mean loss a reply token. `trained`: what the optimizer moves, if not the model's own weights."""
+    trained = trained or AllWeights(model)
     total = 0.0
     tokens = sum(len(sample.reply_ids) for sample in samples)
     with attending(model, "forest" if packed else "rows"):
@@ -30,9 +33,11 @@ def imitate(
             logprobs, _ = score(hidden, model.get_output_embeddings(), batch.terms.targets, temperature=1.0)
             loss = -logprobs.sum() / tokens
             loss.backward()
+            trained.collect()
             total += loss.item()
-    clip_grad_norm_(model.parameters(), 1.0)
+    clip_grad_norm_(trained.masters.values(), 1.0)
     optimizer.step()
+    trained.publish()
     optimizer.zero_grad(set_to_none=True)
     return total
 

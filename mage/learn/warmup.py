@@ -1,6 +1,6 @@
 """The warm-up: a short supervised stage that teaches a small model how an answer is written, and nothing about winning.
 
-It imitates scripted play (`lessons.py`) with all weights in float32, and is measured in situations that it was not taught:
+It imitates scripted play (`lessons.py`) in float32, with all weights or the recipe's adapters, and is measured in situations that it was not taught:
 how many answers can be read, how many moves are legal, and how evenly they are spread over the legal ones. All skill is left to
 reinforcement learning, and that needs the spread.
 """
@@ -24,6 +24,7 @@ from mage.environments.base import named
 from mage.learn.attention import check_packable
 from mage.learn.lessons import Lesson, facts_of, write_lessons
 from mage.learn.supervised import action_entropy, imitate
+from mage.learn.trained import Adapters, Trained, save_adapters
 from mage.options import LearnOptions, WarmupOptions
 from mage.play import Setting
 from mage.seeds import derive
@@ -70,7 +71,17 @@ class Warmup:
 Watch = Callable[[str], None]
 
 
-def warm_up(model: PreTrainedModel, setting: Setting, tasks: Iterator[Task], options: WarmupOptions, seed: int, *, learn: LearnOptions, watch: Watch) -> Warmup:
+def warm_up(
+    model: PreTrainedModel,
+    setting: Setting,
+    tasks: Iterator[Task],
+    options: WarmupOptions,
+    seed: int,
+    *,
+    learn: LearnOptions,
+    trained: Trained,
+    watch: Watch,
+) -> Warmup:
     """Train `model` in place, which the setting's agent plays with, on scripted play; measure it before and after.
 
     Of `learn` only what says how much is computed at once.
@@ -82,7 +93,7 @@ def warm_up(model: PreTrainedModel, setting: Setting, tasks: Iterator[Task], opt
     random.Random(derive(seed, "order")).shuffle(lessons)
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
     before = measure(model, setting.agent, moves, notes, learn)
-    losses = _teach(model, lessons, options, learn, watch)
+    losses = _teach(model, trained, lessons, options, learn, watch)
     setting.agent.engine.refresh(setting.agent.engine.policy_version + 1)
     watch("measuring again")
     after = measure(model, setting.agent, moves, notes, learn) if options.steps else before
@@ -109,15 +120,16 @@ def _enough(setting: Setting, tasks: Iterator[Task], count: int, seed: int) -> l
     return lessons
 
 
-def _teach(model: PreTrainedModel, lessons: Sequence[Lesson], options: WarmupOptions, learn: LearnOptions, watch: Watch) -> list[float]:
+def _teach(model: PreTrainedModel, trained: Trained, lessons: Sequence[Lesson], options: WarmupOptions, learn: LearnOptions, watch: Watch) -> list[float]:
     """One step a batch of lessons, none of which comes twice."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained.masters.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0)
     losses = []
     for step in range(options.steps):
         for group in optimizer.param_groups:
             group["lr"] = lr_at(options, step)
         batch = lessons[step * options.batch : (step + 1) * options.batch]
-        losses.append(imitate(model, optimizer, [lesson.sample() for lesson in batch], packed=learn.packed, micro_tokens=learn.micro_tokens))
+        samples = [lesson.sample() for lesson in batch]
+        losses.append(imitate(model, optimizer, samples, packed=learn.packed, micro_tokens=learn.micro_tokens, trained=trained))
         watch(f"step {step + 1} of {options.steps}, loss {losses[-1]:.3f}")
     return losses
 
@@ -155,20 +167,29 @@ def _blind(moves: Sequence[Lesson]) -> float:
     return sum(other.turn.action in one.legal for one, other in pairs) / len(pairs) if pairs else 1.0
 
 
-def save_warm(model: PreTrainedModel, source: Path, target: Path, record: dict[str, Any]) -> None:
-    """Write a model folder beside its place and move it there whole: weights in the numbers of the source, its tokenizer, and `warmup.json`."""
+def save_warm(trained: Trained, source: Path, base: str, target: Path, record: dict[str, Any]) -> None:
+    """Write a folder beside its place and move it there whole: the model in the numbers of the source with its tokenizer, or
+    the adapters alone, of the model that `model.path` calls `base`; and `warmup.json`."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        model.to(_stored_dtype(source)).save_pretrained(partial)
-        for name in _KEPT:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, partial / name)
+        if isinstance(trained, Adapters):
+            save_adapters(partial, trained.masters, rank=trained.rank, alpha=trained.alpha, base=base)
+        else:
+            save_model(trained.model, source, partial)
         (partial / "warmup.json").write_text(json.dumps(record, indent=1) + "\n")
         partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def save_model(model: PreTrainedModel, source: Path, target: Path) -> None:
+    """A transformers folder: the model's weights in the numbers of the source, and the source's tokenizer."""
+    model.to(_stored_dtype(source)).save_pretrained(target)
+    for name in _KEPT:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
 
 
 def _stored_dtype(source: Path) -> torch.dtype:

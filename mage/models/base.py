@@ -23,6 +23,7 @@ from mage.menus import PACKAGE
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
 EMBEDDED = "embedded"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ORIGIN = "origin.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -82,18 +83,46 @@ def models_folder() -> Path:
 
 
 def find_model(path: str) -> Path:
-    """The folder meant by `model.path`: 'embedded', a folder, or the name of a model that was added."""
+    """The folder meant by `model.path`: 'embedded', a folder, the name of adapters that ship with MAGE, or of a model that was added."""
     if path == EMBEDDED:
         return PACKAGE / EMBEDDED
     folder = Path(path).expanduser()
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() or is_adapter(folder):
         return folder
+    if path in shipped_adapters():
+        return PACKAGE / "adapters" / path
     if not _NAME.fullmatch(path):
         raise ValueError(f"{folder} has no config.json")
     if not (models_folder() / path / "config.json").is_file():
-        known = ", ".join([EMBEDDED, *(model.name for model in list_models())])
+        known = ", ".join([EMBEDDED, *shipped_adapters(), *(model.name for model in list_models())])
         raise ValueError(f"no folder with a config.json and no model that was added. There are {known}; {_ways()}")
     return models_folder() / path
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds adapters of another model, as PEFT writes them, and no model of its own."""
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def base_of(folder: Path) -> Path:
+    """The folder of the whole model: this one, or that which its adapters belong to."""
+    if not is_adapter(folder):
+        return folder
+    name = base_name(folder, "")
+    try:
+        return find_model(name)
+    except ValueError:
+        raise ValueError(f"the adapters of {folder} need the model {name}: get it with mage model add {name}") from None
+
+
+def base_name(folder: Path, path: str) -> str:
+    """What `model.path` calls the whole model: `path`, or what the adapters in this folder belong to."""
+    return str(json.loads((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]) if is_adapter(folder) else path
+
+
+def shipped_adapters() -> list[str]:
+    """The names of the adapters that ship with MAGE."""
+    return sorted(path.parent.name for path in (PACKAGE / "adapters").glob(f"*/{ADAPTER_CONFIG}"))
 
 
 def _ways() -> str:

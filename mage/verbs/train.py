@@ -46,7 +46,7 @@ def _new_run(name: str, overrides: Sequence[str], runs: Path) -> RunFolder:
     from mage.chat import Chat
 
     recipe = load_recipe(name, overrides)
-    Chat.load(recipe.model_folder())  # what is missing there is told before a folder is made
+    Chat.load(recipe.base_folder())  # what is missing there is told before a folder is made
     return RunFolder.create(choose_path(runs, recipe, Path(name).stem), recipe)
 
 

@@ -51,16 +51,20 @@ def warmup(
 def _warm_up(recipe: Recipe, target: Path) -> "Warmup":
     err = console(stderr=True)
     with err.status("loading the model") as status:
+        from mage.learn.learner import what_is_trained
         from mage.learn.warmup import save_warm, warm_up
+        from mage.models.base import base_name, is_adapter
         from mage.trainer import build
 
         source = recipe.model_folder()
         parts = build(recipe.changed(["--model.dtype=float32"]))  # a short stage at a small learning rate: half precision would lose most of it
         watch = status.update if err.is_terminal else err.print
-        found = warm_up(parts.weights(), parts.setting(), _tasks(recipe), recipe.warmup, recipe.run.seed, learn=recipe.learn, watch=watch)
+        model, seed = parts.weights(), recipe.run.seed
+        trained = what_is_trained(model, recipe.learn.model_copy(update={"kl": 0.0}), seed=seed, start=source if is_adapter(source) else None)
+        found = warm_up(model, parts.setting(), _tasks(recipe), recipe.warmup, seed, learn=recipe.learn, trained=trained, watch=watch)
         record = {"source": recipe.model.path, "seed": recipe.run.seed, "recipe": json.loads(json.dumps(recipe.to_dict())), **found.to_json()}
         if recipe.warmup.steps:
-            save_warm(parts.weights(), source, target, record)
+            save_warm(trained, recipe.base_folder(), base_name(source, recipe.model.path), target, record)
     return found
 
 
