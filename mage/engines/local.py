@@ -93,7 +93,8 @@ class LocalEngine(Engine):
         self.loop: DeviceLoop | None = None
         if self.ops is not None:
             self.pool.reserve(slots + 1, context)
-            self.loop = DeviceLoop(self._on_device, self.head, self.pool, slots=slots, max_tokens=max_batch_tokens + slots, ops=self.ops)
+            heads = self.config.num_attention_heads
+            self.loop = DeviceLoop(self._on_device, self.head, self.pool, heads=heads, slots=slots, max_tokens=max_batch_tokens + slots, ops=self.ops)
         self.flight: tuple[Flight, Array] | None = None
         self.prefix = np.zeros(0, np.int64)  # what all active sequences begin with
 
@@ -125,11 +126,11 @@ class LocalEngine(Engine):
         started = time.perf_counter()
         answered, self.answered = self.answered, []
         self.slots.clock += 1
-        self._admit()
-        slots, new = self._schedule()
+        crowded = self._admit()
+        slots, new, hold = self._schedule(crowded)
         finished: list[tuple[int, Finish]] = []
         if self.loop is not None:
-            flight = self._launch(slots, new)
+            flight = self._launch(slots, new, hold)
             finished = self._land()
             self.flight = flight
         elif len(slots):
@@ -139,8 +140,11 @@ class LocalEngine(Engine):
         self.stats.seconds += time.perf_counter() - started
         return answered
 
-    def _admit(self) -> None:
-        """Give slots to queued requests; those whose prefix another one is computing wait a step and copy it."""
+    def _admit(self) -> bool:
+        """Give slots to queued requests; those whose prefix another one is computing wait a step and copy it.
+
+        Returns whether more could have got a slot, had this step room for their tokens.
+        """
         waiting = []
         budget = self.max_batch_tokens - int((self.known + self.ahead - self.slots.filled)[self.active].sum())
         while self.queue and self.slots.available and budget > 0:
@@ -154,7 +158,9 @@ class LocalEngine(Engine):
                 self.pool.copy(lease.source, lease.slot, lease.kept, lease.reused)
             self.stats.reused_tokens += lease.reused
             budget -= len(request.prompt_ids) - lease.reused
+        crowded = bool(self.queue) and self.slots.available > 0
         self.queue.extendleft(reversed(waiting))
+        return crowded
 
     def _open(self, slot: int, request: Request) -> None:
         length = len(request.prompt_ids)
@@ -166,21 +172,27 @@ class LocalEngine(Engine):
         self.temperature[slot], self.top_p[slot], self.top_k[slot] = request.temperature, request.top_p, request.top_k
         self.pool.reserve(slot + 1, length)
 
-    def _schedule(self) -> tuple[Array, Array]:
-        """Slots to work on and how many tokens of each: all that decode, ordered by slot, then prompts, shortest first."""
+    def _schedule(self, crowded: bool) -> tuple[Array, Array, bool]:
+        """Slots to work on and how many tokens of each: all that decode, ordered by slot, then prompts, shortest first.
+
+        A GPU decodes many almost as quickly as few, so there nobody decodes (third result) while prompts are left for the next step.
+        """
         active = np.flatnonzero(self.active & (self.known + self.ahead < self.limit))
         new = (self.known + self.ahead - self.slots.filled)[active]
         decodes, prefills = active[new == 1], active[new > 1]
         new = new[new > 1]
         order = np.argsort(new, kind="stable")
         prefills, new = prefills[order], new[order]
-        room = max(self.max_batch_tokens - len(decodes), 1)
+        room = self.max_batch_tokens if self.loop is not None else max(self.max_batch_tokens - len(decodes), 1)
+        hold = self.loop is not None and len(prefills) > 0 and (crowded or int(new.sum()) > room)
+        if hold:
+            decodes = decodes[:0]
         new = np.minimum(new, np.maximum(room - (np.cumsum(new) - new), 0))
         started = new > 0
-        return np.concatenate([decodes, prefills[started]]), np.concatenate([np.ones(len(decodes), np.int64), new[started]])
+        return np.concatenate([decodes, prefills[started]]), np.concatenate([np.ones(len(decodes), np.int64), new[started]]), hold
 
-    def _launch(self, slots: Array, new: Array) -> tuple[Flight, Array] | None:
-        """Send the next step off: prompts are prefilled, and all whose prompt is done by then decode one token."""
+    def _launch(self, slots: Array, new: Array, hold: bool) -> tuple[Flight, Array] | None:
+        """Send the next step off: prompts are prefilled and, unless they `hold`, all whose prompt is done by then decode one token."""
         assert self.loop is not None, "for the device loop"
         if not len(slots):
             return None
@@ -194,7 +206,7 @@ class LocalEngine(Engine):
         self.stats.prefilled_tokens += int(new[joins].sum())
         first = slots[joins & complete]
         self.ahead[first] += 1
-        going_on = first[self.known[first] + self.ahead[first] < self.limit[first]]
+        going_on = first[(self.known[first] + self.ahead[first] < self.limit[first]) & (not hold)]
         self.slots.filled[going_on] += 1
         decoding = np.concatenate([slots[~joins], going_on])
         self.ahead[decoding] += 1
