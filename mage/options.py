@@ -151,8 +151,9 @@ class LearnOptions(Section):
 
 
 class WarmupOptions(Section):
-    """[warmup]: the supervised stage of `mage warmup`. Training reads none of it, so a recipe may say it for both."""
+    """[warmup]: the supervised stage of `mage warmup`. Training reads none of it unless it is to come first, so a recipe may say it for both."""
 
+    first: bool = Field(False, description="training begins with the warm-up and keeps what it made in the run folder")
     steps: int = Field(24, ge=0, le=100_000, description="optimizer steps; 0 = measure only, write no model")
     batch: int = Field(8, ge=1, description="scripted replies a step")
     lr: float = Field(1e-4, gt=0, le=1, description="learning rate of AdamW at its highest; it falls linearly to a tenth")

@@ -2,7 +2,7 @@
 
     recipe.toml   the resolved options        metrics.jsonl  one object an update, reproducible
     versions.json what it ran with            timing.jsonl   wall-clock figures, which never are
-    episodes/step_000040.jsonl.gz             checkpoints/   evaluations/NAME.json   summary.json
+    episodes/step_000040.jsonl.gz             checkpoints/   evaluations/NAME.json   summary.json   warm/ if it began with a warm-up
 
 Whole files are replaced in one step, so a kill leaves the old or the new one; a line that a kill tore off is dropped.
 """
@@ -42,6 +42,7 @@ class RunFolder:
     def __init__(self, path: Path, recipe: Recipe) -> None:
         self.path, self.recipe = path, recipe
         self.checkpoints = path / "checkpoints"
+        self.warm = path / "warm"
 
     @classmethod
     def create(cls, path: str | Path, recipe: Recipe) -> Self:
@@ -66,6 +67,10 @@ class RunFolder:
         if not (path / "recipe.toml").is_file():
             raise RunError(f"{path} is not a run folder: it has no recipe.toml")
         return cls(path, load_recipe(path / "recipe.toml"))
+
+    def begun_recipe(self) -> Recipe:
+        """The recipe as training reads it: it starts from what the run's own warm-up made, where there was one."""
+        return self.recipe.changed([f"--model.path={self.warm}"]) if self.warm.exists() else self.recipe
 
     # -- figures of every update
 

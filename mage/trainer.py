@@ -57,6 +57,9 @@ class Watcher:
     def played(self, done: int, total: int, name: str) -> None:
         """So many tasks of a panel are done."""
 
+    def warmed(self, line: str) -> None:
+        """How far the warm-up is."""
+
     def warned(self, line: str) -> None:
         """Something a person should know."""
 
@@ -180,6 +183,10 @@ def train(path: Path, watcher: Watcher, stop: Callable[[], bool]) -> Figures:
     """
     folder = RunFolder.open(path)
     try:
+        if folder.recipe.warmup.first and not folder.warm.exists():
+            from mage.warmstart import make_warm_start  # it builds on this file
+
+            make_warm_start(folder.recipe, folder.warm, watcher.warmed)
         return work_together(folder.recipe.run.workers, _train, path, watcher=watcher, stop=stop)
     except torch.OutOfMemoryError as error:
         raise DeviceTrouble(_out_of_memory(folder, error)) from error
@@ -210,7 +217,7 @@ class Trainer:
     """One member's part of a run; the leader alone writes into the folder and has a watcher that looks on."""
 
     def __init__(self, folder: RunFolder, team: Team, watcher: Watcher, stop: Callable[[], bool]) -> None:
-        self.recipe, self.folder, self.team, self.watcher, self.stop = folder.recipe, folder, team, watcher, stop
+        self.recipe, self.folder, self.team, self.watcher, self.stop = folder.begun_recipe(), folder, team, watcher, stop
         self.parts = build(self.recipe)
         self.learner = Learner(
             self.parts.weights(),

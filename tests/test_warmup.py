@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from corridor import Corridor
+from safetensors.torch import load_file
 from toys import byte_chat, scripted_agent
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
@@ -216,3 +217,19 @@ def test_a_recipe_with_a_warmup_section_trains_all_the_same(kuhn_tables) -> None
     said = build_recipe(kuhn_tables | {"warmup": {"steps": 12}})
     assert said.to_dict()["warmup"]["steps"] == 12
     assert build_recipe(said.to_dict()) == said
+
+
+def test_training_can_begin_with_its_own_warmup_and_keeps_its_adapters(tmp_path: Path) -> None:
+    few = ("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1", "--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32")
+    own = ("--warmup.first=true", "--warmup.steps=2", "--warmup.batch=4", "--warmup.turns=8", "--warmup.lr=0.01", "--learn.lora_rank=2")
+    done = CliRunner().invoke(app, ["train", "demo", *few, *own, "--runs", str(tmp_path), "--run.name=one", "--json"])
+    assert done.exit_code == 0, done.output
+    warm = tmp_path / "one" / "warm"
+    assert {path.name for path in warm.iterdir()} == {"adapter_config.json", "adapter_model.safetensors", "warmup.json"}
+    before, after = (load_model(folder, "float32", "cpu").state_dict() for folder in (PACKAGE / "embedded", warm))
+    assert [name for name in before if not torch.equal(before[name], after[name])], "a warm-up changes something"
+    started = load_file(warm / "adapter_model.safetensors")
+    trained = load_file(tmp_path / "one" / "checkpoints" / "update_000000" / "adapter.safetensors")
+    assert all(torch.equal(value, trained[name.removeprefix("base_model.model.")].to(value.dtype)) for name, value in started.items())
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "one"), "--size", "4", "--checkpoint", "latest"])
+    assert done.exit_code == 0, done.output

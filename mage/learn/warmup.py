@@ -25,6 +25,7 @@ from mage.learn.attention import check_packable
 from mage.learn.lessons import Lesson, facts_of, write_lessons
 from mage.learn.supervised import action_entropy, imitate
 from mage.learn.trained import Adapters, Trained, save_adapters
+from mage.models.base import written_whole
 from mage.options import LearnOptions, WarmupOptions
 from mage.play import Setting
 from mage.seeds import derive
@@ -168,20 +169,14 @@ def _blind(moves: Sequence[Lesson]) -> float:
 
 
 def save_warm(trained: Trained, source: Path, base: str, target: Path, record: dict[str, Any]) -> None:
-    """Write a folder beside its place and move it there whole: the model in the numbers of the source with its tokenizer, or
+    """Write a folder that appears whole: the model in the numbers of the source with its tokenizer, or
     the adapters alone, of the model that `model.path` calls `base`; and `warmup.json`."""
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with written_whole(target) as partial:
         if isinstance(trained, Adapters):
             save_adapters(partial, trained.masters, rank=trained.rank, alpha=trained.alpha, base=base)
         else:
             save_model(trained.model, source, partial)
         (partial / "warmup.json").write_text(json.dumps(record, indent=1) + "\n")
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def save_model(model: PreTrainedModel, source: Path, target: Path) -> None:

@@ -209,7 +209,7 @@ def add_model(
         if not (place / "config.json").is_file():
             raise ValueError(f"{place} exists and is no model folder: choose another place, or write over it with --force")
         return Added(read_model(place), None)
-    with _written_whole(place) as folder:
+    with written_whole(place) as folder:
         origin = source.write(folder, dtype, template, say)
         (folder / _ORIGIN).write_text(json.dumps({"origin": origin}, indent=2) + "\n")
         say("letting it say a line")
@@ -224,7 +224,7 @@ def _checked(name: str) -> str:
 
 
 @contextmanager
-def _written_whole(place: Path) -> Iterator[Path]:
+def written_whole(place: Path) -> Iterator[Path]:
     """A folder beside `place` that takes its name if all went well, and is gone otherwise."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as beside:

@@ -9,12 +9,17 @@ from mage.environments.base import Environment
 from mage.evaluate import Evaluation
 from mage.learn import checkpoint
 from mage.learn.team import Team
+from mage.learn.trained import Adapters, Trained, save_adapters
+from mage.learn.warmup import save_model
 from mage.memory.base import Memory
+from mage.models.base import base_name, find_model, written_whole
 from mage.panels import Name
 from mage.rundir import RunFolder
 from mage.terminal import Mistake, console
 from mage.trainer import Parts, Trainer, Watcher, build, evaluate_panel
 from mage.types import Split
+
+RECIPE = "recipe.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,7 @@ class Candidate:
     title: str
     update: int
     parts: Parts
+    trained: Trained | None = None
 
 
 def find_candidate(name: str, overrides: Sequence[str], which: str | None) -> Candidate:
@@ -37,14 +43,21 @@ def find_candidate(name: str, overrides: Sequence[str], which: str | None) -> Ca
 def find_player(name: str, world: Environment, options: Mapping[str, str], run: Path | None, model: str) -> Candidate:
     """Who plays in an environment of this name: the agent of a run at its best, else a model as it is."""
     if run is None:
-        opponents = {"opponents": {"train": {"random": 1.0}}} if world.multi_agent else {}
-        tables = {"environments": {"name": name, **world.model_dump()}, "model": {"path": model}, **opponents}
-        return Candidate(model, 0, build(build_recipe(tables)))
+        return Candidate(model, 0, build(_recipe_of(name, world, options, model)))
     folder = RunFolder.open(run)
     if folder.recipe.environments.name != name:
         raise Mistake(f"{run} was trained on {folder.recipe.environments.name}, not on {name}")
     changes = [f"--environments.{option}={value}" for option, value in options.items()]
     return load_run(folder, folder.recipe.changed(changes) if changes else folder.recipe, "best")
+
+
+def _recipe_of(name: str, world: Environment, options: Mapping[str, str], model: str) -> Recipe:
+    """How a model plays in an environment: as it was trained to, where it has come with its recipe and that is of this environment."""
+    kept = find_model(model) / RECIPE
+    if kept.is_file() and (trained := load_recipe(kept)).environments.name == name:
+        return trained.changed([f"--model.path={model}", *(f"--environments.{option}={value}" for option, value in options.items())])
+    opponents = {"opponents": {"train": {"random": 1.0}}} if world.multi_agent else {}
+    return build_recipe({"environments": {"name": name, **world.model_dump()}, "model": {"path": model}, **opponents})
 
 
 def load_run(folder: RunFolder, recipe: Recipe, which: str) -> Candidate:
@@ -56,7 +69,21 @@ def load_run(folder: RunFolder, recipe: Recipe, which: str) -> Candidate:
     if which == "best" and best and best[1] != loaded.update:
         loaded = run.learner.load(checkpoint.place(folder.checkpoints, best[1]))
     run.parts.engine.refresh(loaded.update)
-    return Candidate(str(folder.path), loaded.update, run.parts)
+    return Candidate(str(folder.path), loaded.update, run.parts, run.learner.trained)
+
+
+def export_run(folder: RunFolder, which: str, target: Path) -> int:
+    """Write the weights of a checkpoint, and the recipe they were trained with, to a folder that appears whole; returns the update."""
+    chosen = load_run(folder, folder.recipe, which)
+    recipe = folder.recipe
+    with written_whole(target) as partial:
+        if isinstance(chosen.trained, Adapters):
+            base = base_name(recipe.model_folder(), recipe.model.path)
+            save_adapters(partial, chosen.trained.masters, rank=chosen.trained.rank, alpha=chosen.trained.alpha, base=base)
+        else:
+            save_model(chosen.parts.weights(), recipe.base_folder(), partial)
+        (partial / RECIPE).write_text(recipe.to_toml())
+    return chosen.update
 
 
 def _find_checkpoint(folder: RunFolder, which: str) -> Path:

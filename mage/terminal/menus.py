@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mage.menus import find_item, menu
+from mage.menus import FILES, find_item, menu
 from mage.opponents.base import known
 
 
@@ -38,7 +38,7 @@ def read_menu(kind: str, with_options: bool) -> list[Item]:
 
 
 def _read_item(kind: str, name: str, description: str) -> Item:
-    if kind in ("engines", "recipes"):
+    if kind in ("engines", *FILES):
         return Item(name, description)
     item = known()[name] if kind == "opponents" else find_item(kind, name)
     if isinstance(item, type) and issubclass(item, BaseModel):

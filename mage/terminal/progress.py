@@ -110,6 +110,11 @@ class Onlooker(Watcher):
             self.bounds = evaluation.overall
         self.say(f"{_title(name):<27} score {', '.join(show(SCORE, figures) for figures in evaluation.overall.episodes)}")
 
+    def warmed(self, line: str) -> None:
+        if not line.startswith("step") or time.monotonic() - self.told > _EVERY:
+            self.told = time.monotonic()
+            self.say(f"warm-up: {line}")
+
     def warned(self, line: str) -> None:
         self.say(f"warning: {line}")
 

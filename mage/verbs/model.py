@@ -1,4 +1,4 @@
-"""`mage model`: get a real model as a folder that is ready to train, and see which ones are there."""
+"""`mage model`: get a real model as a folder that is ready to train, see which ones are there, and take one out of a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +7,7 @@ import typer
 
 from mage.menus import PACKAGE
 from mage.models.base import EMBEDDED, Dtype, Model, add_model, list_models, models_folder, named_sources, read_model
+from mage.rundir import RunFolder
 from mage.terminal import Mistake, console
 from mage.terminal.tables import plain_table
 from mage.verbs.arguments import AsJson, print_json
@@ -49,6 +50,29 @@ def add(
         show.print(f'asked for the capital of France it says: "{done.line}"', markup=False, soft_wrap=True)
     path = done.model.name if out is None else str(done.model.folder)
     show.print(f"{_figures(done.model)} in {done.model.folder}; use it with --model.path={path}", markup=False, soft_wrap=True)
+
+
+@model.command(epilog="Example: mage model export runs/smollm2_kuhn_poker-1 --out kuhn")
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where it goes.")],
+    checkpoint: Annotated[str, typer.Option(metavar="best|latest|N", help="Which checkpoint.")] = "best",
+    as_json: AsJson = False,
+) -> None:
+    """Write what a run has learnt as a folder for model.path and other tools: a transformers model, or the adapters as PEFT has them.
+
+    The run's recipe goes with it, so that `mage play` shows the agent as it was trained.
+    """
+    if out.exists():
+        raise Mistake(f"{out} exists already: name another folder, or remove it")
+    from mage.terminal.candidates import export_run
+
+    update = export_run(RunFolder.open(run), checkpoint, out)
+    size = sum(path.stat().st_size for path in out.iterdir())
+    if as_json:
+        print_json({"model": str(out), "update": update, "bytes": size})
+        return
+    console().print(f"update {update} of {run}: {size / 1e6:,.1f} MB in {out}; use it with --model.path={out}", markup=False, soft_wrap=True)
 
 
 @model.command(name="list", epilog="Example: mage model list --json")

@@ -1,8 +1,5 @@
 """`mage warmup`: a short supervised stage for models too small to follow the answer format."""
 
-import itertools
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +9,6 @@ from mage.config import Recipe, load_recipe
 from mage.terminal import Mistake, console
 from mage.terminal.menus import names
 from mage.terminal.tables import plain_table
-from mage.types import Task
 from mage.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
 
 if TYPE_CHECKING:  # slow to load
@@ -51,28 +47,9 @@ def warmup(
 def _warm_up(recipe: Recipe, target: Path) -> "Warmup":
     err = console(stderr=True)
     with err.status("loading the model") as status:
-        from mage.learn.learner import what_is_trained
-        from mage.learn.warmup import save_warm, warm_up
-        from mage.models.base import base_name, is_adapter
-        from mage.trainer import build
+        from mage.warmstart import make_warm_start
 
-        source = recipe.model_folder()
-        parts = build(recipe.changed(["--model.dtype=float32"]))  # a short stage at a small learning rate: half precision would lose most of it
-        watch = status.update if err.is_terminal else err.print
-        model, seed = parts.weights(), recipe.run.seed
-        trained = what_is_trained(model, recipe.learn.model_copy(update={"kl": 0.0}), seed=seed, start=source if is_adapter(source) else None)
-        found = warm_up(model, parts.setting(), _tasks(recipe), recipe.warmup, seed, learn=recipe.learn, trained=trained, watch=watch)
-        record = {"source": recipe.model.path, "seed": recipe.run.seed, "recipe": json.loads(json.dumps(recipe.to_dict())), **found.to_json()}
-        if recipe.warmup.steps:
-            save_warm(trained, recipe.base_folder(), base_name(source, recipe.model.path), target, record)
-    return found
-
-
-def _tasks(recipe: Recipe) -> Iterator[Task]:
-    """Tasks as in training, from before its first update: training never meets one of them again."""
-    from mage.trainer import draw_tasks
-
-    return (row[0] for update in itertools.count(1) for row in draw_tasks(recipe, -update))
+        return make_warm_start(recipe, target, status.update if err.is_terminal else err.print)
 
 
 def _show(found: "Warmup", made: dict[str, str]) -> None:
