@@ -39,7 +39,7 @@ def is_installed() -> bool:
     return compiled.is_installed() and find_spec("gym_sokoban") is not None
 
 
-def measure(ours: int = 2000, plain: int = 60, theirs: int = 30, rounds: int = 5) -> Iterator[Comparison]:
+def measure(ours: int = 5000, plain: int = 200, theirs: int = 100, rounds: int = 7) -> Iterator[Comparison]:
     """Rooms a second; the numbers are rooms a round."""
     if not is_installed():
         raise Skipped(INSTALL)

@@ -106,7 +106,27 @@ def test_compiled_and_plain_make_the_same_rooms_and_tables(seed: int, boxes: int
     assert plain == fast
     assert plain.distances is not None
     assert fast.distances is not None
-    assert plain.distances.tolist() == fast.distances.tolist() == fill_table(plain.beside, len(plain.cells), plain.targets, fast=True).tolist()
+    assert plain.distances.tolist() == fast.distances.tolist() == fill_table(6, 6, plain.cells, plain.targets, fast=True).tolist()
+
+
+@needs_numba
+@pytest.mark.parametrize("seed", range(6))
+def test_the_last_of_64_bits_is_a_square_like_any_other(seed: int) -> None:
+    """The largest rooms, and one that is all floor, so that boxes and player come to the square of the sign."""
+    plain, fast = (make_room(10, 1 + seed % 2, (20, 30), seed, fast=fast) for fast in (False, True))
+    assert plain is not None
+    assert plain == fast
+    everywhere = [10 * row + column for row in range(1, 9) for column in range(1, 9)]
+    tables = [fill_table(10, 10, everywhere, (seed, 63), fast=fast).tolist() for fast in (False, True)]
+    assert tables[0] == tables[1]
+
+
+def test_a_room_wider_than_64_squares_has_the_table_of_brute_force() -> None:
+    room = parse_level(f"{'#' * 20}\n#@{' ' * 9}$ .{' ' * 5}#\n#{' ' * 18}#\n#{' ' * 18}#\n#{' ' * 18}#\n{'#' * 20}")
+    expected = search_all(room.draw(room.player, room.boxes))
+    for player, boxes in all_states(room):
+        places = [divmod(room.cells[cell], room.width) for cell in (player, *boxes)]
+        assert room.distance(player, boxes) == expected.get((places[0], frozenset(places[1:])))
 
 
 @given(seeds, st.integers(1, 3))

@@ -1,4 +1,4 @@
-"""The functions of `kernels.py`, compiled by numba where it is installed; about fifty times as fast.
+"""The functions of `kernels.py`, compiled by numba where it is installed; about thirty times as fast.
 
 Compiling takes seconds and the result is kept on disk where that is allowed, so `rooms.py` asks for it only where it pays.
 """
@@ -11,8 +11,8 @@ from typing import Any
 from mage.environments.sokoban import kernels
 
 _INNER = (
-    kernels.draw, kernels.carve, kernels.connect, kernels.rank, kernels.move_box, kernels.put, kernels.choose_start, kernels.mark, kernels.scatter,
-    kernels.fill, kernels.make,
+    kernels.draw, kernels.carve, kernels.connect, kernels.rank, kernels.meet, kernels.find_steps, kernels.pull, kernels.search,
+    kernels.tabulate, kernels.fill, kernels.list_cells, kernels.choose_start, kernels.mark, kernels.scatter, kernels.make, kernels.cut,
 )  # fmt: skip
 
 
@@ -22,13 +22,13 @@ def is_installed() -> bool:
 
 @cache
 def compile_all() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`make_in` and `fill`, compiled. What is kept on disk is made anew when `kernels.py` changes, so all that is compiled is there."""
+    """`make_in` and `fill_in`, compiled. What is kept on disk is made anew when `kernels.py` changes, so all that is compiled is there."""
     import numba
     from numba.extending import register_jitable
 
     for function in _INNER:
         register_jitable(function)
-    return _compile(numba.njit, kernels.make_in), _compile(numba.njit, kernels.fill)
+    return _compile(numba.njit, kernels.make_in), _compile(numba.njit, kernels.fill_in)
 
 
 def _compile(njit: Any, function: Callable[..., Any]) -> Callable[..., Any]:

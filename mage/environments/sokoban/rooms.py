@@ -20,7 +20,9 @@ WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET = "#_OX*PS"
 SHARES = 5  # rooms are dealt to splits by a mark of walls and targets: share 0 is held out
 LARGEST_TABLE = 300_000  # states; 8x8 with 3 boxes has 257,040
 MOST_BOXES = 4
+_ONE_TO_FOUR = (1, 2, 3, 4)
 _PAYS = 20_000  # states from which a compiled table is worth the wait for the compiler
+_MOST_BITS = 64  # squares inside the outer wall that a compiled table can have
 _TRIES = 2_000  # layouts drawn for one difficulty before it counts as out of reach
 
 Boxes = tuple[int, ...]
@@ -83,7 +85,7 @@ class Room:
 
 
 def _rank(boxes: Boxes) -> int:
-    return sum(math.comb(box, i + 1) for i, box in enumerate(boxes))
+    return sum(map(math.comb, boxes, _ONE_TO_FOUR))
 
 
 def count_states(cells: int, boxes: int) -> int:
@@ -110,38 +112,54 @@ def _workshop(size: int, boxes: int, fast: bool) -> "Workshop":
 
 
 class Workshop:
-    """The sequences that `kernels.make` fills, for rooms of one size and number of boxes; they are reused from room to room."""
+    """What `kernels.make` fills, for rooms of one size and number of boxes; it is reused from room to room."""
 
     def __init__(self, size: int, boxes: int, fast: bool) -> None:
-        self.size, self.boxes, self.fast = size, boxes, fast
-        inside = (size - 2) ** 2
-        states = count_states(inside, boxes)
-        lengths = (2, size * size, inside, 4 * inside, 8, 4 * (inside + 1), states, states * (boxes + 2), states + 2, inside, 16)
-        self.ends = (0, *itertools.accumulate(lengths))
-        self.space = np.zeros(self.ends[-1] if fast else 0, np.int64)
-        self.parts: list[Any] = [self.space[a:b] if fast else [0] * (b - a) for a, b in itertools.pairwise(self.ends)]
-        _, self.grid, self.cells, self.beside, self.targets, choose, self.table, self.queue, *_ = self.parts
-        choose[:] = binomials(inside)
+        self.size, self.boxes = size, boxes
+        self.desk = Desk(size * size, (size - 2) ** 2, boxes, fast)
 
     def make(self, moves: tuple[int, int], seed: int, shares: tuple[int, int]) -> Room | None:
         luck = derive(seed, "sokoban", self.size, self.boxes, *moves)
-        self.parts[0][:] = (1 + luck % 2147483562, 1 + luck // 2147483562 % 2147483398)
-        order = (self.size, self.boxes, *moves, SHARES, *shares, _TRIES)
-        floor, start = compiled.compile_all()[0](self.space, self.ends, *order) if self.fast else kernels.make(*order, *self.parts)
-        return None if start < 0 else self._take(floor, start)
+        cells, player = self.desk.make(self.size, self.boxes, *moves, SHARES, *shares, _TRIES, luck)
+        return self._take(cells, player) if cells else None
 
-    def _take(self, floor: int, start: int) -> Room:
-        """A copy of what the sequences hold now."""
-        wide, inside = self.boxes + 2, len(self.cells)
-        player, _, *boxes = _listed(self.queue[start * wide : (start + 1) * wide])
-        shape = _listed(self.space[self.ends[2] : self.ends[5]]) if self.fast else [*self.cells, *self.beside, *self.targets]
-        cells, beside, targets = shape[:floor], shape[inside : inside + 4 * floor], shape[5 * inside : 5 * inside + self.boxes]
-        table = np.array(self.table[: count_states(floor, self.boxes)], np.int16)
-        return Room(self.size, self.size, tuple(cells), tuple(beside), tuple(targets), player, tuple(boxes), table)
+    def _take(self, cells: int, player: int) -> Room:
+        """A copy of what lies on the desk now."""
+        squares, beside, targets, boxes = self.desk.shape(cells)
+        return Room(self.size, self.size, squares, beside, targets, player, boxes, self.desk.table(cells))
 
 
-def _listed(part: Any) -> list[int]:
-    return part if isinstance(part, list) else part.tolist()  # type: ignore[no-any-return]
+class Desk:
+    """The sequences that the kernels work on, plain or compiled: lists, or the pieces of one array."""
+
+    def __init__(self, squares: int, floor: int, boxes: int, fast: bool) -> None:
+        self.floor, self.boxes, self.fast = floor, boxes, fast
+        sets, states = math.comb(floor, boxes), count_states(floor, boxes)
+        lengths = (
+            2, squares, floor, 4 * floor, boxes, boxes, 4 * (floor + 1), floor, kernels.PRIME, kernels.FIELDS * sets, 2 * states, states + 2,
+            states // 4 + 1 if fast else states,
+        )  # fmt: skip
+        self.ends = tuple(itertools.accumulate(lengths, initial=kernels.PIECES + 1))
+        self.array = np.zeros(self.ends[-1] if fast else kernels.PIECES + 1, np.int64)
+        self.array[: kernels.PIECES + 1] = self.ends
+        self.space = kernels.cut(self.array) if fast else kernels.Space(*([0] * length for length in lengths))
+        self.space.choose[:] = binomials(floor)
+
+    def make(self, *order: int) -> tuple[int, int]:
+        return compiled.compile_all()[0](self.array, *order) if self.fast else kernels.make(self.space, *order)  # type: ignore[no-any-return]
+
+    def fill(self, height: int, width: int) -> None:
+        compiled.compile_all()[1](self.array, height, width, self.boxes) if self.fast else kernels.fill(self.space, height, width, self.boxes)
+
+    def shape(self, cells: int) -> tuple[tuple[int, ...], tuple[int, ...], Boxes, Boxes]:
+        """The squares of a room's cells, their neighbours, the targets, and the boxes at the start."""
+        if not self.fast:
+            return tuple(self.space.cells[:cells]), tuple(self.space.beside[: 4 * cells]), tuple(self.space.targets), tuple(self.space.boxes)
+        found, floor = tuple(self.array[self.ends[2] : self.ends[6]].tolist()), self.floor
+        return found[:cells], found[floor : floor + 4 * cells], found[5 * floor : -self.boxes], found[-self.boxes :]
+
+    def table(self, cells: int) -> "np.ndarray[Any, Any]":
+        return np.array(self.space.table[: count_states(cells, self.boxes)], np.int16)
 
 
 def binomials(most: int) -> list[int]:
@@ -152,25 +170,24 @@ def binomials(most: int) -> list[int]:
 # --- Rooms from elsewhere -------------------------------------------------------------------------------------------
 
 
-def build_room(height: int, width: int, floor: Iterable[int], targets: Iterable[int], player: int, boxes: Iterable[int]) -> Room:
-    """A room from its squares; with a table unless that would be too large."""
-    squares = set(floor)
-    grid, cells, beside = [int(square in squares) for square in range(height * width)], [0] * len(squares), [0] * (4 * len(squares))
-    kernels.connect(grid, height, width, cells, beside)
-    goals, crates = (tuple(sorted(grid[square] for square in some)) for some in (targets, boxes))
-    small = len(crates) <= MOST_BOXES and count_states(len(cells), len(crates)) <= LARGEST_TABLE
-    table = fill_table(beside, len(cells), goals) if small else None
-    return Room(height, width, tuple(cells), tuple(beside), goals, grid[player], crates, table)
+def build_room(height: int, width: int, floor: Iterable[int], targets: Iterable[int], player: int, boxes: Iterable[int], fast: bool | None = None) -> Room:
+    """A room inside walls from its squares; with a table unless that would be too large."""
+    squares = sorted(floor)
+    cell = {square: number for number, square in enumerate(squares)}
+    goals, crates = (tuple(sorted(cell[square] for square in some)) for some in (targets, boxes))
+    small = len(crates) <= MOST_BOXES and count_states(len(squares), len(crates)) <= LARGEST_TABLE
+    beside = tuple(cell.get(square + step, -1) for square in squares for step in (-width, width, -1, 1))
+    table = fill_table(height, width, squares, goals, fast) if small else None
+    return Room(height, width, tuple(squares), beside, goals, cell[player], crates, table)
 
 
-def fill_table(beside: Sequence[int], cells: int, targets: Boxes, fast: bool | None = None) -> "np.ndarray[Any, Any]":
+def fill_table(height: int, width: int, cells: Sequence[int], targets: Boxes, fast: bool | None = None) -> "np.ndarray[Any, Any]":
     """The distance of every state of a room, as `Room.distances` wants it."""
-    boxes, states = len(targets), count_states(cells, len(targets))
     if fast is None:
-        fast = states > _PAYS and compiled.is_installed()
-    sequences: list[Any] = [beside, targets, binomials(cells), [-1] * states, [0] * (states * (boxes + 2)), [0] * (states + 2), [0] * cells, [0] * 16]
-    if fast:
-        sequences = [np.array(one, np.int64) for one in sequences]
-    sides, goals, choose, table, *rest = sequences
-    (compiled.compile_all()[1] if fast else kernels.fill)(sides, cells, goals, boxes, choose, table, *rest)
-    return np.array(table, np.int16)
+        fast = count_states(len(cells), len(targets)) > _PAYS and (height - 2) * (width - 2) <= _MOST_BITS and compiled.is_installed()
+    desk = Desk(height * width, len(cells), len(targets), fast)
+    desk.space.targets[:] = targets
+    for square in cells:
+        desk.space.grid[square] = 1
+    desk.fill(height, width)
+    return desk.table(len(cells))
