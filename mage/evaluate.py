@@ -33,6 +33,7 @@ class TaskRow:
     replies: tuple[int, ...]
     illegal: tuple[int, ...]
     tokens: tuple[int, ...]
+    regrets: tuple[float | None, ...] = ()
 
     def passed(self, episodes: int) -> bool:
         """Won at least once in the first so many episodes; a win stands even if play stopped after it."""
@@ -44,7 +45,7 @@ class EpisodeFigures:
     """Episode `episode` (from 1). All but `pass_at` speak of the tasks on which it was played; None where there is none.
 
     `exploitation`: 0 = plays safe, 1 = exploits perfectly. `ceiling`: the score of the best learner's episode of this number.
-    `success_gain` and `score_gain` are paired with episode 1 of the same tasks.
+    `success_gain` and `score_gain` are paired with episode 1 of the same tasks. `regret`: how much worse than the best play a turn was.
     """
 
     episode: int
@@ -59,6 +60,7 @@ class EpisodeFigures:
     illegal: float | None
     tokens: float | None
     unfinished: float | None
+    regret: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ def task_row(played: MetaEpisode) -> TaskRow:
         replies=tuple(len(episode.turns) for episode in episodes),
         illegal=tuple(sum(not turn.legal for turn in episode.turns) for episode in episodes),
         tokens=tuple(_reply_tokens(episode) for episode in episodes),
+        regrets=tuple(episode.regret for episode in episodes),
     )
 
 
@@ -231,6 +234,10 @@ def _outcome(k: int, outcome: str) -> Measure:
 
 def _success(k: int) -> Measure:
     return _outcome(k, "won")
+
+
+def _regret(k: int) -> Measure:
+    return lambda row: row.regrets[k] if k < len(row.regrets) else None
 
 
 def _passed(k: int) -> Measure:
@@ -329,6 +336,7 @@ class _Judge:
             illegal=_ratio((row.illegal[k] for row in played), (row.replies[k] for row in played)),
             tokens=_ratio((row.tokens[k] for row in played), (row.replies[k] for row in played)),
             unfinished=_ratio((float(row.endings[k] != "finished") for row in played), (1 for _ in played)),
+            regret=_average(played, _regret(k)),
         )
 
     def _mean_score(self, played: Sequence[TaskRow], k: int) -> Estimate | None:
@@ -446,7 +454,7 @@ def _check_same_panel(a: Sequence[TaskRow], b: Sequence[TaskRow]) -> None:
 
 # --- For people ----------------------------------------------------------------------------------------------------
 
-HEADER = ("opponent", "seat", "episode", "tasks", "success", "Pass@k", "draws", "score", "gain", "ceiling", "exploits", "illegal", "tokens")
+HEADER = ("opponent", "seat", "episode", "tasks", "success", "Pass@k", "draws", "score", "gain", "regret", "ceiling", "exploits", "illegal", "tokens")
 
 
 def table(evaluation: Evaluation) -> list[tuple[str, ...]]:
@@ -465,6 +473,7 @@ def _table_row(cell: Cell, figures: EpisodeFigures) -> tuple[str, ...]:
         _show_rate(figures.draws),
         _show_score(figures.score),
         _show_score(figures.score_gain),
+        "-" if figures.regret is None else f"{figures.regret.value:.2f}",
         "-" if figures.ceiling is None else f"{figures.ceiling:.3f}",
         "-" if figures.exploitation is None else f"{figures.exploitation.value:.2f}",
         "-" if figures.illegal is None else f"{100 * figures.illegal:.1f} %",

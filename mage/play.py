@@ -139,7 +139,13 @@ def _finish(environment: Environment, seat: int, state: State, turns: list[Turn]
         outcome=environment.outcome(score),
         ending=ending,
         recap=recap,
+        regret=_mean_known(state.regrets),
     )
+
+
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:

@@ -70,7 +70,8 @@ class Move:
 class Episode:
     """One game from deal to result. `reflection` is the turn that was written BEFORE it, after the previous episode.
 
-    `score` is in the game's own units (chips, +-1); `reward` is the task reward R_n that training sees.
+    `score` is in the game's own units (chips, +-1); `reward` is the task reward R_n that training sees. `regret` is how much worse than the best
+    play a turn was on average, among those after which success was still possible; None where there is none or the world does not know.
     """
 
     turns: tuple[Turn, ...]
@@ -81,6 +82,7 @@ class Episode:
     outcome: Outcome
     ending: Ending
     recap: str
+    regret: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from toys import scripted_agent
 
 from mage.environments.base import check, golden
 from mage.environments.sokoban import Sokoban, SokobanState, compiled
 from mage.environments.sokoban.levels import parse_level, read_levels
 from mage.environments.sokoban.rooms import MOVES, Room, fill_table, make_room
 from mage.environments.sokoban.search import solve
+from mage.evaluate import read_tasks, summarise, table, write_tasks
+from mage.memory.notes import Notes
 from mage.menus import find_item
+from mage.opponents.base import Population
+from mage.play import Setting, play_groups
 from mage.seeds import derive
+from mage.types import Task
 
 GOLDEN = Path(__file__).parent / "golden"
 BOXOBAN = Path(__file__).parents[2] / "shared/data/boxoban/levels.tar.xz"
@@ -400,6 +406,20 @@ def test_boxoban_levels_load_and_are_solved(boxoban: Path) -> None:
         assert len(state.room.boxes) == 4
         assert play_expert(state) > 10
     assert check(world, games=3) == []
+
+
+def test_evaluation_tells_the_wasted_moves_of_a_turn(tmp_path: Path) -> None:
+    """By hand: the first `left right` wastes the blocked step, the next two go to and fro: (1 + 2 + 2) / 3."""
+    (tmp_path / "000.txt").write_text(f"; 0\n{LINE}\n")
+    world, task = Sokoban(levels=str(tmp_path), ood_levels=str(tmp_path), max_turns=3), Task("sokoban", 1, 0, "", "ood")
+    agent = scripted_agent(lambda prompt: "<action>left right</action>")
+    played = play_groups(Setting(world, agent, Notes(keep="none"), episodes=2), [[task]], seed=1)
+    found = summarise(played, world.for_split("ood"), Population(), "ood")
+    assert [one.regret.value for one in found.overall.episodes if one.regret] == [pytest.approx(5 / 3)] * 2
+    header, first, *_ = table(found)
+    assert dict(zip(header, first, strict=True))["regret"] == "1.67"
+    write_tasks(tmp_path / "tasks.jsonl", found.rows)
+    assert read_tasks(tmp_path / "tasks.jsonl") == found.rows
 
 
 # --- Without numba, without a cache, without torch ------------------------------------------------------------------

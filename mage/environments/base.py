@@ -7,6 +7,7 @@ random games against the contract; `golden` writes a play-through that a test ca
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,7 +24,13 @@ def named(written: str, legal: tuple[str, ...]) -> str | None:
 
 
 class State(ABC):
-    """One running episode. Mutable, used once, never shared."""
+    """One running episode. Mutable, used once, never shared.
+
+    `regrets` tells of every turn so far how much worse than the best play it was, in worlds that know that exactly: in Sokoban, wasted
+    moves. None stands where no play could succeed any more after the turn.
+    """
+
+    regrets: Sequence[float | None] = ()
 
     @abstractmethod
     def turn(self) -> int | None:

@@ -15,7 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from mage.evaluate import Cell
-from mage.report.findings import DRAWS, PASS, SCORE, SUCCESS, Findings, read_findings
+from mage.report.findings import DRAWS, PASS, REGRET, SCORE, SUCCESS, Findings, read_findings
 from mage.rundir import RunError, RunFolder, write_atomic
 
 _PATTERN = "events.out.tfevents.*"
@@ -75,7 +75,7 @@ def flatten(cell: Cell) -> dict[str, float | None]:
     found: dict[str, float | None] = {"non_adapting": cell.non_adapting, "knows_opponent": cell.knows_opponent}
     for figures in cell.episodes:
         number = figures.episode
-        for measure in (SCORE, SUCCESS, PASS, DRAWS):
+        for measure in (SCORE, SUCCESS, PASS, DRAWS, REGRET):
             estimate = measure.of(figures)
             if estimate is not None:
                 parts = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}

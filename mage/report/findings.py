@@ -35,6 +35,7 @@ SCORE = Measure("score", "score", False, lambda figures: figures.score)
 SUCCESS = Measure("success", "success", True, lambda figures: figures.success)
 PASS = Measure("pass", "Pass@k", True, lambda figures: figures.pass_at)
 DRAWS = Measure("draws", "draws", True, lambda figures: figures.draws)
+REGRET = Measure("regret", "regret a turn", False, lambda figures: figures.regret)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 
 from mage.environments.base import SEATS
 from mage.evaluate import Cell, EpisodeComparison, EpisodeFigures, Evaluation, compare
-from mage.report.findings import DRAWS, PASS, SCORE, STAGES, SUCCESS, TITLES, Findings, Measure, Stage
+from mage.report.findings import DRAWS, PASS, REGRET, SCORE, STAGES, SUCCESS, TITLES, Findings, Measure, Stage
 from mage.report.layout import PAGE
 from mage.report.transcripts import LABELS, Section
 from mage.report.values import NOTHING, Value, show, show_bound, show_estimate
@@ -115,7 +115,7 @@ def _overall_table(overall: Mapping[Stage, Cell]) -> Table:
     first = next(iter(overall.values()))
     bounded = first.non_adapting is not None
     rows: list[tuple[Value, ...]] = []
-    for measure in (SCORE, SUCCESS, PASS, DRAWS):
+    for measure in (SCORE, SUCCESS, PASS, DRAWS, REGRET):
         rows += [_measure_row(overall, measure, k, bounded) for k in range(len(first.episodes)) if _is_worth(overall, measure)]
     for title, of in _REPLIES.items():
         rows += [_reply_row(overall, title, of, k, bounded) for k in range(len(first.episodes))]
@@ -125,9 +125,9 @@ def _overall_table(overall: Mapping[Stage, Cell]) -> Table:
 
 
 def _is_worth(overall: Mapping[Stage, Cell], measure: Measure) -> bool:
-    """A game without draws needs no rows of noughts."""
-    found = [measure.of(figures) for cell in overall.values() for figures in cell.episodes]
-    return measure is not DRAWS or any(one is not None and one.value > 0 for one in found)
+    """A game without draws needs no rows of noughts, and one that knows no regret none of dashes."""
+    found = [one for cell in overall.values() for figures in cell.episodes if (one := measure.of(figures)) is not None]
+    return any(one.value > 0 for one in found) if measure is DRAWS else bool(found)
 
 
 def _measure_row(overall: Mapping[Stage, Cell], measure: Measure, k: int, bounded: bool) -> tuple[Value, ...]:
