@@ -14,9 +14,9 @@ from typer.core import TyperGroup
 import mage
 from mage.menus import PACKAGE
 from mage.mistakes import DeviceTrouble
-from mage.verbs import MISTAKE, STOPPED, evaluate, items, model, play, train, warmup
+from mage.verbs import MISTAKE, STOPPED, evaluate, items, model, play, reproduce, train, warmup
 
-VERBS = (train, warmup, evaluate, play, items, model)
+VERBS = (train, warmup, evaluate, reproduce, play, items, model)
 
 
 class Verbs(TyperGroup):

@@ -126,14 +126,21 @@ class Recipe(Section):
 
 
 def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe file, or one of `mage/recipes/` by name, and put the overrides on top.
+    """Read a recipe file, or one of `mage/recipes/` by name, put the parts named behind it on it, and the overrides on top.
+
+    A part (`mage/parts/`, or a file) is what a method or an ablation changes, whatever the world: `kuhn_poker+mage+anchor_local`.
 
     >>> load_recipe("demo", ["--play.episodes=2", "--opponents.train={random = 1}"])  # doctest: +SKIP
     """
-    path = _locate(str(path_or_name))
+    name = str(path_or_name)
+    base, *parts = [name] if Path(name).is_file() else name.split("+")
+    path = _locate(base)
     tables = _read_toml(path)
-    changed = _override_all(tables, overrides)
-    return build_recipe(tables, Origin(str(path), tuple(changed)))
+    if parts:
+        build_recipe(tables, Origin(str(path)))  # its own mistakes: below, what a part robs of its effect is none
+    changed = [key for part in parts for key in _put_on(tables, _read_toml(_locate(part, "parts")))]
+    changed += _override_all(tables, overrides)
+    return build_recipe(tables, Origin(name if parts else str(path), tuple(changed), resolved=bool(parts)))
 
 
 def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Recipe:
@@ -173,13 +180,23 @@ def _check_options(section: str, model: type[BaseModel], options: Tables, origin
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def _locate(name: str) -> Path:
-    path = Path(name).expanduser() if name.endswith(".toml") else PACKAGE / "recipes" / f"{name}.toml"
+def _locate(name: str, folder: str = "recipes") -> Path:
+    path = Path(name).expanduser() if name.endswith(".toml") else PACKAGE / folder / f"{name}.toml"
     if path.is_file():
         return path
-    known = [title for title, _ in menu("recipes")]
-    advice = "check the path" if name.endswith(".toml") else f"mage/recipes/ has {', '.join(known) or 'none'}; a file of your own ends with .toml"
-    raise ConfigError(f"there is no recipe {name!r}{did_you_mean(name, known)}: {advice}")
+    known = [title for title, _ in menu(folder)]
+    if folder == "recipes" and name in dict(menu("parts")):
+        raise ConfigError(f"{name} is a part of a recipe: name it behind a recipe, as in kuhn_poker+{name}")
+    advice = "check the path" if name.endswith(".toml") else f"mage/{folder}/ has {', '.join(known) or 'none'}; a file of your own ends with .toml"
+    raise ConfigError(f"there is no {folder.removesuffix('s')} {name!r}{did_you_mean(name, known)}: {advice}")
+
+
+def _put_on(tables: Tables, part: Tables) -> list[str]:
+    """Put a part's options into the tables and return their keys. A table with a `name` or a `kind` says all of its section."""
+    for section, options in part.items():
+        fields = set(options) if isinstance(options, dict) else {"name"}  # what is no table is told when the whole is checked
+        tables[section] = options if {"name", "kind"} & fields else tables.get(section, {}) | options
+    return [f"{section}.{show_key(option)}" for section, options in part.items() if isinstance(options, dict) for option in options]
 
 
 def _read_toml(path: Path) -> Tables:

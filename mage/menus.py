@@ -9,6 +9,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 from mage.mistakes import ConfigError, did_you_mean
 
 PACKAGE = Path(__file__).parent
+FILES = ("recipes", "parts")  # menus of TOML files
 MENUS = ("environments", "opponents", "memory", "engines", "advantages")
 _CONTRACTS = {"environments": "Environment", "memory": "Memory", "engines": "Engine"}
 
@@ -28,10 +30,10 @@ def menu(folder: str) -> list[tuple[str, str]]:
     >>> [name for name, _ in menu("advantages")]
     ['gigpo', 'grpo']
     """
-    if folder == "recipes":
+    if folder in FILES:
         return [(path.stem, _first_line(path.read_text("utf-8").lstrip("# "))) for path in sorted((PACKAGE / folder).glob("*.toml"))]
     if folder not in MENUS:
-        raise ConfigError(f"there is no menu {folder!r}{did_you_mean(folder, [*MENUS, 'recipes'])}: menus are {', '.join(MENUS)} and recipes")
+        raise ConfigError(f"there is no menu {folder!r}{did_you_mean(folder, [*MENUS, *FILES])}: menus are {', '.join((*MENUS, *FILES))}")
     return [entry for path in _item_files(folder) for entry in _entries(path)]
 
 
@@ -107,6 +109,7 @@ def _holds_item(path: Path, folder: str) -> bool:
     return True
 
 
+@cache
 def _parse(path: Path) -> ast.Module:
     return ast.parse((path / "__init__.py" if path.is_dir() else path).read_text("utf-8"))
 

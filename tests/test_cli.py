@@ -511,7 +511,7 @@ def test_play_refuses_what_has_no_effect(run: Path, tmp_path: Path) -> None:
 
 def test_menus_are_listed_with_their_options() -> None:
     told = json.loads(call("list", "--json").stdout)
-    assert set(told) == {"environments", "opponents", "memory", "engines", "advantages", "recipes"}
+    assert set(told) == {"environments", "opponents", "memory", "engines", "advantages", "recipes", "parts"}
     opponents = {item["name"]: item for item in told["opponents"]}
     assert opponents["mcts"]["options"] == [{"name": "simulations", "default": 100, "description": ""}]
     assert opponents["conservative"]["plays"] == ["kuhn_poker"]

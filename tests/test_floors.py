@@ -23,7 +23,7 @@ FLOORS = {
     **dict.fromkeys(("learn", "models"), 7),
     "cluster": 8,
     **dict.fromkeys(("trainer", "warmstart"), 9),
-    **dict.fromkeys(("cli", "verbs", "terminal"), 10),
+    **dict.fromkeys(("cli", "verbs", "terminal", "reproduce"), 10),
 }
 SIGNING = ("mage.config", "mage.consistency")  # name what they find by name in signatures too
 HEAVY = ("torch", "transformers", "vllm", "ray")

@@ -262,11 +262,11 @@ def test_a_memory_is_shown_how_the_episode_opens() -> None:
 @pytest.mark.parametrize("updates", [0, 2])
 @pytest.mark.parametrize("name", ["react", "reflexion", "amem", "memento"])
 def test_a_method_without_training_is_only_evaluated_and_its_recipe_can_also_train(name: str, updates: int, tmp_path: Path) -> None:
-    small = ["--evaluate.size=6", "--evaluate.final_size=6", '--evaluate.splits=["test"]', "--agent.max_tokens=8", "--engines.slots=32"]
+    small = ["--evaluate.size=6", "--evaluate.final_size=6", '--evaluate.splits=["test"]', "--engines.slots=32", "--run.workers=1"]
     small += ["--memory.embedding=lexical"] if name in ("amem", "memento") else []
     small += ["--agent.reflection_tokens=12"] if name in ("reflexion", "amem") else []
     small += ["--play.groups=2", "--play.members=2", f"--run.updates={updates}"] if updates else []
-    folder = RunFolder.create(tmp_path / "run", load_recipe(name, small))
+    folder = RunFolder.create(tmp_path / "run", load_recipe(f"kuhn_poker+{name}", small))
     summary = train(folder.path, Watcher(), lambda: False)
     assert summary["updates"] == len(folder.metrics()) == updates
     shown = [memory for meta in folder.read_episodes_of("before_test") for memory in meta.memories[1:]]

@@ -4,7 +4,7 @@ A_episode compares an episode with the same episode position of the other member
 other members that faced the same anchor (the plain state): `global` pools all episodes (MAGE), `local` one position.
 Pooling episodes is only fair between returns of one level, so returns are centred per episode position first; the
 published code does not, counts rows instead of trajectories, includes the member itself, and scores reflections 0:
-each is a flag here (`as_published` recipes set them), so its effect can be measured.
+each is a flag here (`as_published` sets them), so its effect can be measured.
 """
 
 from collections import defaultdict

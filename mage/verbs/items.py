@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mage.environments.base import Environment, check
-from mage.menus import MENUS, find_item, menu
+from mage.menus import FILES, MENUS, find_item, menu
 from mage.mistakes import ConfigError
 from mage.opponents.base import Opponent, find, known
 from mage.terminal import Mistake, console
@@ -22,11 +22,11 @@ Verdict = tuple[list[str], list[str]]  # faults and remarks
 
 @verbs.command(name="list", epilog="Example: mage list opponents")
 def list_menus(
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join(MENUS)}, recipes; all by default.")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join((*MENUS, *FILES))}; all by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a recipe can name: environments, opponents, memories, engines, advantages, and the recipes themselves."""
-    kinds = [kind] if kind else [*MENUS, "recipes"]
+    """What a recipe can name: environments, opponents, memories, engines, advantages; the recipes themselves, and parts to put on them."""
+    kinds = [kind] if kind else [*MENUS, *FILES]
     found = {one: read_menu(one, with_options=as_json or kind is not None) for one in kinds}
     if as_json:
         print_json({one: [asdict(item) for item in items] for one, items in found.items()})

@@ -1,0 +1,174 @@
+"""The plan: arm x world x seed, each an ordinary run folder with a recipe of its own.
+
+Arms of one world share its panels: opponents and episodes of evaluation are pinned to those of the world's own recipe before
+an arm changes training. An arm without training does not depend on the seed (panels bring their own luck), so it runs once.
+A run's folder is named after what it is, never after where it was made: one that comes from another machine counts.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from mage.config import Recipe, load_recipe
+from mage.mistakes import did_you_mean
+from mage.reproduce import scales, tables
+from mage.reproduce.scales import SCALES, Scale
+from mage.reproduce.tables import TABLES, Arm, Table
+from mage.rundir import RunError, RunFolder
+from mage.toml import Tables, show_value
+
+FIRST = 0  # the seed under which arms without training run
+_STAGES = 3  # final panels of a training: before, after, memory emptied
+_IDLE = ("name", "device", "threads", "save_every", "keep", "episodes_every")  # options of [run] that change no figure
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run. `core_seconds` is an estimate for one core; None where nothing is known about the model."""
+
+    world: str
+    arm: Arm
+    seed: int
+    recipe: Recipe
+    core_seconds: float | None
+
+    @property
+    def trains(self) -> bool:
+        return self.recipe.run.updates > 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.world}-{'+'.join(self.arm.parts)}" + (f"-seed{self.seed}" if self.trains else "")
+
+    @property
+    def training_episodes(self) -> int:
+        return self.recipe.run.updates * episodes_of_update(self.recipe)
+
+    @property
+    def evaluation_episodes(self) -> int:
+        sizes, updates = self.recipe.evaluate, self.recipe.run.updates
+        every = self.recipe.run.evaluate_every
+        selects = 1 + (-(-updates // every) if every else 1) if updates else 0
+        panels = selects * sizes.size + len(sizes.splits) * sizes.final_size * (_STAGES if updates else 1)
+        return panels * self.recipe.evaluation_episodes()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a table takes. `seeds` are those that trained arms run with."""
+
+    name: tables.Name
+    table: Table
+    scale: scales.Name
+    worlds: tuple[str, ...]
+    seeds: tuple[int, ...]
+    jobs: tuple[Job, ...]
+
+    @property
+    def core_seconds(self) -> float | None:
+        costs = [job.core_seconds for job in self.jobs]
+        return None if None in costs else sum(cost for cost in costs if cost is not None)
+
+
+def make_plan(
+    name: tables.Name,
+    *,
+    scale: scales.Name = "small",
+    worlds: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    only: Sequence[str] = (),
+    model: str | None = None,
+    budget: int | None = None,
+    overrides: Sequence[str] = (),
+) -> Plan:
+    """All runs of a table. `budget` is the number of training episodes a run; `overrides` change every recipe."""
+    table, size = TABLES[name], SCALES[scale]
+    chosen = tuple(worlds) or tuple(world for world in size.worlds if world in table.worlds)
+    _check_names("world", chosen, table.worlds, f"table {name}")
+    _check_names("arm", only, [arm.label for arm in table.arms], f"table {name}")
+    extra = [*overrides, *([f"--model.path={model}"] if model else [])]
+    arms = [arm for arm in table.arms if not only or arm.label in only]
+    recipes = [(world, arm, _make_recipe(size, world, arm, budget, extra)) for world in chosen for arm in arms]
+    found = [_make_job(size, world, arm, seed, recipe) for world, arm, recipe in recipes for seed in seeds]
+    jobs = [job for job in found if job.trains or job.seed == FIRST]
+    return Plan(name, table, scale, chosen, tuple(seeds), tuple(jobs))
+
+
+def _check_names(kind: str, given: Iterable[str], known: Sequence[str], where: str) -> None:
+    for one in given:
+        if one not in known:
+            raise ValueError(f"{where} has no {kind} {one!r}{did_you_mean(one, known)}: there are {', '.join(known)}")
+
+
+def _make_recipe(scale: Scale, world: str, arm: Arm, budget: int | None, extra: Sequence[str]) -> Recipe:
+    """The recipe of an arm, for any seed."""
+    name = "+".join((scale.base.format(world), *arm.parts))
+    plain = load_recipe(name)
+    changes = [*_pinned(scale.base.format(world)), *scale.overrides(world, arm.parts, plain), *extra]
+    if not plain.run.updates:
+        return load_recipe(name, [*changes, "--run.updates=0"])
+    recipe = load_recipe(name, changes)
+    return recipe if budget is None else recipe.changed([f"--run.updates={_updates_for(budget, recipe)}"])
+
+
+def _make_job(scale: Scale, world: str, arm: Arm, seed: int, recipe: Recipe) -> Job:
+    seeded = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": seed})})
+    return Job(world, arm, seed, seeded, _cost(scale, Job(world, arm, seed, seeded, None)))
+
+
+@cache
+def _pinned(name: str) -> list[str]:
+    """The same panels for every arm of a world, whatever it changes in training."""
+    base = load_recipe(name)
+    population, many = base.population(), base.environment().multi_agent
+    splits = ["test", *(["ood"] if population.pool("ood") or not many else [])]
+    pool = [f"--opponents.test={show_value(dict(population.pool('test')))}"] if many else []
+    return [f"--evaluate.episodes={base.evaluation_episodes()}", f"--evaluate.splits={show_value(splits)}", *pool]
+
+
+def episodes_of_update(recipe: Recipe) -> int:
+    """Episodes of one update where none is cut short."""
+    return recipe.play.groups * recipe.play.members * recipe.play.episodes
+
+
+def _updates_for(budget: int, recipe: Recipe) -> int:
+    if budget < episodes_of_update(recipe):
+        raise ValueError(f"a budget of {budget:,} episodes is less than one update of {episodes_of_update(recipe):,}; give more, or lower play.groups")
+    return budget // episodes_of_update(recipe)
+
+
+def _cost(scale: Scale, job: Job) -> float | None:
+    pace = scale.pace.get(job.world) if job.recipe.model.path == "embedded" else None
+    return None if pace is None else (job.training_episodes * pace.training + job.evaluation_episodes * pace.evaluation) / 1000
+
+
+# --- Folders -----------------------------------------------------------------------------------------------------------
+
+
+def open_runs(plan: Plan, runs: Path) -> dict[str, RunFolder]:
+    """The folders of a plan that are there, by name; one that was made with other options is a mistake."""
+    found = {job.name: RunFolder.open(runs / job.name) for job in plan.jobs if (runs / job.name / "recipe.toml").is_file()}
+    for job in plan.jobs:
+        if job.name in found:
+            _check_same(found[job.name], job.recipe)
+    return found
+
+
+def is_done(folder: RunFolder) -> bool:
+    return (folder.path / "summary.json").is_file()
+
+
+def _check_same(folder: RunFolder, planned: Recipe) -> None:
+    """Figures of runs with other options must not stand in one table."""
+    there, wanted = _figures_of(folder.recipe), _figures_of(planned)
+    differing = [key for key in sorted({*there, *wanted}) if there.get(key) != wanted.get(key)]
+    if differing:
+        told = "; ".join(f"{key} is {show_value(there.get(key, 'not given'))}, planned {show_value(wanted.get(key, 'not given'))}" for key in differing[:4])
+        raise RunError(f"{folder.path} was made with other options: {told}. Move it away, or name another place with --out")
+
+
+def _figures_of(recipe: Recipe) -> Tables:
+    flat = {f"{section}.{name}": value for section, table in recipe.to_dict().items() for name, value in table.items()}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flat.items()}
+    return {key: value for key, value in plain.items() if key not in {f"run.{name}" for name in _IDLE}}

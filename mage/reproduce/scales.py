@@ -1,0 +1,64 @@
+"""How large a run is. `paper`: the paper's own sizes, for a model of its size. `small`: the embedded model on a CPU.
+
+In `small` a training costs about six minutes of one core: enough for adaptation to appear in Kuhn poker (it does between
+0.25 and 0.5 million hands) and for success to double in Tic-Tac-Toe.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mage.config import Recipe
+
+Name = Literal["small", "paper"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Core-seconds of 1,000 episodes with the embedded model on one core, in training and in evaluation."""
+
+    training: float
+    evaluation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`base` names a world's recipe. Further overrides: of every run, by world, by part, and of agents that write reflections."""
+
+    base: str
+    worlds: tuple[str, ...]
+    every: tuple[str, ...] = ()
+    by_world: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    by_part: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reflecting: tuple[str, ...] = ()
+    pace: Mapping[str, Pace] = field(default_factory=dict)
+
+    def overrides(self, world: str, parts: tuple[str, ...], recipe: Recipe) -> list[str]:
+        """What this scale changes in a recipe."""
+        tuned = [change for part in parts for change in self.by_part.get(part, ())]
+        return [*self.every, *self.by_world.get(world, ()), *tuned, *(self.reflecting if recipe.memory().reflects else ())]
+
+
+SCALES: Mapping[Name, Scale] = {
+    "small": Scale(
+        base="{}",
+        worlds=("kuhn_poker", "tic_tac_toe"),
+        every=("--run.workers=1", "--run.threads=1"),
+        by_world={
+            "kuhn_poker": (
+                "--run.updates=110",
+                "--run.save_every=22",
+                "--run.evaluate_every=22",
+                "--run.episodes_every=0",
+                "--evaluate.size=600",
+                "--evaluate.final_size=3600",
+            ),
+            "tic_tac_toe": ("--run.updates=100", "--run.save_every=20", "--run.evaluate_every=20", "--run.episodes_every=0"),
+        },
+        # GRPO divides by the spread of the rewards (6 to 8 here), so its advantages are that much smaller beside the entropy.
+        by_part={"grpo": ("--learn.entropy=0.15", "--learn.entropy_final=0.02")},
+        reflecting=("--agent.reflection_tokens=32",),
+        pace={"kuhn_poker": Pace(1.1, 0.6), "tic_tac_toe": Pace(9.0, 4.0)},
+    ),
+    "paper": Scale(base="paper_{}", worlds=("kuhn_poker", "tic_tac_toe", "alfworld", "sokoban", "webshop")),
+}

@@ -1,0 +1,95 @@
+"""The tables: which arms are compared, in which worlds, and what the paper reports for them (method page, section 8).
+
+An arm is a world's recipe with parts put on it (`mage/parts/`), so all arms of a table share world, model, panels and budget.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mage.types import Split
+
+Name = Literal["table1", "ood", "rewards", "population", "grouping", "anchor", "memory", "stopping", "published"]
+GAMES = ("kuhn_poker", "tic_tac_toe")
+WORLDS = (*GAMES, "alfworld", "sokoban", "webshop")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One line of a table; `parts` are put on the world's recipe in this order."""
+
+    label: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`paper` holds the paper's rates, world -> label -> rate; they are of Qwen3-4B in the paper's setting."""
+
+    title: str
+    arms: tuple[Arm, ...]
+    worlds: tuple[str, ...] = WORLDS
+    split: Split = "test"
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+def _arms(*labels: str) -> tuple[Arm, ...]:
+    return tuple(Arm(label, (label,)) for label in labels)
+
+
+METHODS = _arms("react", "reflexion", "amem", "memento", "grpo", "gigpo", "lamer", "mage", "final")
+_MAGE = Arm("mage", ("mage",))
+_TABLE1 = {
+    "kuhn_poker": (0.648, 0.648, 0.641, 0.641, 0.648, 0.656, 0.594, 0.656),
+    "tic_tac_toe": (0.039, 0.242, 0.016, 0.031, 0.219, 0.414, 0.602, 0.672),
+    "alfworld": (0.234, 0.391, 0.375, 0.336, 0.836, 0.883, 0.898, 0.914),
+    "sokoban": (0.383, 0.438, 0.367, 0.336, 0.602, 0.719, 0.688, 0.773),
+    "webshop": (0.039, 0.039, 0.000, 0.000, 0.711, 0.797, 0.703, 1.000),
+}
+_FAULTS = ("rows", "self", "positions", "reflections", "scores")
+
+TABLES: Mapping[Name, Table] = {
+    "table1": Table(
+        "Every method on the opponents and tasks of its own domain",
+        METHODS,
+        paper={world: dict(zip((arm.label for arm in METHODS), rates, strict=False)) for world, rates in _TABLE1.items()},
+    ),
+    "ood": Table(
+        "The same runs on opponents and tasks that training never met",
+        METHODS,
+        split="ood",
+        paper={"kuhn_poker": {"mage": 0.508}, "alfworld": {"mage": 0.789}, "webshop": {"gigpo": 0.688, "mage": 0.961}},
+    ),
+    "rewards": Table(
+        "What an episode is credited with",
+        (Arm("differential", ("mage",)), Arm("cumulative", ("lamer",)), Arm("single", ("mage", "returns_single")), Arm("final", ("final",))),
+    ),
+    "population": Table(
+        "Whom the agent meets in training",
+        (Arm("full", ("mage",)), Arm("fixed MCTS", ("mage", "population_mcts")), Arm("pattern-skewed", ("mage", "population_patterns"))),
+        worlds=("tic_tac_toe",),
+        paper={"tic_tac_toe": {"full": 0.672, "pattern-skewed": 0.578}},
+    ),
+    "grouping": Table(
+        "Whether members of a group meet one opponent",
+        (Arm("stationary", ("mage",)), Arm("mixed", ("mage", "grouping_mixed"))),
+        worlds=GAMES,
+        paper={"tic_tac_toe": {"stationary": 0.672, "mixed": 0.547}},
+    ),
+    "anchor": Table(
+        "Which turns are compared with each other",
+        (Arm("global", ("mage",)), Arm("local", ("mage", "anchor_local"))),
+    ),
+    "memory": Table(
+        "What is carried from episode to episode",
+        tuple(Arm(keep, ("mage", f"memory_{keep}")) for keep in ("reflections", "history", "both", "none")),
+    ),
+    "stopping": Table(
+        "Whether a win ends a meta-episode in training",
+        (Arm("plays on", ("mage", "play_on")), Arm("stops", ("mage", "stop_on_success"))),
+    ),
+    "published": Table(
+        "The published code's choices, one at a time and all at once",
+        (_MAGE, *(Arm(fault, ("mage", f"published_{fault}")) for fault in _FAULTS), Arm("all", ("as_published",))),
+    ),
+}
