@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.measure import Comparison, Skipped, Way, relate, take_turns
 from mage.agent import CLOSE
@@ -68,11 +68,11 @@ def measure(size: Size | None = None) -> Iterator[Comparison | str]:
     yield from meta_episodes(size.device)
 
 
-def random_model(shape: dict[str, Any], device: str, **changes: Any) -> PreTrainedModel:
-    """A Llama of this shape, bfloat16 on a GPU."""
+def random_model(shape: dict[str, Any], device: str, kind: type[PreTrainedConfig] = LlamaConfig, **changes: Any) -> PreTrainedModel:
+    """A Llama (or another `kind`) of this shape, bfloat16 on a GPU, drawn where it will be used."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(LlamaConfig(**shape | changes), dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+        model = AutoModelForCausalLM.from_config(kind(**shape | changes), dtype=torch.bfloat16 if device == "cuda" else torch.float32)
     return model.eval()  # type: ignore[no-any-return]
 
 

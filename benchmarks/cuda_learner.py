@@ -5,9 +5,11 @@ tokenizer if it is there, else of the embedded model's; with long replies every 
 bfloat16 with float32 masters, whole `Learner.update` calls. Utilisation counts 6 operations a weight and computed token (of the head: reply token)
 against the card's dense bfloat16 peak, attention and repeated work not counted.
 
-Then: what one update costs in memory for models of 135 M to 4 B parameters, all weights trained or adapters of rank 16.
+Then: what one update costs in memory for models of 4 B to 135 M parameters, all weights trained or adapters of rank 16. Two micro-batches
+are enough for that; the first update makes the optimizer's state, so the second one has the peak.
 """
 
+import gc
 import random
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from benchmarks.cuda_engine import SMOLLM2, random_model, walled
 from benchmarks.measure import Comparison, Skipped, relate, take_turns
@@ -54,7 +56,7 @@ class Size:
     members: int = 8
     micro_tokens: int = 32_768
     rounds: int = 2
-    shapes: tuple[str, ...] = tuple(SHAPES)
+    shapes: tuple[str, ...] = tuple(reversed(SHAPES))  # the largest first
 
 
 def measure(size: Size | None = None) -> Iterator[Comparison | str]:
@@ -64,8 +66,7 @@ def measure(size: Size | None = None) -> Iterator[Comparison | str]:
     size = size or Size()
     for case in TARGETS:
         yield _against_rows(case, size)
-    for name in size.shapes:
-        yield from _memory(name, size)
+    yield from peak_memory(size)
 
 
 def make_rows(groups: int, members: int, long: bool, vocabulary: int = 49_152) -> list[Sample]:
@@ -129,32 +130,35 @@ def utilisation(model: PreTrainedModel, metrics: Metrics, rate: float) -> float:
     return 6 * (layers * metrics.computed_tokens + head * metrics.reply_tokens) * rate / peak
 
 
-def _memory(name: str, size: Size) -> Iterator[str]:
-    """One update of a model of this shape, all weights and adapters."""
-    samples = make_rows(4, size.members, long=True)
-    for rank in (0, 16):
-        if size.device == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        model = _shaped(name, size)
-        learner = Learner(model, LearnOptions(lr=1e-6, micro_tokens=size.micro_tokens // 2, recompute=True, lora_rank=rank), layout="trie")
-        count = sum(value.numel() for value in model.parameters())
-        learner.update(samples, entropy=0.1, update=0)
-        began = time.perf_counter()
-        metrics = learner.update(samples, entropy=0.1, update=1)
-        taken = time.perf_counter() - began
-        peak = torch.cuda.max_memory_allocated() / 1e9 if size.device == "cuda" else float("nan")
-        what = "all weights    " if rank == 0 else f"LoRA of rank {rank}"
-        used = utilisation(learner.module, metrics, 1 / taken)
-        speed = f"{metrics.computed_tokens / taken:9,.0f} computed tokens/s, utilisation {used:.0%}"
-        yield f"cuda learner {name:>6} {what}: peak {peak:6.1f} GB, {speed} ({count / 1e6:,.0f} M, recompute, {size.micro_tokens // 2} tokens at once)"
-        del learner, model
+def peak_memory(size: Size) -> Iterator[str]:
+    """Updates of a model of every shape, all weights and adapters."""
+    samples = make_rows(1, size.members, long=True)
+    for name in size.shapes:
+        for rank in (0, 16):
+            yield _peak(name, rank, samples, size)
 
 
-def _shaped(name: str, size: Size) -> PreTrainedModel:
+def _peak(name: str, rank: int, samples: list[Sample], size: Size) -> str:
+    if size.device == "cuda":
+        _forget()
     shape = SHAPES[name] | ({"num_hidden_layers": size.layers} if size.device != "cuda" else {})
-    if name != "4 B":
-        return random_model(shape, size.device)
-    torch.manual_seed(0)
-    with torch.device(size.device):
-        return Qwen3ForCausalLM(Qwen3Config(**shape)).to(torch.bfloat16 if size.device == "cuda" else torch.float32).eval()  # type: ignore[no-any-return]
+    model = random_model(shape, size.device, Qwen3Config if name == "4 B" else LlamaConfig)
+    count = sum(value.numel() for value in model.parameters())
+    learner = Learner(model, LearnOptions(lr=1e-6, micro_tokens=size.micro_tokens // 2, recompute=True, lora_rank=rank), layout="trie")
+    first = walled(lambda: learner.update(samples, entropy=0.1, update=0), size.device)()
+    began = time.perf_counter()
+    metrics = learner.update(samples, entropy=0.1, update=1)
+    taken = time.perf_counter() - began
+    peak = torch.cuda.max_memory_allocated() / 1e9 if size.device == "cuda" else float("nan")
+    what = "all weights    " if rank == 0 else f"LoRA of rank {rank}"
+    speed = f"{metrics.computed_tokens / taken:9,.0f} computed tokens/s, utilisation {utilisation(learner.module, metrics, 1 / taken):.0%}"
+    how = f"{count / 1e6:,.0f} M, recompute, {size.micro_tokens // 2} tokens at once, {taken:.1f} s after a first update of {first:.1f} s"
+    return f"cuda learner {name:>6} {what}: peak {peak:6.1f} GB, {speed} ({how})"
+
+
+def _forget() -> None:
+    """Nothing of the model before is left, nor any function compiled for its shape: a function is compiled for a few shapes only."""
+    gc.collect()
+    torch.compiler.reset()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()

@@ -27,7 +27,7 @@ def choose(logits: Tensor, slots: Tensor, state: Sequences, answers: Tensor, gro
     _weigh[(rows, pieces)](logits, slots, state.temperature, *highest, places, vocabulary, logits.stride(0), pieces, piece, num_warps=8)
     _choose[(rows,)](
         logits, slots, *highest, places, state.seed, state.index, state.temperature, state.token, state.filled, answers, answers.stride(0),
-        vocabulary, logits.stride(0), state.spare, grown, pieces, triton.next_power_of_2(pieces), piece, num_warps=8,
+        vocabulary, logits.stride(0), state.spare, grown, pieces, max(16, triton.next_power_of_2(pieces)), piece, num_warps=8,
     )  # fmt: skip
 
 
