@@ -85,6 +85,16 @@ def plain_logits(model: torch.nn.Module, ids: tuple[int, ...]) -> torch.Tensor:
     return model(torch.tensor([ids])).logits[0]
 
 
+def test_one_step_ahead_all_waiting_prompts_are_prefilled_before_anybody_decodes_on(llama: LlamaForCausalLM, chat: Chat) -> None:
+    rng = random.Random(0)
+    prompts = [tuple(rng.randrange(2, VOCABULARY) for _ in range(32)) for _ in range(8)]
+    engine = LocalEngine(llama, chat, slots=8, max_batch_tokens=64, run_ahead=True)
+    replies = answer(engine, [Request(ids, 5, seed) for seed, ids in enumerate(prompts)])
+    assert {reply.finish for reply in replies} == {"length"}
+    # Four steps of two prompts, whose first tokens they draw; the fourth also decodes the second token of all eight, three more the rest, one reads them.
+    assert engine.stats.steps == 8
+
+
 @pytest.mark.parametrize("make", [make_llama, make_qwen])
 def test_greedy_replies_are_those_of_transformers_generate(make: Callable[[], LlamaForCausalLM], chat: Chat) -> None:
     model, prompts = make(), make_prompts(12)
