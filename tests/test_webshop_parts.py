@@ -3,12 +3,18 @@
 import itertools
 import json
 import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from mage.environments.webshop.catalogue import Goal, Product, Source, open_catalogue
+from mage.environments.webshop.environment import WebShop
 from mage.environments.webshop.matching import token_set_ratio
+from mage.environments.webshop.nouns import MODEL, _spacy, nouns
 from mage.environments.webshop.porter import stem
 from mage.environments.webshop.reward import count_options, judge, title_likeness, type_reward
 from mage.environments.webshop.search import build_index, quantise
@@ -188,3 +194,58 @@ def test_whole_rewards_are_as_webshops_tests_say() -> None:
     assert judge(told, ("grey", "XL"), goal, wanted, "bundled").score == pytest.approx(5 / 6)
     assert judge(told, ("grey", "XL"), more, wanted, "bundled").score == pytest.approx(5 / 7)
     assert judge(full, (), Goal(0, "B1", "", attributes, (), 30.0), wanted, "bundled").score == pytest.approx(3 / 4)
+
+
+# --- Nouns by spaCy ---------------------------------------------------------------------------------------------------
+
+POSITIONS = {"red": "ADJ", "Shoes": "NOUN", "for": "ADP", "Acme": "PROPN", "run": "VERB"}
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """Whoever finds nouns is asked anew, before and after."""
+    for cached in (_spacy, nouns):
+        cached.cache_clear()
+    yield
+    for cached in (_spacy, nouns):
+        cached.cache_clear()
+
+
+@dataclass(frozen=True)
+class StubToken:
+    text: str
+
+    @property
+    def pos_(self) -> str:
+        return POSITIONS[self.text]
+
+
+def test_nouns_and_names_of_spacy_count_where_its_model_is_installed(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+    """A stub of spaCy's interface: its model is on no package index. What it is asked for and what is made of its answer are ours."""
+    asked: list[object] = []
+
+    def load(name: str, disable: list[str]) -> object:
+        asked.append((name, sorted(disable)))
+        return lambda title: [StubToken(word) for word in title.split()]
+
+    for name, module in (("spacy", SimpleNamespace(load=load, __spec__=object())), (MODEL, SimpleNamespace(__spec__=object()))):
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    assert WebShop().tagger == "spacy"
+    assert nouns("Acme red Shoes for run Shoes", "spacy") == ("acme", "shoes", "shoes")
+    # By hand: of the wanted title's acme, shoes, shoes the other one has shoes: 1 of 3.
+    assert title_likeness("red Shoes", "Acme red Shoes for run Shoes", "spacy") == pytest.approx(1 / 3)
+    assert asked == [(MODEL, ["lemmatizer", "ner", "parser"])], "loaded once, without what is not needed"
+
+
+def test_spacy_itself_loads_a_model_of_that_name_and_is_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forgetful: None) -> None:
+    """The real library with a model made here, which knows five words: runs where spaCy is installed."""
+    spacy: ModuleType = pytest.importorskip("spacy")
+    model = spacy.blank("en")
+    ruler = model.add_pipe("attribute_ruler")
+    for word, position in POSITIONS.items():
+        ruler.add(patterns=[[{"ORTH": word}]], attrs={"POS": position})
+    model.to_disk(tmp_path / MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert WebShop().tagger == "spacy"
+    assert nouns("Acme red Shoes for run, Shoes", "spacy") == ("acme", "shoes", "shoes")

@@ -14,6 +14,7 @@ import random
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -25,13 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mage.environments.webshop.generate import Raw, Style, generate
+from mage.environments.webshop.listing import Listing, build_listing
 from mage.environments.webshop.search import Index, Texts, build_index, join_texts
 from mage.seeds import derive
 
 Arrays = dict[str, npt.NDArray[Any]]
 GoalKind = Literal["synthetic", "human"]
 NO_LIMIT = 1_000_000.0
-_FORMAT = 2  # of the compiled files
+_FORMAT = 3  # of the compiled files
 _SHUFFLE = 233  # WebShop's own seed
 _SMALL = 2_000  # generated catalogues up to this size are made anew in every process: that takes a third of a second
 _LONGEST_ASIN = 10
@@ -90,7 +92,9 @@ class Catalogue:
         self.records, self.asins = Texts(arrays["records"], arrays["record_starts"]), Texts(arrays["asins"], arrays["asin_starts"])
         vocabulary = Texts(arrays["words"], arrays["word_starts"])
         self.index = Index(vocabulary, arrays["starts"], arrays["documents"], arrays["shares"], arrays["frequent"], arrays["rows"], len(self.asins))
+        self.listing = Listing(Texts(arrays["keys"], arrays["key_ends"]), arrays["key_starts"], arrays["listed"])
         self.owners, self.firsts, self.order, self.kind = arrays["owners"], arrays["firsts"], arrays["order"], kind
+        self.owner_weights = arrays["weights"]
         self.product = lru_cache(maxsize=4096)(self._product)
         self.find = lru_cache(maxsize=4096)(self._find)
         self.search = lru_cache(maxsize=1024)(self._search)
@@ -114,6 +118,17 @@ class Catalogue:
         owner = int(np.searchsorted(self.firsts, number, side="right")) - 1
         return make_goal(self.product(int(self.owners[owner])), number, number - int(self.firsts[owner]), self.kind)
 
+    def weights(self, places: range) -> npt.NDArray[np.float64]:
+        """How often WebShop draws the goals at these places, in any unit: goals whose attributes are rare come oftener."""
+        numbers = self.order[places.start : places.stop]
+        found: npt.NDArray[np.float64] = self.owner_weights[np.searchsorted(self.firsts, numbers, side="right") - 1]
+        return found
+
+    def draw(self, luck: int, hits: int) -> tuple[str, ...]:
+        """So many products at random."""
+        numbers = random.Random(luck).sample(range(len(self)), min(hits, len(self)))
+        return tuple(self.asins.bytes(number).decode() for number in numbers)
+
     def _first_texts(self, count: int) -> frozenset[str]:
         """The instructions of the goals in the first places."""
         return frozenset(self.goal(place).text for place in range(count))
@@ -122,7 +137,8 @@ class Catalogue:
         return _decode(self.records.bytes(number))
 
     def _search(self, words: str, hits: int) -> tuple[str, ...]:
-        return tuple(self.asins.bytes(number).decode() for number in self.index.search(words, hits))
+        listed = self.listing.find(words)
+        return tuple(self.asins.bytes(number).decode() for number in (self.index.search(words, hits) if listed is None else listed))
 
 
 def make_goal(product: Product, number: int, which: int, kind: GoalKind) -> Goal:
@@ -200,14 +216,27 @@ def _compile(source: Source) -> Arrays:
     random.Random(_SHUFFLE).shuffle(numbers)
     number_of = np.empty(len(listed), np.int32)
     number_of[rank] = np.arange(len(listed))
-    index = build_index(contents(listed[at]) for at in rank)
+    index, listing = build_index(contents(listed[at]) for at in rank), build_listing(listed, number_of)
     records, asins = join_texts(_encode(listed[at]) for at in rank), join_texts(listed[at].asin.encode() for at in rank)
     return {
         "records": records.joined, "record_starts": records.starts, "asins": asins.joined, "asin_starts": asins.starts,
         "words": index.vocabulary.joined, "word_starts": index.vocabulary.starts, "starts": index.starts, "documents": index.documents,
         "shares": index.shares, "frequent": index.frequent, "rows": index.rows,
+        "keys": listing.keys.joined, "key_ends": listing.keys.starts, "key_starts": listing.starts, "listed": listing.products,
+        "weights": _weigh([listed[at] for at in owners], source.goals),
         "owners": number_of[owners], "firsts": firsts[:-1].astype(np.int64), "order": np.array(numbers, np.int32),
     }  # fmt: skip
+
+
+def _weigh(owners: Sequence[Product], kind: GoalKind) -> npt.NDArray[np.float64]:
+    """The weight of each goal of a product: the mean of 1 / how many goals ask for the attribute, over its attributes; 1 for people's goals."""
+    if kind == "human":
+        return np.ones(len(owners))
+    asked = Counter[str]()
+    for product in owners:
+        for attribute in product.wanted:
+            asked[attribute] += count_goals(product, kind)
+    return np.array([math.fsum(1 / asked[attribute] for attribute in product.wanted) / len(product.wanted) for product in owners])
 
 
 def _save(arrays: Arrays, place: Path) -> None:

@@ -1,8 +1,12 @@
 """WebShop's options, splits and words."""
 
+import random
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from mage.environments.base import Environment
@@ -11,6 +15,7 @@ from mage.environments.webshop.generate import Style
 from mage.environments.webshop.nouns import MODEL, Tagger, has_spacy
 from mage.environments.webshop.pages import Mode
 from mage.environments.webshop.session import WebShopState
+from mage.seeds import derive
 from mage.types import Outcome, Split
 
 _STRATA = 1_000  # splits up to this size are spread evenly over a panel: a panel of 500 test tasks is the 500 test goals
@@ -36,6 +41,9 @@ class WebShop(Environment):
     style: Style = Field("full", description="generated products: full = as long as real ones, short = two-word titles for tiny models")
     catalogue_seed: int = Field(0, ge=0, description="generated products: another seed, another catalogue")
     goals: GoalKind = Field("synthetic", description="instructions made from attributes and options, or those that people wrote")
+    draw: Literal["evenly", "weighted"] = Field(
+        "evenly", description="training goals: all alike, or by WebShop's weights, by which goals with rare attributes come oftener"
+    )
     test_goals: int = Field(500, ge=1, description="goals of the test split: the first of the fixed shuffle")
     dev_goals: int = Field(1000, ge=1, description="goals of the ood split: the next; all others are for training")
     observation: Mode = Field("text_rich", description="text = one line, as published; text_rich = a line a piece, with buttons marked")
@@ -69,6 +77,8 @@ class WebShop(Environment):
         idle = [name for name, default in (("style", "full"), ("catalogue_seed", 0)) if self.data and getattr(self, name) != default]
         if idle:
             raise ValueError(f"{' and '.join(idle)} has no effect with data: it is for generated catalogues")
+        if self.draw == "weighted" and self.goals == "human":
+            raise ValueError("draw = 'weighted' has no effect with goals = 'human', which all have the same weight")
         return self
 
     def start(self, seed: int) -> WebShopState:
@@ -117,16 +127,25 @@ class WebShop(Environment):
     def goal(self, seed: int) -> Goal:
         """The goal of an episode. Some goals read the same (a value listed twice): the later split passes over what an earlier one has."""
         places, catalogue = self.places(), self.catalogue()
-        taken = catalogue.first_texts(places.start)
+        taken, first = catalogue.first_texts(places.start), self._weighted(seed) if self._is_weighted else seed
         for step in range(len(places)):
-            goal = catalogue.goal(places[(seed + step) % len(places)])
+            goal = catalogue.goal(places[(first + step) % len(places)])
             if goal.text not in taken:
                 return goal
         raise ValueError(f"every goal of the split {self._split} is also one of an earlier split: take more products")
 
+    @property
+    def _is_weighted(self) -> bool:
+        return self.draw == "weighted" and self._split == "train"
+
+    def _weighted(self, seed: int) -> int:
+        """Which of the split's places a seed names where rare attributes come oftener."""
+        ends = _ends_of_weights(self.catalogue(), self.places())
+        return int(np.searchsorted(ends, random.Random(derive(seed, "webshop", "goal")).random() * ends[-1], side="right"))
+
     def strata(self) -> int:
         count = len(self.places())
-        return count if count <= _STRATA else 1
+        return count if count <= _STRATA and not self._is_weighted else 1
 
     def stratum(self, seed: int) -> int:
         return seed % self.strata()
@@ -138,3 +157,8 @@ class WebShop(Environment):
     @property
     def tagger_now(self) -> Literal["spacy", "bundled"]:
         return "spacy" if self.tagger == "spacy" else "bundled"
+
+
+@lru_cache(maxsize=4)
+def _ends_of_weights(catalogue: Catalogue, places: range) -> npt.NDArray[np.float64]:
+    return np.cumsum(catalogue.weights(places))

@@ -1,7 +1,7 @@
 """One shopping trip: which page is open, what can be clicked, what has been chosen, and what an expert would do.
 
-`search[words]` works on every page, as in WebShop; its keywords <r>, <a>, <c> and <q>, which list products without searching,
-are words like any other here. Clicks are written without `<`, which opens a tag in an agent's reply: click[prev].
+`search[words]` works on every page, as in WebShop, and knows its keywords (`listing.py`); `<r>` lists the same products for a goal every time.
+Clicks are written without `<`, which opens a tag in an agent's reply: click[prev].
 """
 
 import json
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from mage.environments.base import State
 from mage.environments.webshop import pages
 from mage.environments.webshop.catalogue import Catalogue, Goal, Product
+from mage.environments.webshop.listing import RANDOM
 from mage.environments.webshop.reward import Reward, judge
+from mage.seeds import derive
 
 if TYPE_CHECKING:
     from mage.environments.webshop.environment import WebShop
@@ -162,6 +164,8 @@ class WebShopState(State):
         return self.catalogue.find(self.asin)
 
     def _hits(self) -> tuple[str, ...]:
+        if self.words.split(" ")[0] == RANDOM:
+            return self.catalogue.draw(derive("webshop", RANDOM, self.goal.number), HITS)
         return self.catalogue.search(self.words, HITS)
 
     def _shown(self) -> tuple[str, ...]:
