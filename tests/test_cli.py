@@ -454,6 +454,23 @@ def test_a_person_plays_with_help_and_sees_the_result() -> None:
     assert f"Your score: {sum(results):+g} over 3 games." in told
 
 
+def test_a_person_sees_what_the_last_move_led_to_and_little_of_what_was_mistyped() -> None:
+    """One box, one move from solved: after it the box stands on the target."""
+    words = ("play", "sokoban", "--seed", "3", "--episodes", "1", "--option", "boxes=1", "--option", "shortest=1", "--option", "longest=1")
+    legal = ("up", "down", "left", "right")
+    told = next(found for move in legal if "You solved the room" in (found := call(*words, typed=f"{'x' * 100_000}\n{move}\n").stdout))
+    assert len(told) < 3000
+    assert "Boxes on targets: 1 of 1." in told
+    assert "*" in told.split("You made")[1]
+
+
+@pytest.mark.parametrize(("world", "option"), [("alfworld", "data=official"), ("webshop", "data=/nowhere"), ("sokoban", "levels=/nowhere")])
+def test_missing_data_is_told_before_the_rules(world: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    message = refused("play", world, "--option", option)
+    assert "data" in message or "levels" in message
+
+
 @pytest.mark.parametrize(("typed", "score"), [("q\n", "No game was finished."), ("", "No game was finished."), ("bet\nq\n", "over 1 game.")])
 def test_a_person_may_leave_at_any_time(typed: str, score: str) -> None:
     result = call("play", "kuhn_poker", "--against", "conservative", "--seed", "3", typed=typed)

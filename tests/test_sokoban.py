@@ -331,6 +331,11 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
         Sokoban(**options)
 
 
+@pytest.mark.parametrize(("given", "boxes"), [(3, (3,)), ("3", (3,)), ("1,2", (1, 2)), ([1, 2], (1, 2))])
+def test_numbers_of_boxes_are_read_as_they_are_typed(given: Any, boxes: tuple[int, ...]) -> None:
+    assert Sokoban(boxes=given).boxes == boxes
+
+
 def test_a_difficulty_out_of_reach_is_a_clear_message() -> None:
     world = Sokoban(size=5, boxes=1, shortest=20, longest=21)
     with pytest.raises(ValueError, match="no 5x5 room with 1 box was found whose solution takes 20 to 21 moves"):

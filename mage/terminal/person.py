@@ -32,6 +32,7 @@ class Left(Exception):
 
 def play_person(environment: Environment, task: Task, games: int, console: Console) -> list[float]:
     """Games of a person against the task's opponent; the scores of those that were finished."""
+    environment.start(environment.episode_seed(task.seed, 0))  # missing data is told before the rules are
     _welcome(environment, task.seat, console)
     scores: list[float] = []
     try:
@@ -39,6 +40,8 @@ def play_person(environment: Environment, task: Task, games: int, console: Conso
             _head(console, f"game {number + 1} of {games}")
             state = _play_game(environment, task, environment.episode_seed(task.seed, number), console)
             scores.append(state.scores()[task.seat])
+            if not environment.multi_agent:  # what the last move led to; in a game the account tells it
+                _say(console, state.observe(task.seat))
             _say(console, state.recap(task.seat), style="bold")
             _say(console, running_score(scores))
     except Left:
@@ -59,6 +62,7 @@ def _play_game(environment: Environment, task: Task, episode_seed: int, console:
 
 
 LISTED = 40  # moves that `?` names
+LONGEST = 60  # characters of what was typed that are repeated
 
 
 def _ask_move(state: State, seat: int, console: Console) -> str:
@@ -75,7 +79,7 @@ def _ask_move(state: State, seat: int, console: Console) -> str:
             more = f" and {len(legal) - LISTED} more" if len(legal) > LISTED else ""
             _say(console, f"legal moves: {', '.join(legal[:LISTED])}{more}")
         elif said:
-            _say(console, f"{said!r} is no legal move here ({_KEYS})")
+            _say(console, f"{said[:LONGEST]!r}{'...' if len(said) > LONGEST else ''} is no legal move here ({_KEYS})")
 
 
 def _ask(console: Console) -> str:

@@ -50,8 +50,10 @@ def make_environment(name: str, options: dict[str, str]) -> Environment:
     except ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(map(str, fault["loc"]))
-        text = "is unknown" if fault["type"] == "extra_forbidden" else f"= {fault['input']!r}: {fault['msg'].removeprefix('Value error, ')}"
-        raise Mistake(f"--option {key} {text}; {name} takes {', '.join(kind.model_fields)}") from None
+        if fault["type"] == "extra_forbidden":
+            raise Mistake(f"--option {key} is unknown; {name} takes {', '.join(kind.model_fields)}") from None
+        given = f"{key}={fault['input']}" if key else " ".join(f"{one}={value}" for one, value in options.items())
+        raise Mistake(f"--option {given}: {fault['msg'].removeprefix('Value error, ')}") from None
 
 
 def check_opponent_of(world: Environment, name: str | None) -> str:

@@ -187,8 +187,8 @@ class Sokoban(Environment):
     @field_validator("boxes", "ood_boxes", mode="before")
     @classmethod
     def _as_tuple(cls, value: Any) -> Any:
-        """A single number is as good as a row of one."""
-        return (value,) if isinstance(value, int) else value
+        """A single number is as good as a row of one, and `1,3` as it is typed as good as a row."""
+        return tuple(value.split(",")) if isinstance(value, str) else (value,) if isinstance(value, int) else value
 
     @field_validator("boxes", "ood_boxes")
     @classmethod
