@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from rich.console import Console
 from toys import scripted_agent
 
 from mage.environments.base import check, golden
@@ -26,6 +28,7 @@ from mage.menus import find_item
 from mage.opponents.base import Population
 from mage.play import Setting, play_groups
 from mage.seeds import derive
+from mage.terminal.results import evaluation_table
 from mage.types import Task
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -423,6 +426,11 @@ def test_evaluation_tells_the_wasted_moves_of_a_turn(tmp_path: Path) -> None:
     assert [one.regret.value for one in found.overall.episodes if one.regret] == [pytest.approx(5 / 3)] * 2
     header, first, *_ = table(found)
     assert dict(zip(header, first, strict=True))["regret"] == "1.67"
+    shown = StringIO()
+    Console(file=shown, width=100).print(evaluation_table(found, "a title", 100)[0])
+    names, _, *lines = [line.split() for line in shown.getvalue().splitlines()[2:] if line.strip()]
+    assert names == ["episode", "tasks", "success", "Pass@k", "score", "gain", "regret", "illegal", "tokens"]
+    assert [line[0] for line in lines] == ["1", "2"], "without opponents and seats every episode is told once"
     write_tasks(tmp_path / "tasks.jsonl", found.rows)
     assert read_tasks(tmp_path / "tasks.jsonl") == found.rows
 

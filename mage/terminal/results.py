@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import RenderableType
 
 from mage.evaluate import Cell, Comparison, EpisodeFigures, Evaluation, table
+from mage.panels import NOBODY
 from mage.report.findings import SCORE, TITLES, Findings, Measure
 from mage.statistics import Difference, Estimate
 from mage.terminal.tables import GAP, plain_table
@@ -59,15 +61,17 @@ def show_score(estimate: Estimate) -> str:
 
 def evaluation_table(evaluation: Evaluation, title: str, width: int) -> tuple[RenderableType, list[str]]:
     """All cells and episodes, and the names of the columns that had no room."""
-    header, *rows = _shortened(evaluation)
-    for name in [name for at, name in enumerate(header) if all(row[at] == "-" for row in rows)]:
+    alone = all(cell.opponent == NOBODY for cell in evaluation.by_opponent)
+    header, *rows = _shortened(replace(evaluation, by_opponent=(), by_seat=(), by_opponent_seat=()) if alone else evaluation)
+    idle = ("opponent", "seat", "draws") if alone else ()  # a world without other agents has none of them
+    for name in [name for at, name in enumerate(header) if name in idle or all(row[at] == "-" for row in rows)]:
         header, *rows = _without(name, header, rows)
     hidden: list[str] = []
     for name in _NARROW:
         if name in header and _needed(header, rows) > width:
             hidden.append(name)
             header, *rows = _without(name, header, rows)
-    return plain_table(header, rows, title, group=2), hidden
+    return plain_table(header, rows, title, group=0 if alone else 2), hidden
 
 
 def _shortened(evaluation: Evaluation) -> list[tuple[str, ...]]:

@@ -76,6 +76,8 @@ def _show_evaluations(candidates: Sequence["Candidate"], found: Sequence["Evalua
         title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"
         shown, hidden = evaluation_table(result, title, out.width)
         out.print(shown)
+        if (expert := result.overall.expert) is not None:
+            out.print(f"the world's own expert on these tasks: success {100 * expert.success:.0f} %, score {expert.score:+.3f}", style="dim")
         for bill in _bill(one).values():
             out.print(", ".join(f"{name.replace('_', ' ')} {figure:,.6g}" for name, figure in bill.items()), style="dim")
     if paired:
