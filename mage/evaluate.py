@@ -23,7 +23,10 @@ from mage.types import Episode, MetaEpisode, Split, Task
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One member's meta-episode on one task; the sequences have one entry per episode PLAYED."""
+    """One member's meta-episode on one task; the sequences have one entry per episode PLAYED.
+
+    Tokens of moves are `tokens`, those of the reflection before an episode `reflected`, those that the memory asked for `asked`.
+    """
 
     task: Task
     member: int
@@ -34,6 +37,13 @@ class TaskRow:
     illegal: tuple[int, ...]
     tokens: tuple[int, ...]
     regrets: tuple[float | None, ...] = ()
+    reflected: tuple[int, ...] = ()
+    asked: tuple[int, ...] = ()
+
+    @property
+    def generated(self) -> int:
+        """All tokens that the model wrote: moves, reflections, and what a memory asked it."""
+        return sum(self.tokens) + sum(self.reflected) + sum(self.asked)
 
     def passed(self, episodes: int) -> bool:
         """Won at least once in the first so many episodes; a win stands even if play stopped after it."""
@@ -182,7 +192,7 @@ def compare(
 
 
 def task_row(played: MetaEpisode) -> TaskRow:
-    """What is kept of a meta-episode. Replies are moves; reflections are not counted."""
+    """What is kept of a meta-episode. Replies are moves; reflections are counted apart."""
     episodes = played.episodes
     return TaskRow(
         task=played.task,
@@ -194,6 +204,8 @@ def task_row(played: MetaEpisode) -> TaskRow:
         illegal=tuple(sum(not turn.legal for turn in episode.turns) for episode in episodes),
         tokens=tuple(_reply_tokens(episode) for episode in episodes),
         regrets=tuple(episode.regret for episode in episodes),
+        reflected=tuple(_reflection_tokens(episode) for episode in episodes),
+        asked=played.asked,
     )
 
 
@@ -201,19 +213,28 @@ def _reply_tokens(episode: Episode) -> int:
     return sum(len(turn.completion.token_ids) for turn in episode.turns)
 
 
+def _reflection_tokens(episode: Episode) -> int:
+    return 0 if episode.reflection is None else len(episode.reflection.completion.token_ids)
+
+
 def write_tasks(path: Path, rows: Iterable[TaskRow]) -> None:
     """One JSON line per row, whole or not at all."""
-    lines = [json.dumps({**asdict(row.task), **{name: value for name, value in asdict(row).items() if name != "task"}}) for row in rows]
+    lines = [json.dumps(row_to_json(row)) for row in rows]
     part = path.with_name(path.name + ".part")
     part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     os.replace(part, path)
 
 
 def read_tasks(path: Path) -> tuple[TaskRow, ...]:
-    return tuple(_read_row(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line)
+    return tuple(row_from_json(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line)
 
 
-def _read_row(fields: dict[str, Any]) -> TaskRow:
+def row_to_json(row: TaskRow) -> dict[str, Any]:
+    """A row as plain values, its task's beside its own."""
+    return {**asdict(row.task), **{name: value for name, value in asdict(row).items() if name != "task"}}
+
+
+def row_from_json(fields: dict[str, Any]) -> TaskRow:
     task = Task(**{name: fields.pop(name) for name in Task.__dataclass_fields__})
     member = fields.pop("member")
     return TaskRow(task=task, member=member, **{name: tuple(value) for name, value in fields.items()})

@@ -4,10 +4,10 @@ Each meta-episode awaits the engine whenever the agent speaks; the engine batche
 nothing. What a model or a game does wrong is data: illegal and unreadable replies are recorded and penalised, never raised.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from mage.agent import Agent, episode_text, illegal_text, read_action, reflect_text, system_text
 from mage.chat import Ids
@@ -19,6 +19,8 @@ from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
 
 Gather = Callable[[Any], list[Any]]  # everybody's item, where several processes share the groups
+Kept = TypeVar("Kept")
+Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes they played
 Recall = Callable[[str], Awaitable[str]]  # from an episode's opening to the memory shown in it
 FORFEITED, RAN_OUT = "You gave no legal move and forfeited.", "The turns ran out."  # accounts of episodes without an end
 
@@ -176,12 +178,14 @@ async def play_meta_episode(
     """
     setting = replace(setting, environment=setting.environment.for_split(task.split))
     notebook = setting.memory.open()
-    ask = _asker(setting, seed)
+    asked: list[int] = []
+    ask = _asker(setting, seed, asked)
     episodes: list[Episode] = []
     memories: list[str] = []
     reflection: Turn | None = None
     for number in range(setting.episodes):
         place = Place(task, number, seed)
+        asked.append(0)
         episode, memory = await play_episode(setting, place, lambda opening: notebook.show(opening, ask), reflection)
         episodes.append(episode)
         memories.append(memory)
@@ -191,7 +195,7 @@ async def play_meta_episode(
             break
         reflection = await reflect(setting, place, episode) if setting.memory.reflects else None
         await notebook.add(_entry(setting.environment, task.seat, number, episode, reflection), ask)
-    return MetaEpisode(task, group, member, tuple(episodes), tuple(memories), setting.agent.engine.policy_version)
+    return MetaEpisode(task, group, member, tuple(episodes), tuple(memories), setting.agent.engine.policy_version, tuple(asked))
 
 
 def _entry(environment: Environment, seat: int, number: int, episode: Episode, reflection: Turn | None) -> Entry:
@@ -203,12 +207,14 @@ def _one_line(reflection: Turn | None) -> str:
     return "" if reflection is None else " ".join(reflection.completion.text.split())
 
 
-def _asker(setting: Setting, seed: int) -> Ask:
-    """How a memory may ask the model something: a chat of one message."""
+def _asker(setting: Setting, seed: int, asked: list[int]) -> Ask:
+    """How a memory may ask the model something: a chat of one message. The tokens of the answer join the last count."""
 
     async def ask(text: str) -> str:
         prompt = setting.agent.chat.first(system_text(setting.environment), text)
-        return (await setting.agent.write(prompt, derive(seed, "ask", text))).text
+        answer = await setting.agent.write(prompt, derive(seed, "ask", text))
+        asked[-1] += len(answer.token_ids)
+        return answer.text
 
     return ask
 
@@ -230,12 +236,27 @@ def play_groups(
     groups = dict(zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True))
     metas: list[MetaEpisode] = []
     for wave in _waves(list(groups), setting.memory.tasks_at_once, gather):
-        games = (play_meta_episode(setting, task, group, member, derive(seed, group, member)) for group in wave for member, task in enumerate(groups[group]))
-        played = run(games, on_done, setting.agent.engine.capacity)
+        played = play_wave(setting, {group: groups[group] for group in wave}, seed, lambda meta: meta, on_done)
         metas += played
         if setting.memory.tasks_at_once is not None:
-            setting = replace(setting, memory=setting.memory.after(_all_entries(setting, played, gather)))
+            setting = replace(setting, memory=setting.memory.after(in_order(gather([keep_entries(setting, meta) for meta in played]))))
     return metas
+
+
+def play_wave(
+    setting: Setting,
+    groups: Mapping[int, Sequence[Task]],
+    seed: int,
+    keep: Callable[[MetaEpisode], Kept],
+    on_done: Callable[[Kept], None] | None = None,
+) -> list[Kept]:
+    """The members of some groups, by the groups' numbers, side by side. Of each is left what `keep` keeps, from its end on."""
+
+    async def play(group: int, member: int, task: Task) -> Kept:
+        return keep(await play_meta_episode(setting, task, group, member, derive(seed, group, member)))
+
+    games = (play(group, member, task) for group, tasks in groups.items() for member, task in enumerate(tasks))
+    return run(games, on_done, setting.agent.engine.capacity)
 
 
 def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int]]:
@@ -246,9 +267,13 @@ def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int
     return [[group for group in groups if start <= group < start + size] for start in range(0, last + 1, size)]
 
 
-def _all_entries(setting: Setting, metas: Sequence[MetaEpisode], gather: Gather) -> list[Entry]:
+def keep_entries(setting: Setting, meta: MetaEpisode) -> Entries:
+    """What a memory that lasts from task to task takes of a meta-episode, and where it stands among the others."""
+    return meta.group, meta.member, _entries(setting.environment, meta)
+
+
+def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
     """Everybody's episodes in the order of groups and members, whoever played them and whenever they ended."""
-    shares = gather([(meta.group, meta.member, _entries(setting.environment, meta)) for meta in metas])
     return [entry for _, _, entries in sorted(chain(*shares), key=lambda found: found[:2]) for entry in entries]
 
 

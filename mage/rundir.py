@@ -150,6 +150,14 @@ class RunFolder:
     def evaluation_names(self) -> list[str]:
         return sorted(path.stem for path in (self.path / "evaluations").glob("*.json"))
 
+    def sittings(self, name: str) -> Path:
+        """Where an evaluation stores what it has played so far."""
+        return self.path / "evaluations" / f"{name}.sittings.jsonl"
+
+    def forget_sittings(self) -> None:
+        for path in (self.path / "evaluations").glob("*.sittings.jsonl"):
+            path.unlink()
+
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         return write_json(self.path / "summary.json", summary)
 

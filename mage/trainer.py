@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,11 +22,11 @@ from mage.agent import Agent, Sampling, worked_examples
 from mage.chat import Chat
 from mage.config import Recipe
 from mage.engines.base import Engine
-from mage.evaluate import Evaluation, summarise_rows, task_row, write_tasks
+from mage.evaluate import Evaluation, summarise_rows, write_tasks
 from mage.learn import checkpoint
 from mage.learn.learner import Learner
 from mage.learn.model import load_model
-from mage.learn.team import Team, weave, work_together
+from mage.learn.team import Team, work_together
 from mage.memory.base import Memory
 from mage.menus import find_item
 from mage.mistakes import DeviceTrouble
@@ -37,6 +38,7 @@ from mage.report.events import EventWriter
 from mage.returns import compute_returns
 from mage.rundir import RunFolder
 from mage.seeds import derive
+from mage.sittings import Store, play_sittings
 from mage.types import Credit, MetaEpisode, Sample, Split, Task
 
 Figures = dict[str, Any]
@@ -248,6 +250,8 @@ class Trainer:
 
     def run(self) -> Figures:
         """Train to the end, then measure the chosen checkpoint on the final panel; returns the summary."""
+        if self.recipe.run.updates == 0:
+            return self._measure_only()
         if self.done == 0:
             self._measure_start()
         while self.done < self.recipe.run.updates:
@@ -258,6 +262,15 @@ class Trainer:
                     raise Stopped(str(self.folder.path))
                 return {}
         return self._conclude()
+
+    def _measure_only(self) -> Figures:
+        """Without training there is nothing to choose and no difference: the final panel is played once."""
+        found = self._final("after")
+        score = next(iter(found.values())).overall.episodes[-1].score
+        assert score is not None, "a panel is never empty"
+        self.best = (score.value, 0)
+        self._save()
+        return self._close({"after": found})
 
     def _measure_start(self) -> None:
         self._choose()
@@ -326,17 +339,24 @@ class Trainer:
         self.parts.engine.refresh(self.best[1])
         after = self._final("after")
         emptied = self._final("emptied", cast("Memory", find_item("memory", "notes")(keep="none")))
+        return self._close({"after": after, "memory_emptied": emptied})
+
+    def _close(self, found: dict[str, dict[Split, Evaluation]]) -> Figures:
+        """The leader sums up; what finished evaluations left for the case of a kill is no longer needed."""
         if not self.team.leads:
             return {}
-        summary = self._summary(after, emptied)
+        summary = self._summary(found)
         self.folder.write_summary(summary)
+        self.folder.forget_sittings()
         return summary
 
     def _final(self, name: str, memory: Memory | None = None) -> dict[Split, Evaluation]:
         return {split: self.evaluate(split, "final", f"{name}_{split}", memory) for split in self.recipe.evaluate.splits}
 
-    def _summary(self, after: dict[Split, Evaluation], emptied: dict[Split, Evaluation]) -> Figures:
-        before = {split: self.folder.read_evaluation(f"before_{split}") for split in after}
+    def _summary(self, found: dict[str, dict[Split, Evaluation]]) -> Figures:
+        stages = {stage: {split: one.to_json()["overall"] for split, one in evaluations.items()} for stage, evaluations in found.items()}
+        if self.recipe.run.updates:
+            stages["before"] = {split: self.folder.read_evaluation(f"before_{split}")["overall"] for split in found["after"]}
         return {
             "run": str(self.folder.path),
             "recipe": self.recipe.run.name or self.folder.path.name,
@@ -344,22 +364,36 @@ class Trainer:
             "updates": self.done,
             "chosen_update": self.best[1] if self.best else 0,
             "seconds": sum(record["total"] for record in self.folder.timing()),
-            "before": {split: one["overall"] for split, one in before.items()},
-            "after": {split: one.to_json()["overall"] for split, one in after.items()},
-            "memory_emptied": {split: one.to_json()["overall"] for split, one in emptied.items()},
+            **stages,
         }
 
     def evaluate(self, split: Split, panel: Name, name: str, memory: Memory | None = None) -> Evaluation:
         """Play a fixed panel with the weights as they are; the leader stores the result."""
         size = self.recipe.evaluate.size if panel == "select" else self.recipe.evaluate.final_size
-        evaluation, metas = evaluate_panel(self.parts, split, panel, size, memory, self.team, lambda done: self.watcher.played(done, size, name))
+        about = {"of": name, "update": self.parts.engine.policy_version, "tasks": size, "episodes": self.recipe.evaluation_episodes()}
+        evaluation, _ = evaluate_panel(
+            self.parts,
+            split,
+            panel,
+            size,
+            memory,
+            self.team,
+            lambda done: self.watcher.played(done, size, name),
+            transcripts=TRANSCRIPTS if panel == "final" else 0,
+            store=Store(self.folder.sittings(name), about),
+            on_transcripts=partial(self._write_transcripts, name),
+        )
         if self.team.leads:
             self.folder.write_evaluation(name, evaluation.to_json())
             if panel == "final":
                 write_tasks(self.folder.path / "evaluations" / f"{name}.tasks.jsonl", evaluation.rows)
-                self.folder.write_episodes_of(name, metas[:TRANSCRIPTS])
+            else:
+                self.folder.sittings(name).unlink(missing_ok=True)
         self.watcher.evaluated(name, evaluation)
         return evaluation
+
+    def _write_transcripts(self, name: str, metas: list[MetaEpisode]) -> None:
+        self.folder.write_episodes_of(name, metas)
 
 
 def evaluate_panel(
@@ -370,19 +404,21 @@ def evaluate_panel(
     memory: Memory | None = None,
     team: Team | None = None,
     on_played: Callable[[int], None] = lambda done: None,
+    *,
+    transcripts: int | None = None,
+    store: Store | None = None,
+    on_transcripts: Callable[[list[MetaEpisode]], None] = lambda metas: None,
 ) -> tuple[Evaluation, list[MetaEpisode]]:
-    """Play a fixed panel and sum it up; also this member's meta-episodes.
+    """Play a fixed panel and sum it up; also this member's meta-episodes of the first `transcripts` tasks (None = of all).
 
-    Seeds come from the panel alone, so every method and every checkpoint faces the same tasks with the same luck.
+    Seeds come from the panel alone, so every method and every checkpoint faces the same tasks with the same luck. What
+    `store` holds is not played again.
     """
     recipe, team, setting = parts.recipe, team or Team(), parts.setting(evaluating=True, memory=memory)
     seats, population = recipe.play.seats, recipe.population()
     tasks = make_panel(setting.environment, population, split, size=size, seats=seats, name=panel, episodes=setting.episodes)
-    counter = itertools.count(team.size, team.size)
-    numbers = team.share(range(len(tasks)))
-    tell = lambda _: on_played(min(next(counter), len(tasks)))  # noqa: E731
-    metas = play_groups(setting, [[task] for task in team.share(tasks)], derive("panel", panel, split), tell, numbers=numbers, gather=team.gather)
-    rows = weave(team.gather([task_row(meta) for meta in metas]))
+    seed = derive("panel", panel, split)
+    rows, metas = play_sittings(setting, tasks, seed, team=team, transcripts=transcripts, store=store, on_played=on_played, on_transcripts=on_transcripts)
     return summarise_rows(rows, setting.environment, population, split), metas
 
 
@@ -400,7 +436,14 @@ def play_tally(metas: Sequence[MetaEpisode]) -> Tally:
             tally["reply_length"] += [len(turn.completion.token_ids) for turn in episode.turns]
             if episode.reflection is not None:
                 tally["reflection_length"].append(len(episode.reflection.completion.token_ids))
-    return {name: (float(sum(values)), float(len(values))) for name, values in tally.items()} | {"episodes": (sum(len(meta.episodes) for meta in metas), 0)}
+    totals = {"episodes": (float(sum(len(meta.episodes) for meta in metas)), 0.0), "generated_tokens": (float(sum(map(_generated, metas))), 0.0)}
+    return {name: (float(sum(values)), float(len(values))) for name, values in tally.items()} | totals
+
+
+def _generated(meta: MetaEpisode) -> int:
+    """All tokens that the model wrote: moves, reflections, and what a memory asked it."""
+    turns = [turn for episode in meta.episodes for turn in (*episode.turns, *([episode.reflection] if episode.reflection else ()))]
+    return sum(len(turn.completion.token_ids) for turn in turns) + sum(meta.asked)
 
 
 def credit_tally(credits: Sequence[Credit]) -> Tally:

@@ -87,7 +87,10 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class MetaEpisode:
-    """N episodes of one member against one task; `memories[n]` is the text the agent was shown in episode n."""
+    """N episodes of one member against one task; `memories[n]` is the text the agent was shown in episode n.
+
+    `asked[n]` are the tokens of what the memory itself asked the model around episode n, beside replies and reflections.
+    """
 
     task: Task
     group: int
@@ -95,6 +98,7 @@ class MetaEpisode:
     episodes: tuple[Episode, ...]
     memories: tuple[str, ...]
     policy_version: int
+    asked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

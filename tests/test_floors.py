@@ -22,7 +22,7 @@ FLOORS = {
     **dict.fromkeys(("evaluate", "panels", "ceilings", "statistics", "checks", "report"), 6),
     **dict.fromkeys(("learn", "models"), 7),
     "cluster": 8,
-    **dict.fromkeys(("trainer", "warmstart"), 9),
+    **dict.fromkeys(("trainer", "sittings", "warmstart"), 9),
     **dict.fromkeys(("cli", "verbs", "terminal", "reproduce"), 10),
 }
 SIGNING = ("mage.config", "mage.consistency")  # name what they find by name in signatures too

@@ -14,6 +14,7 @@ from toys import scripted_agent
 from mage.config import ConfigError, build_recipe, load_recipe
 from mage.engines.base import run
 from mage.environments.kuhn_poker import KuhnPoker
+from mage.evaluate import read_tasks
 from mage.memory import _embedding
 from mage.memory._embedding import embed, rank
 from mage.memory.amem import AMem
@@ -269,6 +270,9 @@ def test_a_method_without_training_is_only_evaluated_and_its_recipe_can_also_tra
     folder = RunFolder.create(tmp_path / "run", load_recipe(f"kuhn_poker+{name}", small))
     summary = train(folder.path, Watcher(), lambda: False)
     assert summary["updates"] == len(folder.metrics()) == updates
-    shown = [memory for meta in folder.read_episodes_of("before_test") for memory in meta.memories[1:]]
+    shown = [memory for meta in folder.read_episodes_of("after_test") for memory in meta.memories[1:]]
     assert any(shown) == (name != "react")
-    assert updates or summary["before"] == summary["after"]
+    played = ["after_test", "before_test", "emptied_test", "select_000000", "select_000002"] if updates else ["after_test"]
+    assert folder.evaluation_names() == played
+    asked = [sum(row.asked) for row in read_tasks(folder.path / "evaluations" / "after_test.tasks.jsonl")]
+    assert all(asked) if name == "amem" else not any(asked)

@@ -111,4 +111,4 @@ def play_panel(candidate: Candidate, split: Split, panel: Name, size: int | None
         def tell(done: int) -> None:
             status.update(f"{candidate.title}: task {done:,} of {count:,}")
 
-        return evaluate_panel(candidate.parts, split, panel, count, memory, on_played=tell)[0]
+        return evaluate_panel(candidate.parts, split, panel, count, memory, on_played=tell, transcripts=0)[0]

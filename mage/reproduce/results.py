@@ -1,0 +1,246 @@
+"""Runs as figures: every arm of a world with intervals, what it cost, and every pair of arms, task by task and seed by seed.
+
+Rates have Wilson intervals over tasks (seeds are averaged first); scores and differences are drawn anew over tasks AND seeds.
+A difference is called one only where its own interval excludes zero and Holm's correction over all pairs of the world agrees.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from mage.evaluate import TaskRow, read_tasks
+from mage.report.findings import read_evaluation
+from mage.reproduce.plan import Job, Plan, is_done, open_runs
+from mage.reproduce.tables import Arm
+from mage.rundir import RunFolder
+from mage.seeds import derive
+from mage.statistics import Difference, Estimate, crossed_bootstrap, holm, wilson
+from mage.types import Split, Task
+
+LEVEL = 0.05
+TOLERANCE = 0.1  # how far the generated tokens of two arms may be apart before the page says so
+MeasureName = Literal["score", "success"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """Episode k of an arm, over all its tasks and seeds."""
+
+    episode: int
+    score: Estimate
+    success: Estimate
+    pass_at: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one run of an arm used, on average over its seeds: played and written in training, written in evaluation."""
+
+    training_episodes: float
+    training_tokens: float
+    evaluation_episodes: float
+    evaluation_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """A line of the table. `by_seed` is the last episode's measure of every seed; `curve` that of the select panel by update."""
+
+    label: str
+    trains: bool
+    seeds: tuple[int, ...]
+    tasks: int
+    episodes: tuple[EpisodeResult, ...]
+    gain: Estimate
+    by_seed: tuple[float, ...]
+    budget: Budget
+    curve: tuple[tuple[int, tuple[float, ...]], ...]
+    paper: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Second minus first in the last episode, over the seeds that both have (an arm without training counts for every seed)."""
+
+    first: str
+    second: str
+    seeds: int
+    difference: Difference
+    adjusted: float
+
+    @property
+    def is_real(self) -> bool:
+        found = self.difference.difference
+        return self.adjusted < LEVEL and (found.low > 0 or found.high < 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What can be reached where that is known: without adapting, and by the best learner in every episode."""
+
+    non_adapting: float
+    learner: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorldResult:
+    """All that a table says about one world. `missing` names runs that are not finished."""
+
+    world: str
+    split: Split
+    measure: MeasureName
+    arms: tuple[ArmResult, ...]
+    pairs: tuple[Pair, ...]
+    bounds: Bounds | None
+    missing: tuple[str, ...]
+    budget_faults: tuple[str, ...]
+
+
+def read_results(plan: Plan, runs: Path) -> list[WorldResult]:
+    """The figures of all finished runs of a plan."""
+    there = {name: folder for name, folder in open_runs(plan, runs).items() if is_done(folder)}
+    return [_read_world(plan, world, there) for world in plan.worlds]
+
+
+def _read_world(plan: Plan, world: str, there: dict[str, RunFolder]) -> WorldResult:
+    jobs = [job for job in plan.jobs if job.world == world]
+    split = _split_of(plan, jobs)
+    held = {arm: [(job, there[job.name]) for job in jobs if job.arm == arm and job.name in there] for arm in dict.fromkeys(job.arm for job in jobs)}
+    held = {arm: found for arm, found in held.items() if found}
+    bounds = next((bound for found in held.values() for _, folder in found if (bound := _bounds(folder, split))), None)
+    measure: MeasureName = "score" if bounds else "success"
+    played = {arm: _Played([(job.seed, _rows(folder, split)) for job, folder in found], found[0][0].trains) for arm, found in held.items()}
+    paper = plan.table.paper.get(world, {}) if plan.scale == "paper" else {}
+    arms = tuple(_arm(arm, played[arm], found, measure, paper.get(arm.label)) for arm, found in held.items())
+    pairs = _pairs(played, measure)
+    return WorldResult(world, split, measure, arms, pairs, bounds, tuple(job.name for job in jobs if job.name not in there), _budget_faults(arms))
+
+
+def _split_of(plan: Plan, jobs: Sequence[Job]) -> Split:
+    if plan.table.split not in jobs[0].recipe.evaluate.splits:
+        raise ValueError(f"{jobs[0].world} has no {plan.table.split} panel: name opponents under opponents.{plan.table.split} of its recipe")
+    return plan.table.split
+
+
+def _rows(folder: RunFolder, split: Split) -> tuple[TaskRow, ...]:
+    return read_tasks(folder.path / "evaluations" / f"after_{split}.tasks.jsonl")
+
+
+class _Played:
+    """The panel of one arm as arrays [seed, task, episode], in the order of the panel."""
+
+    def __init__(self, found: Sequence[tuple[int, Sequence[TaskRow]]], trains: bool) -> None:
+        self.trains = trains
+        self.seeds = tuple(seed for seed, _ in found)
+        self.tasks: list[Task] = [row.task for row in found[0][1]]
+        if any([row.task for row in rows] != self.tasks for _, rows in found):
+            raise ValueError("runs of one arm were evaluated on different panels")
+        self.rows = [rows for _, rows in found]
+        self.score = np.array([[row.scores for row in rows] for rows in self.rows], dtype=float)
+        self.success = np.array([[[outcome == "won" for outcome in row.outcomes] for row in rows] for rows in self.rows], dtype=float)
+
+    def measured(self, measure: MeasureName) -> np.ndarray:
+        return self.score if measure == "score" else self.success
+
+
+def _arm(arm: Arm, played: _Played, runs: Sequence[tuple[Job, RunFolder]], measure: MeasureName, paper: float | None) -> ArmResult:
+    values = played.measured(measure)
+    gain = crossed_bootstrap(values[:, :, -1] - values[:, :, 0], seed=_luck("gain")).difference
+    return ArmResult(
+        label=arm.label,
+        trains=runs[0][0].trains,
+        seeds=played.seeds,
+        tasks=len(played.tasks),
+        episodes=tuple(_episode(played, k) for k in range(values.shape[2])),
+        gain=gain,
+        by_seed=tuple(values[:, :, -1].mean(axis=1).tolist()),
+        budget=_budget(played, [folder for _, folder in runs]),
+        curve=_curve([folder for _, folder in runs], measure),
+        paper=paper,
+    )
+
+
+def _episode(played: _Played, k: int) -> EpisodeResult:
+    passed = played.success[:, :, : k + 1].max(axis=2)
+    return EpisodeResult(
+        episode=k + 1,
+        score=crossed_bootstrap(played.score[:, :, k], seed=_luck("score")).difference,
+        success=_rate(played.success[:, :, k]),
+        pass_at=_rate(passed),
+    )
+
+
+def _rate(values_ST: np.ndarray) -> Estimate:
+    by_task = values_ST.mean(axis=0)
+    return wilson(float(by_task.sum()), len(by_task))
+
+
+def _budget(played: _Played, folders: Sequence[RunFolder]) -> Budget:
+    records = [folder.metrics() for folder in folders]
+    runs = len(folders)
+    rows = [row for one in played.rows for row in one]
+    return Budget(
+        training_episodes=sum(record["episodes"] for one in records for record in one) / runs,
+        training_tokens=sum(record.get("generated_tokens", 0.0) for one in records for record in one) / runs,
+        evaluation_episodes=sum(len(row.scores) for row in rows) / runs,
+        evaluation_tokens=sum(row.generated for row in rows) / runs,
+    )
+
+
+def _curve(folders: Sequence[RunFolder], measure: MeasureName) -> tuple[tuple[int, tuple[float, ...]], ...]:
+    found: dict[int, list[float]] = {}
+    for folder in folders:
+        for name in folder.evaluation_names():
+            if name.startswith("select_"):
+                figures = read_evaluation(folder, name).overall.episodes[-1]
+                estimate = figures.score if measure == "score" else figures.success
+                assert estimate is not None, "the select panel plays every episode"
+                found.setdefault(int(name.removeprefix("select_")), []).append(estimate.value)
+    return tuple((update, tuple(values)) for update, values in sorted(found.items()))
+
+
+def _bounds(folder: RunFolder, split: Split) -> Bounds | None:
+    cell = read_evaluation(folder, f"after_{split}").overall
+    return None if cell.non_adapting is None else Bounds(cell.non_adapting, tuple(figures.ceiling for figures in cell.episodes))
+
+
+# --- Pairs and budgets -----------------------------------------------------------------------------------------------
+
+
+def _pairs(played: dict[Arm, _Played], measure: MeasureName) -> tuple[Pair, ...]:
+    found = [(a, b, one) for a, b in combinations(played, 2) if (one := _compare(played[a], played[b], measure)) is not None]
+    adjusted = holm([difference.p_value for _, _, (_, difference) in found])
+    return tuple(Pair(a.label, b.label, seeds, difference, p) for (a, b, (seeds, difference)), p in zip(found, adjusted, strict=True))
+
+
+def _compare(first: _Played, second: _Played, measure: MeasureName) -> tuple[int, Difference] | None:
+    """The same tasks, and the same seeds where both depend on them; None where there is nothing in common."""
+    if first.tasks != second.tasks:
+        raise ValueError("two arms of one world were evaluated on different panels")
+    a, b = (one.measured(measure)[:, :, -1] for one in (first, second))
+    if first.trains and second.trains:
+        shared = [seed for seed in first.seeds if seed in second.seeds]
+        a, b = (values[[one.seeds.index(seed) for seed in shared]] for one, values in ((first, a), (second, b)))
+    gaps = b - a
+    return None if not len(gaps) else (len(gaps), crossed_bootstrap(gaps, seed=_luck("pair")))
+
+
+def _luck(what: str) -> int:
+    return derive("reproduce", what) % 2**32
+
+
+def _budget_faults(arms: Sequence[ArmResult]) -> tuple[str, ...]:
+    """Where trained arms had unequal means: episodes must be equal, generated tokens nearly so."""
+    trained = [arm for arm in arms if arm.trains]
+    episodes = {arm.label: arm.budget.training_episodes for arm in trained}
+    tokens = {arm.label: arm.budget.training_tokens for arm in trained}
+    faults = []
+    if len(set(episodes.values())) > 1:
+        faults.append("training episodes differ: " + ", ".join(f"{label} {count:,.0f}" for label, count in episodes.items()))
+    if tokens and max(tokens.values()) > (1 + TOLERANCE) * min(tokens.values()):
+        faults.append(f"generated tokens differ by more than {TOLERANCE:.0%}: " + ", ".join(f"{label} {count:,.0f}" for label, count in tokens.items()))
+    return tuple(faults)
