@@ -107,8 +107,18 @@ def _run(plan: "Plan", out: Path, size: int) -> None:
     if not finished:
         err.print("Stopped. The same command goes on where it was.")
         raise typer.Exit(STOPPED)
+    _write(plan, out)
     if crew.failures:
         raise typer.Exit(1)
+
+
+def _write(plan: "Plan", out: Path) -> None:
+    from mage.reproduce.page import write_page
+
+    page, table, figures = write_page(plan, out)
+    console().print(table.read_text("utf-8"), markup=False, soft_wrap=True)
+    for title, path in {"page": page, "table": table, "figures": figures}.items():
+        console().print(f"{title:<8} {path}", markup=False, soft_wrap=True)
 
 
 def _follow(crew: "Crew", err: Console, interrupt: "Interrupt") -> bool:
