@@ -1,0 +1,81 @@
+"""The three worlds without other agents, as one demanding user would meet them: hostile replies, bounded views, damaged data, unknown splits."""
+
+import random
+from pathlib import Path
+
+import pytest
+from toys import scripted_agent
+
+from mage.environments.alfworld import Alfworld
+from mage.environments.base import Environment
+from mage.environments.sokoban import Sokoban
+from mage.environments.webshop import WebShop
+from mage.evaluate import summarise
+from mage.memory.notes import Notes
+from mage.opponents.base import Population
+from mage.play import Setting, play_groups
+from mage.seeds import derive
+from mage.types import Split, Task
+
+WORLDS: tuple[Environment, ...] = (Sokoban(), Alfworld(), WebShop(products=200, test_goals=50, dev_goals=50))
+HOSTILE = (
+    "",
+    "\x00\x07\x1b[2J",
+    "<action></action>",
+    f"<action>{'x' * 100_000}</action>",
+    f"<action>search[{'x' * 100_000}]</action>",
+    "<action>search[\x00\x1b[2J]</action>",
+    "<action>click[\ufffd]</action>",
+    f"<action>{'up ' * 40_000}</action>",
+    "<action>go to \u202eecaf</action>",
+    "<action>" * 500,
+    "<action>[/bold]{0}%s</action>",
+)
+MOST = 8_000  # characters that a model may be shown at once
+
+each_world = pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+
+
+@each_world
+@pytest.mark.parametrize("reply", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_reply_is_an_illegal_move_on_record(world: Environment, reply: str) -> None:
+    task = Task(world.name, 3, 0, "", "test")
+    (played,) = play_groups(Setting(world, scripted_agent(lambda prompt: reply), Notes(keep="both"), episodes=2), [[task]], seed=1)
+    for episode in played.episodes:
+        assert (episode.ending, episode.score, episode.outcome) == ("illegal", 0.0, "lost")
+        assert not any(turn.legal for turn in episode.turns)
+        assert all(len(turn.observation) < MOST for turn in episode.turns)
+        assert len(episode.recap) < MOST
+    assert summarise([played], world.for_split("test"), Population(), "test").overall.episodes[0].illegal == 1.0
+
+
+@each_world
+@pytest.mark.parametrize("split", ["train", "test", "ood"])
+def test_whatever_is_played_is_shown_in_bounds(world: Environment, split: Split) -> None:
+    found, longest = world.for_split(split), 0
+    for number in range(12):
+        rng, state = random.Random(number), found.start(derive(number, "bounds"))
+        for _ in range(world.max_turns):
+            if state.turn() is None:
+                break
+            longest = max(longest, len(state.observe(0)), len(state.anchor(0)))
+            state.apply(rng.choice(state.legal()))
+        longest = max(longest, len(state.recap(0)))
+    assert 0 < longest < MOST
+
+
+def _damage(folder: Path, content: bytes) -> tuple[Environment, ...]:
+    """Every world on data of this content."""
+    game, levels = folder / "train" / "pick_and_place_simple-x" / "trial" / "game.tw-pddl", folder / "levels.txt"
+    game.parent.mkdir(parents=True)
+    for path in (game, levels, folder / "items_shuffle.json", folder / "items_ins_v2.json"):
+        path.write_bytes(content)
+    return Sokoban(levels=str(levels)), Alfworld(data=str(folder)), WebShop(data=str(folder))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00\x01", b"{", b"[]", b"{}", b"null", b'[{"asin": 3}]', b"[" * 100_000], ids=range(8))
+def test_damaged_data_is_one_message_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "cache"))
+    for world in _damage(tmp_path, content):
+        with pytest.raises(ValueError, match=tmp_path.name):
+            world.start(0)
