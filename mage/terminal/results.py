@@ -75,16 +75,21 @@ def evaluation_table(evaluation: Evaluation, title: str, width: int) -> tuple[Re
 
 
 def _shortened(evaluation: Evaluation) -> list[tuple[str, ...]]:
-    """`table` with intervals of scores as `±`."""
+    """`table` with intervals of scores and regrets as `±`."""
     header, *rows = table(evaluation)
     figures = [one for cell in evaluation.cells for one in cell.episodes]
-    score, gain = header.index("score"), header.index("gain")
-    short = [{score: one.score, gain: one.score_gain} for one in figures]
-    return [header, *(tuple(_score_or(found.get(at), text) for at, text in enumerate(row)) for row, found in zip(rows, short, strict=True))]
+    score, gain, regret = (header.index(name) for name in ("score", "gain", "regret"))
+    short = [{score: _score_or_none(one.score), gain: _score_or_none(one.score_gain), regret: _regret_or_none(one.regret)} for one in figures]
+    return [header, *(tuple(found.get(at) or text for at, text in enumerate(row)) for row, found in zip(rows, short, strict=True))]
 
 
-def _score_or(estimate: Estimate | None, text: str) -> str:
-    return text if estimate is None else show_score(estimate)
+def _score_or_none(estimate: Estimate | None) -> str | None:
+    return None if estimate is None else show_score(estimate)
+
+
+def _regret_or_none(estimate: Estimate | None) -> str | None:
+    """A regret is never below 0, so it carries no sign."""
+    return None if estimate is None else show_score(estimate).removeprefix("+")
 
 
 def _needed(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
