@@ -7,6 +7,7 @@ same figures and can be compared in pairs later. The unit is the task: members o
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -305,6 +306,7 @@ class _Judge:
         self.environment, self.pool = environment, pool
         self.episodes, self.search, self.stratified = episodes, search, stratified
         self.ceilings: dict[int, tuple[Ceilings, ...]] = {}
+        self.bounds: dict[tuple[str, int], tuple[float, float]] = {}
         self.expert_scores: dict[Task, float | None] = {}
 
     def cell(self, rows: Sequence[TaskRow], opponent: str | None, seat: int | None) -> Cell:
@@ -382,11 +384,18 @@ class _Judge:
             return None
         if not all(self._is_exact(task.opponent) for task in tasks):
             return None
+        pairs = Counter((task.opponent, task.seat) for task in tasks)
         try:
-            pairs = [(equilibrium_value(self.environment, t.seat), best_response(self.environment, t.opponent, t.seat)) for t in tasks]
+            bounds = [(count, *self._pair_bounds(*pair)) for pair, count in pairs.items()]
         except TooLarge:
             return None
-        return math.fsum(low for low, _ in pairs) / len(pairs), math.fsum(high for _, high in pairs) / len(pairs)
+        return math.fsum(count * low for count, low, _ in bounds) / len(tasks), math.fsum(count * high for count, _, high in bounds) / len(tasks)
+
+    def _pair_bounds(self, opponent: str, seat: int) -> tuple[float, float]:
+        """Equilibrium and best-response score of one seat against one opponent: a walk of the game tree, made once."""
+        if (opponent, seat) not in self.bounds:
+            self.bounds[opponent, seat] = equilibrium_value(self.environment, seat), best_response(self.environment, opponent, seat)
+        return self.bounds[opponent, seat]
 
     def _is_exact(self, opponent: str) -> bool:
         told = find(opponent).policy_is

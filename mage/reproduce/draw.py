@@ -28,11 +28,12 @@ def draw_results(result: WorldResult) -> bytes:
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
         colours = _colours(result)
-        for arm in result.arms:
+        for number, arm in enumerate(result.arms):
             _curve(left, arm, colours[arm.label])
-            _episodes(right, arm, colours[arm.label], result)
+            _episodes(right, arm, colours[arm.label], result, 0.03 * (number - len(result.arms) / 2))
         _bounds(left, result, last=True)
         _bounds(right, result, last=False)
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
         left.set(title="Last episode over training, select panel", xlabel="update", ylabel=result.measure)
         right.set(title=f"Episode by episode, final {result.split} panel", xlabel="episode", ylabel=result.measure)
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -55,9 +56,9 @@ def _curve(axes: Axes, arm: ArmResult, colour: str) -> None:
     axes.fill_between(updates, [min(values) for _, values in arm.curve], [max(values) for _, values in arm.curve], color=colour, alpha=0.15, linewidth=0)
 
 
-def _episodes(axes: Axes, arm: ArmResult, colour: str, result: WorldResult) -> None:
+def _episodes(axes: Axes, arm: ArmResult, colour: str, result: WorldResult, aside: float) -> None:
     found = [_of(one, result) for one in arm.episodes]
-    x = [one.episode for one in arm.episodes]
+    x = [one.episode + aside for one in arm.episodes]  # beside each other, so that intervals can be told apart
     values = [one.value for one in found]
     spread = [[one.value - one.low for one in found], [one.high - one.value for one in found]]
     axes.errorbar(x, values, yerr=spread, color=colour, label=arm.label, marker="o", markersize=4, capsize=2, linestyle="-" if arm.trains else ":")

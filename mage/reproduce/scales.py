@@ -46,19 +46,19 @@ SCALES: Mapping[Name, Scale] = {
         every=("--run.workers=1", "--run.threads=1"),
         by_world={
             "kuhn_poker": (
-                "--run.updates=110",
-                "--run.save_every=22",
-                "--run.evaluate_every=22",
+                "--run.updates=100",
+                "--run.save_every=20",
+                "--run.evaluate_every=20",
                 "--run.episodes_every=0",
                 "--evaluate.size=600",
                 "--evaluate.final_size=3600",
             ),
-            "tic_tac_toe": ("--run.updates=100", "--run.save_every=20", "--run.evaluate_every=20", "--run.episodes_every=0"),
+            "tic_tac_toe": ("--run.updates=90", "--run.save_every=18", "--run.evaluate_every=18", "--run.episodes_every=0"),
         },
         # GRPO divides by the spread of the rewards (6 to 8 here), so its advantages are that much smaller beside the entropy.
         by_part={"grpo": ("--learn.entropy=0.15", "--learn.entropy_final=0.02")},
         reflecting=("--agent.reflection_tokens=32",),
-        pace={"kuhn_poker": Pace(1.1, 0.6), "tic_tac_toe": Pace(9.0, 4.0)},
+        pace={"kuhn_poker": Pace(1.3, 1.0), "tic_tac_toe": Pace(8.5, 3.7)},
     ),
     "paper": Scale(base="paper_{}", worlds=("kuhn_poker", "tic_tac_toe", "alfworld", "sokoban", "webshop")),
 }

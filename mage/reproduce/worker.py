@@ -43,7 +43,8 @@ def work(run: Path) -> int:
     leave = Leave()
     with locked(run):
         try:
-            train(run, Watcher(), leave)
+            if not (run / "summary.json").is_file():  # whoever had the lock may have finished it
+                train(run, Watcher(), leave)
         except Stopped:
             return STOPPED
     return 0
