@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mage.statistics import Estimate, bootstrap, mean, paired, sign_test, stratified_mean, wilson
+from mage.statistics import Estimate, bootstrap, crossed_bootstrap, holm, mean, paired, sign_test, stratified_mean, wilson
 
 
 @given(st.integers(1, 3000), st.floats(0, 1), st.sampled_from([0.8, 0.95, 0.99]))
@@ -94,3 +94,64 @@ def test_the_sign_test_is_the_exact_binomial_one():
     assert sign_test(9, 1) == pytest.approx(2 * 11 / 1024) == pytest.approx(stats.binomtest(9, 10).pvalue)
     assert sign_test(0, 0) == sign_test(3, 3) == 1
     assert 0 < sign_test(2000, 1500) < 1e-15
+
+
+def test_the_crossed_bootstrap_has_the_variance_of_both_seeds_and_tasks():
+    """With value = a_s + b_t the variance of the mean is s_a^2 / S + s_b^2 / T exactly, so the 95 % interval is 2 x 1.96 errors wide."""
+    rng = np.random.default_rng(3)
+    seeds, tasks = rng.normal(0, 0.5, (25, 1)), rng.normal(0, 1.0, (1, 400))
+    found = crossed_bootstrap(seeds + tasks, seed=1, draws=20_000).difference
+    error = math.sqrt(seeds.var(ddof=1) / 25 + tasks.var(ddof=1) / 400)
+    assert found.value == pytest.approx(float((seeds + tasks).mean()), abs=1e-6)
+    assert (found.high - found.low) == pytest.approx(2 * 1.96 * error, rel=0.04)
+    assert found.count == 400
+
+
+def test_with_one_seed_the_crossed_bootstrap_is_scipys_over_tasks():
+    values = np.random.default_rng(5).exponential(1.0, 500)
+    expected = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)).confidence_interval
+    found = crossed_bootstrap(values[None, :], seed=2, draws=20_000).difference
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.006)
+
+
+def test_five_seeds_that_disagree_leave_a_difference_open_that_five_that_agree_show():
+    tasks = np.random.default_rng(0).normal(0, 0.1, (1, 500))
+    agree, disagree = (np.array(gaps)[:, None] + tasks for gaps in ([0.1] * 5, [0.5, -0.2, 0.4, -0.3, 0.1]))
+    shown, open_ = (crossed_bootstrap(values, seed=1) for values in (agree, disagree))
+    assert shown.difference.low > 0
+    assert shown.p_value == 1 / 4001
+    assert open_.difference.low < 0 < open_.difference.high
+    assert open_.p_value > 0.3
+
+
+def test_equal_arms_have_no_difference_and_one_task_says_nothing():
+    assert crossed_bootstrap(np.zeros((3, 10)), seed=1).p_value == 1.0
+    assert crossed_bootstrap(np.ones((3, 1)), seed=1).difference == Estimate(1.0, -math.inf, math.inf, 1)
+    with pytest.raises(ValueError, match="at least one value"):
+        crossed_bootstrap(np.zeros((0, 5)), seed=1)
+
+
+def test_the_crossed_interval_covers_the_truth_about_as_often_as_it_says():
+    """Two hundred worlds of 8 seeds and 60 tasks with both kinds of noise; percentile intervals of few seeds are a little short of 95 %."""
+    rng = np.random.default_rng(7)
+    hits = 0
+    for _ in range(200):
+        values = rng.normal(0, 0.3, (8, 1)) + rng.normal(0, 0.6, (1, 60)) + rng.normal(0, 1.0, (8, 60))
+        found = crossed_bootstrap(values, seed=1, draws=600).difference
+        hits += found.low <= 0 <= found.high
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_holm_is_that_of_r_and_keeps_the_order():
+    """R: p.adjust(c(.01, .02, .03, .04, .05), "holm") gives .05 .08 .09 .09 .09."""
+    assert holm([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
+    assert holm([0.04, 0.01, 0.9]) == pytest.approx([0.08, 0.03, 0.9])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+@settings(max_examples=50, deadline=None)
+def test_holm_agrees_with_statsmodels(p_values):
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    assert holm(p_values) == pytest.approx(list(multitest.multipletests(p_values, method="holm")[1]))

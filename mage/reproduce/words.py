@@ -33,7 +33,7 @@ def _against_bounds(arm: ArmResult, result: WorldResult) -> str:
     assert result.bounds is not None, "there are bounds"
     last, line, best = arm.episodes[-1].score, result.bounds.non_adapting, result.bounds.learner[-1]
     place = "above" if last.low > line else "below" if last.high < line else "not told apart from"
-    gap = "" if best is None else f"; {best - last.value:+.3f} are missing to the best learner's {best:.3f}"
+    gap = "" if best is None else f"; the best learner's is {best:.3f}, {best - last.value:.3f} more"
     return f"{arm.label} scores {show(last, 'score')} in the last episode, {place} the best without adapting ({line:.3f}){gap}."
 
 
