@@ -224,6 +224,16 @@ def test_a_lost_room_goes_on_if_asked_to() -> None:
     assert state.expert() is None
 
 
+def test_a_room_in_words_is_told_from_where_the_agent_stands() -> None:
+    state = start_at(EDGE, view="words")  # places by hand, from the drawing above
+    assert state.observe(0) == "The room:\nBoxes: 1 right. Targets: 1 right 1 down. Walls: left.\nBoxes on targets: 0 of 1."
+    state.apply("up right")
+    assert state.observe(0) == "You made: up, right.\nBoxes: 1 down. Targets: 2 down. Walls: up.\nBoxes on targets: 0 of 1."
+    state.apply("right down down")
+    assert "Targets: 1 left. Walls: down." in state.observe(0)
+    assert "#" not in state.environment.rules()
+
+
 def test_moves_after_the_solution_are_not_made() -> None:
     state = start_at(LINE)
     state.apply("left right right")

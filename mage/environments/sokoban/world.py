@@ -22,11 +22,12 @@ _SPELLINGS = {
     **{move: move for move in MOVES},
     **dict(zip("udlr↑↓←→⬆⬇⬅➡", MOVES * 3, strict=True)),
 }
-_RULES = """You are in a room seen from above and push boxes onto targets. The symbols:
-# wall, _ floor, O target, X box, * box on a target, P you, S you on a target.
+_RULES = """You are in a room seen from above and push boxes onto targets. {legend}
 A move is up, down, left or right. You push a box by walking against it, if the square behind it is free; you cannot pull, and never push two boxes at once. \
 A move against a wall or a box that cannot move does nothing. {answer} You have {turns}. You win when every box is on a target. \
 {end}"""
+_LEGEND = "The symbols:\n# wall, _ floor, O target, X box, * box on a target, P you, S you on a target."
+_WORDS = "You are told where things are from where you stand: 2 right 1 up is two squares to the right and one up; and on which sides a wall is next to you."
 _ENDS = "The attempt ends when that can no longer happen, as with a box in a corner."
 _GOES_ON = "Take care: a box in a corner never comes out again."
 
@@ -85,7 +86,8 @@ class SokobanState(State):
 
     def observe(self, seat: int) -> str:
         made = f"You made: {self._told(self.last)}.\n" if self.last else "The room:\n"
-        return f"{made}{self.room.draw(self.player, self.boxes)}\nBoxes on targets: {self._done()} of {len(self.boxes)}."
+        shown = self.room.draw(self.player, self.boxes) if self.environment.view == "map" else self._told_places()
+        return f"{made}{shown}\nBoxes on targets: {self._done()} of {len(self.boxes)}."
 
     def anchor(self, seat: int) -> str:
         return self.room.draw(self.player, self.boxes).replace(" ", "")
@@ -142,6 +144,12 @@ class SokobanState(State):
     def _told(self, moves: list[tuple[str, bool]]) -> str:
         return ", ".join(word if moved else f"{word} (blocked)" for word, moved in moves)
 
+    def _told_places(self) -> str:
+        """Boxes, targets and walls as seen from the player."""
+        boxes, targets = (", ".join(_way(self.room, self.player, cell) for cell in cells) for cells in (self.boxes, self.room.targets))
+        walls = [move for number, move in enumerate(MOVES) if self.room.beside[4 * self.player + number] < 0]
+        return f"Boxes: {boxes}. Targets: {targets}. Walls: {', '.join(walls) or 'none'}."
+
     def _told_end(self) -> str:
         count = len(self.moves)
         if self.solved:
@@ -157,6 +165,15 @@ class SokobanState(State):
             return "it still could be"
         answer = solve(self.room, self.player, self.boxes)
         return "it still could be" if answer.moves else "by then it could not be any more" if answer.certain else "nobody knows if it still could be"
+
+
+def _way(room: Room, start: int, end: int) -> str:
+    """How far another cell is, and to which sides: "2 right 1 up", or "here"."""
+    (row, column), (other_row, other_column) = (divmod(room.cells[cell], room.width) for cell in (start, end))
+    across, along = other_column - column, other_row - row
+    steps = [f"{abs(across)} {'right' if across > 0 else 'left'}"] if across else []
+    steps += [f"{abs(along)} {'down' if along > 0 else 'up'}"] if along else []
+    return " ".join(steps) or "here"
 
 
 def _regret(before: int | None, after: int | None, moves: int) -> int | None:
@@ -180,6 +197,7 @@ class Sokoban(Environment):
     levels: str = Field("", description="a Boxoban file or folder: its levels in place of made rooms (they need a max_turns of 30 or more)")
     ood_levels: str = Field("", description="with levels: those of the split out of domain")
     turn_moves: int = Field(3, ge=1, le=3, description="most moves in one action")
+    view: Literal["map", "words"] = Field("map", description="map = the room is drawn; words = boxes, targets and near walls are told as seen by the agent")
     stop_when_lost: bool = Field(True, description="end an episode when the room cannot be solved any more")
     restart: Literal["same", "fresh"] = Field("same", description="same = the room is tried again; fresh = a new room in every episode")
     max_turns: int = Field(7, ge=1, description="replies the agent may give in one episode, illegal ones included")
@@ -217,7 +235,8 @@ class Sokoban(Environment):
         many = self.turn_moves > 1
         answer = f"An answer is one to {self.turn_moves} moves with spaces between them." if many else "An answer is one move."
         turns = f"{self.max_turns} turn{'s' if self.max_turns > 1 else ''}"
-        return _RULES.format(answer=answer, turns=turns, end=_ENDS if self.stop_when_lost else _GOES_ON)
+        legend = _LEGEND if self.view == "map" else _WORDS
+        return _RULES.format(legend=legend, answer=answer, turns=turns, end=_ENDS if self.stop_when_lost else _GOES_ON)
 
     def instance(self, seat: int) -> str:
         return "The room is the same in every attempt." if self.restart == "same" else "Every attempt is in a new room."
