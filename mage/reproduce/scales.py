@@ -60,5 +60,5 @@ SCALES: Mapping[Name, Scale] = {
         reflecting=("--agent.reflection_tokens=32",),
         pace={"kuhn_poker": Pace(1.3, 1.0), "tic_tac_toe": Pace(8.5, 3.7)},
     ),
-    "paper": Scale(base="paper_{}", worlds=("kuhn_poker", "tic_tac_toe", "alfworld", "sokoban", "webshop")),
+    "paper": Scale(base="paper_{}", worlds=("kuhn_poker", "tic_tac_toe", "alfworld", "sokoban", "webshop"), every=("--evaluate.episodes=10",)),
 }
