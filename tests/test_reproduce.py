@@ -187,6 +187,14 @@ def test_a_killed_reproduction_goes_on_where_it_was_and_ends_with_the_same_figur
     assert time.monotonic() - began < 1, "nothing is left to run"
 
 
+def test_a_reproduction_that_is_asked_to_stop_says_so_and_leaves_nobody_working(tmp_path: Path) -> None:
+    crew = Crew(tiny_plan("mage"), tmp_path, 1)
+    assert not crew.run(quietly, lambda: (tmp_path / "kuhn_poker-mage-seed0" / "worker.log").is_file())
+    assert crew.working == {}
+    assert crew.failures == []
+    assert not (tmp_path / "kuhn_poker-mage-seed0" / "summary.json").exists()
+
+
 def test_a_run_with_other_options_does_not_stand_in_the_table(tmp_path: Path) -> None:
     (job,) = tiny_plan("react").jobs
     RunFolder.create(tmp_path / job.name, job.recipe)

@@ -63,9 +63,9 @@ class Crew:
                 time.sleep(_TICK)
                 self._collect()
                 tell(pace.standing(tuple(self.working)))
+            return not (waiting or self.working)
         finally:
             self._dismiss()
-        return not (waiting or self.working)
 
     def _start(self, job: Job) -> None:
         path = self.runs / job.name
