@@ -115,7 +115,8 @@ def _section(result: WorldResult, choices: WorldChoices | None) -> PageSection:
 def _main_table(result: WorldResult) -> TextTable:
     paper = any(arm.paper is not None for arm in result.arms)
     last = len(result.arms[0].episodes)
-    header = ("arm", "seeds", "tasks", f"score, episode {last}", f"success, episode {last}", f"Pass@{last}", f"gain in {result.measure}, 1 to {last}")
+    figures = (f"score, episode {last}", f"success, episode {last}", f"draws, episode {last}", f"Pass@{last}", f"gain in {result.measure}, 1 to {last}")
+    header = ("arm", "seeds", "tasks", *figures)
     rows = tuple((*_main_row(arm, result), *([_paper(arm)] if paper else [])) for arm in result.arms)
     return TextTable("Result", f"{_range_note(result)}", (*header, "seeds, lowest to highest", *(["the paper"] if paper else [])), rows)
 
@@ -123,8 +124,8 @@ def _main_table(result: WorldResult) -> TextTable:
 def _main_row(arm: ArmResult, result: WorldResult) -> tuple[str, ...]:
     one, scale, unit = arm.episodes[-1], (100 if result.measure == "success" else 1), (" %" if result.measure == "success" else "")
     spread = f"{scale * min(arm.by_seed):.{1 if unit else 3}f} to {scale * max(arm.by_seed):.{1 if unit else 3}f}{unit}" if len(arm.by_seed) > 1 else "-"
-    figures = (show(one.score, "score"), show(one.success, "success"), show(one.pass_at, "success"), show(arm.gain, result.measure, signed=True))
-    return (arm.label, str(len(arm.seeds)), f"{arm.tasks:,}", *figures, spread)
+    rates = (show(rate, "success") for rate in (one.success, one.draws, one.pass_at))
+    return (arm.label, str(len(arm.seeds)), f"{arm.tasks:,}", show(one.score, "score"), *rates, show(arm.gain, result.measure, signed=True), spread)
 
 
 def _range_note(result: WorldResult) -> str:

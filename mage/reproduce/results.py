@@ -33,6 +33,7 @@ class EpisodeResult:
     episode: int
     score: Estimate
     success: Estimate
+    draws: Estimate
     pass_at: Estimate
 
 
@@ -141,7 +142,8 @@ class _Played:
             raise ValueError("runs of one arm were evaluated on different panels")
         self.rows = [rows for _, rows in found]
         self.score = np.array([[row.scores for row in rows] for rows in self.rows], dtype=float)
-        self.success = np.array([[[outcome == "won" for outcome in row.outcomes] for row in rows] for rows in self.rows], dtype=float)
+        outcomes = np.array([[row.outcomes for row in rows] for rows in self.rows])
+        self.success, self.drawn = ((outcomes == outcome).astype(float) for outcome in ("won", "drawn"))
 
     def measured(self, measure: MeasureName) -> np.ndarray:
         return self.score if measure == "score" else self.success
@@ -170,6 +172,7 @@ def _episode(played: _Played, k: int) -> EpisodeResult:
         episode=k + 1,
         score=crossed_bootstrap(played.score[:, :, k], seed=_luck("score")).difference,
         success=_rate(played.success[:, :, k]),
+        draws=_rate(played.drawn[:, :, k]),
         pass_at=_rate(passed),
     )
 
