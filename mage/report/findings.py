@@ -1,7 +1,7 @@
 """Findings: what a run folder holds so far, read once and as records. A killed run has fewer of them, never broken ones."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,11 @@ TITLES: dict[Stage, str] = {"before": "before training", "after": "after trainin
 
 _EVALUATION = TypeAdapter(Evaluation)
 _SELECT = re.compile(r"select_(\d+)")
+
+
+def title_of(stage: Stage, among: Container[Stage]) -> str:
+    """What a stage is called among those a run has: without training there is one, the model as it is."""
+    return TITLES[stage] if "before" in among else "as it is"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 
 from mage.environments.base import SEATS
 from mage.evaluate import Cell, EpisodeComparison, EpisodeFigures, Evaluation, compare
-from mage.report.findings import DRAWS, PASS, REGRET, SCORE, STAGES, SUCCESS, TITLES, Findings, Measure, Stage
+from mage.report.findings import DRAWS, PASS, REGRET, SCORE, STAGES, SUCCESS, TITLES, Findings, Measure, Stage, title_of
 from mage.report.layout import PAGE
 from mage.report.transcripts import LABELS, Section
 from mage.report.values import NOTHING, Value, show, show_bound, show_estimate
@@ -99,7 +99,7 @@ def _tiles(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[tuple[st
     """The few figures that tell the result."""
     for stage, cell in overall.items():
         last = cell.episodes[-1]
-        yield f"episode {last.episode}, {TITLES[stage]}", show_estimate(measure.of(last), measure)
+        yield f"episode {last.episode}, {title_of(stage, overall)}", show_estimate(measure.of(last), measure)
     cell = next(iter(overall.values()))
     if cell.non_adapting is not None:
         yield "best policy that does not adapt", Value(show(cell.non_adapting, SCORE), "exact")
@@ -120,7 +120,7 @@ def _overall_table(overall: Mapping[Stage, Cell]) -> Table:
     for title, of in _REPLIES.items():
         rows += [_reply_row(overall, title, of, k, bounded) for k in range(len(first.episodes))]
     bounds = ("does not adapt", "Bayes-optimal") if bounded else ()
-    header = ("", "episode", *(TITLES[stage] for stage in overall), *bounds, "tasks")
+    header = ("", "episode", *(title_of(stage, overall) for stage in overall), *bounds, "tasks")
     return Table("Figures", "Means over tasks with 95 % intervals. Pass@k: won at least once in the first k episodes.", header, tuple(rows))
 
 
@@ -176,7 +176,7 @@ def _cell_tables(stages: Mapping[Stage, Evaluation], measure: Measure) -> list[T
     """By seat, by opponent and by both, after training if that was measured."""
     shown: Stage = "after" if "after" in stages else next(iter(stages))
     groups = {name: {stage: getattr(found, field) for stage, found in stages.items()} for name, field in _GROUPS.items()}
-    note = f"{measure.title.capitalize()} {TITLES[shown]}. Exploitation: 0 = the equilibrium's score, 1 = the exact best response."
+    note = f"{measure.title.capitalize()} {title_of(shown, stages)}. Exploitation: 0 = the equilibrium's score, 1 = the exact best response."
     return [_cell_table(name, note, cells, shown, measure) for name, cells in groups.items() if len(cells[shown]) > 1]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from mage.evaluate import Cell
-from mage.report.findings import SCORE, SUCCESS, TITLES, Measure, Stage
+from mage.report.findings import SCORE, SUCCESS, Measure, Stage, title_of
 from mage.report.values import show, show_estimate
 from mage.statistics import Estimate
 
@@ -27,7 +27,7 @@ def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[st
         last = cell.episodes[-1].score
         if stage != "before" and last is not None:
             place = _side(last, after.non_adapting, "above it" + (", so the agent adapts" if stage == "after" else ""), "below it")
-            found = f"Episode {len(cell.episodes)}, {TITLES[stage]}, scores {_told(last, SCORE)}"
+            found = f"Episode {len(cell.episodes)}, {title_of(stage, overall)}, scores {_told(last, SCORE)}"
             yield f"{found}. The best policy that does not adapt gets {show(after.non_adapting, SCORE)}: {place}."
     last, ceiling = after.episodes[-1].score, after.episodes[-1].ceiling
     if last is not None and ceiling is not None and last.low > ceiling:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from mage.evaluate import Cell, Comparison, EpisodeFigures, Evaluation, table
 from mage.panels import NOBODY
-from mage.report.findings import SCORE, TITLES, Findings, Measure
+from mage.report.findings import SCORE, Findings, Measure, title_of
 from mage.statistics import Difference, Estimate
 from mage.terminal.tables import GAP, plain_table
 from mage.types import Split
@@ -25,7 +25,7 @@ def result_table(findings: Findings, split: Split) -> RenderableType:
     cells = findings.overall(split)
     first = next(iter(cells.values()))
     bounds = first if measure is SCORE and first.non_adapting is not None else None
-    header = ["episode", *(TITLES[stage] for stage in cells), *(("best without adapting", "best learner") if bounds else ())]
+    header = ["episode", *(title_of(stage, cells) for stage in cells), *(("best without adapting", "best learner") if bounds else ())]
     rows = [
         (str(number + 1), *(_at(measure, cell, number) for cell in cells.values()), *(_bound_cells(bounds, number) if bounds else ()))
         for number in range(max(len(cell.episodes) for cell in cells.values()))
