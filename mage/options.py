@@ -56,6 +56,7 @@ class PlayOptions(Section):
     groups: int = Field(16, ge=1, description="tasks an update")
     members: int = Field(8, ge=2, description="meta-episodes of one task (G); a baseline needs at least two")
     seats: Literal["first", "second", "both"] = Field("both", description="where the agent sits; both = half the tasks each")
+    numbered: bool = Field(True, description="tell the agent which of how many games it plays; false = each is told as game 1 of 1")
     stop_on_success: bool = Field(False, description="end a meta-episode at the first win, as the published code does")
     grouping: Literal["stationary", "mixed"] = Field("stationary", description="stationary = members share the opponent; mixed is the ablation")
     illegal_penalty: float = Field(0.5, ge=0, description="taken from the reward of a turn without a legal action")

@@ -33,6 +33,7 @@ class Setting:
     agent: Agent
     memory: Memory
     episodes: int = 3
+    numbered: bool = True
     stop_on_success: bool = False
     illegal_penalty: float = 0.5
     length_penalty: float = 0.0
@@ -96,7 +97,8 @@ def _next_message(setting: Setting, place: Place, memory: str, state: State, tur
     environment, chat, seat = setting.environment, setting.agent.chat, place.task.seat
     observation = state.observe(seat)
     if not turns:
-        user = episode_text(environment, seat, memory, place.number + 1, setting.episodes, observation)
+        number, count = (place.number + 1, setting.episodes) if setting.numbered else (1, 1)
+        user = episode_text(environment, seat, memory, number, count, observation)
         return setting.agent.begin(environment, user)
     return chat.next(observation if turns[-1].legal else illegal_text(observation))
 

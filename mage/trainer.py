@@ -99,6 +99,7 @@ class Parts:
             agent=self.agent(evaluating),
             memory=memory or self.recipe.memory(),
             episodes=self.recipe.evaluation_episodes() if evaluating else play.episodes,
+            numbered=play.numbered,
             stop_on_success=play.stop_on_success and not evaluating,
             illegal_penalty=play.illegal_penalty,
             length_penalty=play.length_penalty,

@@ -15,6 +15,7 @@ import pytest
 from toys import meta
 from typer.testing import CliRunner
 
+from mage.chat import Chat
 from mage.cli import app
 from mage.config import load_recipe
 from mage.menus import menu
@@ -163,7 +164,7 @@ def test_a_dry_run_shows_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
 
 def go(out: Path, *more: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "mage", "reproduce", "table1", "--environment", "kuhn_poker", "--seeds", "1", "--jobs", "1", "--out", str(out)]
-    return subprocess.Popen([*command, "--only", "react,lamer", *TINY[:-1], *more], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    return subprocess.Popen([*command, "--only", "lamer", *TINY[:-1], *more], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.timeout(300)
@@ -176,8 +177,8 @@ def test_a_killed_reproduction_goes_on_where_it_was_and_ends_with_the_same_figur
     killed.wait()
     assert not (metrics.parent / "summary.json").exists(), "the kill must come before the end"
     assert go(tmp_path / "a", "--run.updates=6").wait(timeout=200) == 0
-    plan = make_plan("table1", worlds=["kuhn_poker"], only=["react", "lamer"], overrides=[*TINY[:-1], "--run.updates=6"])
-    whole = RunFolder.create(tmp_path / "whole", next(job.recipe for job in plan.jobs if job.trains))
+    plan = make_plan("table1", worlds=["kuhn_poker"], only=["lamer"], overrides=[*TINY[:-1], "--run.updates=6"])
+    whole = RunFolder.create(tmp_path / "whole", plan.jobs[0].recipe)
     train(whole.path, Watcher(), never)
     assert whole.metrics() == RunFolder.open(metrics.parent).metrics()
     assert (tmp_path / "a" / "table1.html").is_file()
@@ -279,3 +280,14 @@ def test_choices_are_shares_of_the_times_a_state_was_met() -> None:
     assert count == {(k, state, "x"): times for k in (0, 1) for state, times in (("a", 2), ("b", 1))}
     count[1, "a", "y"] = 6
     np.testing.assert_array_equal(shares(count, [("a", "x"), ("a", "y"), ("c", "x")], 2), [[1.0, 0.25], [0.0, 0.75], [np.nan, np.nan]])
+
+
+def test_methods_trained_on_single_games_meet_the_same_prompt_in_evaluation(tmp_path: Path) -> None:
+    """A policy that has only seen game 1 of 1 must not be judged on game 3 of 3: that would measure the prompt."""
+    recipe = load_recipe("kuhn_poker+gigpo", [*TINY[:-1], "--run.workers=1", "--evaluate.episodes=3", "--run.episodes_every=1"])
+    folder = RunFolder.create(tmp_path / "run", recipe)
+    train(folder.path, Watcher(), never)
+    chat = Chat.load(recipe.model_folder())
+    for metas in (folder.read_episodes(1), folder.read_episodes_of("after_test")):
+        prompts = {chat.tokenizer.decode(list(turn.prompt_ids)) for meta in metas for episode in meta.episodes for turn in episode.turns[:1]}
+        assert all("Game 1 of 1." in prompt for prompt in prompts)
