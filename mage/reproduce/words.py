@@ -12,13 +12,14 @@ def tell(result: WorldResult) -> Iterator[str]:
         yield "No run is finished yet."
         return
     real = [pair for pair in result.pairs if pair.is_real]
-    yield f"{len(real)} of {len(result.pairs)} pairs of arms differ in the last episode (paired interval without zero, Holm-corrected p below .05)."
+    if result.pairs:
+        yield f"{len(real)} of {len(result.pairs)} pairs of arms differ in the last episode (paired interval without zero, Holm-corrected p below .05)."
     returns = [pair for pair in result.pairs if {pair.first, pair.second} in ({"lamer", "mage"}, {"mage", "final"}, {"cumulative", "differential"})]
     yield from (f"{pair.second} minus {pair.first}: {_difference(pair, result.measure)}." for pair in returns)
     if result.bounds is not None:
         yield from (_against_bounds(arm, result) for arm in result.arms if arm.trains)
     yield from (f"Budgets are not equal: {fault}." for fault in result.budget_faults)
-    if not result.budget_faults and any(arm.trains for arm in result.arms):
+    if not result.budget_faults and sum(arm.trains for arm in result.arms) > 1:
         yield "Budgets are equal: the same number of training episodes in every trained arm, generated tokens within 10 %."
     if result.missing:
         yield f"{len(result.missing)} runs are missing: {', '.join(result.missing[:6])}{' ...' if len(result.missing) > 6 else ''}."
