@@ -86,7 +86,7 @@ def equilibrium_value(environment: Environment, seat: int) -> float:
         return _Expectimax(game, None, seat, lambda score: score).total()
     if sum(1 for _ in _positions(load_game(game.game).new_initial_state())) > MAX_NODES:
         raise TooLarge(f"{game.game} has more than {MAX_NODES:,} positions; its equilibrium is not computed")
-    return math.fsum(chance * _self_play(find(f"cfr-{_EQUILIBRIUM_ITERATIONS}"), root, seat) for chance, root in _roots(game))
+    return math.fsum(chance * _self_play(find(f"cfr-{_EQUILIBRIUM_ITERATIONS}"), root, seat) for chance, root in roots(game))
 
 
 def _self_play(player: Opponent, state: OpenSpielState, seat: int) -> float:
@@ -94,9 +94,9 @@ def _self_play(player: Opponent, state: OpenSpielState, seat: int) -> float:
     if state.spiel.is_terminal():
         return state.scores()[seat]
     if state.spiel.is_chance_node():
-        return math.fsum(chance * _self_play(player, _chanced(state, action), seat) for action, chance in state.spiel.chance_outcomes())
+        return math.fsum(chance * _self_play(player, chanced(state, action), seat) for action, chance in state.spiel.chance_outcomes())
     chances = player.policy(state, state.spiel.current_player())
-    return math.fsum(chance * _self_play(player, _moved(state, word), seat) for word, chance in chances.items())
+    return math.fsum(chance * _self_play(player, moved(state, word), seat) for word, chance in chances.items())
 
 
 def ceilings(environment: Environment, weights: Mapping[str, float], seat: int, episodes: int, objective: Objective = "score") -> Ceilings:
@@ -190,7 +190,7 @@ def _is_perfect_information(game: OpenSpiel) -> bool:
     return bool(load_game(game.game).get_type().information == pyspiel.GameType.Information.PERFECT_INFORMATION)
 
 
-def _roots(game: OpenSpiel) -> list[tuple[float, OpenSpielState]]:
+def roots(game: OpenSpiel) -> list[tuple[float, OpenSpielState]]:
     """The equally likely deals of a game that names them as strata; otherwise one root, whose chance is met on the way."""
     if game.strata() == 1:
         root = game.start(0)
@@ -203,14 +203,14 @@ def _roots(game: OpenSpiel) -> list[tuple[float, OpenSpielState]]:
     return [(1 / len(seeds), game.start(seed)) for _, seed in sorted(seeds.items())]
 
 
-def _moved(state: OpenSpielState, word: str) -> OpenSpielState:
+def moved(state: OpenSpielState, word: str) -> OpenSpielState:
     """The position after a move. The state's own `apply` would draw chance; here every outcome is walked."""
-    child = _chanced(state, state.number(word))
+    child = chanced(state, state.number(word))
     child.moves.append((state.spiel.current_player(), word))
     return child
 
 
-def _chanced(state: OpenSpielState, action: int) -> OpenSpielState:
+def chanced(state: OpenSpielState, action: int) -> OpenSpielState:
     child = copy.copy(state)
     child.spiel, child.moves = state.spiel.clone(), [*state.moves]
     child.spiel.apply_action(action)
@@ -241,7 +241,7 @@ class _Expectimax:
         self.memo: dict[tuple[int, str], float] = {}
 
     def total(self) -> float:
-        return sum(chance * self.value(root) for chance, root in _roots(self.game))
+        return sum(chance * self.value(root) for chance, root in roots(self.game))
 
     def value(self, state: OpenSpielState) -> float:
         if state.spiel.is_terminal():
@@ -255,13 +255,13 @@ class _Expectimax:
 
     def _solve(self, state: OpenSpielState) -> float:
         if state.spiel.is_chance_node():
-            return math.fsum(chance * self.value(_chanced(state, action)) for action, chance in state.spiel.chance_outcomes())
+            return math.fsum(chance * self.value(chanced(state, action)) for action, chance in state.spiel.chance_outcomes())
         if state.spiel.current_player() == self.seat:
-            return max(self.value(_moved(state, word)) for word in state.legal())
+            return max(self.value(moved(state, word)) for word in state.legal())
         if self.opponent is None:
-            return min(self.value(_moved(state, word)) for word in state.legal())
+            return min(self.value(moved(state, word)) for word in state.legal())
         chances = self.opponent.policy(state, 1 - self.seat)
-        return math.fsum(chance * self.value(_moved(state, word)) for word, chance in chances.items() if chance > 0)
+        return math.fsum(chance * self.value(moved(state, word)) for word, chance in chances.items() if chance > 0)
 
 
 # --- Hidden information: the agent's own tree ----------------------------------------------------------------------
@@ -283,7 +283,7 @@ def _tree(game: OpenSpiel, opponents: tuple[Opponent, ...], seat: int) -> _Point
     if not load_game(game.game).get_type().provides_information_state_string:
         raise ValueError(f"OpenSpiel gives no information states for {game.game}; its ceilings are not computed")
     grower = _Grower(opponents, seat)
-    return grower.grow([((chance,) * len(opponents), root) for chance, root in _roots(game)])
+    return grower.grow([((chance,) * len(opponents), root) for chance, root in roots(game)])
 
 
 class _Grower:
@@ -310,14 +310,14 @@ class _Grower:
 
     def _decide(self, nodes: list[tuple[Belief, OpenSpielState]]) -> tuple[_Point, ...]:
         words = nodes[0][1].legal()
-        return tuple(self.grow([(chances, _moved(state, word)) for chances, state in nodes]) for word in words)
+        return tuple(self.grow([(chances, moved(state, word)) for chances, state in nodes]) for word in words)
 
     def _others_move(self, chances: Belief, state: OpenSpielState) -> list[tuple[Belief, OpenSpielState]]:
         if state.spiel.is_chance_node():
-            return [(tuple(c * chance for c in chances), _chanced(state, action)) for action, chance in state.spiel.chance_outcomes()]
+            return [(tuple(c * chance for c in chances), chanced(state, action)) for action, chance in state.spiel.chance_outcomes()]
         policies = [opponent.policy(state, 1 - self.seat) for opponent in self.opponents]
         after = {word: tuple(c * policy.get(word, 0.0) for c, policy in zip(chances, policies, strict=True)) for word in state.legal()}
-        return [(likely, _moved(state, word)) for word, likely in after.items() if any(likely)]
+        return [(likely, moved(state, word)) for word, likely in after.items() if any(likely)]
 
     def _count(self, state: OpenSpielState) -> None:
         self.nodes += 1

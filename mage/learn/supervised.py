@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from mage.learn.attention import attending, hidden_states
 from mage.learn.loss import choice_entropies, score
-from mage.learn.packing import Packed, pack_forest, pack_rows, plan_forests, plan_rows, prepare
+from mage.learn.packing import Packed, Row, pack_forest, pack_rows, plan_forests, plan_rows, prepare
 from mage.learn.trained import AllWeights, Trained
 from mage.types import Sample
 
@@ -28,7 +28,7 @@ def imitate(
     total = 0.0
     tokens = sum(len(sample.reply_ids) for sample in samples)
     with attending(model, "forest" if packed else "rows"):
-        for batch in _pack(model, samples, tree_tokens, micro_tokens, packed):
+        for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, packed):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)
             logprobs, _ = score(hidden, model.get_output_embeddings(), batch.terms.targets, temperature=1.0)
             loss = -logprobs.sum() / tokens
@@ -52,14 +52,28 @@ def action_entropy(
     """
     total = 0.0
     with attending(model, "forest" if packed else "rows"):
-        for batch in _pack(model, samples, tree_tokens, micro_tokens, packed):
+        for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, packed):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.choice_parents)
             total += float(choice_entropies(hidden, model.get_output_embeddings(), batch.terms.choice_tokens, temperature=temperature).sum())
     return total / len(samples)
 
 
-def _pack(model: PreTrainedModel, samples: Sequence[Sample], tree_tokens: int, micro_tokens: int, packed: bool) -> Iterator[Packed]:
+@torch.no_grad()
+def reply_logprobs(
+    model: PreTrainedModel, samples: Sequence[Sample], *, temperature: float = 1.0, tree_tokens: int = 512, micro_tokens: int = 8192, packed: bool = True
+) -> list[float]:
+    """The logarithm of the chance of every sample's whole reply."""
     rows = prepare(samples)
+    found = torch.zeros(sum(len(sample.reply_ids) for sample in samples), dtype=torch.float64)
+    with attending(model, "forest" if packed else "rows"):
+        for batch in _pack(model, rows, tree_tokens, micro_tokens, packed):
+            hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)
+            logprobs, _ = score(hidden, model.get_output_embeddings(), batch.terms.targets, temperature=temperature)
+            found[batch.terms.index.cpu()] = logprobs.double().cpu()
+    return [float(found[row.offset : row.offset + len(row.sample.reply_ids)].sum()) for row in sorted(rows, key=lambda row: row.offset)]
+
+
+def _pack(model: PreTrainedModel, rows: Sequence[Row], tree_tokens: int, micro_tokens: int, packed: bool) -> Iterator[Packed]:
     if packed:
         trees = plan_forests(rows, tree_tokens=tree_tokens, micro_tokens=micro_tokens)
         return (pack_forest(batch, dtype=model.dtype, device=model.device) for batch in trees)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mage.environments.base import Environment
+from mage.environments.base import SEATS, Environment
 from mage.opponents.base import find
 from mage.terminal import Mistake, console
 from mage.terminal.tables import plain_table
@@ -43,6 +43,9 @@ def evaluate(
     episodes: Annotated[int | None, typer.Option(min=1, help="Episodes of a meta-episode; as the recipe says by default.")] = None,
     memory: Annotated[Keep | None, typer.Option(help="Another memory than the recipe's; none = emptied.")] = None,
     panel: Annotated[Literal["final", "select"], typer.Option(help="That of final figures, or that which chooses checkpoints.")] = "final",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="In a small game with a plain memory: sum over all that can happen instead of playing a panel.")
+    ] = False,
     compare: Annotated[str | None, typer.Option(metavar="RUN|RECIPE", help="Play with this one too; show the paired difference.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,6 +59,11 @@ def evaluate(
     from mage.terminal.candidates import find_candidate, play_panel
 
     notes = None if memory is None else make_notes(memory)
+    if exact:
+        if compare or size or panel != "final":
+            raise Mistake("--exact plays no panel: leave out --compare, --size and --panel")
+        _evaluate_exactly(find_candidate(name, overrides, checkpoint), split, notes, as_json)
+        return
     candidates = [find_candidate(one, overrides, checkpoint) for one in chosen]
     found = [play_panel(candidate, split, panel, size, notes) for candidate in candidates]
     paired = compare_pairs(found[1], found[0]) if len(found) == 2 else None
@@ -84,6 +92,24 @@ def _show_evaluations(candidates: Sequence["Candidate"], found: Sequence["Evalua
         out.print(comparison_table(paired, f"{candidates[0].title} minus {candidates[1].title}, paired over {paired.tasks:,} tasks"))
     if hidden:
         out.print(f"no room for {', '.join(hidden)}: widen the window, or use --json", style="dim")
+
+
+def _evaluate_exactly(one: "Candidate", split: Split, notes: Any, as_json: bool) -> None:
+    from mage.exact import exact_scores
+
+    with console(stderr=True).status(f"{one.title}: asking the model in every situation"):
+        found = exact_scores(one.parts, one.parts.recipe.population().pool(split), notes)
+    keep = "as in the recipe" if notes is None else notes.keep
+    if as_json:
+        print_json({"of": one.title, "update": one.update, "split": split, "memory": keep, **asdict(found)})
+        return
+    rows = [(cell.opponent or "all", "both" if cell.seat is None else SEATS[cell.seat], *(f"{score:+.4f}" for score in cell.scores)) for cell in found.cells]
+    episodes = [f"episode {number + 1}" for number in range(len(found.overall.scores))]
+    title = f"{one.title}, update {one.update}: exact score an episode, {split} opponents, memory {keep}"
+    out = console()
+    out.print(plain_table(("opponent", "seat", *episodes), rows, title))
+    told = f"{found.situations:,} situations; replies that are no legal move {found.unread:.2%}; courses too unlikely to follow {found.left_out:.1e}"
+    out.print(told, style="dim")
 
 
 def _bill(one: "Candidate") -> dict[str, dict[str, float]]:
