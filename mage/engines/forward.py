@@ -69,16 +69,16 @@ class PlainDecoder:
         return (hidden * scale).mul_(weight)
 
     def on_device(self, ids: torch.Tensor, positions: torch.Tensor, places: Places) -> torch.Tensor:
-        """The same for the device loop, with as few kernels as can be."""
+        """The same for the device loop, with one kernel between every two matrix products."""
         ops = self.ops
         assert ops is not None, "the device loop brings its operations"
         hidden = embedding(ids, self.backbone.embed_tokens.weight)
         for index, layer in enumerate(self.layers):
-            together = ops.project(hidden, layer.before_attention, self.epsilon, layer.qkv, layer.qkv_bias).view(len(ids), -1, self.size)
+            together = linear(ops.rms_norm(hidden, layer.before_attention, self.epsilon), layer.qkv, layer.qkv_bias).view(len(ids), -1, self.size)
             found = places.mix(index, together, self.heads, self.rope, layer.norms, self.epsilon, self.scaling)
             hidden = _add_product(hidden, found.reshape(len(ids), -1), layer.out, layer.out_bias)
-            inner = ops.gate(hidden, layer.before_mlp, self.epsilon, layer.gate_up, layer.gate_up_bias)
-            hidden = _add_product(hidden, inner, layer.down, layer.down_bias)
+            wide = linear(ops.rms_norm(hidden, layer.before_mlp, self.epsilon), layer.gate_up, layer.gate_up_bias)
+            hidden = _add_product(hidden, ops.gated(wide), layer.down, layer.down_bias)
         normed: torch.Tensor = ops.rms_norm(hidden, self.backbone.norm.weight, self.epsilon)
         return normed
 

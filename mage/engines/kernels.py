@@ -1,35 +1,18 @@
 """The steps of a decoder that PyTorch would spread over many small kernels, as one Triton kernel each. CUDA only.
 
 A decode step of a small model lasts as long as its kernels are many, so everything between two matrix products is one
-kernel or part of one. `ops.py` has the same functions in plain PyTorch; attention, sampling and products have files of their own.
+kernel or part of one. `ops.py` has the same functions in plain PyTorch; attention and sampling have files of their own.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import linear
 
 from mage.engines.attend_kernels import attend_blocks, attend_decode
 from mage.engines.choose_kernels import choose
-from mage.engines.product_kernels import normed_gated, normed_product
-from mage.engines.state import NORMED_GATED, NORMED_PRODUCT
 
-__all__ = ["attend_blocks", "attend_decode", "choose", "gate", "gated", "project", "rms_norm", "rotate_and_store"]
-
-
-def project(hidden: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`hidden` [rows, width], normed, through `weight` [out, width] and `bias`."""
-    if len(hidden) <= NORMED_PRODUCT.rows:
-        return normed_product(hidden, norm, epsilon, weight, bias)
-    return linear(rms_norm(hidden, norm, epsilon), weight, bias)
-
-
-def gate(hidden: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`hidden` [rows, width], normed, through gate and up side by side in `weight` [2 out, width]: silu(gate) * up."""
-    if len(hidden) <= NORMED_GATED.rows:
-        return normed_gated(hidden, norm, epsilon, weight, bias)
-    return gated(linear(rms_norm(hidden, norm, epsilon), weight, bias))
+__all__ = ["attend_blocks", "attend_decode", "choose", "gated", "rms_norm", "rotate_and_store"]
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention, silu
 
 from mage.engines.sampling import uniform
 from mage.engines.state import Blocks, Sequences
@@ -18,16 +18,6 @@ def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of [rows, gate and up side by side]."""
     gate, up = gate_up.chunk(2, -1)
     return silu(gate) * up
-
-
-def project(hidden: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`hidden` [rows, width], normed, through `weight` [out, width] and `bias`."""
-    return linear(rms_norm(hidden, norm, epsilon), weight, bias)
-
-
-def gate(hidden: Tensor, norm: Tensor, epsilon: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`hidden` [rows, width], normed, through gate and up side by side in `weight` [2 out, width]: silu(gate) * up."""
-    return gated(project(hidden, norm, epsilon, weight, bias))
 
 
 def rotate_and_store(

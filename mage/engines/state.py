@@ -19,21 +19,8 @@ class Tuning(NamedTuple):
     programs: int = 512
 
 
-class Product(NamedTuple):
-    """How a matrix product is divided: `lines` by `columns` a program, `depth` at a time; up to `rows` rows it is used at all."""
-
-    lines: int = 64
-    columns: int = 32
-    depth: int = 64
-    warps: int = 4
-    stages: int = 4
-    rows: int = 256
-
-
 DECODE = Tuning(lines=16, keys=BLOCK)
 PREFILL = Tuning(lines=128, warps=8)
-NORMED_PRODUCT = Product(lines=32)
-NORMED_GATED = Product()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
