@@ -12,7 +12,7 @@ from mage.learn.team import Team
 from mage.learn.trained import Adapters, Trained, save_adapters
 from mage.learn.warmup import save_model
 from mage.memory.base import Memory
-from mage.models.base import base_name, find_model, written_whole
+from mage.models.base import base_name, base_of, find_model, shipped_adapters, written_whole
 from mage.panels import Name
 from mage.rundir import RunFolder
 from mage.terminal import Mistake, console
@@ -40,9 +40,10 @@ def find_candidate(name: str, overrides: Sequence[str], which: str | None) -> Ca
     return Candidate(name, 0, build(load_recipe(name, overrides)))
 
 
-def find_player(name: str, world: Environment, options: Mapping[str, str], run: Path | None, model: str) -> Candidate:
-    """Who plays in an environment of this name: the agent of a run at its best, else a model as it is."""
+def find_player(name: str, world: Environment, options: Mapping[str, str], run: Path | None, model: str | None) -> Candidate:
+    """Who plays in an environment of this name: the agent of a run at its best, else a model as it is, else the best that is there."""
     if run is None:
+        model = model or _best_model(name)
         return Candidate(model, 0, build(_recipe_of(name, world, options, model)))
     folder = RunFolder.open(run)
     if folder.recipe.environments.name != name:
@@ -51,11 +52,26 @@ def find_player(name: str, world: Environment, options: Mapping[str, str], run: 
     return load_run(folder, folder.recipe.changed(changes) if changes else folder.recipe, "best")
 
 
+def _best_model(name: str) -> str:
+    """The adapters that ship for an environment, if the model they belong to was added; else the embedded model, and how to get the other."""
+    for adapters in shipped_adapters():
+        kept = find_model(adapters)
+        if load_recipe(kept / RECIPE).environments.name == name:
+            try:
+                base_of(kept)
+            except ValueError:
+                base = base_name(kept, "")
+                console(stderr=True).print(f"the embedded model plays; mage model add {base} gets one that was trained for this game", style="dim")
+            else:
+                return adapters
+    return "embedded"
+
+
 def _recipe_of(name: str, world: Environment, options: Mapping[str, str], model: str) -> Recipe:
     """How a model plays in an environment: as it was trained to, where it has come with its recipe and that is of this environment."""
     kept = find_model(model) / RECIPE
     if kept.is_file() and (trained := load_recipe(kept)).environments.name == name:
-        return trained.changed([f"--model.path={model}", *(f"--environments.{option}={value}" for option, value in options.items())])
+        return trained.changed([f"--model.path={model}", "--engines.slots=4", *(f"--environments.{option}={value}" for option, value in options.items())])
     opponents = {"opponents": {"train": {"random": 1.0}}} if world.multi_agent else {}
     return build_recipe({"environments": {"name": name, **world.model_dump()}, "model": {"path": model}, **opponents})
 
@@ -82,7 +98,7 @@ def export_run(folder: RunFolder, which: str, target: Path) -> int:
             save_adapters(partial, chosen.trained.masters, rank=chosen.trained.rank, alpha=chosen.trained.alpha, base=base)
         else:
             save_model(chosen.parts.weights(), recipe.base_folder(), partial)
-        (partial / RECIPE).write_text(recipe.to_toml())
+        (partial / RECIPE).write_text(recipe.changed(["--run.name="]).to_toml())
     return chosen.update
 
 

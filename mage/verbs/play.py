@@ -26,12 +26,12 @@ def play(
     option: Options = None,
     watch: Annotated[bool, typer.Option("--watch", help="Watch an agent play instead: its prompts, replies, notes and memory.")] = False,
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="The agent of this run, at its best checkpoint.")] = None,
-    model: Annotated[str, typer.Option(metavar="FOLDER", help="Without --run: the agent's model.")] = "embedded",
+    model: Annotated[str | None, typer.Option(metavar="FOLDER", help="Without --run: the agent's model; the best that is there by default.")] = None,
     memory: Annotated[Keep | None, typer.Option(help="The agent's memory.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Play in the terminal against an opponent or against the agent, or watch an agent play."""
-    of_agent = {"--run": run, "--memory": memory, "--model": model if model != "embedded" else None}
+    of_agent = {"--run": run, "--memory": memory, "--model": model}
     _check_play(environment, against, watch, as_json, of_agent)
     options = read_pairs(option, "--option")
     world = make_environment(environment, options)

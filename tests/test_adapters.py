@@ -1,0 +1,72 @@
+"""Adapters that ship, what `mage model export` takes out of a run, and who plays when nobody is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mage.cli import app
+from mage.config import load_recipe
+from mage.learn.model import load_model
+from mage.models.base import base_of, find_model, shipped_adapters
+from mage.rundir import RunFolder
+from mage.terminal.candidates import load_run
+
+TINY = ("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1", "--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32")
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.mark.parametrize("name", shipped_adapters())
+def test_adapters_that_ship_are_small_and_know_their_game_and_their_model(name: str) -> None:
+    folder = find_model(name)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 10_000_000
+    config = json.loads((folder / "adapter_config.json").read_text())
+    recipe = load_recipe(folder / "recipe.toml")
+    assert name == f"{config['base_model_name_or_path']}-{recipe.environments.name}"
+    assert recipe.learn.lora_rank == config["r"]
+
+
+def test_there_are_adapters_for_both_games() -> None:
+    assert {load_recipe(find_model(name) / "recipe.toml").environments.name for name in shipped_adapters()} == {"kuhn_poker", "tic_tac_toe"}
+
+
+def test_adapters_without_their_model_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
+    with pytest.raises(ValueError, match="mage model add smollm2"):
+        base_of(find_model("smollm2-kuhn_poker"))
+    done = invoke("evaluate", "smollm2_kuhn_poker", "--model.path=smollm2-kuhn_poker")
+    assert done.exit_code == 2
+    assert "mage model add smollm2" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_the_embedded_model_plays_where_no_other_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
+    done = invoke("play", "kuhn_poker", "--watch", "--against", "conservative", "--seed", "1", "--episodes", "1")
+    assert done.exit_code == 0, done.output
+    assert "mage model add smollm2" in done.output
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_what_is_exported_is_the_run_at_its_checkpoint_and_plays_as_it_was_trained(tmp_path: Path, rank: int) -> None:
+    done = invoke("train", "demo", *TINY, f"--learn.lora_rank={rank}", "--learn.lr=0.01", "--runs", str(tmp_path), "--run.name=one", "--json")
+    assert done.exit_code == 0, done.output
+    target = tmp_path / "out"
+    done = invoke("model", "export", str(tmp_path / "one"), "--checkpoint", "latest", "--out", str(target), "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["update"] == 1
+    folder = RunFolder.open(tmp_path / "one")
+    trained = load_run(folder, folder.recipe, "latest").parts.weights().state_dict()
+    for name, value in load_model(target, "float32", "cpu").state_dict().items():
+        torch.testing.assert_close(value, trained[name], atol=2e-3 if rank else 0.0, rtol=0, msg=name)  # adapters are kept in bfloat16
+    done = invoke("play", "kuhn_poker", "--watch", "--against", "random", "--model", str(target), "--seed", "1", "--episodes", "2")
+    assert done.exit_code == 0, done.output
+    assert "Game 1:" in done.output, "the demo's memory is the history of play"
+    done = invoke("model", "export", str(tmp_path / "one"), "--out", str(target))
+    assert done.exit_code == 2
+    assert "exists already" in done.output

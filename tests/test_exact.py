@@ -1,0 +1,58 @@
+"""Exact scores are those of play without its luck, and are refused where they cannot be had."""
+
+import pytest
+
+from mage.config import load_recipe
+from mage.exact import exact_scores
+from mage.memory.notes import Notes
+from mage.terminal.candidates import Candidate, play_panel
+from mage.trainer import build
+
+SHARES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return build(load_recipe("demo", ["--run.workers=1", "--engines.slots=256"]))
+
+
+def test_a_panel_scatters_around_the_exact_scores(parts) -> None:
+    found = exact_scores(parts, SHARES)
+    played = play_panel(Candidate("demo", 0, parts), "test", "final", 1200, None)
+    assert found.left_out < 1e-6
+    assert found.unread < 0.01
+    for exact, figures in zip(found.overall.scores, played.overall.episodes, strict=True):
+        assert figures.score is not None
+        error = (figures.score.high - figures.score.low) / 3.92
+        assert abs(exact - figures.score.value) < 4 * error
+    seats = [cell for cell in found.cells if cell.opponent is None and cell.seat is not None]
+    assert found.overall.scores[2] == pytest.approx(sum(cell.scores[2] for cell in seats) / 2)
+
+
+def test_without_memory_there_are_as_many_situations_as_the_game_has(parts) -> None:
+    """Kuhn poker has six situations in each seat, and three episodes tell their number."""
+    found = exact_scores(parts, SHARES, Notes(keep="none"))
+    assert found.situations == 3 * 12
+    assert found.overall.scores[0] == pytest.approx(exact_scores(parts, SHARES).overall.scores[0])
+
+
+def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
+    found = exact_scores(parts, {"random": 1.0, "cfr": 1.0}, Notes(keep="none"))
+    assert len(found.cells) == 1 + 2 + 2 + 4
+    assert all(-2 <= score <= 2 for cell in found.cells for score in cell.scores)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "message"),
+    [
+        ("demo", ["--memory.keep=reflections", "--agent.reflection_tokens=16"], "follows from the play alone"),
+        ("demo", ["--evaluate.top_k=5"], "top_k = 0"),
+        ("demo", ["--environments.restart=same"], "restart = fresh"),
+        ("tic_tac_toe", ["--environments.restart=fresh"], "lines of play"),
+        ("sokoban", ["--model.path=embedded"], "game of OpenSpiel"),
+    ],
+)
+def test_what_cannot_be_summed_is_refused(recipe: str, changes: list[str], message: str) -> None:
+    parts = build(load_recipe(recipe, changes))
+    with pytest.raises(ValueError, match=message):
+        exact_scores(parts, parts.recipe.population().pool("test") or {"": 1.0})
