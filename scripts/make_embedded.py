@@ -106,10 +106,10 @@ def samples_of(chat: Chat, meta: MetaEpisode) -> list[Sample]:
 def bootstrap_chat() -> Chat:
     """A byte-level tokenizer without merges, to play with before there is a vocabulary."""
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
-    return _finish_tokenizer(tokenizer)
+    return finish_tokenizer(tokenizer)
 
 
-def _finish_tokenizer(tokenizer: Tokenizer) -> Chat:
+def finish_tokenizer(tokenizer: Tokenizer) -> Chat:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
@@ -186,7 +186,7 @@ def main() -> None:
     rows = [sample for world in WORLDS for meta in collect(start, world, 400, args.seed + 1) for sample in meta]
     texts = [start.decode(sample.prompt_ids + sample.reply_ids) for sample in rows]
     tokenizer = train_tokenizer([re.sub(r"<[^>]*>", "\n", text) for text in texts], args.vocabulary)
-    chat = _finish_tokenizer(tokenizer)
+    chat = finish_tokenizer(tokenizer)
     worlds = [collect(chat, world, args.count, args.seed) for world in WORLDS]
     model = build_model(Shape(*args.shape), tokenizer.get_vocab_size(), chat).to(args.device)
     print(f"{args.count} meta-episodes a world, {tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters", flush=True)

@@ -189,6 +189,7 @@ def test_every_mistake_says_what_would_be_right(models: Path, gguf: Path) -> Non
     assert "get one with mage model add minimind2 | smollm2 | FILE.gguf | FOLDER | ORG/NAME" in refused("add", "nothing")
     assert "--name has no effect with --out" in refused("add", gguf, "--name", "a", "--out", "b")
     assert "cannot be called 'embedded'" in refused("add", gguf, "--name", "embedded")
+    assert "another name than embedded or embedded-worlds" in refused("add", gguf, "--name", "embedded-worlds")
     assert "cannot be called '../up'" in refused("add", gguf, "--name", "../up")
     assert "No such file" in call("model", "add", "none.gguf").stderr
     assert "No such file" in refused("add", gguf, "--template", "none.jinja")
@@ -196,12 +197,13 @@ def test_every_mistake_says_what_would_be_right(models: Path, gguf: Path) -> Non
 
 def test_a_recipe_with_an_unknown_model_is_told_which_there_are(models: Path, gguf: Path) -> None:
     add_model(str(gguf), name="tiny")
-    with pytest.raises(ConfigError, match=r'model\.path = "big": .* There are embedded, tiny; get one with mage model add .*; change it in \[model\]'):
+    with pytest.raises(ConfigError, match=r'model\.path = "big": .* There are embedded, embedded-worlds, .*tiny; get one with mage model add .*; change it in \[model\]'):
         load_recipe("demo", ["--model.path=big"]).model_folder()
 
 
 def test_the_embedded_model_and_a_folder_are_found_without_adding(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_model("embedded") == EMBEDDED
+    assert find_model("embedded-worlds") == PACKAGE / "embedded-worlds"
     assert find_model(str(EMBEDDED)) == EMBEDDED
     shutil.copytree(EMBEDDED, tmp_path / "near")
     monkeypatch.chdir(tmp_path)
@@ -306,7 +308,7 @@ def test_the_list_shows_what_is_there_and_what_can_be_had(models: Path, gguf: Pa
     told = json.loads(call("model", "list", "--json").stdout)
     assert set(told["can_be_added"]) == {"minimind2", "smollm2"}
     by_name = {model["name"]: model for model in told["models"]}
-    assert set(by_name) == {"embedded", "tiny"}
+    assert set(by_name) == {"embedded", "embedded-worlds", "tiny"}
     assert by_name["tiny"]["parameters"] == sum(parameter.numel() for parameter in tiny_model("llama").parameters())
     assert by_name["tiny"]["folder"] == str(models / "tiny")
     shown = call("model", "list").stdout
@@ -314,7 +316,7 @@ def test_the_list_shows_what_is_there_and_what_can_be_had(models: Path, gguf: Pa
 
 
 def test_the_list_of_an_empty_models_folder_has_the_embedded_model(models: Path) -> None:
-    assert [model["name"] for model in json.loads(call("model", "list", "--json").stdout)["models"]] == ["embedded"]
+    assert [model["name"] for model in json.loads(call("model", "list", "--json").stdout)["models"]] == ["embedded", "embedded-worlds"]
 
 
 def test_half_written_folders_are_not_listed(models: Path) -> None:

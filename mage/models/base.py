@@ -22,7 +22,7 @@ from mage.menus import PACKAGE
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
-EMBEDDED = "embedded"
+EMBEDDED = ("embedded", "embedded-worlds")  # models that ship with MAGE, folders of the package: for the two games, for Sokoban and ALFWorld
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _ORIGIN = "origin.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -83,9 +83,9 @@ def models_folder() -> Path:
 
 
 def find_model(path: str) -> Path:
-    """The folder meant by `model.path`: 'embedded', a folder, the name of adapters that ship with MAGE, or of a model that was added."""
-    if path == EMBEDDED:
-        return PACKAGE / EMBEDDED
+    """The folder meant by `model.path`: a model that ships with MAGE, a folder, the name of adapters that ship with MAGE, or of a model that was added."""
+    if path in EMBEDDED:
+        return PACKAGE / path
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file() or is_adapter(folder):
         return folder
@@ -94,7 +94,7 @@ def find_model(path: str) -> Path:
     if not _NAME.fullmatch(path):
         raise ValueError(f"{folder} has no config.json")
     if not (models_folder() / path / "config.json").is_file():
-        known = ", ".join([EMBEDDED, *shipped_adapters(), *(model.name for model in list_models())])
+        known = ", ".join([*EMBEDDED, *shipped_adapters(), *(model.name for model in list_models())])
         raise ValueError(f"no folder with a config.json and no model that was added. There are {known}; {_ways()}")
     return models_folder() / path
 
@@ -218,8 +218,8 @@ def add_model(
 
 
 def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name) or name == EMBEDDED:
-        raise ValueError(f"a model cannot be called {name!r}: take letters, digits, _ . - and another name than {EMBEDDED}, with --name")
+    if not _NAME.fullmatch(name) or name in EMBEDDED:
+        raise ValueError(f"a model cannot be called {name!r}: take letters, digits, _ . - and another name than {' or '.join(EMBEDDED)}, with --name")
     return name
 
 

@@ -78,7 +78,7 @@ def export(
 @model.command(name="list", epilog="Example: mage model list --json")
 def list_all(as_json: AsJson = False) -> None:
     """The models that a recipe can name in model.path, and those that can be had by a name."""
-    there = [read_model(PACKAGE / EMBEDDED), *list_models()]
+    there = [*(read_model(PACKAGE / name) for name in EMBEDDED), *list_models()]
     if as_json:
         print_json({"folder": models_folder(), "models": [one.to_json() for one in there], "can_be_added": named_sources()})
         return

@@ -1,0 +1,59 @@
+"""The second embedded model knows the words of Sokoban and generated ALFWorld rooms, how a move is written in Sokoban, and no way to win."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from mage.agent import random_move
+from mage.config import load_recipe
+from mage.environments.base import Environment
+from mage.models.base import find_model
+from mage.rundir import RunFolder
+from mage.trainer import Watcher, build, evaluate_panel, train
+from mage.warmstart import make_warm_start
+
+WORLDS = ("sokoban", "alfworld")
+
+
+def test_it_plays_nearly_uniformly_random_legal_moves_in_sokoban() -> None:
+    recipe = load_recipe("sokoban", ["--warmup.steps=0", "--warmup.turns=200"])
+    found = make_warm_start(recipe, Path("written by a warm-up of some steps only"), lambda line: None)
+    assert found.before.legal > 0.95
+    assert found.before.entropy > found.uniform - 0.1
+
+
+def random_success(environment: Environment, seed: int) -> float:
+    """The share of twenty random games of this task that are won."""
+    rng, start = random.Random(seed), environment.episode_seed(seed, 0)
+    return sum(_plays_randomly(environment, start, rng) for _ in range(20)) / 20
+
+
+def _plays_randomly(environment: Environment, start: int, rng: random.Random) -> float:
+    state = environment.start(start)
+    while state.turn() is not None:
+        state.apply(random_move(state, rng))
+    return state.scores()[0]
+
+
+def test_it_wins_no_more_than_a_random_player_in_sokoban() -> None:
+    parts = build(load_recipe("sokoban"))
+    _, metas = evaluate_panel(parts, "test", "select", 80)
+    held_out = parts.recipe.environment().for_split("test")
+    by_luck = sum(random_success(held_out, meta.task.seed) for meta in metas) / len(metas)
+    won = [episode.score for meta in metas for episode in meta.episodes]
+    assert len(won) == 240
+    assert abs(sum(won) / len(won) - by_luck) < 0.08, "three standard errors of the 240 episodes"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_its_recipe_trains_to_the_end(world: str, tmp_path: Path) -> None:
+    small = ["--run.updates=2", "--run.workers=1", "--play.groups=2", "--play.members=3", "--evaluate.size=4", "--evaluate.final_size=4"]
+    folder = RunFolder.create(tmp_path / world, load_recipe(world, small))
+    summary = train(folder.path, Watcher(), lambda: False)
+    assert summary["updates"] == 2
+    assert all(record["mismatch"] < 1e-4 for record in folder.metrics())
+
+
+def test_it_is_small_enough_to_ship() -> None:
+    assert sum(path.stat().st_size for path in find_model("embedded-worlds").iterdir()) < 4_000_000
