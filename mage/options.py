@@ -37,7 +37,9 @@ class RunOptions(Section):
 class ModelOptions(Section):
     """[model]: the policy's starting weights."""
 
-    path: str = Field("embedded", min_length=1, description="'embedded' or 'embedded-worlds' for a model that ships with MAGE, a name of `mage model list`, or a folder")
+    path: str = Field(
+        "embedded", min_length=1, description="'embedded' or 'embedded-worlds' for a model that ships with MAGE, a name of `mage model list`, or a folder"
+    )
     dtype: Literal["float32", "bfloat16", "auto"] = Field("auto", description="numbers the weights are held in; auto = float32 on CPU, bfloat16 on CUDA")
 
 

@@ -197,7 +197,9 @@ def test_every_mistake_says_what_would_be_right(models: Path, gguf: Path) -> Non
 
 def test_a_recipe_with_an_unknown_model_is_told_which_there_are(models: Path, gguf: Path) -> None:
     add_model(str(gguf), name="tiny")
-    with pytest.raises(ConfigError, match=r'model\.path = "big": .* There are embedded, embedded-worlds, .*tiny; get one with mage model add .*; change it in \[model\]'):
+    with pytest.raises(
+        ConfigError, match=r'model\.path = "big": .* There are embedded, embedded-worlds, .*tiny; get one with mage model add .*; change it in \[model\]'
+    ):
         load_recipe("demo", ["--model.path=big"]).model_folder()
 
 
