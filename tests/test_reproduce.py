@@ -24,9 +24,10 @@ from mage.reproduce.choices import count_choices, shares
 from mage.reproduce.crew import Crew, Standing
 from mage.reproduce.page import write_page
 from mage.reproduce.plan import Plan, episodes_of_update, make_plan, open_runs
-from mage.reproduce.results import read_results
+from mage.reproduce.results import Pair, read_results
 from mage.reproduce.tables import METHODS, TABLES, Name
 from mage.rundir import RunError, RunFolder
+from mage.statistics import Difference, Estimate
 from mage.trainer import Watcher, train
 from mage.verbs.reproduce import read_seeds
 
@@ -259,6 +260,14 @@ def test_figures_are_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:
     assert world.bounds is not None
     assert world.bounds.non_adapting == pytest.approx(0.125, abs=1e-4)  # the method page, mean of both seats
     assert world.budget_faults == ()
+
+
+def test_one_seed_of_a_trained_arm_shows_no_difference_between_methods() -> None:
+    sure = Difference(Estimate(0.2, 0.1, 0.3, 100), 0.0002)
+    assert not Pair("mage", "final", 1, sure, 0.0002, trained=True).is_real
+    assert Pair("mage", "final", 5, sure, 0.0002, trained=True).is_real
+    assert Pair("react", "amem", 1, sure, 0.0002, trained=False).is_real
+    assert not Pair("mage", "final", 5, sure, 0.06, trained=True).is_real
 
 
 def test_unequal_budgets_are_told(tmp_path: Path) -> None:

@@ -72,11 +72,13 @@ class Pair:
     seeds: int
     difference: Difference
     adjusted: float
+    trained: bool
 
     @property
     def is_real(self) -> bool:
+        """Of trained arms one seed each says something about two runs, not about two methods."""
         found = self.difference.difference
-        return self.adjusted < LEVEL and (found.low > 0 or found.high < 0)
+        return (self.seeds > 1 or not self.trained) and self.adjusted < LEVEL and (found.low > 0 or found.high < 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,8 @@ def _bounds(folder: RunFolder, split: Split) -> Bounds | None:
 def _pairs(played: dict[Arm, _Played], measure: MeasureName) -> tuple[Pair, ...]:
     found = [(a, b, one) for a, b in combinations(played, 2) if (one := _compare(played[a], played[b], measure)) is not None]
     adjusted = holm([difference.p_value for _, _, (_, difference) in found])
-    return tuple(Pair(a.label, b.label, seeds, difference, p) for (a, b, (seeds, difference)), p in zip(found, adjusted, strict=True))
+    trained = {arm: one.trains for arm, one in played.items()}
+    return tuple(Pair(a.label, b.label, seeds, difference, p, trained[a] or trained[b]) for (a, b, (seeds, difference)), p in zip(found, adjusted, strict=True))
 
 
 def _compare(first: _Played, second: _Played, measure: MeasureName) -> tuple[int, Difference] | None:
