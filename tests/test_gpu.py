@@ -3,6 +3,7 @@
 pytest -m gpu tests/test_gpu.py
 """
 
+import gc
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -90,6 +91,15 @@ def test_the_sampling_kernel_draws_the_same_tokens(kernels: ModuleType) -> None:
     torch.testing.assert_close(answers[0][1].view(torch.float32)[same], answers[1][1].view(torch.float32)[same], atol=1e-4, rtol=0)
 
 
+def test_a_row_that_is_not_a_number_gets_a_token_of_the_vocabulary(kernels: ModuleType) -> None:
+    logits = torch.full((4, 20_001), torch.nan, device=DEVICE)
+    state = Sequences.make(4, DEVICE)
+    state.temperature[:2] = 0.0
+    answers = torch.full((2, 4), -1, dtype=torch.int32, device=DEVICE)
+    kernels.choose(logits, torch.arange(4, device=DEVICE), state, answers, True)
+    assert all(0 <= token < 20_001 for token in answers[0].tolist())
+
+
 def make_pair(kind: str, **changes: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
     """The same weights on the processor and on the device."""
     config, build = KINDS[kind]
@@ -132,6 +142,29 @@ def test_the_device_gives_the_processors_replies_from_graphs_and_after_a_change_
         for engine in engines:
             engine.refresh(version + 1)
     assert any(graph for graph in engines[1].loop.graphs.values()), "steps were replayed from graphs"  # type: ignore[union-attr]
+
+
+def test_graphs_outlive_the_engine_before_them_and_the_workspaces_of_all() -> None:
+    chat = Chat.load(find_model("embedded"))
+    model = make_pair("llama")[1].to(torch.bfloat16)
+    requests = [Request(tuple(range(5, 60 + number)), 20, number) for number in range(48)]
+
+    def begin() -> tuple[LocalEngine, list[Completion]]:
+        engine = LocalEngine(model, chat, slots=64, context=256)
+        for version in range(3):  # computed, recorded, replayed
+            engine.refresh(version)
+            replies = answer(engine, requests)
+        return engine, replies
+
+    gone = begin()[0].loop.memory  # type: ignore[union-attr]
+    engine, replies = begin()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert gone not in {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}, "what is gone leaves nothing behind"
+    torch._C._cuda_clearCublasWorkspaces()  # as torch.compile does when it records
+    torch.cuda.empty_cache()
+    engine.refresh(3)
+    assert [reply.token_ids for reply in answer(engine, requests)] == [reply.token_ids for reply in replies]
 
 
 @pytest.mark.parametrize("options", [{}, {"recompute": True}, {"lora_rank": 4}], ids=["all weights", "recomputed", "adapters"])

@@ -84,9 +84,10 @@ def _choose(  # type: ignore[no-untyped-def]
     # Which of the piece: as many as lie wholly before the point, and never one past the last that can be drawn.
     before = tl.max(tl.where(passed, summed, 0.0), 0)
     inside = tl.minimum(tl.sum((tl.cumsum(share, 0) <= point - before).to(tl.int32), 0), tl.max(tl.where(share > 0, place, 0), 0))
-    likeliest = tl.load(places + row * PIECES + tl.argmax(most, 0))
+    # Of a row that is not a number the highest may be found in the padding, of the pieces or of the last piece.
+    likeliest = tl.load(places + row * PIECES + tl.minimum(tl.argmax(most, 0), PIECES - 1))
     drawn = (which < PIECES) & (tl.load(temperatures + slot) != 0)
-    token = tl.where(drawn, start + inside, likeliest)
+    token = tl.minimum(tl.where(drawn, start + inside, likeliest), vocabulary - 1)
     logprob = (tl.load(own + token).to(tl.float32) - best) * scale - tl.log(total)
     tl.store(answers + row, token.to(tl.int32))
     tl.store(answers + answer_stride + row, logprob.to(tl.int32, bitcast=True))

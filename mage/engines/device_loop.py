@@ -245,10 +245,18 @@ class DeviceLoop:
         return None
 
     def _record(self, body: Callable[[], None]) -> Any:
+        """A graph whose memory is this loop's own, the workspace of its matrix products too.
+
+        PyTorch keeps one workspace a stream for all, and recordings share a stream: the graph would work in the pool of whoever recorded
+        first, and that memory goes with its owner as soon as anybody (torch.compile's graphs do) clears workspaces. Cleared before, it
+        is taken from this pool; cleared after, nobody else comes to use it.
+        """
         graph: Any = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.graph(graph, pool=self.memory):
             body()
+        torch._C._cuda_clearCublasWorkspaces()
         return graph
 
 
