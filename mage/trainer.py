@@ -297,7 +297,7 @@ class Trainer:
         figures = {"update": number} | means(self.team.gather(play_tally(metas) | credit_tally(credits))) | asdict(learned)
         timing = dict(zip(("play", "credit", "learn"), (after - before for before, after in itertools.pairwise(clock)), strict=True))
         timing["total"] = clock[-1] - clock[0]
-        timing |= {f"play_{name}": seconds - spent[name] for name, seconds in played.items()}
+        timing |= {f"play_{name}": seconds - spent[name] for name, seconds in played.items()} | memory_in_use()
         if self.events is not None:
             self.folder.append_metrics(figures)
             self.folder.append_timing({"update": number} | timing)
@@ -424,6 +424,13 @@ def evaluate_panel(
 
 
 Tally = dict[str, tuple[float, float]]  # name -> sum and count, so that members' figures add up exactly
+
+
+def memory_in_use() -> dict[str, float]:
+    """Gigabytes that this process holds now, on the host (where the system tells it) and on the GPU: a leak shows as a line that rises."""
+    statm = Path("/proc/self/statm")
+    host = {"memory_host": int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9} if statm.is_file() else {}
+    return host | ({"memory_device": torch.cuda.memory_allocated() / 1e9} if torch.cuda.is_available() else {})
 
 
 def play_tally(metas: Sequence[MetaEpisode]) -> Tally:
