@@ -38,7 +38,7 @@ def _plays_randomly(environment: Environment, start: int, rng: random.Random) ->
 
 def test_it_wins_no_more_than_a_random_player_in_sokoban() -> None:
     parts = build(load_recipe("sokoban"))
-    _, metas = evaluate_panel(parts, "test", "select", 80)
+    _, metas = evaluate_panel(parts, "test", "select", 240)
     held_out = parts.recipe.environment().for_split("test")
     by_luck = sum(random_success(held_out, meta.task.seed) for meta in metas) / len(metas)
     won = [episode.score for meta in metas for episode in meta.episodes]
