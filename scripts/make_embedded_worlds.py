@@ -5,7 +5,7 @@ state a random choice of plain facts. It learns to go on with them, what the wor
 stage is on the replies alone. Nobody in these texts plays to win, rooms are those of training, and a random move is as likely to be wrong as right:
 how a task is done is left to reinforcement learning.
 
-    python scripts/make_embedded_worlds.py --out mage/embedded-worlds --steps 400 60 --batch 4 --count 500       (six minutes on a shared core; ALFWorld needs more)
+    python scripts/make_embedded_worlds.py --out mage/embedded-worlds --steps 400 60 --batch 4 --count 500   (six minutes on a shared core; ALFWorld needs more)
 """
 
 import argparse
