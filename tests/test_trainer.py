@@ -91,6 +91,7 @@ def finish(path: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.timeout(300)  # five trainings in processes of their own
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_run_that_is_resumed_ends_with_the_metrics_of_one_that_was_not(tmp_path: Path, workers: int) -> None:
     whole, killed = (start(tmp_path / name, run={"updates": 6, "save_every": 2, "evaluate_every": 3, "threads": 1, "workers": workers}) for name in "ab")

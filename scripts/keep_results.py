@@ -1,0 +1,56 @@
+"""Keep what a reader wants of a run: `python scripts/keep_results.py RUN results/NAME`.
+
+Small files only: the recipe, the figures of every update, the evaluations, curves and transcripts; no weights, no checkpoints.
+"""
+
+import argparse
+import json
+import platform
+import shutil
+from pathlib import Path
+
+from mage.report import write_report
+from mage.rundir import RunFolder
+
+_TRANSCRIPTS = 60_000  # characters: about ten of them
+
+
+def keep(run: Path, target: Path) -> None:
+    """Copy a run's results; a folder that is there is written anew."""
+    folder = RunFolder.open(run)
+    write_report(folder)
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for name in ("recipe.toml", "metrics.jsonl", "timing.jsonl", "report/curves.png"):
+        if (run / name).is_file():
+            shutil.copy(run / name, target / Path(name).name)
+    for name, change in (("summary.json", {"run": run.name}), ("versions.json", {"platform": platform.system()})):
+        if (run / name).is_file():
+            (target / name).write_text(json.dumps(json.loads((run / name).read_text()) | change, indent=1) + "\n")
+    finals = [name for name in folder.evaluation_names() if not name.startswith("select_")]
+    for name in finals:
+        shutil.copy(run / "evaluations" / f"{name}.json", target / f"{name}.json")
+    selected = {name: _overall(run / "evaluations" / f"{name}.json") for name in folder.evaluation_names() if name not in finals}
+    (target / "select.json").write_text(json.dumps(selected, indent=1) + "\n")
+    transcripts = run / "report" / "transcripts.md"
+    if transcripts.is_file():
+        (target / "transcripts.md").write_text(_shorten(transcripts.read_text()))
+
+
+def _overall(path: Path) -> object:
+    return json.loads(path.read_text())["overall"]
+
+
+def _shorten(text: str) -> str:
+    """Whole transcripts up to the limit."""
+    if len(text) <= _TRANSCRIPTS:
+        return text
+    return text[: text.rfind("\n### ", 0, _TRANSCRIPTS)] + "\n\n(more in the run's own report)\n"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("target", type=Path)
+    given = parser.parse_args()
+    keep(given.run, given.target)
