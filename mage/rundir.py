@@ -27,7 +27,7 @@ import mage
 from mage.config import Recipe, load_recipe
 from mage.types import MetaEpisode
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "peft", "numpy", "pydantic", "open_spiel")
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "open_spiel")
 _META_EPISODE = TypeAdapter(MetaEpisode)
 Json = dict[str, Any]
 
