@@ -17,8 +17,7 @@ from mage.engines.base import run
 from mage.environments.base import Environment
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
 from mage.learn.supervised import reply_logprobs
-from mage.memory.base import Entry
-from mage.memory.notes import Notes
+from mage.memory.base import Entry, Memory
 from mage.opponents.base import find
 from mage.play import Setting
 from mage.trainer import Parts
@@ -75,7 +74,7 @@ class Exact:
         return self.cells[0]
 
 
-def exact_scores(parts: Parts, shares: Mapping[str, float], memory: Notes | None = None) -> Exact:
+def exact_scores(parts: Parts, shares: Mapping[str, float], memory: Memory | None = None) -> Exact:
     """The agent of these parts against opponents with these shares, both seats alike."""
     setting = parts.setting(evaluating=True, memory=memory)
     _check(setting)
@@ -98,7 +97,7 @@ def _check(setting: Setting) -> None:
     memory, draw = setting.memory, setting.agent.sampling
     if not isinstance(setting.environment, OpenSpiel):
         raise ValueError(f"exact scores need a game of OpenSpiel, and {setting.environment.name} is none")
-    if not isinstance(memory, Notes) or memory.reflects:
+    if not memory.is_plain_record:
         raise ValueError("exact scores need a memory that follows from the play alone: memory.keep = history or none")
     if setting.environment.restart == "same":
         raise ValueError("exact scores need environments.restart = fresh: the deals of a replayed game are not independent")
@@ -112,6 +111,7 @@ class _Table:
     def __init__(self, parts: Parts, setting: Setting, seat: int, opponents: Sequence[str]) -> None:
         self.parts, self.setting, self.seat = parts, setting, seat
         self.lines = list(_lines(setting.environment, seat))
+        self.remembers = bool(self._shown((self.lines[0].recap,), ""))
         self.situations, self.unread, self.left_out = 0, 0.0, 0.0
         answers = {name: [_likely(line, name, seat) for line in self.lines] for name in opponents}
         chances: dict[str, dict[Record, float]] = {name: {(): 1.0} for name in opponents}
@@ -125,13 +125,12 @@ class _Table:
 
     def _step(self, before: Mapping[Record, float], likely: Mapping[Record, list[float]], answers: list[float]) -> tuple[float, dict[Record, float]]:
         """One episode against one opponent: its score, and how likely each record is afterwards."""
-        remembers = isinstance(self.setting.memory, Notes) and self.setting.memory.keep == "history"
         score, after = 0.0, dict[Record, float]()
         for record, chance in before.items():
             for line, ours, theirs in zip(self.lines, likely[record], answers, strict=True):
                 weight = chance * ours * theirs
                 score += weight * line.score
-                longer = (*record, line.recap) if remembers else ()
+                longer = (*record, line.recap) if self.remembers else ()
                 after[longer] = after.get(longer, 0.0) + weight
         return score / sum(before.values()), {record: weight for record, weight in after.items() if weight > _NEGLIGIBLE}
 

@@ -22,7 +22,7 @@ FLOORS = {
     **dict.fromkeys(("evaluate", "panels", "ceilings", "statistics", "checks", "report"), 6),
     **dict.fromkeys(("learn", "models"), 7),
     "cluster": 8,
-    **dict.fromkeys(("trainer", "sittings", "warmstart"), 9),
+    **dict.fromkeys(("trainer", "sittings", "warmstart", "exact"), 9),
     **dict.fromkeys(("cli", "verbs", "terminal", "reproduce"), 10),
 }
 SIGNING = ("mage.config", "mage.consistency")  # name what they find by name in signatures too
@@ -79,7 +79,7 @@ def test_imports_point_down_only(module: str) -> None:
 def test_the_spine_imports_only_the_base_of_a_menu(module: str) -> None:
     items = [target for target in imports_of(module) if place_of(target) in MENUS and target.split(".")[2:] not in ([], ["base"])]
     # Exact answers exist for OpenSpiel's game trees only, so those who give them know the bridge to OpenSpiel.
-    bridge = ["mage.environments.openspiel"] if module in ("mage.ceilings", "mage.evaluate") else []
+    bridge = ["mage.environments.openspiel"] if module in ("mage.ceilings", "mage.evaluate", "mage.exact") else []
     assert set(items) <= set(bridge), "an item of a menu is found by name"
 
 

@@ -58,6 +58,11 @@ class Memory(BaseModel, ABC):
         """Whether the agent is asked for a reflection after each episode but the last."""
 
     @property
+    def is_plain_record(self) -> bool:
+        """Whether what it shows follows from the recaps of the episodes alone, whatever the opening: then exact scores can be had."""
+        return False
+
+    @property
     def tasks_at_once(self) -> int | None:
         """How many tasks are played before `after` is asked; None = it keeps nothing from task to task."""
         return None

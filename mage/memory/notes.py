@@ -19,6 +19,10 @@ class Notes(Memory):
     def reflects(self) -> bool:
         return self.keep in ("reflections", "both")
 
+    @property
+    def is_plain_record(self) -> bool:
+        return not self.reflects
+
     def open(self) -> Notebook:
         return NotesNotebook(self)
 
