@@ -1,6 +1,8 @@
 """The local engine against plain transformers: same tokens, same logprobs, whoever shares the batch."""
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -104,6 +106,19 @@ def test_one_step_ahead_all_waiting_prompts_are_prefilled_before_anybody_decodes
     assert {reply.finish for reply in replies} == {"length"}
     # Four steps of two prompts each, which draw the first tokens; the fourth and three more decode the other four tokens of all eight.
     assert decoded == [0, 0, 0, 8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_dropped_engine_gives_its_pool_back_at_once(llama: LlamaForCausalLM, chat: Chat, ahead: bool) -> None:
+    engine = LocalEngine(llama, chat, slots=4, run_ahead=ahead)
+    answer(engine, [Request(ids, 3, 0) for ids in make_prompts(2)])
+    alive = weakref.ref(engine.pool.store)
+    gc.disable()
+    try:
+        del engine
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("make", [make_llama, make_qwen])

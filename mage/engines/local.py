@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ import torch
 from mage.chat import Chat
 from mage.engines.attention import DecodeGroup, Plan, PrefillGroup, decode_groups, prefill_groups, register
 from mage.engines.base import Engine, Request
-from mage.engines.device_loop import DeviceLoop, Flight, Joining, Places
+from mage.engines.device_loop import DeviceLoop, Flight, Forward, Joining, Places
 from mage.engines.forward import plain_decoder
 from mage.engines.sampling import Choices, sample
 from mage.engines.slots import KeyValuePool, Slots
@@ -93,7 +94,7 @@ class LocalEngine(Engine):
         self.loop: DeviceLoop | None = None
         if self.ops is not None:
             self.pool.reserve(slots + 1, context)
-            self.loop = DeviceLoop(self._on_device, self.head, self.pool, slots=slots, max_tokens=max_batch_tokens + slots, ops=self.ops)
+            self.loop = DeviceLoop(_weakly(self._on_device), self.head, self.pool, slots=slots, max_tokens=max_batch_tokens + slots, ops=self.ops)
         self.flight: tuple[Flight, Array] | None = None
         self.prefix = np.zeros(0, np.int64)  # what all active sequences begin with
 
@@ -355,6 +356,18 @@ def _make_pool(config: Any, most: tuple[int, int], dtype: torch.dtype, device: t
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return KeyValuePool(config.num_hidden_layers, kv_heads, size, most, dtype, device)
+
+
+def _weakly(forward: Forward) -> Forward:
+    """The method without a hold on its engine: a circle would keep a dropped engine, and its pool, until the garbage collector comes."""
+    method = WeakMethod(forward)
+
+    def call(ids: torch.Tensor, positions: torch.Tensor, places: Places) -> torch.Tensor:
+        alive = method()
+        assert alive is not None, "an engine outlives its loop"
+        return alive(ids, positions, places)
+
+    return call
 
 
 def _operations(device: torch.device) -> ModuleType:
