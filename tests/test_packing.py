@@ -26,8 +26,8 @@ def loss_and_gradients(kind: str, samples: list[Sample], layout: Layout | None =
     """Loss sums, logprobs and the gradient of all weights, through the learner's own path."""
     model = MODELS[kind]
     learner = Learner(model, LearnOptions(kl=0.3, **options), temperature=0.8, layout=layout)
-    assert learner._reference is not None
-    learner._reference.load_state_dict(make_model(kind, seed=1).state_dict())
+    with learner.trained.reference() as reference_model:
+        reference_model.load_state_dict(make_model(kind, seed=1).state_dict())
     rows = prepare(samples)
     reference = learner.logprobs(rows, reference=True)
     sums, _ = learner.accumulate(rows, entropy=0.2, reference=reference)
