@@ -65,6 +65,16 @@ def best_response(environment: Environment, opponent_name: str, seat: int, objec
 
 
 @cache
+def opening_values(environment: Environment, opponent_name: str, objective: Objective = "score") -> dict[str, float]:
+    """What every first move is worth with best play after it, where nothing is hidden; estimated as `best_response` is."""
+    game, opponent = _checked(environment, 0), _rival(environment, opponent_name)
+    if not _is_perfect_information(game) or game.strata() > 1:
+        raise ValueError(f"{environment.name} has hidden cards or chance: its first moves have no value of their own")
+    solver, ((_, root),) = _Expectimax(game, opponent, 0, _worth(environment, objective)), roots(game)
+    return {word: solver.value(moved(root, word)) for word in root.legal()}
+
+
+@cache
 def expert_score(environment: Environment, task: Task) -> float | None:
     """What the world's own expert scores in the first episode of a task; None if the world knows no expert."""
     world = environment.for_split(task.split)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mage.agent import episode_text
 from mage.ceilings import TooLarge, chanced, moved, roots
 from mage.chat import Ids
 from mage.engines.base import run
@@ -19,7 +18,7 @@ from mage.environments.openspiel import OpenSpiel, OpenSpielState
 from mage.learn.supervised import reply_logprobs
 from mage.memory.base import Entry, Memory
 from mage.opponents.base import find
-from mage.play import Setting
+from mage.play import Setting, opening_prompt
 from mage.trainer import Parts
 from mage.types import Sample, Where
 
@@ -153,11 +152,11 @@ class _Table:
         return {record: [product(record, line) for line in self.lines] for record in records}
 
     def _prompt(self, number: int, record: Record, line: Line, made: int) -> Ids:
-        agent, environment = self.setting.agent, self.setting.environment
+        chat = self.setting.agent.chat
         first, *others = (decision.observation for decision in line.decisions[: made + 1])
-        prompt = agent.begin(environment, episode_text(environment, self.seat, self._shown(record, first), number + 1, self.setting.episodes, first))
+        prompt = opening_prompt(self.setting, self.seat, number, self._shown(record, first), first)
         for before, following in zip(line.decisions, others, strict=False):
-            prompt += agent.chat.encode(f"<action>{before.word}</action>") + agent.chat.next(following)
+            prompt += chat.encode(f"<action>{before.word}</action>") + chat.next(following)
         return prompt
 
     def _shown(self, record: Record, opening: str) -> str:

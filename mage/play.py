@@ -94,13 +94,16 @@ async def _let_opponent_move(place: Place, state: State, moves: list[Move], epis
 
 def _next_message(setting: Setting, place: Place, memory: str, state: State, turns: list[Turn]) -> Ids:
     """The newest lines of the prompt; everything above them stays as it is."""
-    environment, chat, seat = setting.environment, setting.agent.chat, place.task.seat
-    observation = state.observe(seat)
+    observation = state.observe(place.task.seat)
     if not turns:
-        number, count = (place.number + 1, setting.episodes) if setting.numbered else (1, 1)
-        user = episode_text(environment, seat, memory, number, count, observation)
-        return setting.agent.begin(environment, user)
-    return chat.next(observation if turns[-1].legal else illegal_text(observation))
+        return opening_prompt(setting, place.task.seat, place.number, memory, observation)
+    return setting.agent.chat.next(observation if turns[-1].legal else illegal_text(observation))
+
+
+def opening_prompt(setting: Setting, seat: int, number: int, memory: str, observation: str) -> Ids:
+    """What the agent is shown before its first move of episode `number` (from 0)."""
+    told, count = (number + 1, setting.episodes) if setting.numbered else (1, 1)
+    return setting.agent.begin(setting.environment, episode_text(setting.environment, seat, memory, told, count, observation))
 
 
 async def _take_turn(setting: Setting, place: Place, state: State, prompt: Ids, index: int) -> tuple[Turn, Ids]:

@@ -8,7 +8,6 @@ metrics as one that was not. Wall-clock figures are kept apart, in `timing.jsonl
 import itertools
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -39,6 +38,7 @@ from mage.returns import compute_returns
 from mage.rundir import RunFolder
 from mage.seeds import derive
 from mage.sittings import Store, play_sittings
+from mage.tally import credit_tally, means, play_tally
 from mage.types import Credit, MetaEpisode, Sample, Split, Task
 
 Figures = dict[str, Any]
@@ -423,54 +423,11 @@ def evaluate_panel(
     return summarise_rows(rows, setting.environment, population, split), metas
 
 
-Tally = dict[str, tuple[float, float]]  # name -> sum and count, so that members' figures add up exactly
-
-
 def memory_in_use() -> dict[str, float]:
     """Gigabytes that this process holds now, on the host (where the system tells it) and on the GPU: a leak shows as a line that rises."""
     statm = Path("/proc/self/statm")
     host = {"memory_host": int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9} if statm.is_file() else {}
     return host | ({"memory_device": torch.cuda.memory_allocated() / 1e9} if torch.cuda.is_available() else {})
-
-
-def play_tally(metas: Sequence[MetaEpisode]) -> Tally:
-    """How an update's meta-episodes went, by episode position."""
-    tally: dict[str, list[float]] = defaultdict(list)
-    for meta in metas:
-        for number, episode in enumerate(meta.episodes, start=1):
-            tally[f"score_{number}"].append(episode.score)
-            tally[f"success_{number}"].append(episode.outcome == "won")
-            tally["illegal_rate"] += [not turn.legal for turn in episode.turns]
-            tally["reply_length"] += [len(turn.completion.token_ids) for turn in episode.turns]
-            if episode.reflection is not None:
-                tally["reflection_length"].append(len(episode.reflection.completion.token_ids))
-    totals = {"episodes": (float(sum(len(meta.episodes) for meta in metas)), 0.0), "generated_tokens": (float(sum(map(_generated, metas))), 0.0)}
-    return {name: (float(sum(values)), float(len(values))) for name, values in tally.items()} | totals
-
-
-def _generated(meta: MetaEpisode) -> int:
-    """All tokens that the model wrote: moves, reflections, and what a memory asked it."""
-    turns = [turn for episode in meta.episodes for turn in (*episode.turns, *([episode.reflection] if episode.reflection else ()))]
-    return sum(len(turn.completion.token_ids) for turn in turns) + sum(meta.asked)
-
-
-def credit_tally(credits: Sequence[Credit]) -> Tally:
-    """How far apart members of a group were: where all did the same there is nothing to learn from."""
-    groups: dict[int, set[float]] = defaultdict(set)
-    for one in credits:
-        groups[one.source.where.group].add(round(one.advantage, 9))
-    return {
-        "return_mean": (sum(one.source.value for one in credits), len(credits)),
-        "advantage_square": (sum(one.advantage**2 for one in credits), len(credits)),
-        "flat_groups": (sum(len(values) == 1 for values in groups.values()), len(groups)),
-    }
-
-
-def means(tallies: Sequence[Tally]) -> Figures:
-    """Members' tallies as one set of figures."""
-    names = sorted({name for tally in tallies for name in tally})
-    sums = {name: [sum(part) for part in zip(*(tally.get(name, (0.0, 0.0)) for tally in tallies), strict=True)] for name in names}
-    return {name: total / count if count else total for name, (total, count) in sums.items()}
 
 
 def _pair(value: list[Any] | None) -> tuple[float, int] | None:

@@ -1,63 +1,56 @@
 """How much entropy a learner of Tic-Tac-Toe needs to find the corner: a tabular policy gradient against MCTS-100, first seat, in minutes on a CPU.
 
-A corner wins .65 of the games against MCTS-100 with best play, the centre .33; but for whoever does not know the forks yet, the centre
-is safer. `python scripts/study_openings.py --entropy 1 0.2 --entropy 3 0.3` trains a table of move weights by REINFORCE with group baselines (win
-+10, loss -10) and shows wins, draws and openings on the way. It stands in for a language model's training where that would take a GPU.
+Against MCTS-100 a corner wins about twice as often as the centre with best play (`--values`); but for whoever does not know the
+forks yet the centre is safer. The study trains a table of move weights by REINFORCE with group baselines (win +10, loss -10) and shows wins, draws
+and openings on the way. It stands in for a language model's training where that would take a GPU.
+
+    python scripts/study_openings.py --values --entropy 1 0.2 --entropy 3 0.3
 """
 
 import argparse
 import random
 from collections import Counter
-from functools import cache
+from collections.abc import Mapping
 
 import numpy as np
-import pyspiel
 
-GAME = pyspiel.load_game("tic_tac_toe")
-SEARCHES, GROUPS, GAMES = 60, 16, 24
+from mage.ceilings import opening_values
+from mage.environments.tic_tac_toe import TicTacToe, TicTacToeState
+from mage.opponents.base import find
+
+WORLD, RIVAL = TicTacToe(), "mcts-100"
+GROUPS, GAMES, SEARCHED = 16, 24, 0.6  # groups an update, games of a group, share of groups against the search (else a random player)
 EVERY = 50
+_POLICIES: dict[str, Mapping[str, float]] = {}
 
 
-@cache
-def mcts_100(board: str, moves: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """MCTS-100's moves in a position and how often it makes them, over seeded searches."""
-    state = play(moves)
-    found = Counter(pyspiel.MCTSBot(GAME, pyspiel.RandomRolloutEvaluator(1, seed), 1.4, 100, 1000, True, seed, False).step(state) for seed in range(SEARCHES))
-    return tuple(found), tuple(count / SEARCHES for count in found.values())
+def answer(state: TicTacToeState, searched: bool, rng: random.Random) -> str:
+    """The opponent's move; the policy of the search is estimated once a position."""
+    if not searched:
+        return rng.choice(state.legal())
+    board = state.anchor(1)
+    if board not in _POLICIES:
+        _POLICIES[board] = find(RIVAL).policy(state, 1)
+    moves = _POLICIES[board]
+    return rng.choices(list(moves), list(moves.values()))[0]
 
 
-def play(moves: tuple[int, ...]) -> pyspiel.State:
-    state = GAME.new_initial_state()
-    for move in moves:
-        state.apply_action(move)
-    return state
-
-
-_KNOWN: dict[str, tuple[int, ...]] = {}
-
-
-def answer(state: pyspiel.State, rng: random.Random) -> int:
-    """The search's move; positions reached by several orders of moves are searched once."""
-    board = str(state)
-    moves, chances = mcts_100(board, _KNOWN.setdefault(board, tuple(state.history())))
-    return rng.choices(moves, chances)[0]
-
-
-def episode(table: dict[str, np.ndarray], searched: bool, rng: random.Random) -> tuple[list[tuple[str, int, np.ndarray]], float]:
-    """One game against MCTS-100 or a random player: the agent's decisions, and its score."""
-    state, made = GAME.new_initial_state(), []
-    while not state.is_terminal():
-        legal = state.legal_actions()
-        if state.current_player() == 1:
-            state.apply_action(answer(state, rng) if searched else rng.choice(legal))
+def episode(table: dict[str, np.ndarray], searched: bool, rng: random.Random) -> tuple[list[tuple[str, int, np.ndarray]], str, float]:
+    """One game: the agent's decisions, its opening and its score."""
+    state, made, opening = WORLD.start(0), [], ""
+    while (seat := state.turn()) is not None:
+        if seat == 1:
+            state.apply(answer(state, searched, rng))
             continue
-        weights = table.setdefault(str(state), np.zeros(len(legal)))
+        legal, board = state.legal(), state.anchor(0)
+        weights = table.setdefault(board, np.zeros(len(legal)))
         chances = np.exp(weights - weights.max())
         chances /= chances.sum()
         choice = rng.choices(range(len(legal)), chances)[0]
-        made.append((str(state), choice, chances))
-        state.apply_action(legal[choice])
-    return made, state.returns()[0]
+        made.append((board, choice, chances))
+        opening = opening or legal[choice]
+        state.apply(legal[choice])
+    return made, opening, state.scores()[0]
 
 
 def study(start: float, end: float, updates: int, lr: float, seed: int = 0) -> None:
@@ -65,15 +58,15 @@ def study(start: float, end: float, updates: int, lr: float, seed: int = 0) -> N
     for update in range(1, updates + 1):
         entropy = start + (end - start) * update / updates
         slopes: dict[str, np.ndarray] = {}
-        results, openings = Counter[float](), Counter[int]()
+        results, openings = Counter[float](), Counter[str]()
         for _ in range(GROUPS):
-            searched = rng.random() < 0.6
+            searched = rng.random() < SEARCHED
             games = [episode(table, searched, rng) for _ in range(GAMES)]
-            baseline = 10 * sum(score for _, score in games) / GAMES
-            for made, score in games:
+            baseline = 10 * sum(score for _, _, score in games) / GAMES
+            for made, opening, score in games:
                 if searched:
                     results[score] += 1
-                    openings[made[0][1] + 1] += 1
+                    openings[opening] += 1
                 for board, choice, chances in made:
                     towards = -chances.copy()
                     towards[choice] += 1
@@ -89,11 +82,15 @@ def study(start: float, end: float, updates: int, lr: float, seed: int = 0) -> N
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--values", action="store_true", help="first show what every opening is worth with best play")
     parser.add_argument("--entropy", nargs=2, type=float, action="append", metavar=("START", "END"), help="weight of the entropy; may be given more than once")
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--lr", type=float, default=0.006, help="0.006 learns about as fast an update as SmolLM2 did")
     given = parser.parse_args()
+    if given.values:
+        worth = opening_values(WORLD, RIVAL, "win")
+        print("chance to win with best play after opening " + ", ".join(f"{cell}: {value:.3f}" for cell, value in worth.items()), flush=True)
     for first, last in given.entropy or [(1.0, 0.2), (3.0, 0.3)]:
         print(f"entropy {first} -> {last}")
         study(first, last, given.updates, given.lr)

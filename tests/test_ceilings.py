@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import mage.ceilings
 import mage.opponents.search
-from mage.ceilings import TooLarge, best_response, ceilings, equilibrium_value, exploitation, optimum
+from mage.ceilings import TooLarge, best_response, ceilings, equilibrium_value, exploitation, opening_values, optimum
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
@@ -192,3 +192,12 @@ def test_exploitation_runs_from_safe_play_to_the_best_response():
     assert exploitation(-1 / 18, -1 / 18, 1 / 3) == 0
     assert exploitation(1 / 3, -1 / 18, 1 / 3) == pytest.approx(1)
     assert exploitation(0.1, 0.0, 0.001) is None
+
+
+def test_the_best_opening_is_worth_the_best_response_and_hidden_cards_have_none() -> None:
+    """Pattern-0 takes the first empty cell of its list, so the best opening can be checked against the whole game's value."""
+    worth = opening_values(TicTacToe(), "pattern-0", "win")
+    assert set(worth) == set("123456789")
+    assert max(worth.values()) == best_response(TicTacToe(), "pattern-0", 0, "win") == 1.0
+    with pytest.raises(ValueError, match="no value of their own"):
+        opening_values(KuhnPoker(), "conservative")

@@ -36,6 +36,13 @@ def test_without_memory_there_are_as_many_situations_as_the_game_has(parts) -> N
     assert found.overall.scores[0] == pytest.approx(exact_scores(parts, SHARES).overall.scores[0])
 
 
+def test_games_that_are_not_numbered_are_asked_as_they_are_played() -> None:
+    """Told as the first of one, three games without memory are one situation thrice."""
+    parts = build(load_recipe("demo", ["--run.workers=1", "--play.numbered=false"]))
+    first, second, third = exact_scores(parts, SHARES, Notes(keep="none")).overall.scores
+    assert first == pytest.approx(second) == pytest.approx(third)
+
+
 def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
     found = exact_scores(parts, {"random": 1.0, "cfr": 1.0}, Notes(keep="none"))
     assert len(found.cells) == 1 + 2 + 2 + 4

@@ -18,7 +18,7 @@ FLOORS = {
     **dict.fromkeys(("agent", "prompts", "memory"), 2),
     "opponents": 3,
     "play": 4,
-    **dict.fromkeys(("returns", "advantages"), 5),
+    **dict.fromkeys(("returns", "advantages", "tally"), 5),
     **dict.fromkeys(("evaluate", "panels", "ceilings", "statistics", "checks", "report"), 6),
     **dict.fromkeys(("learn", "models"), 7),
     "cluster": 8,

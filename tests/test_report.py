@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -19,7 +20,7 @@ from mage.opponents.base import Population
 from mage.panels import make_panel
 from mage.play import Setting, play_groups
 from mage.report import write_report
-from mage.report.curves import smooth, spread
+from mage.report.curves import LIGHT, draw_legend, smooth, spread
 from mage.report.events import EventWriter, write_events
 from mage.report.findings import read_findings
 from mage.report.transcripts import choose, tell
@@ -341,3 +342,12 @@ def test_figures_of_an_evaluation_are_written_as_they_come(tmp_path, kuhn_tables
     writer.add_evaluation(10, cell)
     events = read_events(folder).Scalars("select/success_2")
     assert [(event.step, event.value) for event in events] == [(10, pytest.approx(cell.episodes[1].success.value))]
+
+
+@pytest.mark.parametrize("stages", [("before training",), ("before training", "after training", "memory emptied")])
+def test_the_legend_names_both_ceilings_however_many_stages_are_there(stages: tuple[str, ...]) -> None:
+    axes = Figure().subplots()
+    for name in (*stages, "does not adapt", "Bayes-optimal"):
+        axes.plot([0, 1], [0, 1], label=name)
+    draw_legend(axes, LIGHT)
+    assert sorted(text.get_text() for text in axes.get_legend().get_texts()) == sorted((*stages, "does not adapt", "Bayes-optimal"))

@@ -132,8 +132,11 @@ def _base_weights(model: PreTrainedModel, names: list[str], start: Path | None) 
     """The weights without any adapter: the module's own, unless it was loaded with one."""
     if start is None:
         return {name: model.get_parameter(f"{name}.weight").detach().clone() for name in names}
-    wanted = {f"{name}.weight": name for name in names}
-    return {wanted[key]: value for path in sorted(base_of(start).glob("*.safetensors")) for key, value in load_file(path).items() if key in wanted}
+    wanted, base = {f"{name}.weight": name for name in names}, base_of(start)
+    found = {wanted[key]: value for path in sorted(base.glob("*.safetensors")) for key, value in load_file(path).items() if key in wanted}
+    if set(found) != set(names):
+        raise ValueError(f"{base} does not hold all weights that the adapters of {start} change")
+    return found
 
 
 def _merged(base: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:

@@ -222,20 +222,22 @@ def _draw_final(axes: Axes, findings: Findings, theme: Theme) -> None:
     axes.set_xlim(0.5, count + 0.5)
     axes.set_xticks(range(1, count + 1))
     _draw_final_bounds(axes, next(iter(stages.values())), measure, theme)
-    _draw_legend(axes, theme)
+    draw_legend(axes, theme)
 
 
-def _draw_legend(axes: Axes, theme: Theme) -> None:
+def draw_legend(axes: Axes, theme: Theme) -> None:
     """Points in the first row and lines below them; matplotlib fills a legend by columns."""
     handles, labels = axes.get_legend_handles_labels()
-    points = len(labels) - sum(label in _BOUNDS for label in labels)
-    order = [k for column in range(points) for k in (column, points + column) if k < len(labels)]
+    bounds = sum(label in _BOUNDS for label in labels)
+    points = len(labels) - bounds
+    columns = max(points, bounds)
+    order = [k for column in range(columns) for k, is_there in ((column, column < points), (points + column, column < bounds)) if is_there]
     axes.legend(
         [handles[k] for k in order],
         [labels[k] for k in order],
         loc="lower left",
         bbox_to_anchor=(-0.025, 0.985),
-        ncols=points,
+        ncols=columns,
         frameon=False,
         fontsize=9.5,
         handlelength=1.7,

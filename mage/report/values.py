@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mage.report.findings import SCORE, Measure
+from mage.report.findings import REGRET, SCORE, Measure
 from mage.statistics import Estimate
 
 NOTHING = "–"
@@ -35,7 +35,9 @@ def show_bound(value: float | None) -> Value:
 
 
 def _writer(measure: Measure, signed: bool) -> Callable[[float], str]:
-    """Scores and differences carry a sign, rates do not."""
+    """Scores and differences carry a sign; rates, and regrets, which are never below 0, do not."""
+    if measure is REGRET:
+        return lambda value: f"{value:.3f}"
     if not measure.percent:
         return lambda value: show(value, SCORE)
     return lambda value: (f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}").replace("-", "−")
