@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 from mage.environments.base import Environment, State, golden
-from mage.opponents.base import Opponent, reply
+from mage.opponents.base import Opponent, luck
 from mage.seeds import derive
 from mage.types import Task
 
@@ -53,7 +53,7 @@ def _play(opponent: Opponent, environment: Environment, seed: int, faults: list[
         action = rng.choice(state.legal())
         if mover == seat:
             faults += _policy_faults(opponent, state, seat) if policies else []
-            chosen, legal = reply(opponent, state, seat, task, seed, len(moves)), state.legal()
+            chosen, legal = opponent.act(state, seat, luck(task, environment, 0, len(moves))), state.legal()
             faults += [] if chosen in legal else [f"{chosen!r} is no legal move in {state.anchor(seat)!r}: {', '.join(legal)}"]
             action = chosen if chosen in legal else action
         moves.append(action)

@@ -51,15 +51,14 @@ class Place:
 async def play_episode(setting: Setting, place: Place, recall: Recall, reflection: Turn | None) -> tuple[Episode, str]:
     """One game from deal to result, against the task's opponent; also the memory that was shown in it."""
     environment, seat = setting.environment, place.task.seat
-    episode_seed = environment.episode_seed(place.task.seed, place.number)
-    state = environment.start(episode_seed)
+    state = environment.start(environment.episode_seed(place.task.seed, place.number))
     turns: list[Turn] = []
     moves: list[Move] = []
     prompt: Ids = ()
     memory = ""
     ending: Ending = "finished"
     while True:
-        await _let_opponent_move(place, state, moves, episode_seed)
+        await _let_opponent_move(environment, place, state, moves)
         if state.turn() is None:
             break
         if len(turns) == environment.max_turns:
@@ -85,9 +84,9 @@ def _opening(environment: Environment, seat: int, observation: str) -> str:
     return f"{environment.instance(seat)} {observation}"
 
 
-async def _let_opponent_move(place: Place, state: State, moves: list[Move], episode_seed: int) -> None:
+async def _let_opponent_move(environment: Environment, place: Place, state: State, moves: list[Move]) -> None:
     while (mover := state.turn()) is not None and mover != place.task.seat:
-        action = await find(place.task.opponent).think(state, mover, luck(place.task, episode_seed, len(moves)))
+        action = await find(place.task.opponent).think(state, mover, luck(place.task, environment, place.number, len(moves)))
         moves.append(Move(mover, action))
         state.apply(action)
 

@@ -71,6 +71,14 @@ def test_restart_same_replays_the_deal_and_fresh_deals_anew():
     assert len(deals["same"]) == 1 < len(deals["fresh"])
 
 
+def test_a_replayed_instance_keeps_the_opponents_opening_and_nothing_else_of_its_luck():
+    first_free = scripted_agent(lambda prompt: f"<action>{prompt.rsplit('Free: ', 1)[1][0]}</action>")
+    for restart in ("same", "fresh"):
+        (played,) = play_groups(setting(first_free, "none", TicTacToe(restart=restart), episodes=12), [[Task("tic_tac_toe", 3, 1, "random", "train")]], seed=1)
+        assert (len({episode.moves[0] for episode in played.episodes}) == 1) == (restart == "same")
+        assert len({tuple(episode.moves) for episode in played.episodes}) > 6, "a won game cannot simply be replayed"
+
+
 def test_prompts_are_append_only_within_an_episode():
     agent = scripted_agent(lambda prompt: f"<action>{prompt.rsplit('Free: ', 1)[1][0]}</action>")
     (played,) = play_groups(setting(agent, "none", TicTacToe()), [[Task("tic_tac_toe", 3, 0, "random", "train")]], seed=1)

@@ -86,7 +86,7 @@ class Environment(BaseModel, ABC):
     seats: ClassVar[int] = 2
     multi_agent: ClassVar[bool] = True
 
-    restart: Literal["same", "fresh"] = Field("fresh", description="same = the instance is replayed; fresh = same opponent and seat, new deal")
+    restart: Literal["same", "fresh"] = Field("fresh", description="same = deal and opponent's opening are replayed; fresh = same opponent and seat, new deal")
     max_turns: int = Field(8, ge=1, description="replies the agent may give in one episode, illegal ones included")
     reward_scale: float = Field(10.0, gt=0, description="task reward of an episode = scale x score")
 

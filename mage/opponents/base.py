@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mage.environments.base import State
+from mage.environments.base import Environment, State
 from mage.seeds import derive
 from mage.types import Split, Task
 
@@ -44,14 +44,14 @@ class Opponent(BaseModel, ABC):
         return self.act(state, seat, rng)
 
 
-def luck(task: Task, episode_seed: int, move: int) -> random.Random:
-    """The random numbers of one move: same task, same episode, same number of moves before it, same luck."""
-    return random.Random(derive(episode_seed, "opponent", task.opponent, move))
+def luck(task: Task, environment: Environment, episode: int, move: int) -> random.Random:
+    """The random numbers of one move: same task, same episode, same number of moves before it, same luck.
 
-
-def reply(opponent: Opponent, state: State, seat: int, task: Task, episode_seed: int, move: int) -> str:
-    """The seeded move of an opponent: same task, same episode, same moves before it, same reply."""
-    return opponent.act(state, seat, luck(task, episode_seed, move))
+    An opening is part of the instance, so `restart = "same"` replays it. Every later move is new luck in every episode: what
+    stays the same in a meta-episode is whom one plays, not what the other side rolls; otherwise one won game could be replayed.
+    """
+    seed = environment.episode_seed(task.seed, episode) if move == 0 else derive(task.seed, "episode", episode)
+    return random.Random(derive(seed, "opponent", task.opponent, move))
 
 
 class Population(BaseModel):

@@ -15,7 +15,7 @@ from mage.agent import system_text
 from mage.chat import Ids
 from mage.engines.base import run
 from mage.environments.base import SEATS, Environment, State
-from mage.opponents.base import Knowledge, Opponent, find, reply
+from mage.opponents.base import Knowledge, Opponent, find, luck
 from mage.play import Setting, play_meta_episode
 from mage.terminal import console as make_console
 from mage.types import Episode, MetaEpisode, Task, Turn
@@ -38,7 +38,7 @@ def play_person(environment: Environment, task: Task, games: int, console: Conso
     try:
         for number in range(games):
             _head(console, f"game {number + 1} of {games}")
-            state = _play_game(environment, task, environment.episode_seed(task.seed, number), console)
+            state = _play_game(environment, task, number, console)
             scores.append(state.scores()[task.seat])
             if not environment.multi_agent:  # what the last move led to; in a game the account tells it
                 _say(console, state.observe(task.seat))
@@ -49,11 +49,11 @@ def play_person(environment: Environment, task: Task, games: int, console: Conso
     return scores
 
 
-def _play_game(environment: Environment, task: Task, episode_seed: int, console: Console) -> State:
-    state, moves = environment.start(episode_seed), 0
+def _play_game(environment: Environment, task: Task, number: int, console: Console) -> State:
+    state, moves = environment.start(environment.episode_seed(task.seed, number)), 0
     while (mover := state.turn()) is not None:
         mine = mover == task.seat
-        action = _ask_move(state, mover, console) if mine else reply(find(task.opponent), state, mover, task, episode_seed, moves)
+        action = _ask_move(state, mover, console) if mine else find(task.opponent).act(state, mover, luck(task, environment, number, moves))
         if not mine:
             _say(console, f"opponent: {action}", style="dim")
         state.apply(action)
