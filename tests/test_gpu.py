@@ -68,7 +68,7 @@ def test_kernels_compute_what_the_plain_versions_do(
         query, whose = draw(count, heads, size), torch.randint(4 if shared[1] else 0, 6, (count,), device=DEVICE)
         given = (query, keys, values, whose, filled, shared, size**-0.5)
         close(kernels.attend_decode(*given), ops.attend_decode(*given))
-    blocks = Blocks(whole(0, 16, 20, 0), whole(16, 4, 9, 0), whole(2, 2, 4, 0), whole(50, 66, 0, 0), 16)
+    blocks = Blocks(whole(0, 16, 20, 29, 0), whole(16, 4, 9, -11, 0), whole(2, 2, 4, 0, 0), whole(50, 66, 0, 0, 0), 16)
     query = draw(40, heads, size)
     close(kernels.attend_blocks(query, keys, values, blocks, size**-0.5), ops.attend_blocks(query, keys, values, blocks, size**-0.5))
 

@@ -17,7 +17,7 @@ import torch
 
 from mage.engines.sampling import truncate
 from mage.engines.slots import KeyValuePool
-from mage.engines.state import BLOCK, Blocks, Sequences
+from mage.engines.state import BLOCK, PREFILL, Blocks, Sequences
 
 Array = np.ndarray[Any, Any]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
@@ -88,12 +88,12 @@ class Flight:
 class DeviceLoop:
     """Launches steps of `forward` and `head` over the sequences in the slots of `pool`."""
 
-    def __init__(self, forward: Forward, head: torch.nn.Module, pool: KeyValuePool, *, slots: int, max_tokens: int, ops: ModuleType) -> None:
+    def __init__(self, forward: Forward, head: torch.nn.Module, pool: KeyValuePool, *, heads: int, slots: int, max_tokens: int, ops: ModuleType) -> None:
         self.forward, self.head, self.pool, self.ops, self.slots = forward, head, pool, ops, slots
         self.device = pool.device
         self.on_gpu = self.device.type == "cuda"
         self.state = Sequences.make(slots, self.device)
-        self.width = 16 if _together(head, pool) <= 4 else 8
+        self.width = max(1, PREFILL.lines * int(pool.store.shape[4]) // heads)
         self.sizes = _sizes(slots)
         self.entries = _powers(16, slots, 4)
         self.lengths = _powers(64, max_tokens, 2)
@@ -190,6 +190,9 @@ class DeviceLoop:
         starts[used] = np.repeat(offsets, pieces) + nth
         counts[used] = np.minimum(np.repeat(new, pieces) - nth, self.width)
         block_slots[used], block_positions[used] = np.repeat(joining.slots, pieces), np.repeat(joining.start, pieces) + nth
+        padding = np.arange(total, length, self.width)
+        unused = slice(len(nth), len(nth) + len(padding))
+        starts[unused], counts[unused] = padding, padding - np.minimum(padding + self.width, length)
         ready = joining.ready
         given = (joining.slots, offsets + new - 1, joining.start + new, joining.index, joining.seed, joining.top_k)
         entries[0][:] = self.slots
@@ -255,12 +258,6 @@ class DeviceLoop:
             body()
         torch._C._cuda_clearCublasWorkspaces()
         return graph
-
-
-def _together(head: torch.nn.Module, pool: KeyValuePool) -> int:
-    """At most this many query heads share a key head."""
-    width, (kv_heads, size) = int(head.weight.shape[1]), pool.store.shape[4:]
-    return -(-width // (kv_heads * size))
 
 
 def _sizes(most: int) -> list[int]:

@@ -94,7 +94,8 @@ class LocalEngine(Engine):
         self.loop: DeviceLoop | None = None
         if self.ops is not None:
             self.pool.reserve(slots + 1, context)
-            self.loop = DeviceLoop(_weakly(self._on_device), self.head, self.pool, slots=slots, max_tokens=max_batch_tokens + slots, ops=self.ops)
+            heads = self.config.num_attention_heads
+            self.loop = DeviceLoop(_weakly(self._on_device), self.head, self.pool, heads=heads, slots=slots, max_tokens=max_batch_tokens + slots, ops=self.ops)
         self.flight: tuple[Flight, Array] | None = None
         self.prefix = np.zeros(0, np.int64)  # what all active sequences begin with
 

@@ -52,7 +52,7 @@ def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, s
     out = torch.zeros_like(query)
     place = torch.arange(keys.shape[1], device=keys.device)
     for start, count, slot, position in torch.stack((blocks.start, blocks.count, blocks.slot, blocks.position), 1).tolist():
-        if count:
+        if count > 0:
             seen = place <= position + torch.arange(count, device=keys.device)[:, None]
             out[start : start + count] = _attend(query[None, start : start + count], keys[slot][None], values[slot][None], seen[None], scaling)[0]
     return out

@@ -1,10 +1,26 @@
 """What a GPU keeps of the sequences it works on, so that a decode step needs nothing from the host but who takes part."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-BLOCK = 64  # keys that attention reads at once; what sequences share is counted, and read together, in whole blocks
+BLOCK = 64  # keys that decoding reads at once; what sequences share is counted, and read together, in whole blocks
+
+
+class Tuning(NamedTuple):
+    """How an attention kernel divides its work: `lines` of queries and `keys` a tile, warps and stages of a program; with fewer than
+    `programs` of them the keys of a sequence are split among several."""
+
+    lines: int = 128
+    keys: int = 64
+    warps: int = 4
+    stages: int = 3
+    programs: int = 512
+
+
+DECODE = Tuning(lines=16, keys=BLOCK)
+PREFILL = Tuning(lines=128, warps=8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +47,7 @@ class Sequences:
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
     """New tokens in blocks of at most `width` neighbours of one sequence: flat rows start .. start + count, the first of them at
-    `position` of `slot`. A block of padding has count 0."""
+    `position` of `slot`. A block of padding has no keys: -count rows that belong to nobody, or none."""
 
     start: torch.Tensor
     count: torch.Tensor

@@ -1,0 +1,150 @@
+"""Attention over the slots of the pool as Triton kernels: one query a sequence (decode) and blocks of new tokens (prefill). CUDA only.
+
+Both read exactly the keys that a sequence has filled. Query heads that share a key head are lines of one tile, so a key is
+read once for all of them. Exponentials are of base 2: that is the one instruction the hardware has.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mage.engines.state import BLOCK, DECODE, PREFILL, Blocks, Tuning
+
+_LOG2 = tl.constexpr(1.4426950408889634)
+
+
+def attend_decode(
+    query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, filled: Tensor, shared: Tensor, scaling: float, tuning: Tuning = DECODE
+) -> Tensor:
+    """One query a sequence: row r attends to the first filled[slots[r]] + 1 keys of its slot.
+
+    The first shared[1] keys, whole blocks, are the same for all and are read from slot shared[0]: they then stay in the GPU's cache.
+    """
+    rows, heads, size = query.shape
+    kv_heads = keys.shape[2]
+    splits = min(16, max(1, triton.next_power_of_2(tuning.programs // (rows * kv_heads))))
+    out = torch.empty_like(query)
+    parts = query.new_empty(splits, rows, heads, size, dtype=torch.float32) if splits > 1 else query
+    sums = query.new_empty(splits, rows, heads, dtype=torch.float32) if splits > 1 else query
+    together = heads // kv_heads
+    _attend_decode[(rows, kv_heads, splits)](
+        query, keys, values, slots, filled, shared, out, parts, sums, keys.stride(0), keys.stride(1), scaling, rows,
+        heads, together, max(16, triton.next_power_of_2(together)), size, BLOCK, splits, num_warps=tuning.warps, num_stages=tuning.stages,
+    )  # fmt: skip
+    if splits > 1:
+        _join[(rows, heads)](parts, sums, out, rows, heads, size, splits, num_warps=1)
+    return out
+
+
+@triton.jit
+def _look(q, k, v, seen, best, total, found, scaling, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Take one more block of keys into account: `best`, `total` and `found` are the running maximum, sum and mixture."""
+    score = tl.dot(q, tl.trans(k), input_precision="ieee") * (scaling * _LOG2)
+    if MASKED:
+        score = tl.where(seen, score, float("-inf"))
+    higher = tl.maximum(best, tl.max(score, 1))
+    weight = tl.exp2(score - higher[:, None])
+    keep = tl.exp2(best - higher)
+    found = tl.dot(weight.to(v.dtype), v, found * keep[:, None], input_precision="ieee")
+    return higher, total * keep + tl.sum(weight, 1), found
+
+
+@triton.jit
+def _attend_decode(  # type: ignore[no-untyped-def]
+    query, keys, values, slots, filled, shared, out, parts, sums, slot_stride, position_stride, scaling, rows,
+    HEADS: tl.constexpr, TOGETHER: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot = tl.load(slots + row).to(tl.int64)
+    length = tl.load(filled + slot).to(tl.int32) + 1
+    first = tl.load(shared).to(tl.int64)
+    common = tl.load(shared + 1).to(tl.int32)
+    part = tl.cdiv(tl.cdiv(length, BLOCK), SPLITS) * BLOCK
+    start = split * part
+    end = tl.minimum(start + part, length)
+    member, channel, place = tl.arange(0, PADDED), tl.arange(0, SIZE), tl.arange(0, BLOCK)
+    head = kv_head * TOGETHER + member
+    q = tl.load(query + (row * HEADS + head[:, None]) * SIZE + channel[None, :], mask=member[:, None] < TOGETHER, other=0.0)
+    best = tl.full([PADDED], float("-inf"), tl.float32)
+    total = tl.zeros([PADDED], tl.float32)
+    found = tl.zeros([PADDED, SIZE], tl.float32)
+    for block in range(start, end, BLOCK):
+        owner = tl.where(block < common, first, slot)
+        at = owner * slot_stride + (block + place[:, None]) * position_stride + kv_head * SIZE + channel[None, :]
+        there = block + place < end
+        k = tl.load(keys + at, mask=there[:, None], other=0.0)
+        v = tl.load(values + at, mask=there[:, None], other=0.0)
+        best, total, found = _look(q, k, v, there[None, :], best, total, found, scaling, True)
+    real = (member < TOGETHER)[:, None]
+    # A split without keys has the sum of nothing: minus infinity, and a weight of 0 where the parts are joined.
+    found = found / tl.where(total > 0, total, 1.0)[:, None]
+    if SPLITS == 1:
+        tl.store(out + (row * HEADS + head[:, None]) * SIZE + channel[None, :], found.to(out.dtype.element_ty), mask=real)
+    else:
+        line = (split * rows + row) * HEADS + head
+        tl.store(parts + line[:, None] * SIZE + channel[None, :], found, mask=real)
+        tl.store(sums + line, tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf")), mask=member < TOGETHER)
+
+
+@triton.jit
+def _join(parts, sums, out, rows, HEADS: tl.constexpr, SIZE: tl.constexpr, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, head = tl.program_id(0), tl.program_id(1)
+    channel, split = tl.arange(0, SIZE), tl.arange(0, SPLITS)
+    line = (split * rows + row) * HEADS + head
+    exponents = tl.load(sums + line)
+    weight = tl.exp2(exponents - tl.max(exponents, 0))
+    found = tl.load(parts + line[:, None] * SIZE + channel[None, :])
+    joined = tl.sum(found * (weight / tl.sum(weight, 0))[:, None], 0)
+    tl.store(out + (row * HEADS + head) * SIZE + channel, joined.to(out.dtype.element_ty))
+
+
+def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scaling: float, tuning: Tuning = PREFILL) -> Tensor:
+    """Blocks of neighbouring new tokens of a sequence, each attending to its slot's keys up to its own; rows of padding become 0."""
+    heads, size = query.shape[1:]
+    kv_heads = keys.shape[2]
+    out = torch.empty_like(query)
+    together = heads // kv_heads
+    lines = max(16, triton.next_power_of_2(blocks.width * together))
+    _attend_blocks[(len(blocks.start), kv_heads)](
+        query, keys, values, blocks.start, blocks.count, blocks.slot, blocks.position, out, keys.stride(0), keys.stride(1), scaling,
+        heads, together, lines, size, tuning.keys, num_warps=tuning.warps, num_stages=tuning.stages,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _attend_blocks(  # type: ignore[no-untyped-def]
+    query, keys, values, starts, counts, slots, positions, out, slot_stride, position_stride, scaling,
+    HEADS: tl.constexpr, TOGETHER: tl.constexpr, LINES: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    number, kv_head = tl.program_id(0), tl.program_id(1)
+    count = tl.load(counts + number).to(tl.int32)
+    start = tl.load(starts + number)
+    line, channel, place = tl.arange(0, LINES), tl.arange(0, SIZE), tl.arange(0, BLOCK)
+    token, head = line // TOGETHER, kv_head * TOGETHER + line % TOGETHER
+    at = ((start + token) * HEADS + head)[:, None] * SIZE + channel[None, :]
+    if count > 0:
+        slot = tl.load(slots + number).to(tl.int64)
+        position = tl.load(positions + number).to(tl.int32)
+        real = (token < count)[:, None]
+        q = tl.load(query + at, mask=real, other=0.0)
+        # A line of padding sees what the last token sees: a line without any key would be no number.
+        last = (position + tl.minimum(token, count - 1))[:, None]
+        best = tl.full([LINES], float("-inf"), tl.float32)
+        total = tl.zeros([LINES], tl.float32)
+        found = tl.zeros([LINES, SIZE], tl.float32)
+        from_ = slot * slot_stride + kv_head * SIZE + place[:, None] * position_stride + channel[None, :]
+        whole = (position + 1) // BLOCK * BLOCK  # up to here every line sees every key
+        for block in range(0, whole, BLOCK):
+            k = tl.load(keys + from_ + block * position_stride)
+            v = tl.load(values + from_ + block * position_stride)
+            best, total, found = _look(q, k, v, 0, best, total, found, scaling, False)
+        for block in range(whole, position + count, BLOCK):
+            there = (block + place < position + count)[:, None]
+            k = tl.load(keys + from_ + block * position_stride, mask=there, other=0.0)
+            v = tl.load(values + from_ + block * position_stride, mask=there, other=0.0)
+            best, total, found = _look(q, k, v, (block + place)[None, :] <= last, best, total, found, scaling, True)
+        tl.store(out + at, (found / total[:, None]).to(out.dtype.element_ty), mask=real)
+    else:
+        tl.store(out + at, tl.zeros([LINES, SIZE], out.dtype.element_ty), mask=(token < -count)[:, None])

@@ -1,0 +1,98 @@
+"""Sampling as two Triton kernels: every piece of the vocabulary is summed up by a program of its own, then one program a row
+picks the piece in which its number falls, and the token in it. CUDA only.
+
+One program that walked through 49,152 logits three times would be the longest kernel of a decode step.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mage.engines.state import Sequences
+
+_PIECE = 4096
+
+
+def choose(logits: Tensor, slots: Tensor, state: Sequences, answers: Tensor, grown: bool) -> None:
+    """Sample row r for the sequence in slots[r]: token and logprob go to column r of `answers`, and its state moves on.
+
+    `grown`: the key of its last token was computed in this very step.
+    """
+    rows, vocabulary = logits.shape
+    piece = min(_PIECE, triton.next_power_of_2(vocabulary))
+    pieces = triton.cdiv(vocabulary, piece)
+    highest = logits.new_empty(2, rows, pieces, dtype=torch.float32)
+    places = logits.new_empty(rows, pieces, dtype=torch.int32)
+    _weigh[(rows, pieces)](logits, slots, state.temperature, *highest, places, vocabulary, logits.stride(0), pieces, piece, num_warps=8)
+    _choose[(rows,)](
+        logits, slots, *highest, places, state.seed, state.index, state.temperature, state.token, state.filled, answers, answers.stride(0),
+        vocabulary, logits.stride(0), state.spare, grown, pieces, max(16, triton.next_power_of_2(pieces)), piece, num_warps=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def _scale(temperatures, slot):  # type: ignore[no-untyped-def]
+    temperature = tl.load(temperatures + slot)
+    return 1 / tl.where(temperature == 0, 1.0, temperature)
+
+
+@triton.jit
+def _weigh(logits, slots, temperatures, highest, sums, places, vocabulary, stride, pieces, PIECE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The highest logit of a piece, where it is, and the sum of exponentials relative to it."""
+    row, piece = tl.program_id(0), tl.program_id(1)
+    scale = _scale(temperatures, tl.load(slots + row))
+    place = piece * PIECE + tl.arange(0, PIECE)
+    x = tl.load(logits + row.to(tl.int64) * stride + place, mask=place < vocabulary, other=float("-inf")).to(tl.float32)
+    most = tl.max(x, 0)
+    at = row * pieces + piece
+    tl.store(highest + at, most)
+    # A piece in which everything was cut off has no highest logit to speak of, and no sum.
+    tl.store(sums + at, tl.sum(tl.exp((x - tl.where(most > float("-inf"), most, 0.0)) * scale), 0))
+    tl.store(places + at, piece * PIECE + tl.argmax(x, 0).to(tl.int32))
+
+
+@triton.jit
+def _mix(state):  # type: ignore[no-untyped-def]
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+    return state ^ (state >> 31)
+
+
+@triton.jit
+def _choose(  # type: ignore[no-untyped-def]
+    logits, slots, highest, sums, places, seeds, indices, temperatures, tokens, filled, answers, answer_stride, vocabulary, stride, spare,
+    GROWN: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    scale = _scale(temperatures, slot)
+    piece, place = tl.arange(0, PADDED), tl.arange(0, PIECE)
+    most = tl.load(highest + row * PIECES + piece, mask=piece < PIECES, other=float("-inf"))
+    best = tl.max(most, 0)
+    summed = tl.cumsum(tl.load(sums + row * PIECES + piece, mask=piece < PIECES, other=0.0) * tl.exp((most - best) * scale), 0)
+    total = tl.max(summed, 0)
+    index = tl.load(indices + slot)
+    state = _mix(tl.load(seeds + slot).to(tl.uint64, bitcast=True)) + (index + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
+    point = ((_mix(state) >> 41).to(tl.float32) + 0.5) / 8388608.0 * total
+    passed = summed <= point
+    which = tl.sum(passed.to(tl.int32), 0)
+    start = tl.minimum(which, PIECES - 1) * PIECE
+    own = logits + row.to(tl.int64) * stride
+    x = tl.load(own + start + place, mask=start + place < vocabulary, other=float("-inf")).to(tl.float32)
+    share = tl.exp((x - best) * scale)
+    # Which of the piece: as many as lie wholly before the point, and never one past the last that can be drawn.
+    before = tl.max(tl.where(passed, summed, 0.0), 0)
+    inside = tl.minimum(tl.sum((tl.cumsum(share, 0) <= point - before).to(tl.int32), 0), tl.max(tl.where(share > 0, place, 0), 0))
+    # Of a row that is not a number the highest may be found in the padding, of the pieces or of the last piece.
+    likeliest = tl.load(places + row * PIECES + tl.minimum(tl.argmax(most, 0), PIECES - 1))
+    drawn = (which < PIECES) & (tl.load(temperatures + slot) != 0)
+    token = tl.minimum(tl.where(drawn, start + inside, likeliest), vocabulary - 1)
+    logprob = (tl.load(own + token).to(tl.float32) - best) * scale - tl.log(total)
+    tl.store(answers + row, token.to(tl.int32))
+    tl.store(answers + answer_stride + row, logprob.to(tl.int32, bitcast=True))
+    if slot != spare:
+        tl.store(tokens + slot, token.to(tl.int64))
+        tl.store(indices + slot, index + 1)
+        if GROWN:
+            tl.store(filled + slot, tl.load(filled + slot) + 1)
