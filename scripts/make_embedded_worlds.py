@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ from mage.types import Sample, Task
 EPISODES = 3
 NOTE_TOKENS = 96
 _AT_ONCE = 10
+_chat: Chat
 MEMORIES = ("history", "history", "reflections", "none", "both")  # as often as they are named
 
 
@@ -64,18 +66,28 @@ WORLDS = {
 # --- Scripted play ------------------------------------------------------------------------------------------------------
 
 
-def collect(chat: Chat, world: str, count: int, seed: int) -> list[list[Lesson]]:
-    """Scripted meta-episodes of a world under every memory, each as its lessons."""
-    rng = random.Random(derive(seed, world))
-    found: list[list[Lesson]] = []
-    while len(found) < count:
-        chosen = rng.choices(WORLDS[world], [one.share for one in WORLDS[world]])[0].environment
-        agent = Agent(ScriptedEngine(lambda request: "", chat.encode), chat, Sampling(max_tokens=400, reflection_tokens=NOTE_TOKENS))
-        setting = Setting(chosen, agent, Notes(keep=rng.choice(MEMORIES)), episodes=EPISODES)
-        tasks = [Task(world, rng.getrandbits(60), 0, "", "train") for _ in range(_AT_ONCE)]
-        lessons = write_lessons(setting, tasks, rng.getrandbits(60))
-        found += ([lesson for lesson in lessons if lesson.where.group == number] for number in range(_AT_ONCE))
-    return found[:count]
+def collect(chat: Chat, world: str, count: int, seed: int, processes: int = 1) -> list[list[Lesson]]:
+    """Scripted meta-episodes of a world under every memory, each as its lessons; the same for any number of processes."""
+    parts = [(world, seed, part) for part in range(-(-count // _AT_ONCE))]
+    with get_context("fork").Pool(processes, initializer=_know, initargs=(chat,)) as pool:
+        found = pool.starmap(_collect_part, parts, chunksize=4)
+    return [meta for metas in found for meta in metas][:count]
+
+
+def _know(chat: Chat) -> None:
+    """A process keeps the chat as it is inherited: one with a cache cannot be sent."""
+    global _chat
+    _chat = chat
+
+
+def _collect_part(world: str, seed: int, part: int) -> list[list[Lesson]]:
+    chat, rng = _chat, random.Random(derive(seed, world, part))
+    chosen = rng.choices(WORLDS[world], [one.share for one in WORLDS[world]])[0].environment
+    agent = Agent(ScriptedEngine(lambda request: "", chat.encode), chat, Sampling(max_tokens=400, reflection_tokens=NOTE_TOKENS))
+    setting = Setting(chosen, agent, Notes(keep=rng.choice(MEMORIES)), episodes=EPISODES)
+    tasks = [Task(world, rng.getrandbits(60), 0, "", "train") for _ in range(_AT_ONCE)]
+    lessons = write_lessons(setting, tasks, rng.getrandbits(60))
+    return [[lesson for lesson in lessons if lesson.where.group == number] for number in range(_AT_ONCE)]
 
 
 def accounts(chat: Chat, meta: Iterable[Lesson]) -> list[Sample]:
@@ -107,7 +119,8 @@ def read(model: LlamaForCausalLM, pools: dict[str, list[list[Sample]]], cycle: S
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / steps)
         samples = [_numbered(sample, number) for number, meta in enumerate(rng.sample(pools[world], batch)) for sample in meta]
-        loss = imitate(model, optimizer, samples, tree_tokens=512, micro_tokens=4096)
+        on_cpu = model.device.type == "cpu"  # there the rules are computed once for all texts; a GPU is faster with plain rows
+        loss = imitate(model, optimizer, samples, tree_tokens=512, micro_tokens=4096 if on_cpu else 65536, packed=on_cpu)
         if step % 50 < len(pools) or step == steps - 1:
             print(f"step {step} {world} loss {loss:.4f} at {time.time() - began:.0f} s", flush=True)
 
@@ -123,6 +136,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs=2, default=(3000, 300), metavar=("ACCOUNTS", "REPLIES"))
     parser.add_argument("--batch", type=int, default=8, help="meta-episodes a step")
     parser.add_argument("--count", type=int, default=2000, help="meta-episodes a world")
+    parser.add_argument("--processes", type=int, default=1, help="that play the scripted games; what they write does not depend on it")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--vocabulary", type=int, default=1024)
@@ -133,9 +147,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     chat = make_chat(args.vocabulary, args.seed) if args.start is None else Chat.load(args.start)
     model = build_model(Shape(*args.shape), chat.tokenizer.get_vocab_size(), chat) if args.start is None else LlamaForCausalLM.from_pretrained(args.start)
-    model = model.to(args.device)
-    metas = {world: collect(chat, world, args.count, args.seed) for world in WORLDS}
+    metas = {world: collect(chat, world, args.count, args.seed, args.processes) for world in WORLDS}
     print(f"{args.count} meta-episodes a world, {chat.tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters", flush=True)
+    model = model.to(args.device)
     reading, answering = args.steps
     whole = {world: [accounts(chat, meta) for meta in found] for world, found in metas.items()}
     read(model, whole, args.cycle, reading, args.batch, args.lr, args.seed)
