@@ -137,6 +137,26 @@ def test_adapters_have_the_gradients_that_peft_has_and_their_folder_is_one_of_pe
         torch.testing.assert_close(master.grad, expected[name], atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("at_once", [1, 2**25])
+def test_layers_stepped_together_learn_what_each_would_alone(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two micro-batches, so that gradients are added up; one layer at a time is the plain sum."""
+    monkeypatch.setattr("mage.learn.trained._AT_ONCE", at_once)
+    learner = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=2, lora_alpha=6.0))
+    masters, scale = learner.trained.masters, 6.0 / 2
+    learner.update(play(0), entropy=0.0, update=0)
+    learner.module.zero_grad()
+    ids, slopes = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]]), dict.fromkeys(masters, torch.zeros(()))
+    for row in ids:
+        learner.module(row[None], labels=row[None]).loss.backward()
+        for name in linear_layers(learner.module):
+            gradient, down, up = learner.module.get_parameter(f"{name}.weight").grad, masters[f"{name}.lora_A.weight"], masters[f"{name}.lora_B.weight"]
+            slopes[f"{name}.lora_A.weight"] = slopes[f"{name}.lora_A.weight"] + scale * up.T @ gradient
+            slopes[f"{name}.lora_B.weight"] = slopes[f"{name}.lora_B.weight"] + scale * gradient @ down.T
+        learner.trained.collect()
+    for name, master in masters.items():
+        torch.testing.assert_close(master.grad, slopes[name].detach())
+
+
 def test_training_goes_on_from_a_folder_of_adapters_and_its_reference_is_that_start(tmp_path: Path) -> None:
     make_model(exact=False).save_pretrained(tmp_path / "base")
     first = Learner(make_model(exact=False), LearnOptions(lr=0.05, lora_rank=2))

@@ -22,6 +22,7 @@ from mage.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of
 from mage.seeds import derive
 
 _PREFIX = "base_model.model."  # of every name in a file of PEFT
+_AT_ONCE = 2**25  # weights of layers that are stepped together: 128 MB in float32
 
 
 class AllWeights:
@@ -63,47 +64,89 @@ class Adapters:
         self.model, self.rank, self.alpha = model, rank, alpha
         model.requires_grad_(False)
         names = linear_layers(model)
-        self.masters = _read(start, model, names, rank, alpha) if start else _fresh(model, names, rank, seed)
-        self._base = {name: value.to(model.device, model.dtype) for name, value in _base_weights(model, names, start).items()}
-        for name in names:
-            model.get_parameter(f"{name}.weight").requires_grad_(True)
-        self._start = {name: value.detach().clone() for name, value in self.masters.items()}
+        values = _read(start, model, names, rank, alpha) if start else _fresh(model, names, rank, seed)
+        base = _base_weights(model, names, start)
+        self._stacks = [_Stack(model, some, values, base, alpha / rank) for some in _alike(model, names)]
+        self.masters = {key: value for name in names for stack in self._stacks for key, value in stack.masters_of(name)}
         self.publish()
 
     @torch.no_grad()
     def collect(self) -> None:
         """Project the gradient of a micro-batch onto A and B."""
-        for name in self._base:
-            weight = self.model.get_parameter(f"{name}.weight")
-            if weight.grad is None:
-                continue
-            down, up = self._pair(name)
-            gradient = weight.grad.to(down.dtype)
-            _add_gradient(down, (up.T @ gradient).mul_(self.alpha / self.rank))
-            _add_gradient(up, (gradient @ down.T).mul_(self.alpha / self.rank))
-            weight.grad = None
+        for stack in self._stacks:
+            stack.collect()
 
     def publish(self) -> None:
         """Bring W0 + scale * B A into the module."""
-        self._write(self.masters)
+        for stack in self._stacks:
+            stack.write(stack.down, stack.up)
 
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
         """The model as it was at the start; it is the policy again afterwards."""
-        self._write(self._start)
+        for stack in self._stacks:
+            stack.write(*stack.start)
         try:
             yield self.model
         finally:
             self.publish()
 
-    @torch.no_grad()
-    def _write(self, chosen: Mapping[str, Tensor]) -> None:
-        for name, base in self._base.items():
-            down, up = chosen[f"{name}.lora_A.weight"], chosen[f"{name}.lora_B.weight"]
-            self.model.get_parameter(f"{name}.weight").copy_(_merged(base, down, up, self.alpha / self.rank))
 
-    def _pair(self, name: str) -> tuple[Tensor, Tensor]:
-        return self.masters[f"{name}.lora_A.weight"], self.masters[f"{name}.lora_B.weight"]
+class _Stack:
+    """Layers of one shape, their A and B side by side: a step over all of them is a few kernels and not a few a layer.
+
+    What the optimizer moves are parts of the stacks, so that layers keep their names.
+    """
+
+    def __init__(self, model: PreTrainedModel, names: list[str], values: Mapping[str, Tensor], base: Mapping[str, Tensor], scale: float) -> None:
+        self.names, self.scale = names, scale
+        self.weights = [model.get_parameter(f"{name}.weight").requires_grad_(True) for name in names]
+        self.base = torch.stack([base[name].to(model.device, model.dtype) for name in names])
+        self.down, self.up = (torch.stack([values[key(name)] for name in names]) for key in (_down, _up))
+        self.start = self.down.clone(), self.up.clone()
+        self._parts = [[torch.nn.Parameter(part) for part in stack] for stack in (self.down, self.up)]
+
+    def masters_of(self, name: str) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        if name in self.names:
+            place = self.names.index(name)
+            yield from ((key(name), parts[place]) for key, parts in zip((_down, _up), self._parts, strict=True))
+
+    def collect(self) -> None:
+        given = [weight.grad for weight in self.weights]
+        if not any(gradient is not None for gradient in given):
+            return
+        whole = [torch.zeros_like(weight) if gradient is None else gradient for gradient, weight in zip(given, self.weights, strict=True)]
+        gradient = torch.stack(whole).to(self.down.dtype)
+        for parts, slope in zip(self._parts, (self.up.mT @ gradient, gradient @ self.down.mT), strict=True):
+            slope.mul_(self.scale)
+            if parts[0].grad is not None:
+                torch._foreach_add_([part.grad for part in parts], list(slope))
+                continue
+            for part, own in zip(parts, slope, strict=True):
+                part.grad = own
+        for weight in self.weights:
+            weight.grad = None
+
+    @torch.no_grad()
+    def write(self, down: Tensor, up: Tensor) -> None:
+        torch._foreach_copy_(self.weights, list(torch.baddbmm(self.base.to(down.dtype), up, down, alpha=self.scale)))
+
+
+def _alike(model: PreTrainedModel, names: list[str]) -> list[list[str]]:
+    """Layers of equal shape together, in pieces of which a copy in float32 takes little memory."""
+    found: dict[torch.Size, list[str]] = {}
+    for name in names:
+        found.setdefault(model.get_parameter(f"{name}.weight").shape, []).append(name)
+    pieces = {shape: max(1, _AT_ONCE // shape.numel()) for shape in found}
+    return [some[first : first + pieces[shape]] for shape, some in found.items() for first in range(0, len(some), pieces[shape])]
+
+
+def _down(name: str) -> str:
+    return f"{name}.lora_A.weight"
+
+
+def _up(name: str) -> str:
+    return f"{name}.lora_B.weight"
 
 
 Trained = AllWeights | Adapters
@@ -124,7 +167,7 @@ def _fresh(model: PreTrainedModel, names: list[str], rank: int, seed: int) -> di
         bound = 1 / math.sqrt(into)
         down = torch.empty(rank, into, dtype=real).uniform_(-bound, bound, generator=generator)
         for key, value in (("lora_A", down), ("lora_B", torch.zeros(out, rank, dtype=real))):
-            found[f"{name}.{key}.weight"] = torch.nn.Parameter(value.to(model.device))
+            found[f"{name}.{key}.weight"] = value.to(model.device)
     return found
 
 
@@ -203,7 +246,7 @@ def _read(folder: Path, model: PreTrainedModel, names: list[str], rank: int, alp
     expected = {f"{name}.{key}.weight": shape for name in names for key, shape in _shapes(model, name, rank).items()}
     if {key: tuple(value.shape) for key, value in stored.items()} != expected:
         raise ValueError(f"the adapters of {folder} are not of all linear layers of {config.get('base_model_name_or_path')}")
-    return {key: torch.nn.Parameter(stored[key].to(model.device, real)) for key in expected}
+    return {key: stored[key].to(model.device, real) for key in expected}
 
 
 def _shapes(model: PreTrainedModel, name: str, rank: int) -> dict[str, tuple[int, int]]:
