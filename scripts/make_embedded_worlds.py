@@ -5,7 +5,7 @@ state a random choice of plain facts. It learns to go on with them, what the wor
 stage is on the replies alone. Nobody in these texts plays to win, rooms are those of training, and a random move is as likely to be wrong as right:
 how a task is done is left to reinforcement learning.
 
-    python scripts/make_embedded_worlds.py --out mage/embedded-worlds --steps 400 60 --batch 4 --count 500   (six minutes on a shared core; ALFWorld needs more)
+    python scripts/make_embedded_worlds.py --out mage/embedded-worlds --device cuda --processes 11   (two minutes on an H200)
 """
 
 import argparse
@@ -133,14 +133,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, nargs=2, default=(3000, 300), metavar=("ACCOUNTS", "REPLIES"))
-    parser.add_argument("--batch", type=int, default=8, help="meta-episodes a step")
-    parser.add_argument("--count", type=int, default=2000, help="meta-episodes a world")
+    parser.add_argument("--steps", type=int, nargs=2, default=(4000, 400), metavar=("ACCOUNTS", "REPLIES"))
+    parser.add_argument("--batch", type=int, default=16, help="meta-episodes a step")
+    parser.add_argument("--count", type=int, default=2500, help="meta-episodes a world")
     parser.add_argument("--processes", type=int, default=1, help="that play the scripted games; what they write does not depend on it")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--vocabulary", type=int, default=1024)
-    parser.add_argument("--shape", type=int, nargs=5, default=(64, 3, 4, 2, 192), metavar=("HIDDEN", "LAYERS", "HEADS", "KV", "FF"))
+    parser.add_argument("--shape", type=int, nargs=5, default=(96, 3, 3, 3, 256), metavar=("HIDDEN", "LAYERS", "HEADS", "KV", "FF"))
     parser.add_argument("--cycle", nargs="+", choices=list(WORLDS), default=list(WORLDS), help="which world a step is about, over and over")
     parser.add_argument("--start", type=Path, help="go on from a model that this script has made, with its tokenizer")
     args = parser.parse_args()

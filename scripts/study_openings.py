@@ -1,48 +1,62 @@
-"""How much entropy a learner of Tic-Tac-Toe needs to find the corner: a tabular policy gradient against MCTS-100, first seat, in minutes on a CPU.
+"""How much entropy, and how much of later games, a learner of Tic-Tac-Toe needs to find the corner: a table of move weights, in minutes on a CPU.
 
-Against MCTS-100 a corner wins about twice as often as the centre with best play (`--values`); but for whoever does not know the
-forks yet the centre is safer. The study trains a table of move weights by REINFORCE with group baselines (win +10, loss -10) and shows wins, draws
-and openings on the way. It stands in for a language model's training where that would take a GPU.
+Against MCTS-100 a corner wins about twice as often as the centre with best play (`--values`); but for whoever does not know the forks yet the centre
+is safer. The study trains a table by policy gradient as the recipe `smollm2_tic_tac_toe` trains a language model (its opponents, both seats, groups of
+8 meta-episodes of three games, GiGPO's two comparisons, win +10, loss -10), and shows wins, draws and openings against MCTS-100 in the first seat. It
+stands in for a training that would take a GPU: a game counts with what follows it, later games with `discount` to the power of their distance.
 
-    python scripts/study_openings.py --values --entropy 1 0.2 --entropy 3 0.3
+    python scripts/study_openings.py --values --try 2 0.2 0.3 --try 4 0.3 0.3
 """
 
 import argparse
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from mage.ceilings import opening_values
+from mage.config import load_recipe
 from mage.environments.tic_tac_toe import TicTacToe, TicTacToeState
 from mage.opponents.base import find
 
-WORLD, RIVAL = TicTacToe(), "mcts-100"
-GROUPS, GAMES, SEARCHED = 16, 24, 0.6  # groups an update, games of a group, share of groups against the search (else a random player)
-EVERY = 50
-_POLICIES: dict[str, Mapping[str, float]] = {}
+WORLD, RIVAL, REWARD = TicTacToe(), "mcts-100", 10
+EPISODES, EVERY = 3, 50
+_POLICIES: dict[tuple[str, str], Mapping[str, float]] = {}
+Decision = tuple[str, int, np.ndarray]  # the board, the move's number, the chances of all moves
+Game = tuple[list[Decision], str, float]  # the agent's decisions, its opening, its reward
 
 
-def answer(state: TicTacToeState, searched: bool, rng: random.Random) -> str:
-    """The opponent's move; the policy of the search is estimated once a position."""
-    if not searched:
-        return rng.choice(state.legal())
-    board = state.anchor(1)
-    if board not in _POLICIES:
-        _POLICIES[board] = find(RIVAL).policy(state, 1)
-    moves = _POLICIES[board]
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One try."""
+
+    entropy: float
+    entropy_final: float
+    discount: float
+    updates: int
+    lr: float
+    groups: int
+    members: int
+
+
+def answer(state: TicTacToeState, opponent: str, seat: int, rng: random.Random) -> str:
+    """The opponent's move; the policy of a search is estimated once a position."""
+    key = opponent, state.anchor(seat)
+    if key not in _POLICIES:
+        _POLICIES[key] = find(opponent).policy(state, seat)
+    moves = _POLICIES[key]
     return rng.choices(list(moves), list(moves.values()))[0]
 
 
-def episode(table: dict[str, np.ndarray], searched: bool, rng: random.Random) -> tuple[list[tuple[str, int, np.ndarray]], str, float]:
-    """One game: the agent's decisions, its opening and its score."""
-    state, made, opening = WORLD.start(0), [], ""
-    while (seat := state.turn()) is not None:
-        if seat == 1:
-            state.apply(answer(state, searched, rng))
+def play(table: dict[str, np.ndarray], opponent: str, seat: int, rng: random.Random) -> Game:
+    state, made, opening = WORLD.start(0), list[Decision](), ""
+    while (mover := state.turn()) is not None:
+        if mover != seat:
+            state.apply(answer(state, opponent, mover, rng))
             continue
-        legal, board = state.legal(), state.anchor(0)
+        legal, board = state.legal(), state.anchor(seat)
         weights = table.setdefault(board, np.zeros(len(legal)))
         chances = np.exp(weights - weights.max())
         chances /= chances.sum()
@@ -50,47 +64,68 @@ def episode(table: dict[str, np.ndarray], searched: bool, rng: random.Random) ->
         made.append((board, choice, chances))
         opening = opening or legal[choice]
         state.apply(legal[choice])
-    return made, opening, state.scores()[0]
+    return made, opening, REWARD * state.scores()[seat]
 
 
-def study(start: float, end: float, updates: int, lr: float, seed: int = 0) -> None:
+def add_slopes(slopes: dict[str, np.ndarray], group: list[list[Game]], entropy: float, discount: float) -> None:
+    """What a group of meta-episodes says about every move: its episode against the group's, and its board against the group's."""
+    follows = np.array([[sum(discount ** (later - k) * games[later][2] for later in range(k, EPISODES)) for k in range(EPISODES)] for games in group])
+    follows -= follows.mean(0)
+    moves = [(follows[member, k], *decision) for member, games in enumerate(group) for k, (made, _, _) in enumerate(games) for decision in made]
+    met: dict[str, list[float]] = defaultdict(list)
+    for value, board, _, _ in moves:
+        met[board].append(float(value))
+    for value, board, choice, chances in moves:
+        towards = -1.0 * chances
+        towards[choice] += 1
+        logs = np.log(chances + 1e-12)
+        spread = -chances * (logs - (chances * logs).sum())
+        slopes[board] = slopes.get(board, 0) + (2 * value - np.mean(met[board])) * towards + entropy * spread
+
+
+def study(setting: Setting, seed: int = 0) -> None:
     rng, table = random.Random(seed), dict[str, np.ndarray]()
-    for update in range(1, updates + 1):
-        entropy = start + (end - start) * update / updates
+    shares = load_recipe("smollm2_tic_tac_toe").population().pool("train")
+    results, openings = Counter[float](), Counter[str]()
+    for update in range(1, setting.updates + 1):
+        entropy = setting.entropy + (setting.entropy_final - setting.entropy) * update / setting.updates
         slopes: dict[str, np.ndarray] = {}
-        results, openings = Counter[float](), Counter[str]()
-        for _ in range(GROUPS):
-            searched = rng.random() < SEARCHED
-            games = [episode(table, searched, rng) for _ in range(GAMES)]
-            baseline = 10 * sum(score for _, _, score in games) / GAMES
-            for made, opening, score in games:
-                if searched:
-                    results[score] += 1
-                    openings[opening] += 1
-                for board, choice, chances in made:
-                    towards = -chances.copy()
-                    towards[choice] += 1
-                    logs = np.log(chances + 1e-12)
-                    spread = -chances * (logs - (chances * logs).sum())
-                    slopes[board] = slopes.get(board, 0) + (10 * score - baseline) * towards + entropy * spread
+        for _ in range(setting.groups):
+            opponent, seat = rng.choices(list(shares), list(shares.values()))[0], rng.randrange(2)
+            group = [[play(table, opponent, seat, rng) for _ in range(EPISODES)] for _ in range(setting.members)]
+            add_slopes(slopes, group, entropy, setting.discount)
+            if (opponent, seat) == (RIVAL, 0):
+                results.update(reward for games in group for _, _, reward in games)
+                openings.update(opening for games in group for _, opening, _ in games)
         for board, slope in slopes.items():
-            table[board] += lr * np.clip(slope, -25, 25)
+            table[board] += setting.lr * np.clip(slope, -25, 25)
         if update % EVERY == 0:
             count = max(1, sum(results.values()))
             told = ", ".join(f"{cell} {times / count:.0%}" for cell, times in openings.most_common(3))
-            print(f"  update {update:4}: MCTS-100 beaten {results[1.0] / count:.2f}, drawn {results[0.0] / count:.2f}; openings {told}", flush=True)
+            wins, draws = results[REWARD] / count, results[0] / count
+            print(f"  updates {update - EVERY + 1:3} to {update:3}: {RIVAL} beaten {wins:.2f}, drawn {draws:.2f}; openings {told}", flush=True)
+            results.clear()
+            openings.clear()
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--values", action="store_true", help="first show what every opening is worth with best play")
-    parser.add_argument("--entropy", nargs=2, type=float, action="append", metavar=("START", "END"), help="weight of the entropy; may be given more than once")
-    parser.add_argument("--updates", type=int, default=300)
-    parser.add_argument("--lr", type=float, default=0.006, help="0.006 learns about as fast an update as SmolLM2 did")
+    parser.add_argument(
+        "--try", nargs=3, type=float, action="append", dest="tries", metavar=("ENTROPY", "FINAL", "DISCOUNT"), help="may be given more than once"
+    )
+    parser.add_argument("--updates", type=int, default=150)
+    parser.add_argument("--groups", type=int, default=32)
+    parser.add_argument("--members", type=int, default=8)
+    parser.add_argument("--lr", type=float, default=0.012, help="0.012 learns about as fast an update as SmolLM2 did")
     given = parser.parse_args()
     if given.values:
         worth = opening_values(WORLD, RIVAL, "win")
         print("chance to win with best play after opening " + ", ".join(f"{cell}: {value:.3f}" for cell, value in worth.items()), flush=True)
-    for first, last in given.entropy or [(1.0, 0.2), (3.0, 0.3)]:
-        print(f"entropy {first} -> {last}")
-        study(first, last, given.updates, given.lr)
+    for entropy, final, discount in given.tries or [(2.0, 0.2, 0.3), (4.0, 0.3, 0.3)]:
+        print(f"entropy {entropy} -> {final}, later games count {discount}", flush=True)
+        study(Setting(entropy, final, discount, given.updates, given.lr, given.groups, given.members))
+
+
+if __name__ == "__main__":
+    main()
