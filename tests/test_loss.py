@@ -7,7 +7,7 @@ import pytest
 import torch
 from learn_toys import make_sample
 
-from mage.learn.loss import Sums, choice_entropies, low_variance_kl, policy_loss, policy_objective, score
+from mage.learn.loss import Sums, choice_entropies, low_variance_kl, policy_loss, policy_objective, read, score
 from mage.learn.packing import Terms, pack_rows, prepare
 from mage.options import LearnOptions
 from mage.types import Sample
@@ -27,8 +27,8 @@ def loss_of(
     given = {"entropy": 0.0, "normaliser": len(terms)} | changes
     real = torch.tensor(logprobs, dtype=torch.float64)
     all_entropies, parted = (torch.tensor(values, dtype=torch.float64) for values in (entropies or [0.0] * len(terms), choices))
-    loss, sums = policy_loss(real, all_entropies, parted, terms, options, **given)
-    return float(loss), sums
+    loss, reading = policy_loss(real, all_entropies, parted, terms, options, **given)
+    return float(loss), read([reading])
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,13 @@ def test_scoring_in_pieces_changes_neither_values_nor_gradients() -> None:
         found.append((logprobs, entropies, *torch.autograd.grad(logprobs.sum(), (hidden, head.weight))))
     for whole, pieces in zip(*found, strict=True):
         torch.testing.assert_close(whole, pieces, atol=1e-12, rtol=0)
+
+
+def test_micro_batches_are_read_together_and_none_is_nothing() -> None:
+    terms, values = terms_of(make_sample((1, 2), (3,))), torch.tensor([-1.0], dtype=torch.float64)
+    readings = [policy_loss(values - shift, values, values, terms, LearnOptions(), entropy=0.1, normaliser=2)[1] for shift in (0.0, 0.5)]
+    assert read(readings) == read(readings[:1]) + read(readings[1:])
+    assert read([]) == Sums()
 
 
 def test_sums_add_and_keep_the_largest_ratio() -> None:

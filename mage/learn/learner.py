@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from mage.learn import checkpoint
 from mage.learn.attention import attending, check_packable, exchange_rate, hidden_states
 from mage.learn.layers import BLOCK
-from mage.learn.loss import Sums, choice_entropies, policy_loss, score
+from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, score
 from mage.learn.packing import Layout, Packed, Row, pack_forest, pack_rows, pack_trie, plan_forests, plan_rows, plan_tries, prepare
 from mage.learn.team import Team
 from mage.learn.trained import Adapters, AllWeights, Trained
@@ -139,16 +139,17 @@ class Learner:
         """Add the gradient of the loss over these rows, the samples of one optimizer step, micro-batch by micro-batch."""
         normaliser = self.team.total(sum(len(row.sample.reply_ids) for row in rows))
         given = {name: values for name, values in (("reference", reference), ("proximal", proximal)) if values is not None}
-        sums, computed = Sums(), 0
+        readings, computed = list[Reading](), 0
         with attending(self.module, self.layout):
             for packed in self.pack(rows):
                 logprobs, entropies, choices = self._score(self.module, packed)
                 own = {name: values[packed.terms.index] for name, values in given.items()}
-                loss, parts = policy_loss(logprobs, entropies, choices, packed.terms, self.options, entropy=entropy, normaliser=normaliser, **own)
+                loss, reading = policy_loss(logprobs, entropies, choices, packed.terms, self.options, entropy=entropy, normaliser=normaliser, **own)
                 loss.backward()
                 self.trained.collect()
-                sums, computed = sums + parts, computed + packed.tokens
-        return sums, computed
+                readings.append(reading)
+                computed += packed.tokens
+        return read(readings), computed
 
     def _descend(self) -> tuple[float, bool]:
         """The gradient's norm, and whether the step was made."""

@@ -2,7 +2,7 @@
 normaliser (all reply tokens of the optimizer step), so that micro-batches add up to the whole batch exactly.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Self
@@ -39,6 +39,21 @@ class Sums:
     def __add__(self, other: Self) -> "Sums":
         added = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
         return Sums(**added | {"ratio_max": max(self.ratio_max, other.ratio_max)})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The sums of one micro-batch, those that the device computes still there: to ask for them would make the host wait."""
+
+    tokens: int
+    plays: int
+    measured: torch.Tensor
+
+
+def read(readings: Sequence[Reading]) -> Sums:
+    """The sums of some micro-batches, or of none; here the host waits, once."""
+    rows = torch.stack([reading.measured for reading in readings]).tolist() if readings else []
+    return sum((Sums(reading.tokens, reading.plays, *row) for reading, row in zip(readings, rows, strict=True)), Sums())
 
 
 def score(
@@ -162,7 +177,7 @@ def policy_loss(
     normaliser: float,
     reference: torch.Tensor | None = None,
     proximal: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, Sums]:
+) -> tuple[torch.Tensor, Reading]:
     """Loss of one micro-batch and the sums for its diagnostics.
 
     The bonus is the entropy among legal moves: `choices` summed, by the chain rule an unbiased estimate of the entropy of
@@ -182,7 +197,7 @@ def policy_loss(
     loss = (policy + options.kl * kl - entropy * bonus) / normaliser
     with torch.no_grad():
         measured = torch.stack((
-            policy, kl, bonus, (entropies * terms.on_reflection).sum(), cut.sum(), (ratio - 1 - log_ratio).sum(),
+            terms.on_reflection.sum(dtype=policy.dtype), policy, kl, bonus, (entropies * terms.on_reflection).sum(), cut.sum(), (ratio - 1 - log_ratio).sum(),
             ratio.sum(), (logprobs - terms.old_logprobs).abs().sum(), ratio.max(),
         ))  # fmt: skip
-    return loss, Sums(len(terms), terms.plays, int(terms.on_reflection.sum()), *measured.tolist())
+    return loss, Reading(len(terms), terms.plays, measured)
