@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mage.chat import Chat, Ids
+from mage.chat import TEXTS_KEPT, Chat, Ids
 from mage.engines.base import Engine, Request
 from mage.environments.base import Environment, State
 from mage.prompts import template
@@ -109,7 +109,7 @@ class Agent:
         return completion.token_ids if completion.text == bare else self.chat.encode(bare)
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=TEXTS_KEPT)
 def _part(chat: Chat, reply: Ids, legal: tuple[str, ...]) -> Choices:
     spelled = [chat.encode(f"<action>{word}</action>") for word in legal]
     opening = chat.encode("<action>")

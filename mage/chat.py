@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 Ids = tuple[int, ...]
 _MARKS = ("\u2460system\u2460", "\u2461user\u2461", "\u2462reply\u2462", "\u2463user\u2463")
 
+TEXTS_KEPT = 8192  # texts come again within an update, seldom later; a page of 2,000 tokens takes 80 kB
+
 
 class Chat:
     """Text to ids and back for one model.
@@ -28,8 +30,8 @@ class Chat:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self._cut(_render(template, special))
-        self.encode = lru_cache(maxsize=65_536)(self._encode)
-        self.decode = lru_cache(maxsize=65_536)(self._decode)
+        self.encode = lru_cache(maxsize=TEXTS_KEPT)(self._encode)
+        self.decode = lru_cache(maxsize=TEXTS_KEPT)(self._decode)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Chat":
