@@ -5,7 +5,7 @@ state a random choice of plain facts. It learns to go on with them, what the wor
 stage is on the replies alone. Nobody in these texts plays to win, rooms are those of training, and a random move is as likely to be wrong as right:
 how a task is done is left to reinforcement learning.
 
-    python scripts/make_embedded_worlds.py --out mage/embedded-worlds --device cuda --processes 11   (three minutes of reading on an H200 that a training shared)
+    python scripts/make_embedded_worlds.py --out mage/embedded-worlds --device cuda --processes 11   (three minutes of reading on a shared H200)
 """
 
 import argparse
