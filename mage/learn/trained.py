@@ -67,7 +67,7 @@ class Adapters:
         values = _read(start, model, names, rank, alpha) if start else _fresh(model, names, rank, seed)
         base = _base_weights(model, names, start)
         self._stacks = [_Stack(model, some, values, base, alpha / rank) for some in _alike(model, names)]
-        self.masters = {key: value for name in names for stack in self._stacks for key, value in stack.masters_of(name)}
+        self.masters = {name: value for stack in self._stacks for name, value in stack.masters.items()}
         self.publish()
 
     @torch.no_grad()
@@ -99,17 +99,13 @@ class _Stack:
     """
 
     def __init__(self, model: PreTrainedModel, names: list[str], values: Mapping[str, Tensor], base: Mapping[str, Tensor], scale: float) -> None:
-        self.names, self.scale = names, scale
+        self.scale = scale
         self.weights = [model.get_parameter(f"{name}.weight").requires_grad_(True) for name in names]
         self.base = torch.stack([base[name].to(model.device, model.dtype) for name in names])
         self.down, self.up = (torch.stack([values[key(name)] for name in names]) for key in (_down, _up))
         self.start = self.down.clone(), self.up.clone()
         self._parts = [[torch.nn.Parameter(part) for part in stack] for stack in (self.down, self.up)]
-
-    def masters_of(self, name: str) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        if name in self.names:
-            place = self.names.index(name)
-            yield from ((key(name), parts[place]) for key, parts in zip((_down, _up), self._parts, strict=True))
+        self.masters = {key(name): part for key, parts in zip((_down, _up), self._parts, strict=True) for name, part in zip(names, parts, strict=True)}
 
     def collect(self) -> None:
         given = [weight.grad for weight in self.weights]
