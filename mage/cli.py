@@ -39,7 +39,7 @@ def is_mistake(error: Exception) -> bool:
     """Whether this is the user's to mend. A ValueError is if a line of ours raised it on purpose, no slip of ours or of a library."""
     if isinstance(error, OSError):
         return not isinstance(error, BrokenPipeError)
-    if isinstance(error, DeviceTrouble):
+    if isinstance(error, DeviceTrouble) or _is_out_of_memory(error):
         return True
     if isinstance(error, ValueError):
         return _raised_on_purpose(error)
@@ -56,7 +56,14 @@ def _raised_on_purpose(error: Exception) -> bool:
     return PACKAGE in Path(file).parents and linecache.getline(file, trace.tb_lineno).strip().startswith("raise")
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    """Torch's own error, known by its name: this file loads no torch."""
+    return type(error).__name__ == "OutOfMemoryError" and type(error).__module__.partition(".")[0] == "torch"
+
+
 def _told(error: Exception) -> str:
+    if _is_out_of_memory(error):
+        return f"out of GPU memory: {str(error).splitlines()[0]}\nEnd what else runs on the card, or lower engines.slots or engines.context."
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error)

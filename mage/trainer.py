@@ -424,10 +424,15 @@ def evaluate_panel(
 
 
 def memory_in_use() -> dict[str, float]:
-    """Gigabytes that this process holds now, on the host (where the system tells it) and on the GPU: a leak shows as a line that rises."""
+    """Gigabytes of this process, on the host (where the system tells it) and on the GPU: in use now (a leak shows as a line that rises), and held.
+
+    What is held is what another training on the same card cannot have: the most that was ever in use, and some air.
+    """
     statm = Path("/proc/self/statm")
     host = {"memory_host": int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9} if statm.is_file() else {}
-    return host | ({"memory_device": torch.cuda.memory_allocated() / 1e9} if torch.cuda.is_available() else {})
+    if not torch.cuda.is_available():
+        return host
+    return host | {"memory_device": torch.cuda.memory_allocated() / 1e9, "memory_device_held": torch.cuda.memory_reserved() / 1e9}
 
 
 def _pair(value: list[Any] | None) -> tuple[float, int] | None:

@@ -392,6 +392,19 @@ def test_trouble_with_a_gpu_is_told_and_the_last_checkpoint_is_whole(
     assert metrics(tmp_path / "small-1") == metrics(run)
 
 
+def test_a_full_card_is_told_where_nothing_is_trained_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def full(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nand a long trace")
+
+    monkeypatch.setattr("mage.trainer.load_model", full)
+    told = refused_quietly("evaluate", run, "--size", "6")
+    assert "out of GPU memory: CUDA out of memory. Tried to allocate 20.00 MiB." in told
+    assert "engines.slots" in told
+    assert "long trace" not in told
+
+
 def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def slip(kind: str, with_options: bool) -> list[Any]:
         return [*zip([1], [], strict=True)]
