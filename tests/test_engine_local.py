@@ -380,6 +380,21 @@ def test_a_lora_model_in_training_is_sampled_without_dropout_and_left_as_it_was(
         np.testing.assert_allclose(reply.logprobs, expected[range(len(reply.token_ids)), reply.token_ids], atol=1e-4)
 
 
+def test_no_more_slots_than_their_share_of_the_memory_holds(llama: LlamaForCausalLM, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = llama.config
+    size = config.num_hidden_layers * 2 * 64 * config.num_key_value_heads * config.head_dim * 4  # bytes of a sequence of 64 tokens
+    monkeypatch.setattr("mage.engines.local.memory_for_slots", lambda device: 5 * size)
+    few = LocalEngine(llama, chat, slots=512, context=64)
+    assert few.capacity == 4
+    requests = [Request(ids, 6, seed) for seed, ids in enumerate(make_prompts(9))]
+    replies = [answer(engine, requests) for engine in (few, LocalEngine(llama, chat, slots=3, context=64))]
+    assert [reply.token_ids for reply in replies[0]] == [reply.token_ids for reply in replies[1]]
+    with pytest.raises(ValueError, match="may be taken: lower it"):
+        LocalEngine(llama, chat, slots=512, context=256)
+    monkeypatch.setattr("mage.engines.local.memory_for_slots", lambda device: None)
+    assert LocalEngine(llama, chat, slots=512, context=64).capacity == 512
+
+
 def test_layers_that_see_a_window_only_are_refused(chat: Chat) -> None:
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1))
     with pytest.raises(ValueError, match="full attention"):

@@ -8,6 +8,7 @@ everybody else lengths, seeds and options live in arrays indexed by slot. On a G
 
 import importlib
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ class LocalEngine(Engine):
         ahead = self.device.type == "cuda" if run_ahead is None else run_ahead
         self.ops = _operations(self.device) if ahead else None
         self.decoder = plain_decoder(model, context, self.ops)
-        slots = _affordable(slots, context, self.config, self.backbone) if self.device.type == "cuda" else slots
+        slots = _affordable(slots, context, self.config, self.backbone, self.device)
         self.pool = _make_pool(self.config, (slots + ahead, context), self.backbone.get_input_embeddings().weight.dtype, self.device)
         self.slots = Slots(slots, context, share=prefix_cache)
         self.stats = Stats()
@@ -376,15 +377,29 @@ def _operations(device: torch.device) -> ModuleType:
     return importlib.import_module(f"mage.engines.{'kernels' if device.type == 'cuda' else 'ops'}")
 
 
-def _affordable(slots: int, context: int, config: Any, backbone: Any) -> int:
-    """As many slots as half of the free memory holds: the learner needs the rest."""
+def _affordable(slots: int, context: int, config: Any, backbone: Any, device: torch.device) -> int:
+    """As many slots as their share of the memory holds: the learner needs the rest."""
     pool = _make_pool(config, (slots, context), backbone.get_input_embeddings().weight.dtype, torch.device("meta"))
     layers, two, _, _, *rest = pool.store.shape
     size = layers * two * context * math.prod(rest) * pool.dtype.itemsize
-    free, _ = torch.cuda.mem_get_info()
-    if free // 2 < 2 * size:
-        raise ValueError(f"a cache for one sequence of engines.context = {context} tokens needs {size / 1e9:.1f} GB; {free / 1e9:.1f} GB are free: lower it")
-    return min(slots, free // 2 // size - 1)
+    room = memory_for_slots(device)
+    if room is None:
+        return slots
+    if room < 2 * size:
+        raise ValueError(
+            f"a cache for one sequence of engines.context = {context} tokens needs {size / 1e9:.1f} GB; {room / 1e9:.1f} GB may be taken: lower it"
+        )
+    return min(slots, room // size - 1)
+
+
+def memory_for_slots(device: torch.device) -> int | None:
+    """Bytes: half of what is free on a GPU; of a host a quarter of all it has, so that a resumed run has as many slots as before. None if nobody tells."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info()[0] // 2
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    except (ValueError, OSError, AttributeError):
+        return None
 
 
 def _check_full_attention(config: Any) -> None:
