@@ -389,7 +389,7 @@ def test_no_more_slots_than_their_share_of_the_memory_holds(llama: LlamaForCausa
     requests = [Request(ids, 6, seed) for seed, ids in enumerate(make_prompts(9))]
     replies = [answer(engine, requests) for engine in (few, LocalEngine(llama, chat, slots=3, context=64))]
     assert [reply.token_ids for reply in replies[0]] == [reply.token_ids for reply in replies[1]]
-    with pytest.raises(ValueError, match="may be taken: lower it"):
+    with pytest.raises(ValueError, match="are there for it: lower it"):
         LocalEngine(llama, chat, slots=512, context=256)
     monkeypatch.setattr("mage.engines.local.memory_for_slots", lambda device: None)
     assert LocalEngine(llama, chat, slots=512, context=64).capacity == 512

@@ -386,9 +386,7 @@ def _affordable(slots: int, context: int, config: Any, backbone: Any, device: to
     if room is None:
         return slots
     if room < 2 * size:
-        raise ValueError(
-            f"a cache for one sequence of engines.context = {context} tokens needs {size / 1e9:.1f} GB; {room / 1e9:.1f} GB may be taken: lower it"
-        )
+        raise ValueError(f"a sequence of engines.context = {context} tokens needs {size / 1e9:.1f} GB; {room / 1e9:.1f} GB are there for it: lower it")
     return min(slots, room // size - 1)
 
 
