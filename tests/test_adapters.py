@@ -77,6 +77,8 @@ def test_what_is_exported_is_the_run_at_its_checkpoint_and_plays_as_it_was_train
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["update"] == 1
     folder = RunFolder.open(tmp_path / "one")
+    written = [*target.iterdir(), *next(folder.checkpoints.iterdir()).iterdir()]
+    assert {path.stat().st_mode for path in written} == {(target / "recipe.toml").stat().st_mode}, "weights are read by whoever may read the recipe"
     trained = load_run(folder, folder.recipe, "latest").parts.weights().state_dict()
     for name, value in load_model(target, "float32", "cpu").state_dict().items():
         torch.testing.assert_close(value, trained[name], atol=2e-3 if rank else 0.0, rtol=0, msg=name)  # adapters are kept in bfloat16

@@ -72,10 +72,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
 
 def _write(partial: Path, checkpoint: Checkpoint) -> None:
     tensors = {ADAPTER if checkpoint.adapter else MODEL: checkpoint.weights, OPTIMIZER: checkpoint.optimizer}
+    _write_json(partial / STATE, {"update": checkpoint.update, "state": checkpoint.state})
     for name, named in tensors.items():
         save_file({key: tensor.detach().contiguous() for key, tensor in named.items()}, partial / name)
+        shutil.copymode(partial / STATE, partial / name)  # safetensors makes files that only their owner may read
         _sync(partial / name)
-    _write_json(partial / STATE, {"update": checkpoint.update, "state": checkpoint.state})
     files = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in sorted(partial.iterdir())}
     _write_json(partial / MANIFEST, {"format": FORMAT, "files": files})
     _sync(partial)

@@ -8,6 +8,7 @@ is the optimizer's memory and the size of what is kept. The files are those of P
 import copy
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -211,6 +212,7 @@ def save_adapters(folder: Path, masters: Mapping[str, Tensor], *, rank: int, alp
         "target_modules": targets,
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    shutil.copymode(folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS)  # safetensors makes files that only their owner may read
 
 
 @torch.no_grad()

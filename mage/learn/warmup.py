@@ -185,6 +185,8 @@ def save_model(model: PreTrainedModel, source: Path, target: Path) -> None:
     for name in _KEPT:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
+    for path in target.glob("*.safetensors"):
+        shutil.copymode(target / "config.json", path)  # safetensors makes files that only their owner may read
 
 
 def _stored_dtype(source: Path) -> torch.dtype:
