@@ -18,6 +18,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from mage.models.base import share
+
 MODEL, ADAPTER, OPTIMIZER, STATE, MANIFEST = (
     "model.safetensors",
     "adapter.safetensors",
@@ -75,7 +77,7 @@ def _write(partial: Path, checkpoint: Checkpoint) -> None:
     _write_json(partial / STATE, {"update": checkpoint.update, "state": checkpoint.state})
     for name, named in tensors.items():
         save_file({key: tensor.detach().contiguous() for key, tensor in named.items()}, partial / name)
-        shutil.copymode(partial / STATE, partial / name)  # safetensors makes files that only their owner may read
+        share(partial / name, partial / STATE)
         _sync(partial / name)
     files = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in sorted(partial.iterdir())}
     _write_json(partial / MANIFEST, {"format": FORMAT, "files": files})

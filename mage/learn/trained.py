@@ -8,7 +8,6 @@ is the optimizer's memory and the size of what is kept. The files are those of P
 import copy
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mage.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of
+from mage.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_of, share
 from mage.seeds import derive
 
 _PREFIX = "base_model.model."  # of every name in a file of PEFT
@@ -212,7 +211,7 @@ def save_adapters(folder: Path, masters: Mapping[str, Tensor], *, rank: int, alp
         "target_modules": targets,
     }
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    shutil.copymode(folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS)  # safetensors makes files that only their owner may read
+    share(folder / ADAPTER_WEIGHTS, folder / ADAPTER_CONFIG)
 
 
 @torch.no_grad()

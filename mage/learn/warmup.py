@@ -25,7 +25,7 @@ from mage.learn.attention import check_packable
 from mage.learn.lessons import Lesson, facts_of, write_lessons
 from mage.learn.supervised import action_entropy, imitate
 from mage.learn.trained import Adapters, Trained, save_adapters
-from mage.models.base import written_whole
+from mage.models.base import share, written_whole
 from mage.options import LearnOptions, WarmupOptions
 from mage.play import Setting
 from mage.seeds import derive
@@ -186,7 +186,7 @@ def save_model(model: PreTrainedModel, source: Path, target: Path) -> None:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
     for path in target.glob("*.safetensors"):
-        shutil.copymode(target / "config.json", path)  # safetensors makes files that only their owner may read
+        share(path, target / "config.json")
 
 
 def _stored_dtype(source: Path) -> torch.dtype:

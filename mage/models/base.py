@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import struct
 import tempfile
 from abc import ABC, abstractmethod
@@ -221,6 +222,11 @@ def _checked(name: str) -> str:
     if not _NAME.fullmatch(name) or name in EMBEDDED:
         raise ValueError(f"a model cannot be called {name!r}: take letters, digits, _ . - and another name than {' or '.join(EMBEDDED)}, with --name")
     return name
+
+
+def share(weights: Path, like: Path) -> None:
+    """Let those read a file of safetensors who may read the file beside it: it is made for its owner alone."""
+    shutil.copymode(like, weights)
 
 
 @contextmanager

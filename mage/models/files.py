@@ -1,13 +1,12 @@
 """The files of a transformers folder from its parts, one shard of weights in memory at a time."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mage.models.base import Dtype, Say
+from mage.models.base import Dtype, Say, share
 from mage.models.quants import Array
 
 Tables = dict[str, Any]
@@ -51,7 +50,7 @@ def write_weights(weights: Iterator[tuple[str, Array]], folder: Path, dtype: Dty
         save_file(tensors, folder / f"shard-{len(names)}", metadata={"format": "pt"})
     files = _file_names(len(names))
     for number, file in enumerate(files, 1):
-        shutil.copymode(folder / "config.json", folder / f"shard-{number}")  # safetensors makes files that only their owner may read
+        share(folder / f"shard-{number}", folder / "config.json")
         (folder / f"shard-{number}").rename(folder / file)
     if len(files) > 1:
         where = {name: file for file, group in zip(files, names, strict=True) for name in group}

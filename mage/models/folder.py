@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from mage.models.base import Dtype, Say, Source
+from mage.models.base import Dtype, Say, Source, share
 
 _INDEX = "model.safetensors.index.json"
 _LICENCES = ("LICENSE", "LICENCE", "NOTICE")
@@ -80,4 +80,4 @@ def _copy_weights(source: Path, target: Path, dtype: Dtype | None) -> None:
     number = getattr(torch, dtype)
     tensors = {name: tensor.to(number) if tensor.is_floating_point() else tensor for name, tensor in load_file(source).items()}
     save_file(tensors, target, metadata={"format": "pt"})
-    shutil.copymode(target.parent / "config.json", target)  # safetensors makes files that only their owner may read
+    share(target, target.parent / "config.json")
