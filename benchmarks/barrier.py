@@ -15,7 +15,7 @@ from benchmarks.workload import make_recipe, play, replies
 from mage.engines.base import Engine, Request
 from mage.engines.local import LocalEngine
 from mage.seeds import derive
-from mage.trainer import Parts, build
+from mage.training.trainer import Parts, build
 from mage.types import Completion
 
 CASES = (("kuhn_poker", 16, False), ("tic_tac_toe", 16, False), ("tic_tac_toe", 4, True))

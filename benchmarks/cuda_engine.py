@@ -20,16 +20,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from benchmarks.measure import Comparison, Skipped, Way, relate, take_turns
-from mage.agent import CLOSE
-from mage.chat import Chat
-from mage.config import load_recipe
+from mage.agent.agent import CLOSE
+from mage.agent.chat import Chat
+from mage.config.recipe import load_recipe
 from mage.engines.base import Engine, Request
 from mage.engines.local import LocalEngine
-from mage.learn.model import load_model
+from mage.models.loading import load_model
 from mage.models.base import find_model
 from mage.play import play_groups
 from mage.seeds import derive
-from mage.trainer import Parts, build, draw_tasks
+from mage.training.trainer import Parts, build, draw_tasks
 from mage.types import Completion
 
 SMOLLM2 = {

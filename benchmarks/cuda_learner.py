@@ -22,16 +22,16 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from benchmarks.cuda_engine import SMOLLM2, random_model, walled
 from benchmarks.measure import Comparison, Skipped, relate, take_turns
-from mage.agent import Agent, Sampling
-from mage.chat import Chat
+from mage.agent.agent import Agent, Sampling
+from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.learn.learner import Learner, Metrics
-from mage.learn.lessons import write_lessons
+from mage.learn.demonstrations import write_lessons
 from mage.learn.packing import Layout, prepare
 from mage.memory.notes import Notes
 from mage.models.base import find_model
-from mage.options import LearnOptions
+from mage.config.sections import LearnOptions
 from mage.play import Setting
 from mage.types import Sample, Task
 

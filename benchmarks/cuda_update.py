@@ -12,10 +12,10 @@ from statistics import median
 import torch
 
 from benchmarks.measure import Skipped
-from mage.config import load_recipe
+from mage.config.recipe import load_recipe
 from mage.models.base import find_model
-from mage.rundir import RunFolder
-from mage.trainer import Watcher, train
+from mage.run_folder import RunFolder
+from mage.training.trainer import Watcher, train
 
 WARM = Path("runs/smollm2_tic_tac_toe-warm")
 TARGET = 15.0

@@ -20,14 +20,14 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import Comparison, relate, take_turns, timed
 from benchmarks.workload import make_recipe
-from mage.agent import CLOSE
-from mage.chat import Chat
+from mage.agent.agent import CLOSE
+from mage.agent.chat import Chat
 from mage.engines.base import Engine, Request, Sampling, run
 from mage.engines.local import LocalEngine
-from mage.learn.model import load_model
+from mage.models.loading import load_model
 from mage.play import play_meta_episode
 from mage.seeds import derive
-from mage.trainer import Parts, build, draw_tasks
+from mage.training.trainer import Parts, build, draw_tasks
 from mage.types import Completion
 
 CASES = (("kuhn_poker", "reflections"), ("tic_tac_toe", "reflections"))

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from benchmarks.measure import Comparison, compare, timed
 from benchmarks.workload import make_recipe, play_samples
-from mage.config import Recipe
+from mage.config.recipe import Recipe
 from mage.learn.learner import Learner, Metrics
-from mage.learn.model import load_model
+from mage.models.loading import load_model
 from mage.learn.packing import prepare
 from mage.types import Sample
 

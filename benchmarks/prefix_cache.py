@@ -6,7 +6,7 @@ from dataclasses import replace
 from benchmarks.measure import Comparison, compare, timed
 from benchmarks.workload import make_recipe, play, replies
 from mage.engines.local import LocalEngine
-from mage.trainer import build
+from mage.training.trainer import build
 
 CASES = (("kuhn_poker", "reflections"), ("kuhn_poker", "both"), ("tic_tac_toe", "reflections"))
 

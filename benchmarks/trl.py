@@ -26,15 +26,15 @@ from transformers.utils import logging
 
 from benchmarks.measure import Comparison, Skipped, compare
 from benchmarks.workload import make_recipe, play
-from mage.agent import CLOSE, read_action
-from mage.config import Recipe, build_recipe
+from mage.agent.agent import CLOSE, read_action
+from mage.config.recipe import Recipe, build_recipe
 from mage.engines.base import run
 from mage.environments.tic_tac_toe import TicTacToe, TicTacToeState
 from mage.learn.learner import Learner
-from mage.learn.model import load_model
+from mage.models.loading import load_model
 from mage.play import play_groups
 from mage.seeds import derive
-from mage.trainer import build, credit, draw_tasks, make_samples
+from mage.training.trainer import build, credit, draw_tasks, make_samples
 from mage.types import Episode, MetaEpisode, Task, Turn
 
 CASES = ("moves", "notes", "free/8", "free/64")

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from mage.config import Recipe, build_recipe
+from mage.config.recipe import Recipe, build_recipe
 from mage.play import play_groups
 from mage.seeds import derive
-from mage.trainer import Parts, build, credit, draw_tasks, make_samples
+from mage.training.trainer import Parts, build, credit, draw_tasks, make_samples
 from mage.types import MetaEpisode, Sample
 
 OPPONENTS = {

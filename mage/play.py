@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
 
-from mage.agent import Agent, episode_text, illegal_text, read_action, reflect_text, system_text
-from mage.chat import Ids
+from mage.agent.agent import Agent, episode_text, illegal_text, read_action, reflect_text, system_text
+from mage.agent.chat import Ids
 from mage.engines.base import run
 from mage.environments.base import Environment, State
 from mage.memory.base import Ask, Entry, Memory

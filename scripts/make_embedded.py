@@ -19,8 +19,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mage.agent import Agent, Sampling
-from mage.chat import Chat
+from mage.agent.agent import Agent, Sampling
+from mage.agent.chat import Chat
 from mage.engines.base import Request, ScriptedEngine
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker

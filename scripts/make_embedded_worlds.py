@@ -21,13 +21,13 @@ import torch
 from make_embedded import Shape, bootstrap_chat, build_model, finish_tokenizer, save, train_tokenizer
 from transformers import LlamaForCausalLM
 
-from mage.agent import Agent, Sampling
-from mage.chat import Chat
+from mage.agent.agent import Agent, Sampling
+from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
 from mage.environments.alfworld import Alfworld
 from mage.environments.base import Environment
 from mage.environments.sokoban import Sokoban
-from mage.learn.lessons import Lesson, write_lessons
+from mage.learn.demonstrations import Lesson, write_lessons
 from mage.learn.supervised import imitate
 from mage.memory.notes import Notes
 from mage.play import Setting

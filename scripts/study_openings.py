@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mage.ceilings import opening_values
-from mage.config import load_recipe
+from mage.evaluation.ceilings import opening_values
+from mage.config.recipe import load_recipe
 from mage.environments.tic_tac_toe import TicTacToe, TicTacToeState
 from mage.opponents.base import find
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
-from mage.models.quants import FORMATS
+from mage.models.sources.quants import FORMATS
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

@@ -7,12 +7,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mage.cli import app
-from mage.config import load_recipe
-from mage.learn.model import load_model
+from mage.cli.main import app
+from mage.config.recipe import load_recipe
+from mage.models.loading import load_model
 from mage.models.base import base_of, find_model, shipped_adapters
-from mage.rundir import RunFolder
-from mage.terminal.candidates import load_run
+from mage.run_folder import RunFolder
+from mage.cli.terminal.agents import load_run
 
 TINY = ("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1", "--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32")
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import meta
 
-from mage.advantages import gigpo, grpo
-from mage.advantages.base import against_others
-from mage.returns import compute_returns
+from mage.credit.advantages import gigpo, grpo
+from mage.credit.advantages.base import against_others
+from mage.credit.returns import compute_returns
 
 
 def returns_of(*metas, **options):

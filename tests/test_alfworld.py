@@ -25,7 +25,7 @@ from mage.environments.alfworld.rooms import SEEN, UNSEEN
 from mage.environments.base import check, golden
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.panels import make_panel
+from mage.evaluation.panels import make_panel
 from mage.play import Setting, play_meta_episode
 from mage.types import Split, Task
 

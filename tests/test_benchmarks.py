@@ -10,8 +10,8 @@ from benchmarks import barrier, generate, packing, prefix_cache, trl
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
 from mage.engines.base import Engine, Request
-from mage.learn.model import load_model
-from mage.trainer import Parts, build
+from mage.models.loading import load_model
+from mage.training.trainer import Parts, build
 from mage.types import Turn
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mage.ceilings
+import mage.evaluation.ceilings
 import mage.opponents.search
-from mage.ceilings import TooLarge, best_response, ceilings, equilibrium_value, exploitation, opening_values, optimum
+from mage.evaluation.ceilings import TooLarge, best_response, ceilings, equilibrium_value, exploitation, opening_values, optimum
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
@@ -118,13 +118,13 @@ def test_mixed_opponents_are_learnt_too():
 
 
 def test_too_many_beliefs_are_an_error_and_not_an_endless_run(monkeypatch):
-    monkeypatch.setattr(mage.ceilings, "MAX_BELIEFS", 100)
+    monkeypatch.setattr(mage.evaluation.ceilings, "MAX_BELIEFS", 100)
     with pytest.raises(TooLarge, match="more than 100 beliefs"):
         ceilings(KuhnPoker(), {**STYLES, "cfr": 0.123}, 0, 6)
 
 
 def test_too_large_a_tree_is_an_error_and_not_an_endless_run(monkeypatch):
-    monkeypatch.setattr(mage.ceilings, "MAX_NODES", 1_000)
+    monkeypatch.setattr(mage.evaluation.ceilings, "MAX_NODES", 1_000)
     with pytest.raises(TooLarge, match="more than 1,000 positions"):
         ceilings(TIC_TAC_TOE, {"random": 1}, 0, 1)
     with pytest.raises(TooLarge, match="more than 1,000 positions"):

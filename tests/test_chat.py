@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mage.chat import Chat
-from mage.menus import PACKAGE
+from mage.agent.chat import Chat
+from mage.config.menus import PACKAGE
 from tests.toys import byte_chat
 
 

@@ -20,12 +20,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import mage
-from mage.cli import app
-from mage.config import load_recipe
+from mage.cli.main import app
+from mage.config.recipe import load_recipe
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.menus import PACKAGE
+from mage.config.menus import PACKAGE
 from mage.opponents.base import find
-from mage.rundir import RunFolder
+from mage.run_folder import RunFolder
 
 STYLES = "conservative=.3,aggressive=.3,intermediate=.4"
 RECIPE = """
@@ -122,7 +122,7 @@ def test_light_verbs_load_no_torch() -> None:
     program = """
     import sys
     from typer.testing import CliRunner
-    from mage.cli import app
+    from mage.cli.main import app
     for words in (["list", "environments"], ["ceilings", "kuhn_poker", "--weights", "random=1"], ["play", "kuhn_poker", "--against", "random"]):
         assert CliRunner().invoke(app, words, input="").exit_code == 0, words
     assert not {"torch", "transformers", "matplotlib"} & set(sys.modules)
@@ -194,7 +194,7 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_like_one_that_was_not_stopped(pla
 
 
 def test_a_second_ctrl_c_stops_at_once() -> None:
-    from mage.terminal.progress import Interrupt
+    from mage.cli.terminal.progress import Interrupt
 
     said: list[str] = []
     before = signal.getsignal(signal.SIGINT)  # in the background of a shell it is ignored from the start
@@ -216,8 +216,8 @@ def figures(score: float) -> dict[str, Any]:
 
 
 def test_the_display_shows_scores_against_ceilings_and_the_time_left(place: Path, run: Path) -> None:
-    from mage.report.findings import read_findings
-    from mage.terminal.progress import Onlooker
+    from mage.report.run_results import read_findings
+    from mage.cli.terminal.progress import Onlooker
 
     recipe, bounds = load_recipe(place / "small.toml", ["--run.updates=4"]), read_findings(RunFolder.open(run)).bounds
     text = StringIO()
@@ -235,7 +235,7 @@ def test_the_display_shows_scores_against_ceilings_and_the_time_left(place: Path
 
 
 def test_the_time_left_counts_the_panels_to_come(place: Path) -> None:
-    from mage.terminal.progress import Pace
+    from mage.cli.terminal.progress import Pace
 
     pace = Pace(load_recipe(place / "small.toml", ["--run.updates=10", "--run.evaluate_every=4", "--evaluate.final_size=24"]))
     assert pace.left(0) is None
@@ -248,8 +248,8 @@ def test_the_time_left_counts_the_panels_to_come(place: Path) -> None:
 
 
 def test_ceilings_of_other_opponents_are_not_shown(place: Path, run: Path) -> None:
-    from mage.report.findings import read_findings
-    from mage.terminal.progress import Onlooker
+    from mage.report.run_results import read_findings
+    from mage.cli.terminal.progress import Onlooker
 
     recipe, bounds = load_recipe(place / "small.toml", ["--opponents.test={cfr = 1}"]), read_findings(RunFolder.open(run)).bounds
     text = StringIO()
@@ -398,7 +398,7 @@ def test_a_full_card_is_told_where_nothing_is_trained_too(run: Path, monkeypatch
     def full(*arguments: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nand a long trace")
 
-    monkeypatch.setattr("mage.trainer.load_model", full)
+    monkeypatch.setattr("mage.training.trainer.load_model", full)
     told = refused_quietly("evaluate", run, "--size", "6")
     assert "out of GPU memory: CUDA out of memory. Tried to allocate 20.00 MiB." in told
     assert "engines.slots" in told
@@ -409,10 +409,10 @@ def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) 
     def slip(kind: str, with_options: bool) -> list[Any]:
         return [*zip([1], [], strict=True)]
 
-    monkeypatch.setattr("mage.verbs.items.read_menu", slip)
+    monkeypatch.setattr("mage.cli.verbs.catalog.read_menu", slip)
     with pytest.raises(ValueError, match="zip"):
         call("list")
-    monkeypatch.setattr("mage.verbs.train.names", lambda kind: 1 // 0)
+    monkeypatch.setattr("mage.cli.verbs.train.names", lambda kind: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         call("train")
 
@@ -570,7 +570,7 @@ def test_ceilings_of_a_weighted_sum_are_told_by_episode() -> None:
 
 
 def test_a_tree_too_large_for_a_learner_gives_best_responses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mage.ceilings.MAX_NODES", 20_000)  # enough for the best response, and a quick end of the learner's tree
+    monkeypatch.setattr("mage.evaluation.ceilings.MAX_NODES", 20_000)  # enough for the best response, and a quick end of the learner's tree
     told = json.loads(call("ceilings", "tic_tac_toe", "--weights", "random=1,pattern-0=1", "--objective", "win", "--json").stdout)
     assert told["bayes_final"] is None
     assert "more than 20,000 positions" in told["note"]

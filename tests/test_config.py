@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage.config import Recipe, build_recipe, load_recipe
+from mage.config.recipe import Recipe, build_recipe, load_recipe
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
-from mage.menus import find_item, menu
-from mage.mistakes import ConfigError
-from mage.options import LearnOptions
-from mage.toml import dump_toml
+from mage.config.menus import find_item, menu
+from mage.config.errors import ConfigError
+from mage.config.sections import LearnOptions
+from mage.config.toml import dump_toml
 
 Tables = dict[str, dict[str, Any]]
 

@@ -6,15 +6,15 @@ from collections import Counter
 
 import pytest
 
-from mage.agent import Agent, Sampling
-from mage.chat import Chat
+from mage.agent.agent import Agent, Sampling
+from mage.agent.chat import Chat
 from mage.engines.local import LocalEngine
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.learn.model import load_model
+from mage.models.loading import load_model
 from mage.memory.notes import Notes
-from mage.menus import PACKAGE
+from mage.config.menus import PACKAGE
 from mage.play import Setting, play_groups
 from mage.types import MetaEpisode, Task
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from mage.agent import random_move
-from mage.config import load_recipe
+from mage.agent.agent import random_move
+from mage.config.recipe import load_recipe
 from mage.environments.base import Environment
 from mage.models.base import find_model
-from mage.rundir import RunFolder
-from mage.trainer import Watcher, build, evaluate_panel, train
-from mage.warmstart import make_warm_start
+from mage.run_folder import RunFolder
+from mage.training.trainer import Watcher, build, evaluate_panel, train
+from mage.training.warm_start import make_warm_start
 
 WORLDS = ("sokoban", "alfworld")
 

@@ -19,9 +19,9 @@ from toys import byte_chat, scripted_agent
 from typer.testing import CliRunner
 
 import mage
-from mage.agent import Agent, Sampling
-from mage.cli import app
-from mage.config import load_recipe
+from mage.agent.agent import Agent, Sampling
+from mage.cli.main import app
+from mage.config.recipe import load_recipe
 from mage.engines.base import Request, run
 from mage.engines.client import EndpointError
 from mage.engines.endpoint import EndpointEngine

@@ -16,7 +16,7 @@ from scipy.stats import chisquare
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from mage.chat import Chat
+from mage.agent.chat import Chat
 from mage.engines.base import Request, run
 from mage.engines.device_loop import Array, DeviceLoop, Flight, Joining
 from mage.engines.local import LocalEngine

@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mage.ceilings import ceilings
+from mage.evaluation.ceilings import ceilings
 from mage.environments.base import Environment, State
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.evaluate import HEADER, Expert, TaskRow, compare, read_tasks, summarise, summarise_rows, table, task_row, write_tasks
+from mage.evaluation.figures import HEADER, Expert, TaskRow, compare, read_tasks, summarise, summarise_rows, table, task_row, write_tasks
 from mage.opponents.base import Population
-from mage.statistics import wilson
+from mage.evaluation.statistics import wilson
 from mage.types import Completion, Episode, MetaEpisode, Outcome, Task, Turn
 
 KUHN = KuhnPoker()

@@ -2,11 +2,11 @@
 
 import pytest
 
-from mage.config import load_recipe
-from mage.exact import exact_scores
+from mage.config.recipe import load_recipe
+from mage.evaluation.exact import exact_scores
 from mage.memory.notes import Notes
-from mage.terminal.candidates import Candidate, play_panel
-from mage.trainer import build
+from mage.cli.terminal.agents import Candidate, play_panel
+from mage.training.trainer import build
 
 SHARES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 

@@ -9,14 +9,14 @@ import pytest
 from corridor import Corridor
 from toys import scripted_agent
 
-from mage.agent import Agent, read_action, worked_examples
-from mage.config import build_recipe
+from mage.agent.agent import Agent, read_action, worked_examples
+from mage.config.recipe import build_recipe
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
-from mage.mistakes import ConfigError
+from mage.config.errors import ConfigError
 from mage.play import Setting, play_groups
 from mage.types import Task
 

@@ -13,7 +13,7 @@ import torch
 from learn_toys import make_model, make_sample
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from mage.chat import Chat
+from mage.agent.chat import Chat
 from mage.engines import ops
 from mage.engines.base import Request, run
 from mage.engines.local import LocalEngine
@@ -21,7 +21,7 @@ from mage.engines.state import Blocks, Sequences
 from mage.learn.learner import Learner
 from mage.learn.packing import prepare
 from mage.models.base import find_model
-from mage.options import LearnOptions
+from mage.config.sections import LearnOptions
 from mage.types import Completion, Sample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), pytest.mark.timeout(300)]

@@ -12,10 +12,10 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from mage.learn.learner import Learner, split
-from mage.learn.model import load_model
+from mage.models.loading import load_model
 from mage.learn.packing import Row, prepare
-from mage.learn.trained import linear_layers, save_adapters
-from mage.options import LearnOptions
+from mage.learn.trainable import linear_layers, save_adapters
+from mage.config.sections import LearnOptions
 from mage.types import Sample, Where
 
 
@@ -140,7 +140,7 @@ def test_adapters_have_the_gradients_that_peft_has_and_their_folder_is_one_of_pe
 @pytest.mark.parametrize("at_once", [1, 2**25])
 def test_layers_stepped_together_learn_what_each_would_alone(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two micro-batches, so that gradients are added up; one layer at a time is the plain sum."""
-    monkeypatch.setattr("mage.learn.trained._AT_ONCE", at_once)
+    monkeypatch.setattr("mage.learn.trainable._AT_ONCE", at_once)
     learner = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=2, lora_alpha=6.0))
     masters, scale = learner.trained.masters, 6.0 / 2
     learner.update(play(0), entropy=0.0, update=0)

@@ -9,7 +9,7 @@ from learn_toys import make_sample
 
 from mage.learn.loss import Sums, choice_entropies, low_variance_kl, policy_loss, policy_objective, read, score
 from mage.learn.packing import Terms, pack_rows, prepare
-from mage.options import LearnOptions
+from mage.config.sections import LearnOptions
 from mage.types import Sample
 
 LN2 = math.log(2)

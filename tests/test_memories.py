@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from toys import scripted_agent
 
-from mage.config import ConfigError, build_recipe, load_recipe
+from mage.config.recipe import ConfigError, build_recipe, load_recipe
 from mage.engines.base import run
 from mage.environments.kuhn_poker import KuhnPoker
-from mage.evaluate import read_tasks
+from mage.evaluation.figures import read_tasks
 from mage.memory import _embedding
 from mage.memory._embedding import embed, rank
 from mage.memory.amem import AMem
 from mage.memory.base import Ask, Entry, Memory, Notebook
 from mage.memory.memento import Memento
 from mage.memory.notes import Notes
-from mage.menus import menu
+from mage.config.menus import menu
 from mage.play import Setting, _entries, play_groups
-from mage.rundir import RunFolder
-from mage.trainer import Watcher, train
+from mage.run_folder import RunFolder
+from mage.training.trainer import Watcher, train
 from mage.types import MetaEpisode, Outcome, Task
 
 KITCHEN, GARDEN, CELLAR = "You stand in a kitchen with a red stove.", "You stand in a garden with an apple tree.", "You stand in a cellar with a locked door."

@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from mage.chat import Chat
-from mage.cli import app
-from mage.config import load_recipe
-from mage.menus import PACKAGE
-from mage.mistakes import ConfigError
+from mage.agent.chat import Chat
+from mage.cli.main import app
+from mage.config.recipe import load_recipe
+from mage.config.menus import PACKAGE
+from mage.config.errors import ConfigError
 from mage.models.base import add_model, check_sha256, find_model, list_models, models_folder, say_a_line
-from mage.models.minimind2 import read_weights
-from mage.models.onnx_reader import read_onnx
+from mage.models.sources.minimind2 import read_weights
+from mage.models.sources.onnx_reader import read_onnx
 from tests.models_toys import TEMPLATE, gguf_of, tiny_model, write_gguf
 
 EMBEDDED = PACKAGE / "embedded"
@@ -230,7 +230,7 @@ def test_the_installed_package_is_read_without_importing_it(models: Path, gguf: 
     shutil.copyfile(gguf, package / "SmolLM2-135M-Instruct.Q4_1.gguf")
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert "is not the file it should be" in call("model", "add", "smollm2").stderr
-    monkeypatch.setattr("mage.models.smollm2.check_sha256", lambda path, expected: None)
+    monkeypatch.setattr("mage.models.sources.smollm2.check_sha256", lambda path, expected: None)
     assert add_model("smollm2").model.folder == models / "smollm2"
 
 

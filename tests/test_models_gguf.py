@@ -11,13 +11,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from mage.chat import Chat
-from mage.learn.model import load_model
-from mage.models.gguf import read_gguf
-from mage.models.gguf import write_gguf as convert
-from mage.models.gguf_reader import GgufFile
-from mage.models.gguf_tokenizer import read_tokenizer
-from mage.models.quants import FORMATS
+from mage.agent.chat import Chat
+from mage.models.loading import load_model
+from mage.models.sources.gguf import read_gguf
+from mage.models.sources.gguf import write_gguf as convert
+from mage.models.sources.gguf_reader import GgufFile
+from mage.models.sources.gguf_tokenizer import read_tokenizer
+from mage.models.sources.quants import FORMATS
 from tests.models_toys import TOKENIZER, TOKENS, Tensor, float32, gguf_of, random_blocks, tiny_model, write_gguf
 
 # --- number formats: one element at a time, straight from the layout of a block, as ggml's own loops read it
@@ -199,7 +199,7 @@ def test_bfloat16_on_disk_is_the_nearest_one(llama: Any, tmp_path: Path) -> None
 
 def test_large_weights_go_into_numbered_files(llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, metadata, tensors = llama
-    monkeypatch.setattr("mage.models.files.SHARD_NUMBERS", 30_000)
+    monkeypatch.setattr("mage.models.sources.files.SHARD_NUMBERS", 30_000)
     (tmp_path / "out").mkdir()
     convert(write_gguf(path, metadata, tensors), tmp_path / "out", None, None, lambda line: None)
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))

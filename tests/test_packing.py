@@ -15,7 +15,7 @@ from mage.learn.layers import block_mask
 from mage.learn.learner import Learner
 from mage.learn.loss import score
 from mage.learn.packing import Layout, Shape, Thrift, common, cut, pack_forest, plan_forests, plan_rows, plant, prepare
-from mage.options import LearnOptions
+from mage.config.sections import LearnOptions
 from mage.types import Sample, Where
 
 TOLERANCE = 1e-9

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.opponents.base import Population
-from mage.panels import make_panel
+from mage.evaluation.panels import make_panel
 from mage.seeds import derive
 
 KUHN = KuhnPoker()

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from toys import byte_chat, scripted_agent
 
-from mage.agent import Sampling, read_action
+from mage.agent.agent import Sampling, read_action
 from mage.engines.base import Request, ScriptedEngine, run
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe

@@ -11,20 +11,20 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mage.config import build_recipe
+from mage.config.recipe import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.evaluate import summarise, write_tasks
+from mage.evaluation.figures import summarise, write_tasks
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.panels import make_panel
+from mage.evaluation.panels import make_panel
 from mage.play import Setting, play_groups
 from mage.report import write_report
 from mage.report.curves import LIGHT, draw_legend, smooth, spread
-from mage.report.events import EventWriter, write_events
-from mage.report.findings import read_findings
+from mage.report.tensorboard import EventWriter, write_events
+from mage.report.run_results import read_findings
 from mage.report.transcripts import choose, tell
-from mage.rundir import RunError, RunFolder
+from mage.run_folder import RunError, RunFolder
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 from tests import toys
 from tests.toys import scripted_agent

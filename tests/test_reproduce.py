@@ -15,21 +15,21 @@ import pytest
 from toys import meta
 from typer.testing import CliRunner
 
-from mage.chat import Chat
-from mage.cli import app
-from mage.config import load_recipe
-from mage.menus import menu
-from mage.mistakes import ConfigError
-from mage.reproduce.choices import count_choices, shares
-from mage.reproduce.crew import Crew, Standing
+from mage.agent.chat import Chat
+from mage.cli.main import app
+from mage.config.recipe import load_recipe
+from mage.config.menus import menu
+from mage.config.errors import ConfigError
+from mage.reproduce.action_shares import count_choices, shares
+from mage.reproduce.runner import Crew, Standing
 from mage.reproduce.page import write_page
 from mage.reproduce.plan import Plan, episodes_of_update, make_plan, open_runs
 from mage.reproduce.results import Pair, read_results
 from mage.reproduce.tables import METHODS, TABLES, Name
-from mage.rundir import RunError, RunFolder
-from mage.statistics import Difference, Estimate
-from mage.trainer import Watcher, train
-from mage.verbs.reproduce import read_seeds
+from mage.run_folder import RunError, RunFolder
+from mage.evaluation.statistics import Difference, Estimate
+from mage.training.trainer import Watcher, train
+from mage.cli.verbs.reproduce import read_seeds
 
 TINY = [
     "--run.updates=2",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mage.cli import app
+from mage.cli.main import app
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 RESULTS = Path(__file__).parent.parent / "results"

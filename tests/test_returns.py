@@ -3,7 +3,7 @@
 import pytest
 from toys import episode, meta
 
-from mage.returns import compute_returns, meta_rewards
+from mage.credit.returns import compute_returns, meta_rewards
 from mage.types import MetaEpisode, Task
 
 

@@ -22,13 +22,13 @@ from mage.environments.sokoban import Sokoban, SokobanState, compiled
 from mage.environments.sokoban.levels import parse_level, read_levels
 from mage.environments.sokoban.rooms import MOVES, Room, fill_table, make_room
 from mage.environments.sokoban.search import solve
-from mage.evaluate import read_tasks, summarise, table, write_tasks
+from mage.evaluation.figures import read_tasks, summarise, table, write_tasks
 from mage.memory.notes import Notes
-from mage.menus import find_item
+from mage.config.menus import find_item
 from mage.opponents.base import Population
 from mage.play import Setting, play_groups
 from mage.seeds import derive
-from mage.terminal.results import evaluation_table
+from mage.cli.terminal.results import evaluation_table
 from mage.types import Task
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mage.statistics import Estimate, bootstrap, crossed_bootstrap, holm, mean, paired, sign_test, stratified_mean, wilson
+from mage.evaluation.statistics import Estimate, bootstrap, crossed_bootstrap, holm, mean, paired, sign_test, stratified_mean, wilson
 
 
 @given(st.integers(1, 3000), st.floats(0, 1), st.sampled_from([0.8, 0.95, 0.99]))

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from mage.config import Recipe, build_recipe
-from mage.evaluate import Evaluation
-from mage.rundir import RunFolder
-from mage.trainer import Stopped, Watcher, draw_tasks, make_samples, train
+from mage.config.recipe import Recipe, build_recipe
+from mage.evaluation.figures import Evaluation
+from mage.run_folder import RunFolder
+from mage.training.trainer import Stopped, Watcher, draw_tasks, make_samples, train
 from mage.types import Completion, Credit, Return, Turn, Where
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
@@ -84,7 +84,7 @@ def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(tmp_path:
 
 def finish(path: Path) -> subprocess.Popen[bytes]:
     program = (
-        f"from pathlib import Path; from mage.trainer import train, Watcher\nif __name__ == '__main__': train(Path({str(path)!r}), Watcher(), lambda: False)"
+        f"from pathlib import Path; from mage.training.trainer import train, Watcher\nif __name__ == '__main__': train(Path({str(path)!r}), Watcher(), lambda: False)"
     )
     script = path.parent / f"{path.name}.py"
     script.write_text(program)

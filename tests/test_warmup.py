@@ -15,22 +15,22 @@ from toys import byte_chat, scripted_agent
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from mage.agent import Agent, Sampling, read_action
-from mage.chat import Chat
-from mage.cli import app
-from mage.config import PACKAGE, build_recipe
+from mage.agent.agent import Agent, Sampling, read_action
+from mage.agent.chat import Chat
+from mage.cli.main import app
+from mage.config.recipe import PACKAGE, build_recipe
 from mage.engines.local import LocalEngine
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.learn.lessons import Lesson, facts_of, factual_note, write_lessons
-from mage.learn.model import load_model
+from mage.learn.demonstrations import Lesson, facts_of, factual_note, write_lessons
+from mage.models.loading import load_model
 from mage.learn.supervised import action_entropy, imitate
-from mage.learn.trained import AllWeights
+from mage.learn.trainable import AllWeights
 from mage.learn.warmup import Warmup, lr_at, warm_up
 from mage.memory.notes import Notes
-from mage.options import LearnOptions, WarmupOptions
+from mage.config.sections import LearnOptions, WarmupOptions
 from mage.play import RAN_OUT, Setting
 from mage.types import Task
 

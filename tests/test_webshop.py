@@ -16,9 +16,9 @@ from mage.environments.webshop import WebShop, pages
 from mage.environments.webshop.catalogue import Source, open_catalogue, write_folder
 from mage.environments.webshop.generate import generate
 from mage.environments.webshop.session import WebShopState
-from mage.menus import find_item
+from mage.config.menus import find_item
 from mage.opponents.base import Population
-from mage.panels import make_panel
+from mage.evaluation.panels import make_panel
 
 GOLDEN = Path(__file__).parent / "golden" / "webshop.txt"
 SHOP = WebShop(products=300, test_goals=100, dev_goals=100)

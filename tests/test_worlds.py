@@ -10,7 +10,7 @@ from mage.environments.alfworld import Alfworld
 from mage.environments.base import Environment
 from mage.environments.sokoban import Sokoban
 from mage.environments.webshop import WebShop
-from mage.evaluate import summarise
+from mage.evaluation.figures import summarise
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
 from mage.play import Setting, play_groups

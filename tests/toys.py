@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from mage.agent import Agent, Sampling
-from mage.chat import Chat
+from mage.agent.agent import Agent, Sampling
+from mage.agent.chat import Chat
 from mage.engines.base import Request, ScriptedEngine
 from mage.types import Completion, Episode, MetaEpisode, Task, Turn
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mage.chat import Chat
+from mage.agent.chat import Chat
 from mage.types import Completion
 
 Result = TypeVar("Result")

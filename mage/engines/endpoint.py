@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from mage.chat import Chat
+from mage.agent.chat import Chat
 from mage.engines.base import Engine, Request
 from mage.engines.client import Client, EndpointError, TooLong
 from mage.engines.ledger import Answer, Answers, Purse

@@ -16,7 +16,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from mage.engines.attention import Plan
 from mage.engines.device_loop import Places
 from mage.engines.ops import rotate
-from mage.plain import LayerParts, is_plain, parts_of
+from mage.models.architecture import LayerParts, is_plain, parts_of
 
 
 class PlainDecoder:

@@ -21,7 +21,7 @@ from weakref import WeakMethod
 import numpy as np
 import torch
 
-from mage.chat import Chat
+from mage.agent.chat import Chat
 from mage.engines.attention import DecodeGroup, Plan, PrefillGroup, decode_groups, prefill_groups, register
 from mage.engines.base import Engine, Request
 from mage.engines.device_loop import DeviceLoop, Flight, Forward, Joining, Places

@@ -8,7 +8,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mage.chat import Chat, Ids
+from mage.agent.chat import Chat, Ids
 
 Message = dict[str, str]
 NOTHING, SYSTEM, USER, REPLY = range(4)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mage.chat import Chat
+from mage.agent.chat import Chat
 
 Array = np.ndarray[Any, Any]
 

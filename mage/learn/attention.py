@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from mage.learn.layers import Mask, attend, run_layers, trie_mask
 from mage.learn.packing import Layout, Packed, Shape
-from mage.plain import is_plain
+from mage.models.architecture import is_plain
 
 IMPLEMENTATIONS: dict[Layout, str] = {"trie": "mage_trie", "forest": "mage_forest", "rows": "sdpa"}
 

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
-from mage.plain import LayerParts, parts_of
+from mage.models.architecture import LayerParts, parts_of
 
 BLOCK = 128  # tokens of a block of the mask
 Mask: TypeAlias = "BlockMask | Tensor"

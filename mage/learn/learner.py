@@ -19,9 +19,9 @@ from mage.learn.attention import attending, check_packable, exchange_rate, hidde
 from mage.learn.layers import BLOCK
 from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, score
 from mage.learn.packing import Layout, Packed, Row, pack_forest, pack_rows, pack_trie, plan_forests, plan_rows, plan_tries, prepare
-from mage.learn.team import Team
-from mage.learn.trained import Adapters, AllWeights, Trained
-from mage.options import LearnOptions
+from mage.learn.ranks import Team
+from mage.learn.trainable import Adapters, AllWeights, Trained
+from mage.config.sections import LearnOptions
 from mage.seeds import derive
 from mage.types import Sample
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from mage.learn.packing import Terms
-from mage.options import LearnOptions
+from mage.config.sections import LearnOptions
 
 # exp(20) is 5e8: beyond it a ratio says nothing more, and an overflow would turn a zero gradient into NaN.
 LARGEST_LOG_RATIO = 20.0

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from mage.learn.attention import attending, hidden_states
 from mage.learn.loss import choice_entropies, score
 from mage.learn.packing import Packed, Row, pack_forest, pack_rows, plan_forests, plan_rows, prepare
-from mage.learn.trained import AllWeights, Trained
+from mage.learn.trainable import AllWeights, Trained
 from mage.types import Sample
 
 

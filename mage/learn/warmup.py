@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from mage.agent import Agent, read_action
+from mage.agent.agent import Agent, read_action
 from mage.engines.base import run
 from mage.environments.base import named
 from mage.learn.attention import check_packable
-from mage.learn.lessons import Lesson, facts_of, write_lessons
+from mage.learn.demonstrations import Lesson, facts_of, write_lessons
 from mage.learn.supervised import action_entropy, imitate
-from mage.learn.trained import Adapters, Trained, save_adapters
+from mage.learn.trainable import Adapters, Trained, save_adapters
 from mage.models.base import share, written_whole
-from mage.options import LearnOptions, WarmupOptions
+from mage.config.sections import LearnOptions, WarmupOptions
 from mage.play import Setting
 from mage.seeds import derive
 from mage.types import Task

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from mage.menus import PACKAGE
+from mage.config.menus import PACKAGE
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
@@ -244,10 +244,10 @@ def written_whole(place: Path) -> Iterator[Path]:
 
 def say_a_line(folder: Path, question: str = "What is the capital of France?", tokens: int = 24) -> str:
     """The model's most likely answer, computed by MAGE's own engine on the CPU: a folder that passes can be played and trained."""
-    from mage.chat import Chat
+    from mage.agent.chat import Chat
     from mage.engines.base import Request, run
-    from mage.learn.model import load_model
-    from mage.menus import find_item
+    from mage.models.loading import load_model
+    from mage.config.menus import find_item
 
     chat = Chat.load(folder)
     engine = find_item("engines", "local")(load_model(folder, "float32", "cpu"), chat, slots=1, context=256)

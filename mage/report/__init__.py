@@ -6,11 +6,11 @@ A run may be reported at any time, also while it runs or after a kill: whatever 
 from pathlib import Path
 
 from mage.report.curves import DARK, LIGHT, draw_curves
-from mage.report.events import write_events
-from mage.report.findings import read_findings
+from mage.report.tensorboard import write_events
+from mage.report.run_results import read_findings
 from mage.report.page import make_page
 from mage.report.transcripts import choose_sections, to_markdown
-from mage.rundir import RunError, RunFolder, write_atomic
+from mage.run_folder import RunError, RunFolder, write_atomic
 
 __all__ = ["write_report"]
 

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mage.evaluate import Cell
-from mage.report.findings import STAGES, TITLES, Findings, Measure, Stage
+from mage.evaluation.figures import Cell
+from mage.report.run_results import STAGES, TITLES, Findings, Measure, Stage
 from mage.report.values import show
-from mage.statistics import Estimate
+from mage.evaluation.statistics import Estimate
 
 WIDTH, HEIGHT, DPI = 1500, 1000, 100
 _SHOWN = 4  # episode positions in one panel; more cannot be told apart

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from jinja2 import Environment, StrictUndefined
 
 from mage.environments.base import SEATS
-from mage.evaluate import Cell, EpisodeComparison, EpisodeFigures, Evaluation, compare
-from mage.report.findings import DRAWS, PASS, REGRET, SCORE, STAGES, SUCCESS, TITLES, Findings, Measure, Stage, title_of
+from mage.evaluation.figures import Cell, EpisodeComparison, EpisodeFigures, Evaluation, compare
+from mage.report.run_results import DRAWS, PASS, REGRET, SCORE, STAGES, SUCCESS, TITLES, Findings, Measure, Stage, title_of
 from mage.report.layout import PAGE
 from mage.report.transcripts import LABELS, Section
 from mage.report.values import NOTHING, Value, show, show_bound, show_estimate
 from mage.report.verdict import tell_verdict
-from mage.rundir import Json
-from mage.statistics import Difference
+from mage.run_folder import Json
+from mage.evaluation.statistics import Difference
 from mage.types import Split
 
 

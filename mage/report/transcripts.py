@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mage.environments.base import SEATS
-from mage.report.findings import Findings, Stage
-from mage.rundir import RunFolder
+from mage.report.run_results import Findings, Stage
+from mage.run_folder import RunFolder
 from mage.types import Episode, MetaEpisode, Split, Task, Turn
 
 Kind = Literal["memory", "sees", "replies", "opponent", "result", "reflects"]

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mage.report.findings import REGRET, SCORE, Measure
-from mage.statistics import Estimate
+from mage.report.run_results import REGRET, SCORE, Measure
+from mage.evaluation.statistics import Estimate
 
 NOTHING = "–"
 

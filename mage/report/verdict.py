@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from mage.evaluate import Cell
-from mage.report.findings import SCORE, SUCCESS, Measure, Stage, title_of
+from mage.evaluation.figures import Cell
+from mage.report.run_results import SCORE, SUCCESS, Measure, Stage, title_of
 from mage.report.values import show, show_estimate
-from mage.statistics import Estimate
+from mage.evaluation.statistics import Estimate
 
 
 def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[str]:

@@ -9,12 +9,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from mage.report.layout import STYLE
-from mage.reproduce.choices import WorldChoices, read_choices
-from mage.reproduce.draw import draw_choices, draw_results
+from mage.reproduce.action_shares import WorldChoices, read_choices
+from mage.reproduce.plots import draw_choices, draw_results
 from mage.reproduce.plan import Plan
 from mage.reproduce.results import ArmResult, WorldResult, read_results
-from mage.reproduce.words import show, tell
-from mage.rundir import versions, write_atomic, write_json
+from mage.reproduce.text import show, tell
+from mage.run_folder import versions, write_atomic, write_json
 
 _PAGE = (
     """<!doctype html>

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mage.config import Recipe, load_recipe
-from mage.mistakes import did_you_mean
+from mage.config.recipe import Recipe, load_recipe
+from mage.config.errors import did_you_mean
 from mage.reproduce import scales, tables
 from mage.reproduce.scales import SCALES, Scale
 from mage.reproduce.tables import TABLES, Arm, Table
-from mage.rundir import RunError, RunFolder
-from mage.toml import Tables, show_value
+from mage.run_folder import RunError, RunFolder
+from mage.config.toml import Tables, show_value
 
 FIRST = 0  # the seed under which arms without training run
 _STAGES = 3  # final panels of a training: before, after, memory emptied

@@ -12,13 +12,13 @@ from typing import Literal
 
 import numpy as np
 
-from mage.evaluate import TaskRow, read_tasks
-from mage.report.findings import read_evaluation
+from mage.evaluation.figures import TaskRow, read_tasks
+from mage.report.run_results import read_evaluation
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
 from mage.reproduce.tables import Arm
-from mage.rundir import RunFolder
+from mage.run_folder import RunFolder
 from mage.seeds import derive
-from mage.statistics import Difference, Estimate, crossed_bootstrap, holm, wilson
+from mage.evaluation.statistics import Difference, Estimate, crossed_bootstrap, holm, wilson
 from mage.types import Split, Task
 
 LEVEL = 0.05

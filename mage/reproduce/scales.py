@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mage.config import Recipe
+from mage.config.recipe import Recipe
 
 Name = Literal["small", "paper"]
 

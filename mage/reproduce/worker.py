@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from mage.trainer import Stopped, Watcher, train
-from mage.verbs import STOPPED
+from mage.training.trainer import Stopped, Watcher, train
+from mage.cli.verbs import STOPPED
 
 
 class Leave:

@@ -1,0 +1,1 @@
+"""The agent: prompts, the chat format, and how replies are parsed."""

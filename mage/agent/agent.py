@@ -1,0 +1,170 @@
+"""The agent: what the model is shown and how its reply is read.
+
+Prompts are append-only: rules and answer format (system message), worked examples as turns of the chat if there are any, then
+instance, memory, and the turns of this episode. A past reply stands in the history reduced to its action; its thoughts are dropped. The LAST complete
+<action> after the end of thinking counts.
+"""
+
+import random
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from mage.agent.chat import TEXTS_KEPT, Chat, Ids
+from mage.engines.base import Engine, Request
+from mage.environments.base import Environment, State
+from mage.agent.prompts import template
+from mage.seeds import derive
+from mage.types import Choices, Completion
+
+CLOSE = "</action>"
+_ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
+_THINK, _THOUGHT = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How replies are drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 16
+    reflection_tokens: int = 48
+
+
+def read_action(text: str) -> str | None:
+    """The last complete action after the end of thinking.
+
+    >>> read_action("<think>perhaps <action>bet</action></think><action>pass</action>")
+    'pass'
+    """
+    after = text.rfind(_THOUGHT) + len(_THOUGHT) if _THOUGHT in text else 0
+    if is_thinking(text):
+        return None
+    found = list(_ACTION.finditer(text, after))
+    return found[-1][1].strip() if found else None
+
+
+def is_thinking(text: str) -> bool:
+    """Whether a thought was opened and not closed."""
+    return text.rfind(_THINK) > text.rfind(_THOUGHT)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A situation of random play and the move that was made there."""
+
+    situation: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A model with its chat format and its way of drawing replies; `examples` is what `worked_examples` makes."""
+
+    engine: Engine
+    chat: Chat
+    sampling: Sampling
+    examples: tuple[Example, ...] = ()
+
+    def begin(self, environment: Environment, user: str) -> Ids:
+        """The prompt of an episode's first turn: the rules, the worked examples as if they had been played, and `user`."""
+        opening, *others = (*(example.situation for example in self.examples), user)
+        note = "\n" + template("examples").format(count=len(self.examples)) if self.examples else ""
+        prompt = self.chat.first(system_text(environment) + note, opening)
+        for example, following in zip(self.examples, others, strict=True):
+            prompt += self.chat.encode(f"<action>{example.action}</action>") + self.chat.next(following)
+        return prompt
+
+    async def reply(self, prompt_ids: Ids, seed: int) -> Completion:
+        """A reply that ends with its action; a closing tag inside a thought does not end it."""
+        limit = self.sampling.max_tokens
+        completion = await self._draw(prompt_ids, limit, seed, (CLOSE,))
+        while completion.finish == "stop" and is_thinking(completion.text) and len(completion.token_ids) < limit:
+            more = await self._draw(prompt_ids + completion.token_ids, limit - len(completion.token_ids), seed + len(completion.token_ids), (CLOSE,))
+            completion = _join(completion, more)
+        return completion
+
+    async def write(self, prompt_ids: Ids, seed: int) -> Completion:
+        """Free text up to the model's own end."""
+        return await self._draw(prompt_ids, self.sampling.reflection_tokens, seed, ())
+
+    async def _draw(self, prompt_ids: Ids, max_tokens: int, seed: int, stop: tuple[str, ...]) -> Completion:
+        draw = self.sampling
+        return await self.engine.sample(Request(prompt_ids, max_tokens, seed, draw.temperature, draw.top_p, draw.top_k, stop))
+
+    def choices(self, completion: Completion, legal: tuple[str, ...]) -> Choices:
+        """Where in a reply the legal moves part, and into which tokens.
+
+        The entropy of the action is the entropy among these tokens, summed over the places (chain rule): at most the
+        logarithm of the number of legal moves, and blind to how much is spent on anything else. A reply that does not
+        end in an action, or spells it in other tokens than the tokenizer would, has no such places.
+        """
+        return _part(self.chat, completion.token_ids, legal)
+
+    def past_reply(self, completion: Completion, action: str | None) -> Ids:
+        """A reply as the history keeps it: the sampled ids if it was nothing but its action, else the action alone."""
+        bare = f"<action>{'?' if action is None else action}</action>"
+        return completion.token_ids if completion.text == bare else self.chat.encode(bare)
+
+
+@lru_cache(maxsize=TEXTS_KEPT)
+def _part(chat: Chat, reply: Ids, legal: tuple[str, ...]) -> Choices:
+    spelled = [chat.encode(f"<action>{word}</action>") for word in legal]
+    opening = chat.encode("<action>")
+    start = next((at for at in range(len(reply) - 1, -1, -1) if reply[at : at + len(opening)] == opening), None)
+    if start is None:
+        return ()
+    written, found = reply[start:], []
+    for place in range(len(written)):
+        tokens = sorted({ids[place] for ids in spelled if len(ids) > place and ids[:place] == written[:place]})
+        if len(tokens) > 1:
+            found.append((start + place, tuple(tokens)))
+    return tuple(found)
+
+
+def _join(first: Completion, second: Completion) -> Completion:
+    return replace(second, token_ids=first.token_ids + second.token_ids, logprobs=first.logprobs + second.logprobs, text=first.text + second.text)
+
+
+def system_text(environment: Environment) -> str:
+    """Rules and answer format: the same for every task of an environment, so it is computed once."""
+    name = "system_game" if environment.multi_agent else "system_task"
+    return template(name).format(rules=environment.rules(), example=environment.example_action())
+
+
+def worked_examples(environment: Environment, count: int) -> tuple[Example, ...]:
+    """`count` situations with a move each, from random play: they show the format and no skill.
+
+    Seeds come from the environment's name alone, so every task, run and seed is shown the same ones.
+    """
+    return tuple(_worked_example(environment, random.Random(derive("example", environment.name, number))) for number in range(count))
+
+
+def _worked_example(environment: Environment, rng: random.Random) -> Example:
+    """One turn of one random game, any as likely as another, with the move that was made there."""
+    state, found = environment.start(rng.getrandbits(60)), list[Example]()
+    while (seat := state.turn()) is not None and len(found) < environment.max_turns * environment.seats:
+        action = random_move(state, rng)
+        found.append(Example(f"{environment.instance(seat)}\n{state.observe(seat)}".strip(), action))
+        state.apply(action)
+    return rng.choice(found)
+
+
+def random_move(state: State, rng: random.Random) -> str:
+    """Any legal move, as likely as another."""
+    return rng.choice(state.legal())
+
+
+def episode_text(environment: Environment, seat: int, memory: str, number: int, count: int, observation: str) -> str:
+    shown = f"{memory}\n" if memory else ""
+    return template("episode").format(instance=environment.instance(seat), memory=shown, number=number, count=count, observation=observation)
+
+
+def illegal_text(observation: str) -> str:
+    return template("illegal").format(observation=observation)
+
+
+def reflect_text(environment: Environment, seat: int, number: int, count: int, recap: str) -> str:
+    return template("reflect").format(instance=environment.instance(seat), number=number, count=count, recap=recap)

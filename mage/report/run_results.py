@@ -1,0 +1,163 @@
+"""Findings: what a run folder holds so far, read once and as records. A killed run has fewer of them, never broken ones."""
+
+import re
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from mage.evaluation.figures import Cell, EpisodeFigures, Evaluation, TaskRow, read_tasks
+from mage.run_folder import Json, RunError, RunFolder, read_json
+from mage.evaluation.statistics import Estimate
+from mage.types import Split
+
+Stage = Literal["before", "after", "emptied"]
+STAGES: tuple[Stage, ...] = ("before", "after", "emptied")
+SPLITS: tuple[Split, ...] = ("test", "ood", "train")
+TITLES: dict[Stage, str] = {"before": "before training", "after": "after training", "emptied": "memory emptied"}
+
+_EVALUATION = TypeAdapter(Evaluation)
+_SELECT = re.compile(r"select_(\d+)")
+
+
+def title_of(stage: Stage, among: Container[Stage]) -> str:
+    """What a stage is called among those a run has: without training there is one, the model as it is."""
+    return TITLES[stage] if "before" in among else "as it is"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A figure that a report may follow through a run: `metric` is its name in metrics.jsonl, before the episode's number."""
+
+    metric: str
+    title: str
+    percent: bool
+    of: Callable[[EpisodeFigures], Estimate | None]
+
+
+SCORE = Measure("score", "score", False, lambda figures: figures.score)
+SUCCESS = Measure("success", "success", True, lambda figures: figures.success)
+PASS = Measure("pass", "Pass@k", True, lambda figures: figures.pass_at)
+DRAWS = Measure("draws", "draws", True, lambda figures: figures.draws)
+REGRET = Measure("regret", "regret a turn", False, lambda figures: figures.regret)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """`selections` are the overall figures on the select panel by update; `finals` those of the final panel."""
+
+    folder: RunFolder
+    metrics: tuple[Json, ...]
+    selections: tuple[tuple[int, Cell], ...]
+    finals: dict[tuple[Stage, Split], Evaluation]
+    chosen_update: int | None
+    finished: bool
+    seconds: float
+    versions: Json
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Updates and values of one metric, where it has a value."""
+        found = [(record["update"], record[name]) for record in self.metrics if record.get(name) is not None]
+        return [update for update, _ in found], [float(value) for _, value in found]
+
+    @property
+    def title(self) -> str:
+        return self.folder.recipe.run.name or self.folder.path.name
+
+    @property
+    def environment(self) -> str:
+        return self.folder.recipe.environments.name
+
+    @property
+    def updates(self) -> int:
+        return max((record["update"] for record in self.metrics), default=0)
+
+    @property
+    def played(self) -> int:
+        """Episodes played in training; in poker, hands."""
+        return int(sum(self.series("episodes")[1]))
+
+    @property
+    def episodes(self) -> int:
+        """The most episodes of a meta-episode, in training or evaluation."""
+        recipe = self.folder.recipe
+        return max(recipe.play.episodes, recipe.evaluation_episodes())
+
+    @property
+    def splits(self) -> list[Split]:
+        """The splits with a final panel, the one that counts most first."""
+        return [split for split in SPLITS if any(found == split for _, found in self.finals)]
+
+    @property
+    def bounds(self) -> Cell | None:
+        """Any overall figures that carry ceilings; they are the same in all of one split."""
+        cells = [cell for _, cell in self.selections] + [self.finals[key].overall for key in self.finals if key[1] == "test"]
+        return next((cell for cell in cells if cell.non_adapting is not None), None)
+
+    @property
+    def measure(self) -> Measure:
+        """Scores say most where there are ceilings to hold them against; else winning is what counts."""
+        return SCORE if self.bounds else SUCCESS
+
+    def overall(self, split: Split) -> dict[Stage, Cell]:
+        """The overall figures of a split's final panel, as far as it has been played."""
+        return {stage: self.finals[stage, split].overall for stage in STAGES if (stage, split) in self.finals}
+
+    def measure_of(self, split: Split) -> Measure:
+        """`measure`, for the final panel of one split."""
+        return SCORE if any(cell.non_adapting is not None for cell in self.overall(split).values()) else SUCCESS
+
+    def rows(self, stage: Stage, split: Split) -> tuple[TaskRow, ...] | None:
+        """What was stored of every task of a final panel, for comparisons in pairs."""
+        path = self.folder.path / "evaluations" / f"{stage}_{split}.tasks.jsonl"
+        return read_tasks(path) if path.is_file() else None
+
+
+def read_findings(folder: RunFolder) -> Findings:
+    names = folder.evaluation_names()
+    finals = {(stage, split): f"{stage}_{split}" for split in SPLITS for stage in STAGES}
+    selections = sorted((int(match[1]), name) for name in names if (match := _SELECT.fullmatch(name)))
+    cells = tuple((update, read_evaluation(folder, name).overall) for update, name in selections)
+    summary = folder.read_summary() if (folder.path / "summary.json").is_file() else None
+    return Findings(
+        folder=folder,
+        metrics=tuple(folder.metrics()),
+        selections=cells,
+        finals={key: read_evaluation(folder, name) for key, name in finals.items() if name in names},
+        chosen_update=_chosen(cells) if summary is None else int(summary["chosen_update"]),
+        finished=summary is not None,
+        seconds=float(sum(record["total"] for record in folder.timing())),
+        versions=_read_versions(folder),
+    )
+
+
+def read_evaluation(folder: RunFolder, name: str) -> Evaluation:
+    """A stored evaluation without its rows."""
+    try:
+        return _EVALUATION.validate_python(_unbounded(folder.read_evaluation(name)) | {"rows": ()})
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise RunError(f"evaluation {name} of {folder.path} is not as this version of MAGE writes it ({place}: {fault['msg']})") from None
+
+
+def _chosen(selections: tuple[tuple[int, Cell], ...]) -> int | None:
+    """The update that the trainer would choose now: the first with the best last episode."""
+    scores = {update: score.value for update, cell in selections if (score := cell.episodes[-1].score) is not None}
+    return max(scores, key=lambda update: scores[update]) if scores else None
+
+
+def _read_versions(folder: RunFolder) -> Json:
+    path = folder.path / "versions.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def _unbounded(value: Any) -> Any:
+    """In JSON an infinite end of an interval is null."""
+    if isinstance(value, list):
+        return [_unbounded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ends = {"low": float("-inf"), "high": float("inf")} if {"value", "low", "high"} <= value.keys() else {}
+    return {name: ends[name] if item is None and name in ends else _unbounded(item) for name, item in value.items()}

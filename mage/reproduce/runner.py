@@ -1,0 +1,129 @@
+"""The crew: runs what is missing of a plan, several processes side by side, and tells how far all of it is.
+
+How far a run is can be read from its folder, so nothing is passed between processes, and runs that were made elsewhere or
+before a kill count as what they are. What is in a folder is never thrown away.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mage.reproduce.plan import Job, Plan, is_done, open_runs
+from mage.run_folder import RunFolder
+from mage.cli.verbs import STOPPED
+
+LOG = "worker.log"
+_TICK = 0.5
+_TRAINING = 0.9  # the share of a training in a run's work, for the bar
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a reproduction is: runs done and under way, and the part of all work that is done; seconds left if known."""
+
+    done: int
+    total: int
+    running: tuple[str, ...]
+    fraction: float
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A run that ended badly, and the last lines it said."""
+
+    name: str
+    text: str
+
+
+@dataclass
+class Crew:
+    """Starts workers for the jobs that are not done, `size` at a time."""
+
+    plan: Plan
+    runs: Path
+    size: int
+    failures: list[Failure] = field(default_factory=list)
+    working: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def run(self, tell: Callable[[Standing], None], stop: Callable[[], bool]) -> bool:
+        """Run all that is missing; False if it was asked to stop. What failed is in `failures`."""
+        folders = open_runs(self.plan, self.runs)
+        waiting = [job for job in self.plan.jobs if job.name not in folders or not is_done(folders[job.name])]
+        waiting.sort(key=lambda job: job.core_seconds or 0.0, reverse=True)  # long ones first, so that none runs alone at the end
+        pace = _Progress(self.plan, self.runs)
+        try:
+            while (waiting or self.working) and not stop():
+                while waiting and len(self.working) < self.size:
+                    self._start(waiting.pop(0))
+                time.sleep(_TICK)
+                self._collect()
+                tell(pace.standing(tuple(self.working)))
+            return not (waiting or self.working)
+        finally:
+            self._dismiss()
+
+    def _start(self, job: Job) -> None:
+        path = self.runs / job.name
+        if not (path / "recipe.toml").is_file():
+            RunFolder.create(path, job.recipe)
+        command = [sys.executable, "-m", "mage.reproduce.worker", str(path)]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1") if job.recipe.run.threads == 1 else {}
+        with open(path / LOG, "ab") as log:
+            # A session of its own: Ctrl-C is the crew's business.
+            self.working[job.name] = subprocess.Popen(
+                command, env=os.environ | threads, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _collect(self) -> None:
+        for name, process in list(self.working.items()):
+            if process.poll() is not None:
+                del self.working[name]
+                if process.returncode not in (0, STOPPED):
+                    self.failures.append(Failure(name, _last_lines(self.runs / name / LOG)))
+
+    def _dismiss(self) -> None:
+        """Ask all to stop and wait: they save first."""
+        for process in self.working.values():
+            process.terminate()
+        for process in self.working.values():
+            process.wait()
+        self.working.clear()
+
+
+def _last_lines(log: Path, count: int = 3) -> str:
+    return "\n".join(log.read_text("utf-8", errors="replace").strip().splitlines()[-count:])
+
+
+class _Progress:
+    """The work done so far in the plan's own estimates, and the pace of this session."""
+
+    def __init__(self, plan: Plan, runs: Path) -> None:
+        self.jobs, self.runs = plan.jobs, runs
+        self.finished: set[str] = set()
+        self.began, self.before = time.monotonic(), self._work()
+
+    def _work(self) -> float:
+        return sum(_weight(job) * self._fraction(job) for job in self.jobs)
+
+    def _fraction(self, job: Job) -> float:
+        if job.name in self.finished or (self.runs / job.name / "summary.json").is_file():
+            self.finished.add(job.name)
+            return 1.0
+        metrics = self.runs / job.name / "metrics.jsonl"
+        updates = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+        return _TRAINING * min(1.0, updates / job.recipe.run.updates) if job.trains else 0.0
+
+    def standing(self, running: Sequence[str]) -> Standing:
+        total, now = sum(map(_weight, self.jobs)), self._work()
+        gained, spent = now - self.before, time.monotonic() - self.began
+        left = (total - now) * spent / gained if gained > 0 else None
+        return Standing(len(self.finished), len(self.jobs), tuple(running), now / total, left)
+
+
+def _weight(job: Job) -> float:
+    return job.core_seconds if job.core_seconds is not None else float(job.training_episodes + job.evaluation_episodes)

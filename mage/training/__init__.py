@@ -1,0 +1,1 @@
+"""Training: build what a recipe names, and run the loop."""

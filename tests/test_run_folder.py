@@ -1,0 +1,188 @@
+"""The run folder: what is written is read back, a kill or a full disk loses nothing that was there."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mage.config.recipe import Recipe, build_recipe
+from mage.run_folder import RunError, RunFolder, choose_path, versions, write_atomic
+from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
+
+finite = st.floats(allow_nan=False)
+ids = st.lists(st.integers(0, 200_000), max_size=4).map(tuple)
+texts = st.text(max_size=12)
+completions = st.builds(
+    Completion, ids, st.lists(finite, max_size=4).map(tuple), texts, st.sampled_from(["stop", "eos", "length"]), policy_version=st.integers(0, 9)
+)
+turns = st.builds(
+    Turn,
+    kind=st.sampled_from(["play", "reflect"]),
+    anchor=texts,
+    observation=texts,
+    prompt_ids=ids,
+    completion=completions,
+    action=st.none() | texts,
+    choices=st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 99), max_size=3).map(tuple)), max_size=2).map(tuple),
+    legal=st.booleans(),
+    reward=finite,
+)
+episodes = st.builds(
+    Episode,
+    turns=st.lists(turns, max_size=2).map(tuple),
+    reflection=st.none() | turns,
+    moves=st.lists(st.builds(Move, seat=st.integers(0, 1), action=texts), max_size=2).map(tuple),
+    score=finite,
+    reward=finite,
+    outcome=st.sampled_from(["won", "lost", "drawn"]),
+    ending=st.sampled_from(["finished", "illegal", "turn_limit", "error"]),
+    recap=texts,
+)
+metas = st.builds(
+    MetaEpisode,
+    task=st.builds(Task, texts, st.integers(0, 2**63 - 1), st.integers(0, 1), texts, st.sampled_from(["train", "test", "ood"])),
+    group=st.integers(0, 99),
+    member=st.integers(0, 99),
+    episodes=st.lists(episodes, max_size=2).map(tuple),
+    memories=st.lists(texts, max_size=2).map(tuple),
+    policy_version=st.integers(0, 9),
+)
+
+
+@pytest.fixture
+def recipe(kuhn_tables: dict[str, Any]) -> Recipe:
+    return build_recipe(kuhn_tables)
+
+
+@pytest.fixture
+def run(tmp_path: Path, recipe: Recipe) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", recipe)
+
+
+@pytest.fixture(scope="module")
+def shared_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    tables = {"environments": {"name": "kuhn_poker"}, "opponents": {"train": {"random": 1.0}}}
+    return RunFolder.create(tmp_path_factory.mktemp("runs") / "run", build_recipe(tables))
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_run_is_opened_with_the_recipe_it_was_made_with(run: RunFolder, recipe: Recipe) -> None:
+    assert RunFolder.open(run.path).recipe == recipe
+    assert run.checkpoints.is_dir()
+
+
+def test_versions_are_those_of_the_installed_packages(run: RunFolder) -> None:
+    import numpy
+
+    stored = json.loads((run.path / "versions.json").read_text())
+    assert stored == versions()
+    assert stored["packages"]["numpy"] == numpy.__version__
+
+
+def test_an_existing_folder_is_never_written_over(run: RunFolder, recipe: Recipe) -> None:
+    run.append_metrics({"update": 1})
+    with pytest.raises(RunError, match=r"exists already: go on with it \(--resume .*run\), give the run another name"):
+        RunFolder.create(run.path, recipe)
+    assert run.metrics() == [{"update": 1}]
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"is not a run folder: it has no recipe\.toml"):
+        RunFolder.open(tmp_path)
+
+
+def test_a_run_without_a_name_gets_the_next_number(tmp_path: Path, recipe: Recipe, kuhn_tables: dict[str, Any]) -> None:
+    assert choose_path(tmp_path, recipe, "demo") == tmp_path / "demo-1"
+    (tmp_path / "demo-1").mkdir()
+    assert choose_path(tmp_path, recipe, "demo") == tmp_path / "demo-2"
+    assert choose_path(tmp_path, build_recipe(kuhn_tables | {"run": {"name": "mine"}}), "demo") == tmp_path / "mine"
+
+
+def test_metrics_are_one_json_object_an_update(run: RunFolder) -> None:
+    run.append_metrics({"update": 1, "loss": 0.5})
+    run.append_metrics({"update": 2, "loss": float("nan"), "rows": [1, float("inf")]})
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"update": 1, "loss": 0.5}, {"update": 2, "loss": None, "rows": [1, None]}]
+    assert run.timing() == []
+
+
+def test_a_rewound_run_has_nothing_after_that_update(run: RunFolder) -> None:
+    for update in (1, 2, 3):
+        run.append_metrics({"update": update})
+        run.append_timing({"update": update, "seconds": 1.5})
+        run.write_episodes(update, [])
+    run.rewind(2)
+    assert run.metrics() == [{"update": 1}, {"update": 2}]
+    assert [record["update"] for record in run.timing()] == [1, 2]
+    assert run.episode_steps() == [1, 2]
+
+
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_a_line_torn_off_by_a_kill_is_dropped(run: RunFolder, cut: int) -> None:
+    run.append_metrics({"update": 1})
+    run.append_metrics({"update": 2})
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert run.metrics() == [{"update": 1}]
+    run.append_metrics({"update": 2})
+    assert run.metrics() == [{"update": 1}, {"update": 2}]
+
+
+def test_damage_inside_of_the_metrics_is_told(run: RunFolder) -> None:
+    (run.path / "metrics.jsonl").write_text('{"update": 1}\n{"upd\n{"update": 3}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged"):
+        run.metrics()
+
+
+@given(st.lists(metas, max_size=3))
+def test_episodes_are_read_back_as_the_records_they_were(shared_run: RunFolder, stored: list[MetaEpisode]) -> None:
+    path = shared_run.write_episodes(40, stored)
+    assert path.name == "step_000040.jsonl.gz"
+    assert shared_run.read_episodes(40) == stored
+    first = path.read_bytes()
+    shared_run.write_episodes(40, stored)
+    assert path.read_bytes() == first
+
+
+def test_missing_and_damaged_episodes_are_told(run: RunFolder) -> None:
+    path = run.write_episodes(5, [])
+    with pytest.raises(RunError, match="holds no episodes of update 6; it has 5"):
+        run.read_episodes(6)
+    path.write_bytes(path.read_bytes()[:-6])
+    with pytest.raises(RunError, match="is damaged and cannot be read"):
+        run.read_episodes(5)
+
+
+def test_evaluations_and_the_summary_are_read_back(run: RunFolder) -> None:
+    run.write_evaluation("before", {"score": 0.25})
+    run.write_summary({"gain": 0.5})
+    assert run.evaluation_names() == ["before"]
+    assert run.read_evaluation("before") == {"score": 0.25}
+    assert run.read_summary() == {"gain": 0.5}
+    with pytest.raises(RunError, match=r"there is no .*after\.json"):
+        run.read_evaluation("after")
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file_whole_and_nothing_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    path = write_atomic(tmp_path / "summary.json", b"old")
+    monkeypatch.setattr(os, failing, full_disk)
+    with pytest.raises(RunError, match=r"cannot write .*summary\.json: No space left on device\. What was saved before is untouched"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
+def test_metrics_on_a_full_disk_are_one_clear_message(run: RunFolder) -> None:
+    (run.path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: No space left on device"):
+        run.append_metrics({"update": 1})
