@@ -7,18 +7,36 @@ from collections.abc import Iterator
 
 from benchmarks.measure import Comparison, Skipped
 
-NAMES = ("packing", "prefix_cache", "barrier", "generate", "trl", "sokoban", "alfworld", "webshop", "cuda_engine", "cuda_learner", "cuda_update")
+NAMES = (
+    "packing",
+    "prefix_cache",
+    "barrier",
+    "generate",
+    "trl",
+    "sokoban",
+    "alfworld",
+    "webshop",
+    "cuda_engine",
+    "cuda_learner",
+    "cuda_update",
+)
 
 
 def main(names: list[str]) -> int:
     unknown = [name for name in names if name not in NAMES]
     if unknown:
-        print(f"there is no benchmark {', '.join(unknown)}: benchmarks are {', '.join(NAMES)}", file=sys.stderr)
+        print(
+            f"there is no benchmark {', '.join(unknown)}: benchmarks are {', '.join(NAMES)}",
+            file=sys.stderr,
+        )
         return 2
     for name in names or NAMES:
         benchmark = importlib.import_module(f"benchmarks.{name}")
         load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        print(f"{str(benchmark.__doc__).splitlines()[0]}\n(what exactly is compared: benchmarks/{name}.py; {load})", flush=True)
+        print(
+            f"{str(benchmark.__doc__).splitlines()[0]}\n(what exactly is compared: benchmarks/{name}.py; {load})",
+            flush=True,
+        )
         print_lines(benchmark.measure())
     return 0
 

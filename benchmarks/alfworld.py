@@ -31,11 +31,24 @@ def measure(steps: int = 10, rounds: int = 3) -> Iterator[Comparison | str]:
         raise Skipped(INSTALL)
     with tempfile.TemporaryDirectory() as folder:
         name, paths = _choose_games(Path(folder))
-        games = [(open_textworld(path), World(read_game(json.loads(path.read_text())))) for path in paths]
+        games = [
+            (open_textworld(path), World(read_game(json.loads(path.read_text())))) for path in paths
+        ]
         lines = [_draw_commands(world, steps, number) for number, (_, world) in enumerate(games)]
         ours, theirs = take_turns((_ours(games, lines), _theirs(games, lines)), rounds)
-        found = relate("alfworld", f"{len(paths)} {name} games", ("ours", "TextWorld"), "steps", steps * len(paths), ours, theirs)
-        yield Comparison(**{field: getattr(found, field) for field in Comparison.__dataclass_fields__} | {"target": TARGET})
+        found = relate(
+            "alfworld",
+            f"{len(paths)} {name} games",
+            ("ours", "TextWorld"),
+            "steps",
+            steps * len(paths),
+            ours,
+            theirs,
+        )
+        yield Comparison(
+            **{field: getattr(found, field) for field in Comparison.__dataclass_fields__}
+            | {"target": TARGET}
+        )
 
 
 def open_textworld(path: Path) -> Any:
@@ -91,7 +104,10 @@ def _theirs(games: list[tuple[Any, World]], lines: list[list[str]]) -> Way:
                 began = time.process_time()
                 state, _, _ = env.step(command)
                 seconds += time.process_time() - began
-                assert (world.step(command), world.admissible()) == (state.feedback, state["admissible_commands"]), "both must do the same work"
+                assert (world.step(command), world.admissible()) == (
+                    state.feedback,
+                    state["admissible_commands"],
+                ), "both must do the same work"
         return seconds
 
     return way
@@ -101,7 +117,9 @@ def _own_rate(games: int = 60, steps: int = 30) -> float:
     """Steps a CPU second of random play."""
     from mage.environments.alfworld.games import make_game
 
-    starts = [World(make_game(TASK_TYPES[seed % 6], "train", seed, 8, 12, 10)) for seed in range(games)]
+    starts = [
+        World(make_game(TASK_TYPES[seed % 6], "train", seed, 8, 12, 10)) for seed in range(games)
+    ]
     lines = [_draw_commands(start, steps, number) for number, start in enumerate(starts)]
     return games * steps / _ours([(None, start) for start in starts], lines)()
 

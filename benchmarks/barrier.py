@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from benchmarks.measure import Comparison, compare, timed
 from benchmarks.workload import make_recipe, play, replies
-from mage.engines.base import Engine, Request
+from mage.engines.base import Engine
 from mage.engines.local import LocalEngine
 from mage.seeds import derive
-from mage.training.trainer import Parts, build
-from mage.types import Completion
+from mage.training.build import Components, build_components
+from mage.types import Completion, Request
 
 CASES = (("kuhn_poker", 16, False), ("tic_tac_toe", 16, False), ("tic_tac_toe", 4, True))
 SHORTEST, LONGEST = 8, 128
@@ -79,7 +79,9 @@ class Thinking(Wrapped):
         self._think(request.prompt_ids, Thought(request, round(length)))
 
     def _think(self, prompt_ids: tuple[int, ...], thought: Thought) -> None:
-        request = Request(prompt_ids, thought.left, derive(thought.question.seed, "thought", thought.left))
+        request = Request(
+            prompt_ids, thought.left, derive(thought.question.seed, "thought", thought.left)
+        )
         self.thoughts[request] = thought
         self.inner.submit(request)
 
@@ -99,7 +101,9 @@ class Thinking(Wrapped):
         return True
 
 
-def measure(cases: Sequence[tuple[str, int, bool]] = CASES, rounds: int = 4) -> Iterator[Comparison]:
+def measure(
+    cases: Sequence[tuple[str, int, bool]] = CASES, rounds: int = 4
+) -> Iterator[Comparison]:
     """Meta-episodes played a second; a case is a game, a number of groups and whether replies are long."""
     for game, groups, thinks in cases:
         yield _measure_case(game, groups, thinks, rounds)
@@ -120,13 +124,13 @@ def _measure_case(game: str, groups: int, thinks: bool, rounds: int) -> Comparis
     return replace(found, note=note)
 
 
-def _parts(game: str, groups: int, thinks: bool, barrier: bool) -> Parts:
-    parts = build(make_recipe(game, "reflections", groups))
+def _parts(game: str, groups: int, thinks: bool, barrier: bool) -> Components:
+    parts = build_components(make_recipe(game, "reflections", groups))
     engine = Thinking(parts.engine) if thinks else Wrapped(parts.engine)
     return replace(parts, engine=Barrier(engine) if barrier else engine)
 
 
-def _steps(parts: Parts) -> int:
+def _steps(parts: Components) -> int:
     engine = parts.engine
     while isinstance(engine, Wrapped):
         engine = engine.inner

@@ -17,20 +17,27 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from benchmarks.measure import Comparison, Skipped, Way, relate, take_turns
 from mage.agent.agent import CLOSE
 from mage.agent.chat import Chat
-from mage.config.recipe import load_recipe
-from mage.engines.base import Engine, Request
+from mage.config.loading import load_recipe
+from mage.engines.base import Engine
 from mage.engines.local import LocalEngine
-from mage.models.loading import load_model
 from mage.models.base import find_model
+from mage.models.loading import load_model
 from mage.play import play_groups
 from mage.seeds import derive
-from mage.training.trainer import Parts, build, draw_tasks
-from mage.types import Completion
+from mage.training.build import Components, build_components
+from mage.training.tasks import draw_tasks
+from mage.types import Completion, Request
 
 SMOLLM2 = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -59,7 +66,13 @@ def measure(size: Size | None = None) -> Iterator[Comparison | str]:
         raise Skipped("needs a CUDA device")
     size = size or Size()
     model = random_model(SMOLLM2 | {"num_hidden_layers": size.layers}, size.device)
-    engine = LocalEngine(model, _endless_chat(), slots=max(size.batch, *size.batches), context=size.prompt + 2 * size.new, run_ahead=True)
+    engine = LocalEngine(
+        model,
+        _endless_chat(),
+        slots=max(size.batch, *size.batches),
+        context=size.prompt + 2 * size.new,
+        run_ahead=True,
+    )
     yield from _against_generate(model, engine, size)
     yield from _against_the_floor(engine, size)
     del engine, model
@@ -68,11 +81,15 @@ def measure(size: Size | None = None) -> Iterator[Comparison | str]:
     yield from meta_episodes(size.device)
 
 
-def random_model(shape: dict[str, Any], device: str, kind: type[PreTrainedConfig] = LlamaConfig, **changes: Any) -> PreTrainedModel:
+def random_model(
+    shape: dict[str, Any], device: str, kind: type[PreTrainedConfig] = LlamaConfig, **changes: Any
+) -> PreTrainedModel:
     """A Llama (or another `kind`) of this shape, bfloat16 on a GPU, drawn where it will be used."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(kind(**shape | changes), dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            kind(**shape | changes), dtype=torch.bfloat16 if device == "cuda" else torch.float32
+        )
     return model.eval()  # type: ignore[no-any-return]
 
 
@@ -98,7 +115,10 @@ def walled(work: Callable[[], object], device: str) -> Way:
 
 def _requests(count: int, size: Size, seed: int = 0) -> list[Request]:
     rng = random.Random(seed)
-    return [Request(tuple(rng.randrange(3, 49_000) for _ in range(size.prompt)), size.new, number) for number in range(count)]
+    return [
+        Request(tuple(rng.randrange(3, 49_000) for _ in range(size.prompt)), size.new, number)
+        for number in range(count)
+    ]
 
 
 def _answer(engine: Engine, requests: Sequence[Request]) -> list[float]:
@@ -113,7 +133,9 @@ def _answer(engine: Engine, requests: Sequence[Request]) -> list[float]:
     return marks
 
 
-def _against_generate(model: PreTrainedModel, engine: LocalEngine, size: Size) -> Iterator[Comparison]:
+def _against_generate(
+    model: PreTrainedModel, engine: LocalEngine, size: Size
+) -> Iterator[Comparison]:
     requests = _requests(size.batch, size)
     ids = torch.tensor([request.prompt_ids for request in requests], device=size.device)
     fixed: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": size.new, "min_new_tokens": size.new, "do_sample": True,
@@ -123,10 +145,20 @@ def _against_generate(model: PreTrainedModel, engine: LocalEngine, size: Size) -
         "generate": walled(lambda: _generate(model, ids, fixed), size.device),
     }
     if size.compiled:
-        ways["generate, static cache, compiled"] = walled(lambda: _generate(model, ids, fixed | {"cache_implementation": "static"}), size.device)
+        ways["generate, static cache, compiled"] = walled(
+            lambda: _generate(model, ids, fixed | {"cache_implementation": "static"}), size.device
+        )
     seconds = dict(zip(ways, take_turns(list(ways.values()), size.rounds), strict=True))
     for name in list(ways)[1:]:
-        found = relate("cuda engine", name, ("engine", "generate"), "tokens", size.batch * size.new, seconds["engine"], seconds[name])
+        found = relate(
+            "cuda engine",
+            name,
+            ("engine", "generate"),
+            "tokens",
+            size.batch * size.new,
+            seconds["engine"],
+            seconds[name],
+        )
         note = f"{size.batch} requests of {size.prompt} + {size.new} tokens"
         yield replace(found, target=TARGETS[name] if size.device == "cuda" else None, note=note)
 
@@ -138,7 +170,10 @@ def _generate(model: PreTrainedModel, ids: torch.Tensor, options: dict[str, Any]
 
 def _against_the_floor(engine: LocalEngine, size: Size) -> Iterator[str]:
     bandwidth = _bandwidth(size.device)
-    pool, weights = engine.pool.store, sum(value.numel() * value.element_size() for value in engine.model.parameters())
+    pool, weights = (
+        engine.pool.store,
+        sum(value.numel() * value.element_size() for value in engine.model.parameters()),
+    )
     per_token = pool[:, :, 0, 0].numel() * pool.element_size()
     yield f"memory: {bandwidth / 1e12:.2f} TB/s by a large copy"
     for batch in size.batches:
@@ -146,7 +181,13 @@ def _against_the_floor(engine: LocalEngine, size: Size) -> Iterator[str]:
         for _ in range(2):  # the first time, graphs are recorded
             taken, filled = _full_steps(engine, requests)
         floor = (weights + batch * filled * per_token) / bandwidth
-        verdict = "" if size.device != "cuda" else " (target 4)" if taken <= 4 * floor else " MISSED: target 4"
+        verdict = (
+            ""
+            if size.device != "cuda"
+            else " (target 4)"
+            if taken <= 4 * floor
+            else " MISSED: target 4"
+        )
         speed = f"{taken * 1e3:6.2f} ms a step, {batch / taken:9,.0f} tokens/s"
         yield f"cuda engine  batch {batch:5}: {speed}, {taken / floor:4.1f} times the memory floor{verdict}"
 
@@ -160,7 +201,12 @@ def _full_steps(engine: LocalEngine, requests: Sequence[Request]) -> tuple[float
     while left:
         began, prefilled = time.perf_counter(), engine.stats.prefilled_tokens
         done = len(engine.step())
-        if left == len(requests) and not done and not engine.queue and engine.stats.prefilled_tokens == prefilled:
+        if (
+            left == len(requests)
+            and not done
+            and not engine.queue
+            and engine.stats.prefilled_tokens == prefilled
+        ):
             steps.append(time.perf_counter() - began)
             lengths.append(float(engine.known[engine.active].mean()))
         left -= done
@@ -178,7 +224,11 @@ class GenerateEngine(Engine):
     """Batch-synchronous: everybody who waits is answered by one call of `transformers.generate`, moves and notes apart."""
 
     def __init__(self, model: PreTrainedModel, chat: Chat, folder: Path) -> None:
-        self.model, self.chat, self.tokenizer = model, chat, AutoTokenizer.from_pretrained(folder, padding_side="left")
+        self.model, self.chat, self.tokenizer = (
+            model,
+            chat,
+            AutoTokenizer.from_pretrained(folder, padding_side="left"),
+        )
         self.waiting: list[Request] = []
         self.tokens = 0
 
@@ -187,7 +237,10 @@ class GenerateEngine(Engine):
 
     def step(self) -> list[tuple[Request, Completion]]:
         waiting, self.waiting = self.waiting, []
-        kinds = ([request for request in waiting if request.stop], [request for request in waiting if not request.stop])
+        kinds = (
+            [request for request in waiting if request.stop],
+            [request for request in waiting if not request.stop],
+        )
         return [answer for kind in kinds if kind for answer in self._answer(kind)]
 
     @torch.inference_mode()
@@ -197,44 +250,82 @@ class GenerateEngine(Engine):
         ids = torch.full((len(requests), width), self.chat.end_ids[0])
         mask = torch.zeros_like(ids)
         for row, request in enumerate(requests):
-            ids[row, width - len(request.prompt_ids) :], mask[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids), 1
-        extra: dict[str, Any] = {"stop_strings": list(requests[0].stop), "tokenizer": self.tokenizer} if requests[0].stop else {}
+            (
+                ids[row, width - len(request.prompt_ids) :],
+                mask[row, width - len(request.prompt_ids) :],
+            ) = torch.tensor(request.prompt_ids), 1
+        extra: dict[str, Any] = (
+            {"stop_strings": list(requests[0].stop), "tokenizer": self.tokenizer}
+            if requests[0].stop
+            else {}
+        )
         found = self.model.generate(
             ids.to(device), attention_mask=mask.to(device), max_new_tokens=requests[0].max_tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
             eos_token_id=list(self.chat.end_ids), pad_token_id=self.chat.end_ids[0], **extra,
         )  # fmt: skip
-        return [(request, self._read(request, reply)) for request, reply in zip(requests, found[:, width:].tolist(), strict=True)]
+        return [
+            (request, self._read(request, reply))
+            for request, reply in zip(requests, found[:, width:].tolist(), strict=True)
+        ]
 
     def _read(self, request: Request, ids: list[int]) -> Completion:
-        end = next((place for place, token in enumerate(ids) if token in self.chat.end_ids), len(ids) - 1) + 1
+        end = (
+            next(
+                (place for place, token in enumerate(ids) if token in self.chat.end_ids),
+                len(ids) - 1,
+            )
+            + 1
+        )
         text = self.chat.decode(tuple(ids[:end]))
         self.tokens += end
         cut = text.split(CLOSE)[0] + CLOSE if request.stop and CLOSE in text else text
         return Completion(tuple(ids[:end]), (0.0,) * end, cut, "stop", 0)
 
 
-def meta_episodes(device: str, groups: int = 16, members: int = 8, model: str = "smollm2", recipe: str = "smollm2_tic_tac_toe") -> Iterator[Comparison | str]:
+def meta_episodes(
+    device: str,
+    groups: int = 16,
+    members: int = 8,
+    model: str = "smollm2",
+    recipe: str = "smollm2_tic_tac_toe",
+) -> Iterator[Comparison | str]:
     """Whole meta-episodes, played both ways."""
     try:
         folder = find_model(model)
     except ValueError as missing:
         yield f"meta-episodes: not measured ({missing})"
         return
-    changes = [f"--model.path={folder}", f"--play.groups={groups}", f"--play.members={members}", f"--run.device={device}"]
-    parts = build(load_recipe(recipe, changes))
+    changes = [
+        f"--model.path={folder}",
+        f"--play.groups={groups}",
+        f"--play.members={members}",
+        f"--run.device={device}",
+    ]
+    parts = build_components(load_recipe(recipe, changes))
     assert isinstance(parts.engine, LocalEngine), "the recipe asks for it"
     # Its own copy of the model: the engine has laid the weights of the other side by side.
     other = GenerateEngine(load_model(folder, parts.recipe.model.dtype, device), parts.chat, folder)
-    ours, theirs = walled(lambda: _play(parts), device), walled(lambda: _play(replace(parts, engine=other)), device)
+    ours, theirs = (
+        walled(lambda: _play(parts), device),
+        walled(lambda: _play(replace(parts, engine=other)), device),
+    )
     ours()
     before = parts.engine.stats.generated_tokens
     times = [ours(), ours()]
     made = (parts.engine.stats.generated_tokens - before) / 2
-    found = relate("cuda engine", "meta-episodes of Tic-Tac-Toe", ("engine", "generate"), "meta-episodes", groups * members, times[-1:], [theirs()])
+    found = relate(
+        "cuda engine",
+        "meta-episodes of Tic-Tac-Toe",
+        ("engine", "generate"),
+        "meta-episodes",
+        groups * members,
+        times[-1:],
+        [theirs()],
+    )
     note = f"{groups} x {members} side by side; {made:,.0f} and {other.tokens:,} tokens written"
     yield replace(found, target=TARGETS["meta-episodes"] if device == "cuda" else None, note=note)
 
 
-def _play(parts: Parts) -> None:
+def _play(parts: Components) -> None:
     parts.engine.refresh(0)
     play_groups(parts.setting(), draw_tasks(parts.recipe, 1), derive("benchmark", 1))

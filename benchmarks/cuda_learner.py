@@ -22,21 +22,25 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from benchmarks.cuda_engine import SMOLLM2, random_model, walled
 from benchmarks.measure import Comparison, Skipped, relate, take_turns
-from mage.agent.agent import Agent, Sampling
+from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
+from mage.config.sections import LearnOptions
 from mage.engines.base import ScriptedEngine
 from mage.environments.tic_tac_toe import TicTacToe
+from mage.learn.demonstrations import write_demonstrations
 from mage.learn.learner import Learner, Metrics
-from mage.learn.demonstrations import write_lessons
 from mage.learn.packing import Layout, prepare
 from mage.memory.notes import Notes
 from mage.models.base import find_model
-from mage.config.sections import LearnOptions
 from mage.play import Setting
 from mage.types import Sample, Task
 
 TARGETS = {"short replies": 3.0, "replies of 250 tokens": 2.0}
-PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}  # dense bfloat16, from the data sheets
+PEAK = {
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+}  # dense bfloat16, from the data sheets
 SHAPES: dict[str, dict[str, Any]] = {
     "135 M": SMOLLM2,
     "360 M": SMOLLM2 | {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15, "num_key_value_heads": 5},
@@ -76,17 +80,38 @@ def make_rows(groups: int, members: int, long: bool, vocabulary: int = 49_152) -
     except ValueError:
         chat = Chat.load(find_model("embedded"))
     rng = random.Random(0)
-    agent = Agent(ScriptedEngine(lambda request: "", chat.encode), chat, Sampling(max_tokens=32, reflection_tokens=128))
+    agent = Agent(
+        ScriptedEngine(lambda request: "", chat.encode),
+        chat,
+        SamplingOptions(max_tokens=32, reflection_tokens=128),
+    )
     setting = Setting(TicTacToe(), agent, Notes(keep="reflections"), episodes=3)
-    tasks = [Task("tic_tac_toe", 1000 + group, group % 2, "random", "train") for group in range(groups) for _ in range(members)]
+    tasks = [
+        Task("tic_tac_toe", 1000 + group, group % 2, "random", "train")
+        for group in range(groups)
+        for _ in range(members)
+    ]
     samples = []
-    for lesson in write_lessons(setting, tasks, 5):
-        sample = lesson.sample()
-        where = replace(sample.where, group=sample.where.group // members, member=sample.where.group % members)
-        reply = tuple(rng.randrange(3, vocabulary) for _ in range(250)) if long else sample.reply_ids
+    for demonstration in write_demonstrations(setting, tasks, 5):
+        sample = demonstration.sample()
+        where = replace(
+            sample.where, group=sample.where.group // members, member=sample.where.group % members
+        )
+        reply = (
+            tuple(rng.randrange(3, vocabulary) for _ in range(250)) if long else sample.reply_ids
+        )
         choices = () if long else sample.choices
         old = (-10.8,) * len(reply)  # about what random weights give a token
-        samples.append(replace(sample, reply_ids=reply, old_logprobs=old, choices=choices, where=where, advantage=rng.choice((-1.0, 1.0))))
+        samples.append(
+            replace(
+                sample,
+                reply_ids=reply,
+                old_logprobs=old,
+                choices=choices,
+                where=where,
+                advantage=rng.choice((-1.0, 1.0)),
+            )
+        )
     return samples
 
 
@@ -101,7 +126,10 @@ def _against_rows(case: str, size: Size) -> Comparison:
     def update(name: str, learner: Learner) -> None:
         found[name] = learner.update(samples, entropy=0.1, update=0)
 
-    works = [walled(partial(update, name, learner), size.device) for name, learner in zip(ways, learners, strict=True)]
+    works = [
+        walled(partial(update, name, learner), size.device)
+        for name, learner in zip(ways, learners, strict=True)
+    ]
     seconds = take_turns(works, size.rounds)
     line = relate("cuda learner", case, ("trie", "rows"), "samples", len(samples), *seconds)
     trie = found["trie"]
@@ -144,7 +172,11 @@ def _peak(name: str, rank: int, samples: list[Sample], size: Size) -> str:
     shape = SHAPES[name] | ({"num_hidden_layers": size.layers} if size.device != "cuda" else {})
     model = random_model(shape, size.device, Qwen3Config if name == "4 B" else LlamaConfig)
     count = sum(value.numel() for value in model.parameters())
-    learner = Learner(model, LearnOptions(lr=1e-6, micro_tokens=size.micro_tokens // 2, recompute=True, lora_rank=rank), layout="trie")
+    learner = Learner(
+        model,
+        LearnOptions(lr=1e-6, micro_tokens=size.micro_tokens // 2, recompute=True, lora_rank=rank),
+        layout="trie",
+    )
     first = walled(lambda: learner.update(samples, entropy=0.1, update=0), size.device)()
     began = time.perf_counter()
     metrics = learner.update(samples, entropy=0.1, update=1)

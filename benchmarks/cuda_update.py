@@ -12,16 +12,19 @@ from statistics import median
 import torch
 
 from benchmarks.measure import Skipped
-from mage.config.recipe import load_recipe
+from mage.config.loading import load_recipe
 from mage.models.base import find_model
 from mage.run_folder import RunFolder
-from mage.training.trainer import Watcher, train
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
 
 WARM = Path("runs/smollm2_tic_tac_toe-warm")
 TARGET = 15.0
 
 
-def measure(updates: int = 5, device: str = "cuda", model: str | None = None, *changes: str) -> Iterator[str]:
+def measure(
+    updates: int = 5, device: str = "cuda", model: str | None = None, *changes: str
+) -> Iterator[str]:
     """Seconds of an update, by what they went into; the first two updates, in which kernels are compiled, are not counted."""
     if device == "cuda" and not torch.cuda.is_available():
         raise Skipped("needs a CUDA device")
@@ -39,14 +42,29 @@ def measure(updates: int = 5, device: str = "cuda", model: str | None = None, *c
             "--evaluate.final_size=8",
             f"--run.device={device}",
         ]
-        folder = RunFolder.create(Path(place) / "run", load_recipe("smollm2_tic_tac_toe", [*given, *changes]))
-        train(folder.path, Watcher(), lambda: False)
+        folder = RunFolder.create(
+            Path(place) / "run", load_recipe("smollm2_tic_tac_toe", [*given, *changes])
+        )
+        train(folder.path, Callback(), lambda: False)
         timing = folder.timing()[min(2, updates - 1) :]
-        metrics = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
-    middle = {name: median(float(record[name]) for record in timing) for name in timing[0] if name != "update"}
+        metrics = [
+            json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()
+        ]
+    middle = {
+        name: median(float(record[name]) for record in timing)
+        for name in timing[0]
+        if name != "update"
+    }
     engine, waited = middle["play_engine"], middle["play_gpu_wait"]
-    yield f"an update of {metrics[-1]['samples']} samples, {metrics[-1]['reply_tokens']:,} reply tokens: {middle['total']:.2f} s" + (
-        "" if device != "cuda" else f" (target {TARGET:g})" if middle["total"] <= TARGET else f" MISSED: target {TARGET:g}"
+    yield (
+        f"an update of {metrics[-1]['samples']} samples, {metrics[-1]['reply_tokens']:,} reply tokens: {middle['total']:.2f} s"
+        + (
+            ""
+            if device != "cuda"
+            else f" (target {TARGET:g})"
+            if middle["total"] <= TARGET
+            else f" MISSED: target {TARGET:g}"
+        )
     )
     for name, seconds in (
         ("play: waiting for the GPU", waited),
@@ -57,6 +75,7 @@ def measure(updates: int = 5, device: str = "cuda", model: str | None = None, *c
     ):
         yield f"  {name:32} {seconds:6.2f} s  {seconds / middle['total']:4.0%}"
     last = metrics[-1]
-    yield f"  sampler and learner: mean |difference of logprobs| {last['mismatch']:.4f}; illegal {last['illegal_rate']:.0%}; all updates: " + ", ".join(
-        f"{record['total']:.1f}" for record in timing
+    yield (
+        f"  sampler and learner: mean |difference of logprobs| {last['mismatch']:.4f}; illegal {last['illegal_rate']:.0%}; all updates: "
+        + ", ".join(f"{record['total']:.1f}" for record in timing)
     )

@@ -22,13 +22,14 @@ from benchmarks.measure import Comparison, relate, take_turns, timed
 from benchmarks.workload import make_recipe
 from mage.agent.agent import CLOSE
 from mage.agent.chat import Chat
-from mage.engines.base import Engine, Request, Sampling, run
+from mage.engines.base import Engine, PendingSample, run
 from mage.engines.local import LocalEngine
 from mage.models.loading import load_model
 from mage.play import play_meta_episode
 from mage.seeds import derive
-from mage.training.trainer import Parts, build, draw_tasks
-from mage.types import Completion
+from mage.training.build import Components, build_components
+from mage.training.tasks import draw_tasks
+from mage.types import Completion, Request
 
 CASES = (("kuhn_poker", "reflections"), ("tic_tac_toe", "reflections"))
 TARGET = 4.0
@@ -42,12 +43,12 @@ class Recorder:
         self.engine, self.policy_version = engine, engine.policy_version
         self.asked: Conversation = []
 
-    def sample(self, request: Request) -> Sampling:
+    def sample(self, request: Request) -> PendingSample:
         self.asked.append(request)
         return self.engine.sample(request)
 
 
-def record(parts: Parts) -> list[Conversation]:
+def record(parts: Components) -> list[Conversation]:
     """What every member of every group asks in the course of its meta-episode."""
     setting, conversations, games = parts.setting(), [], []
     for group, tasks in enumerate(draw_tasks(parts.recipe, 1)):
@@ -55,7 +56,9 @@ def record(parts: Parts) -> list[Conversation]:
             recorder: Any = Recorder(parts.engine)
             conversations.append(recorder.asked)
             own = replace(setting, agent=replace(setting.agent, engine=recorder))
-            games.append(play_meta_episode(own, task, group, member, derive("benchmark", group, member)))
+            games.append(
+                play_meta_episode(own, task, group, member, derive("benchmark", group, member))
+            )
     run(games)
     return conversations
 
@@ -79,15 +82,25 @@ def pad(requests: Sequence[Request], chat: Chat, filler: int) -> Padded:
     for row, request in enumerate(requests):
         start = width - len(request.prompt_ids)
         ids[row, start:], mask[row, start:] = torch.tensor(request.prompt_ids), 1
-    assert requests[0].stop in ((), (CLOSE,)), "moves end with the end tag, notes with the model's own end"
+    assert requests[0].stop in ((), (CLOSE,)), (
+        "moves end with the end tag, notes with the model's own end"
+    )
     tags = [chat.encode(stop) for stop in requests[0].stop]
     assert all(len(tag) == 1 for tag in tags), "the end tag is one token of the embedded model"
-    return Padded(tuple(requests), ids, mask, requests[0].max_tokens, [*chat.end_ids, *(tag[0] for tag in tags)])
+    return Padded(
+        tuple(requests),
+        ids,
+        mask,
+        requests[0].max_tokens,
+        [*chat.end_ids, *(tag[0] for tag in tags)],
+    )
 
 
 def by_turns(conversations: Sequence[Conversation]) -> list[list[Request]]:
     """The first requests of all conversations, the second ones, ..; moves and notes apart."""
-    turns = [[request for request in turn if request is not None] for turn in zip_longest(*conversations)]
+    turns = [
+        [request for request in turn if request is not None] for turn in zip_longest(*conversations)
+    ]
     return [kind for turn in turns for kind in _kinds(turn)]
 
 
@@ -120,7 +133,9 @@ def generate(model: PreTrainedModel, batches: Sequence[Padded]) -> int:
             top_k=0,
             top_p=1.0,
         )
-        made += int((out[:, batch.input_ids.shape[1] :] != model.generation_config.pad_token_id).sum())
+        made += int(
+            (out[:, batch.input_ids.shape[1] :] != model.generation_config.pad_token_id).sum()
+        )
     return made
 
 
@@ -150,19 +165,28 @@ def answer(engine: Engine, requests: Sequence[Request]) -> None:
         left -= len(engine.step())
 
 
-def measure(cases: Sequence[tuple[str, str]] = CASES, groups: int = 8, rounds: int = 3) -> Iterator[Comparison]:
+def measure(
+    cases: Sequence[tuple[str, str]] = CASES, groups: int = 8, rounds: int = 3
+) -> Iterator[Comparison]:
     """Replies a second."""
     for game, keep in cases:
         yield from _measure_case(game, keep, groups, rounds)
 
 
 def _measure_case(game: str, keep: str, groups: int, rounds: int) -> list[Comparison]:
-    parts = build(make_recipe(game, keep, groups))
+    parts = build_components(make_recipe(game, keep, groups))
     conversations = record(parts)
-    model = load_model(parts.recipe.model_folder(), parts.recipe.model.dtype, parts.recipe.run.device)
+    model = load_model(
+        parts.recipe.model_folder(), parts.recipe.model.dtype, parts.recipe.run.device
+    )
     ordered = in_order_of_length(conversations, len(conversations))
-    turns, full = ([pad(batch, parts.chat, model.config.pad_token_id) for batch in batches] for batches in (by_turns(conversations), ordered))
-    uncached = LocalEngine(parts.model, parts.chat, slots=len(conversations), context=1024, prefix_cache=False)
+    turns, full = (
+        [pad(batch, parts.chat, model.config.pad_token_id) for batch in batches]
+        for batches in (by_turns(conversations), ordered)
+    )
+    uncached = LocalEngine(
+        parts.model, parts.chat, slots=len(conversations), context=1024, prefix_cache=False
+    )
     ways: dict[str, Callable[[], object]] = {
         "turns": lambda: generate(model, turns),
         "sorted": lambda: generate(model, full),
@@ -170,14 +194,32 @@ def _measure_case(game: str, keep: str, groups: int, rounds: int) -> list[Compar
         "batches": lambda: answer_batches(parts.engine, ordered),
         "no reuse": lambda: answer(uncached, [request for batch in ordered for request in batch]),
     }
-    seconds = dict(zip(ways, take_turns([timed(way) for way in ways.values()], rounds), strict=True))
+    seconds = dict(
+        zip(ways, take_turns([timed(way) for way in ways.values()], rounds), strict=True)
+    )
     pairs = (("play", "turns"), ("play", "sorted"), ("batches", "sorted"), ("no reuse", "sorted"))
     replies = sum(map(len, conversations))
-    lines = [relate("generate", f"{game}: {one} / {other}", ("engine", "generate"), "replies", replies, seconds[one], seconds[other]) for one, other in pairs]
+    lines = [
+        relate(
+            "generate",
+            f"{game}: {one} / {other}",
+            ("engine", "generate"),
+            "replies",
+            replies,
+            seconds[one],
+            seconds[other],
+        )
+        for one, other in pairs
+    ]
     note = f"{replies} replies of {uncached.stats.generated_tokens / (rounds + 1) / replies:.1f} tokens to prompts of {_mean_prompt(conversations):.0f}"
-    return [replace(line, target=TARGET, note=note) if one == "play" else line for line, (one, _) in zip(lines, pairs, strict=True)]
+    return [
+        replace(line, target=TARGET, note=note) if one == "play" else line
+        for line, (one, _) in zip(lines, pairs, strict=True)
+    ]
 
 
 def _mean_prompt(conversations: Sequence[Conversation]) -> float:
-    lengths = [len(request.prompt_ids) for conversation in conversations for request in conversation]
+    lengths = [
+        len(request.prompt_ids) for conversation in conversations for request in conversation
+    ]
     return sum(lengths) / len(lengths)

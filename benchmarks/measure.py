@@ -35,12 +35,22 @@ class Comparison:
         return median(self.ratios)
 
     def line(self) -> str:
-        rates = (f"{name} {_figure(rate)} {self.unit}/s" for name, rate in zip(self.names, (self.ours, self.theirs), strict=True))
+        rates = (
+            f"{name} {_figure(rate)} {self.unit}/s"
+            for name, rate in zip(self.names, (self.ours, self.theirs), strict=True)
+        )
         spread = f"({min(self.ratios):.1f} to {max(self.ratios):.1f})"
         missed = self.target is not None and self.ratio < self.target
-        goal = "" if self.target is None else f"  {'MISSED: ' if missed else ''}target {self.target:g}"
+        goal = (
+            "" if self.target is None else f"  {'MISSED: ' if missed else ''}target {self.target:g}"
+        )
         return "   ".join(
-            (f"{self.benchmark:12} {self.case:30}", *(f"{rate:28}" for rate in rates), f"ratio {self.ratio:4.1f} {spread}{goal}", self.note)
+            (
+                f"{self.benchmark:12} {self.case:30}",
+                *(f"{rate:28}" for rate in rates),
+                f"ratio {self.ratio:4.1f} {spread}{goal}",
+                self.note,
+            )
         ).rstrip()
 
 
@@ -61,15 +71,33 @@ def take_turns(ways: Sequence[Way], rounds: int) -> list[list[float]]:
     return [list(seconds) for seconds in zip(*found[1:], strict=True)]
 
 
-def compare(benchmark: str, case: str, names: tuple[str, str], unit: str, amount: float, ways: tuple[Way, Way], rounds: int) -> Comparison:
+def compare(
+    benchmark: str,
+    case: str,
+    names: tuple[str, str],
+    unit: str,
+    amount: float,
+    ways: tuple[Way, Way],
+    rounds: int,
+) -> Comparison:
     """Time two ways of doing `amount` units of work."""
     return relate(benchmark, case, names, unit, amount, *take_turns(ways, rounds))
 
 
-def relate(benchmark: str, case: str, names: tuple[str, str], unit: str, amount: float, ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
+def relate(
+    benchmark: str,
+    case: str,
+    names: tuple[str, str],
+    unit: str,
+    amount: float,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+) -> Comparison:
     """The seconds of two ways, round by round, as a comparison."""
     ratios = tuple(slow / fast for fast, slow in zip(ours, theirs, strict=True))
-    return Comparison(benchmark, case, names, unit, amount / median(ours), amount / median(theirs), ratios)
+    return Comparison(
+        benchmark, case, names, unit, amount / median(ours), amount / median(theirs), ratios
+    )
 
 
 def _figure(rate: float) -> str:

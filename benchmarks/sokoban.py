@@ -39,7 +39,9 @@ def is_installed() -> bool:
     return compiled.is_installed() and find_spec("gym_sokoban") is not None
 
 
-def measure(ours: int = 5000, plain: int = 200, theirs: int = 100, rounds: int = 7) -> Iterator[Comparison]:
+def measure(
+    ours: int = 5000, plain: int = 200, theirs: int = 100, rounds: int = 7
+) -> Iterator[Comparison]:
     """Rooms a second; the numbers are rooms a round."""
     if not is_installed():
         raise Skipped(INSTALL)
@@ -54,9 +56,22 @@ def measure(ours: int = 5000, plain: int = 200, theirs: int = 100, rounds: int =
     fast, exact, slow, searched, drawn = take_turns(ways, rounds)
     inside = sum(SHORTEST <= length <= LONGEST for length in lengths) / len(lengths)
     told = f"theirs: solutions of {sum(lengths) / len(lengths):.1f} moves on average, {inside:.0%} within {SHORTEST} to {LONGEST}"
-    rows = (("compiled", fast, searched), ("to order", exact, searched), ("no search", fast, drawn), ("plain", slow, searched))
+    rows = (
+        ("compiled", fast, searched),
+        ("to order", exact, searched),
+        ("no search", fast, drawn),
+        ("plain", slow, searched),
+    )
     for case, mine, other in rows:
-        found = relate("sokoban", f"{SIZE}x{SIZE}, {BOXES} boxes: {case}", ("ours", "gym_sokoban"), "rooms", 1, mine, other)
+        found = relate(
+            "sokoban",
+            f"{SIZE}x{SIZE}, {BOXES} boxes: {case}",
+            ("ours", "gym_sokoban"),
+            "rooms",
+            1,
+            mine,
+            other,
+        )
         yield replace(found, note=told, target=TARGET) if case == "compiled" else found
 
 
@@ -84,7 +99,10 @@ def make_ours(seed: int, exact: bool, fast: bool) -> int:
 
 def make_theirs(seed: int) -> Any:
     """A room of gym_sokoban's and where everything stands in it: (walls and targets, the rest)."""
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):  # it asks, at length, to be replaced
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):  # it asks, at length, to be replaced
         warnings.simplefilter("ignore")
         from gym_sokoban.envs.room_utils import generate_room
 
@@ -93,7 +111,10 @@ def make_theirs(seed: int) -> Any:
     while True:
         try:
             return generate_room(dim=(SIZE, SIZE), num_steps=WALK, num_boxes=BOXES)[:2]
-        except (RuntimeWarning, RuntimeError):  # it gives up after some tries; the published environment tries again
+        except (
+            RuntimeWarning,
+            RuntimeError,
+        ):  # it gives up after some tries; the published environment tries again
             continue
 
 
@@ -109,7 +130,12 @@ def search(room: Any) -> int:
     for depth in itertools.count():
         if any(boxes == targets for _, boxes in layer) or not layer:
             return depth
-        layer = [state for before in layer for state in _next(before, floor) if state not in seen and not seen.add(state)]  # type: ignore[func-returns-value]
+        layer = [
+            state
+            for before in layer
+            for state in _next(before, floor)
+            if state not in seen and not seen.add(state)
+        ]  # type: ignore[func-returns-value]
     raise AssertionError("a search ends")
 
 

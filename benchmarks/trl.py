@@ -21,20 +21,29 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import (
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    TrainerCallback,
+)
 from transformers.utils import logging
 
 from benchmarks.measure import Comparison, Skipped, compare
 from benchmarks.workload import make_recipe, play
 from mage.agent.agent import CLOSE, read_action
-from mage.config.recipe import Recipe, build_recipe
+from mage.config.loading import build_recipe
+from mage.config.recipe import Recipe
+from mage.credit.samples import assign_credit, make_samples
 from mage.engines.base import run
 from mage.environments.tic_tac_toe import TicTacToe, TicTacToeState
 from mage.learn.learner import Learner
 from mage.models.loading import load_model
 from mage.play import play_groups
 from mage.seeds import derive
-from mage.training.trainer import build, credit, draw_tasks, make_samples
+from mage.training.build import build_components
+from mage.training.tasks import draw_tasks
 from mage.types import Episode, MetaEpisode, Task, Turn
 
 CASES = ("moves", "notes", "free/8", "free/64")
@@ -100,12 +109,28 @@ class Work:
 def make_work(case: str, folder: Path) -> Work:
     if case == "moves":
         recipe = _recipe(8, longest=8)
-        boards = [turn.prompt_ids for meta in play(build(_recipe(64, longest=8))) for turn in meta.episodes[0].turns]
-        return Work(recipe, _texts(recipe, boards), 8, 8, lambda text: score_move(read_action(text)), CLOSE)
+        boards = [
+            turn.prompt_ids
+            for meta in play(build_components(_recipe(64, longest=8)))
+            for turn in meta.episodes[0].turns
+        ]
+        return Work(
+            recipe, _texts(recipe, boards), 8, 8, lambda text: score_move(read_action(text)), CLOSE
+        )
     if case == "notes":
-        asked = [episode.reflection for meta in play(build(make_recipe("kuhn_poker", "reflections", 16))) for episode in meta.episodes]
+        asked = [
+            episode.reflection
+            for meta in play(build_components(make_recipe("kuhn_poker", "reflections", 16)))
+            for episode in meta.episodes
+        ]
         recipe = _recipe(8, longest=48)
-        return Work(recipe, _texts(recipe, [turn.prompt_ids for turn in asked if turn is not None]), 8, 48, score_note)
+        return Work(
+            recipe,
+            _texts(recipe, [turn.prompt_ids for turn in asked if turn is not None]),
+            8,
+            48,
+            score_note,
+        )
     save_random_model(folder)
     prompts_an_update = int(case.removeprefix("free/")) // MEMBERS
     recipe = _recipe(prompts_an_update, longest=64, model=str(folder))
@@ -130,9 +155,14 @@ def _recipe(groups: int, longest: int, model: str = "embedded") -> Recipe:
 
 
 def _texts(recipe: Recipe, prompts: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
-    chat = build(recipe).chat
-    texts = tuple(chat.tokenizer.decode(list(ids), skip_special_tokens=False) for ids in dict.fromkeys(prompts))
-    assert all(chat.encode(text) in prompts for text in texts), "TRL must see the very ids that play makes"
+    chat = build_components(recipe).chat
+    texts = tuple(
+        chat.tokenizer.decode(list(ids), skip_special_tokens=False)
+        for ids in dict.fromkeys(prompts)
+    )
+    assert all(chat.encode(text) in prompts for text in texts), (
+        "TRL must see the very ids that play makes"
+    )
     return (texts * 64)[:64]  # TRL wants a batch of prompts at least
 
 
@@ -151,7 +181,24 @@ def save_random_model(folder: Path) -> None:
 
 def random_prompts(count: int) -> tuple[str, ...]:
     rng = random.Random(0)
-    words = ["card", "pass", "bet", "won", "lost", "opponent", "moves", "row", "column", "chips", "first", "second", "low", "high", "draw", "board"]
+    words = [
+        "card",
+        "pass",
+        "bet",
+        "won",
+        "lost",
+        "opponent",
+        "moves",
+        "row",
+        "column",
+        "chips",
+        "first",
+        "second",
+        "low",
+        "high",
+        "draw",
+        "board",
+    ]
     return tuple(" ".join(rng.choices(words, k=32)) for _ in range(count))
 
 
@@ -162,7 +209,7 @@ class Ours:
     """Play, credit, update, empty the cache: the loop of the trainer without its files."""
 
     def __init__(self, work: Work) -> None:
-        self.work, self.parts = work, build(work.recipe)
+        self.work, self.parts = work, build_components(work.recipe)
         self.learner = Learner(self.parts.model, work.recipe.learn)
         self.done = self.replies = self.tokens = 0
 
@@ -175,27 +222,53 @@ class Ours:
     def _update(self) -> None:
         self.done += 1
         metas = self._play()
-        metrics = self.learner.update(make_samples(credit(self.work.recipe, metas)), entropy=0.0, update=self.done)
+        metrics = self.learner.update(
+            make_samples(
+                assign_credit(metas, self.work.recipe.returns, self.work.recipe.estimator())
+            ),
+            entropy=0.0,
+            update=self.done,
+        )
         self.parts.engine.refresh(self.done)
-        self.replies, self.tokens = self.replies + metrics.samples, self.tokens + metrics.reply_tokens
+        self.replies, self.tokens = (
+            self.replies + metrics.samples,
+            self.tokens + metrics.reply_tokens,
+        )
 
     def _play(self) -> list[MetaEpisode]:
         if self.work.end is not None:
-            return play_groups(self.parts.setting(), draw_tasks(self.work.recipe, self.done), derive("play", self.done))
+            return play_groups(
+                self.parts.setting(),
+                draw_tasks(self.work.recipe, self.done),
+                derive("play", self.done),
+            )
         count, prompts = self.work.prompts_an_update, self.work.prompts
         chosen = [prompts[(self.done * count + group) % len(prompts)] for group in range(count)]
-        return run(self._complete(text, group, member) for group, text in enumerate(chosen) for member in range(MEMBERS))
+        return run(
+            self._complete(text, group, member)
+            for group, text in enumerate(chosen)
+            for member in range(MEMBERS)
+        )
 
     async def _complete(self, prompt: str, group: int, member: int) -> MetaEpisode:
         """A meta-episode of one reply, whose score is the reward function's."""
         agent = self.parts.agent(evaluating=False)
-        agent = replace(agent, sampling=replace(agent.sampling, reflection_tokens=self.work.longest))
+        agent = replace(
+            agent, sampling=replace(agent.sampling, reflection_tokens=self.work.longest)
+        )
         ids = self.parts.chat.encode(prompt)
         completion = await agent.write(ids, derive("write", self.done, group, member))
         turn = Turn("play", prompt, prompt, ids, completion, None, (), True, 0.0)
         score = self.work.score(completion.text)
         episode = Episode((turn,), None, (), score, score, "won", "finished", "")
-        return MetaEpisode(Task("completion", group, 0, "none", "train"), group, member, (episode,), ("",), self.done)
+        return MetaEpisode(
+            Task("completion", group, 0, "none", "train"),
+            group,
+            member,
+            (episode,),
+            ("",),
+            self.done,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------- TRL's side
@@ -255,8 +328,13 @@ class Theirs:
         )
         self.trainer.remove_callback(PrinterCallback)
 
-    def _reward(self, completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        self.replies, self.tokens = self.replies + len(completions), self.tokens + sum(map(len, completion_ids))
+    def _reward(
+        self, completions: list[str], completion_ids: list[list[int]], **_: Any
+    ) -> list[float]:
+        self.replies, self.tokens = (
+            self.replies + len(completions),
+            self.tokens + sum(map(len, completion_ids)),
+        )
         return [self.work.score(text) for text in completions]
 
     def train(self) -> float:
@@ -271,7 +349,9 @@ def is_installed() -> bool:
     return find_spec("trl") is not None
 
 
-def measure(cases: Sequence[str] = CASES, updates: int = 5, rounds: int = 3) -> Iterator[Comparison]:
+def measure(
+    cases: Sequence[str] = CASES, updates: int = 5, rounds: int = 3
+) -> Iterator[Comparison]:
     """Updates a second."""
     if not is_installed():
         raise Skipped(INSTALL)
@@ -283,7 +363,15 @@ def _measure_case(case: str, updates: int, rounds: int) -> Comparison:
     with tempfile.TemporaryDirectory() as folder:
         work = make_work(case, Path(folder) / "model")
         ours, theirs = Ours(work), Theirs(work, updates, Path(folder) / "trl")
-        found = compare("trl", case, ("mage", "trl"), "updates", updates, (lambda: ours.train(updates), theirs.train), rounds)
+        found = compare(
+            "trl",
+            case,
+            ("mage", "trl"),
+            "updates",
+            updates,
+            (lambda: ours.train(updates), theirs.train),
+            rounds,
+        )
     lengths = [side.tokens / side.replies for side in (ours, theirs)]
     note = f"{work.prompts_an_update * MEMBERS} rollouts; {lengths[0]:.1f} and {lengths[1]:.1f} tokens a completion"
     return replace(found, note=note, target=TARGET)

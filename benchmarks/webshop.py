@@ -22,14 +22,18 @@ PUBLISHED = 31.0  # steps a CPU-second
 TARGET = 100.0
 
 
-def measure(sizes: Sequence[int] = (1_000, 100_000), trips: int = 300, rounds: int = 3) -> Iterator[Comparison | str]:
+def measure(
+    sizes: Sequence[int] = (1_000, 100_000), trips: int = 300, rounds: int = 3
+) -> Iterator[Comparison | str]:
     """One line of steps and one of opening and searching for every size."""
     before = os.environ.get("MAGE_CACHE")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MAGE_CACHE"] = folder
         try:
             if data := os.environ.get("MAGE_WEBSHOP"):
-                yield from _measure_shop(WebShop(data=data, observation="text", page_limit=10**9), "real", trips, rounds)
+                yield from _measure_shop(
+                    WebShop(data=data, observation="text", page_limit=10**9), "real", trips, rounds
+                )
             for size in sizes:
                 yield from _measure_shop(WebShop(products=size), "generated", trips, rounds)
         finally:
@@ -40,10 +44,26 @@ def _measure_shop(shop: WebShop, kind: str, trips: int, rounds: int) -> Iterator
     first = _seconds(shop.catalogue)
     open_catalogue.cache_clear()
     again, size = _seconds(shop.catalogue), len(shop.catalogue())
-    rates = [_steps_per_second(shop, range(number * trips, (number + 1) * trips)) for number in range(rounds)]
-    note, target = "the published figure is of 1,000 products and not of this run", TARGET if size <= 1_000 else None
+    rates = [
+        _steps_per_second(shop, range(number * trips, (number + 1) * trips))
+        for number in range(rounds)
+    ]
+    note, target = (
+        "the published figure is of 1,000 products and not of this run",
+        TARGET if size <= 1_000 else None,
+    )
     ratios = tuple(rate / PUBLISHED for rate in rates)
-    yield Comparison("webshop", f"{size:,} {kind} products", ("ours", "published"), "steps", statistics.median(rates), PUBLISHED, ratios, note, target)
+    yield Comparison(
+        "webshop",
+        f"{size:,} {kind} products",
+        ("ours", "published"),
+        "steps",
+        statistics.median(rates),
+        PUBLISHED,
+        ratios,
+        note,
+        target,
+    )
     times = sorted(_query_times(shop))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     yield (

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
-from mage.config.recipe import Recipe, build_recipe
+from mage.config.loading import build_recipe
+from mage.config.recipe import Recipe
+from mage.credit.samples import assign_credit, make_samples
 from mage.play import play_groups
 from mage.seeds import derive
-from mage.training.trainer import Parts, build, credit, draw_tasks, make_samples
+from mage.training.build import Components, build_components
+from mage.training.tasks import draw_tasks
 from mage.types import MetaEpisode, Sample
 
 OPPONENTS = {
@@ -16,7 +19,9 @@ OPPONENTS = {
 
 def make_recipe(game: str, keep: str, groups: int, **engine: object) -> Recipe:
     """Groups of 8 members, 3 episodes each, one torch thread on the CPU; the learner's options are the demo's."""
-    agent = {"max_tokens": 8} | ({"reflection_tokens": 48} if keep in ("reflections", "both") else {})
+    agent = {"max_tokens": 8} | (
+        {"reflection_tokens": 48} if keep in ("reflections", "both") else {}
+    )
     tables = {
         "run": {"threads": 1, "device": "cpu"},
         "environments": {"name": game},
@@ -30,18 +35,27 @@ def make_recipe(game: str, keep: str, groups: int, **engine: object) -> Recipe:
     return build_recipe(tables)
 
 
-def play(parts: Parts, update: int = 1) -> list[MetaEpisode]:
+def play(parts: Components, update: int = 1) -> list[MetaEpisode]:
     """The meta-episodes of one update, from an empty cache as in training."""
     parts.engine.refresh(update)
-    return play_groups(parts.setting(), draw_tasks(parts.recipe, update), derive("benchmark", update))
+    return play_groups(
+        parts.setting(), draw_tasks(parts.recipe, update), derive("benchmark", update)
+    )
 
 
 def play_samples(recipe: Recipe) -> list[Sample]:
     """The training rows of one update."""
-    return make_samples(credit(recipe, play(build(recipe))))
+    metas = play(build_components(recipe))
+    return make_samples(assign_credit(metas, recipe.returns, recipe.estimator()))
 
 
 def replies(metas: Sequence[MetaEpisode]) -> list[tuple[int, ...]]:
     """Every reply of the agent in order, as token ids: two rollouts are the same exactly when these are."""
-    turns = [turn for meta in metas for episode in meta.episodes for turn in (episode.reflection, *episode.turns) if turn is not None]
+    turns = [
+        turn
+        for meta in metas
+        for episode in meta.episodes
+        for turn in (episode.reflection, *episode.turns)
+        if turn is not None
+    ]
     return [turn.completion.token_ids for turn in turns]

@@ -9,12 +9,19 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
 
-from mage.agent.agent import Agent, episode_text, illegal_text, read_action, reflect_text, system_text
+from mage.agent.agent import (
+    Agent,
+    episode_text,
+    illegal_text,
+    read_action,
+    reflect_text,
+    system_text,
+)
 from mage.agent.chat import Ids
 from mage.engines.base import run
 from mage.environments.base import Environment, State
 from mage.memory.base import Ask, Entry, Memory
-from mage.opponents.base import find, luck
+from mage.opponents.base import find, move_rng
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
 
@@ -22,7 +29,10 @@ Gather = Callable[[Any], list[Any]]  # everybody's item, where several processes
 Kept = TypeVar("Kept")
 Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes they played
 Recall = Callable[[str], Awaitable[str]]  # from an episode's opening to the memory shown in it
-FORFEITED, RAN_OUT = "You gave no legal move and forfeited.", "The turns ran out."  # accounts of episodes without an end
+FORFEITED, RAN_OUT = (
+    "You gave no legal move and forfeited.",
+    "The turns ran out.",
+)  # accounts of episodes without an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +58,9 @@ class Place:
     seed: int
 
 
-async def play_episode(setting: Setting, place: Place, recall: Recall, reflection: Turn | None) -> tuple[Episode, str]:
+async def play_episode(
+    setting: Setting, place: Place, recall: Recall, reflection: Turn | None
+) -> tuple[Episode, str]:
     """One game from deal to result, against the task's opponent; also the memory that was shown in it."""
     environment, seat = setting.environment, place.task.seat
     state = environment.start(environment.episode_seed(place.task.seed, place.number))
@@ -84,14 +96,20 @@ def _opening(environment: Environment, seat: int, observation: str) -> str:
     return f"{environment.instance(seat)} {observation}"
 
 
-async def _let_opponent_move(environment: Environment, place: Place, state: State, moves: list[Move]) -> None:
+async def _let_opponent_move(
+    environment: Environment, place: Place, state: State, moves: list[Move]
+) -> None:
     while (mover := state.turn()) is not None and mover != place.task.seat:
-        action = await find(place.task.opponent).think(state, mover, luck(place.task, environment, place.number, len(moves)))
+        action = await find(place.task.opponent).think(
+            state, mover, move_rng(place.task, environment, place.number, len(moves))
+        )
         moves.append(Move(mover, action))
         state.apply(action)
 
 
-def _next_message(setting: Setting, place: Place, memory: str, state: State, turns: list[Turn]) -> Ids:
+def _next_message(
+    setting: Setting, place: Place, memory: str, state: State, turns: list[Turn]
+) -> Ids:
     """The newest lines of the prompt; everything above them stays as it is."""
     observation = state.observe(place.task.seat)
     if not turns:
@@ -102,10 +120,15 @@ def _next_message(setting: Setting, place: Place, memory: str, state: State, tur
 def opening_prompt(setting: Setting, seat: int, number: int, memory: str, observation: str) -> Ids:
     """What the agent is shown before its first move of episode `number` (from 0)."""
     told, count = (number + 1, setting.episodes) if setting.numbered else (1, 1)
-    return setting.agent.begin(setting.environment, episode_text(setting.environment, seat, memory, told, count, observation))
+    return setting.agent.begin(
+        setting.environment,
+        episode_text(setting.environment, seat, memory, told, count, observation),
+    )
 
 
-async def _take_turn(setting: Setting, place: Place, state: State, prompt: Ids, index: int) -> tuple[Turn, Ids]:
+async def _take_turn(
+    setting: Setting, place: Place, state: State, prompt: Ids, index: int
+) -> tuple[Turn, Ids]:
     """One reply of the agent, read and judged; also its ids as the history will keep them."""
     agent, seat = setting.agent, place.task.seat
     completion = await agent.reply(prompt, derive(place.seed, place.number, index))
@@ -120,7 +143,8 @@ async def _take_turn(setting: Setting, place: Place, state: State, prompt: Ids, 
         action=written if action is None else action,
         choices=agent.choices(completion, legal),
         legal=action is not None,
-        reward=_length_cost(setting, completion, agent.sampling.max_tokens) - (setting.illegal_penalty if action is None else 0.0),
+        penalty=_length_cost(setting, completion, agent.sampling.max_tokens)
+        - (setting.illegal_penalty if action is None else 0.0),
     )
     return turn, agent.past_reply(completion, written)
 
@@ -131,11 +155,24 @@ def _length_cost(setting: Setting, completion: Completion, limit: int) -> float:
     return -setting.length_penalty * min(1.0, over)
 
 
-def _finish(environment: Environment, seat: int, state: State, turns: list[Turn], moves: list[Move], ending: Ending, reflection: Turn | None) -> Episode:
+def _finish(
+    environment: Environment,
+    seat: int,
+    state: State,
+    turns: list[Turn],
+    moves: list[Move],
+    ending: Ending,
+    reflection: Turn | None,
+) -> Episode:
     over = ending == "finished"
-    score = state.scores()[seat] if over else environment.forfeit_score if ending == "illegal" else 0.0
+    score = (
+        state.scores()[seat] if over else environment.forfeit_score if ending == "illegal" else 0.0
+    )
     known = over or not environment.multi_agent
-    recap = " ".join(([] if over else [FORFEITED if ending == "illegal" else RAN_OUT]) + ([state.recap(seat)] if known else []))
+    recap = " ".join(
+        ([] if over else [FORFEITED if ending == "illegal" else RAN_OUT])
+        + ([state.recap(seat)] if known else [])
+    )
     return Episode(
         turns=tuple(turns),
         reflection=reflection,
@@ -169,12 +206,17 @@ async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
         action=None,
         choices=(),
         legal=True,
-        reward=_length_cost(setting, completion, agent.sampling.reflection_tokens),
+        penalty=_length_cost(setting, completion, agent.sampling.reflection_tokens),
     )
 
 
 async def play_meta_episode(
-    setting: Setting, task: Task, group: int, member: int, seed: int, on_episode: Callable[[int, str, Episode], None] | None = None
+    setting: Setting,
+    task: Task,
+    group: int,
+    member: int,
+    seed: int,
+    on_episode: Callable[[int, str, Episode], None] | None = None,
 ) -> MetaEpisode:
     """N episodes against one task, a reflection after each but the last.
 
@@ -190,7 +232,9 @@ async def play_meta_episode(
     for number in range(setting.episodes):
         place = Place(task, number, seed)
         asked.append(0)
-        episode, memory = await play_episode(setting, place, lambda opening: notebook.show(opening, ask), reflection)
+        episode, memory = await play_episode(
+            setting, place, lambda opening: notebook.show(opening, ask), reflection
+        )
         episodes.append(episode)
         memories.append(memory)
         if on_episode is not None:
@@ -199,10 +243,20 @@ async def play_meta_episode(
             break
         reflection = await reflect(setting, place, episode) if setting.memory.reflects else None
         await notebook.add(_entry(setting.environment, task.seat, number, episode, reflection), ask)
-    return MetaEpisode(task, group, member, tuple(episodes), tuple(memories), setting.agent.engine.policy_version, tuple(asked))
+    return MetaEpisode(
+        task,
+        group,
+        member,
+        tuple(episodes),
+        tuple(memories),
+        setting.agent.engine.policy_version,
+        tuple(asked),
+    )
 
 
-def _entry(environment: Environment, seat: int, number: int, episode: Episode, reflection: Turn | None) -> Entry:
+def _entry(
+    environment: Environment, seat: int, number: int, episode: Episode, reflection: Turn | None
+) -> Entry:
     opening = _opening(environment, seat, episode.turns[0].observation if episode.turns else "")
     return Entry(number + 1, opening, episode.recap, episode.outcome, _one_line(reflection))
 
@@ -240,10 +294,17 @@ def play_groups(
     groups = dict(zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True))
     metas: list[MetaEpisode] = []
     for wave in _waves(list(groups), setting.memory.tasks_at_once, gather):
-        played = play_wave(setting, {group: groups[group] for group in wave}, seed, lambda meta: meta, on_done)
+        played = play_wave(
+            setting, {group: groups[group] for group in wave}, seed, lambda meta: meta, on_done
+        )
         metas += played
         if setting.memory.tasks_at_once is not None:
-            setting = replace(setting, memory=setting.memory.after(in_order(gather([keep_entries(setting, meta) for meta in played]))))
+            setting = replace(
+                setting,
+                memory=setting.memory.after(
+                    in_order(gather([keep_entries(setting, meta) for meta in played]))
+                ),
+            )
     return metas
 
 
@@ -257,9 +318,15 @@ def play_wave(
     """The members of some groups, by the groups' numbers, side by side. Of each is left what `keep` keeps, from its end on."""
 
     async def play(group: int, member: int, task: Task) -> Kept:
-        return keep(await play_meta_episode(setting, task, group, member, derive(seed, group, member)))
+        return keep(
+            await play_meta_episode(setting, task, group, member, derive(seed, group, member))
+        )
 
-    games = (play(group, member, task) for group, tasks in groups.items() for member, task in enumerate(tasks))
+    games = (
+        play(group, member, task)
+        for group, tasks in groups.items()
+        for member, task in enumerate(tasks)
+    )
     return run(games, on_done, setting.agent.engine.capacity)
 
 
@@ -268,7 +335,10 @@ def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int
     if size is None:
         return [groups]
     last = max(gather(max(groups, default=-1)))
-    return [[group for group in groups if start <= group < start + size] for start in range(0, last + 1, size)]
+    return [
+        [group for group in groups if start <= group < start + size]
+        for start in range(0, last + 1, size)
+    ]
 
 
 def keep_entries(setting: Setting, meta: MetaEpisode) -> Entries:
@@ -278,7 +348,11 @@ def keep_entries(setting: Setting, meta: MetaEpisode) -> Entries:
 
 def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
     """Everybody's episodes in the order of groups and members, whoever played them and whenever they ended."""
-    return [entry for _, _, entries in sorted(chain(*shares), key=lambda found: found[:2]) for entry in entries]
+    return [
+        entry
+        for _, _, entries in sorted(chain(*shares), key=lambda found: found[:2])
+        for entry in entries
+    ]
 
 
 def _entries(environment: Environment, meta: MetaEpisode) -> list[Entry]:
@@ -286,4 +360,7 @@ def _entries(environment: Environment, meta: MetaEpisode) -> list[Entry]:
     environment = environment.for_split(meta.task.split)
     reflections = [*(episode.reflection for episode in meta.episodes[1:]), None]
     pairs = zip(meta.episodes, reflections, strict=True)
-    return [_entry(environment, meta.task.seat, number, episode, reflection) for number, (episode, reflection) in enumerate(pairs)]
+    return [
+        _entry(environment, meta.task.seat, number, episode, reflection)
+        for number, (episode, reflection) in enumerate(pairs)
+    ]

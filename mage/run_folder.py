@@ -24,10 +24,19 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 import mage
-from mage.config.recipe import Recipe, load_recipe
+from mage.config.loading import change_recipe, load_recipe, recipe_toml
+from mage.config.recipe import Recipe
 from mage.types import MetaEpisode
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "open_spiel")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pydantic",
+    "open_spiel",
+)
 _META_EPISODE = TypeAdapter(MetaEpisode)
 Json = dict[str, Any]
 
@@ -53,11 +62,15 @@ class RunFolder:
             for folder in ("episodes", "checkpoints", "evaluations"):
                 (path / folder).mkdir()
         except FileExistsError:
-            raise RunError(f"{path} exists already: go on with it (--resume {path}), give the run another name (--run.name=...) or remove it") from None
+            raise RunError(
+                f"{path} exists already: go on with it (--resume {path}), give the run another name (--run.name=...) or remove it"
+            ) from None
         except OSError as error:
             raise _cannot("make", path, error) from None
         write_json(path / "versions.json", versions())
-        write_atomic(path / "recipe.toml", recipe.to_toml().encode())  # last: its presence says that the folder is complete
+        write_atomic(
+            path / "recipe.toml", recipe_toml(recipe).encode()
+        )  # last: its presence says that the folder is complete
         return cls(path, recipe)
 
     @classmethod
@@ -70,7 +83,11 @@ class RunFolder:
 
     def begun_recipe(self) -> Recipe:
         """The recipe as training reads it: it starts from what the run's own warm-up made, where there was one."""
-        return self.recipe.changed([f"--model.path={self.warm}"]) if self.warm.exists() else self.recipe
+        return (
+            change_recipe(self.recipe, [f"--model.path={self.warm}"])
+            if self.warm.exists()
+            else self.recipe
+        )
 
     # -- figures of every update
 
@@ -92,7 +109,9 @@ class RunFolder:
         """Forget what came after an update: a resumed run writes it again."""
         for name in ("metrics.jsonl", "timing.jsonl"):
             if (self.path / name).exists():
-                kept = [record for record in _read_lines(self.path / name) if record["update"] <= update]
+                kept = [
+                    record for record in _read_lines(self.path / name) if record["update"] <= update
+                ]
                 write_atomic(self.path / name, b"".join(map(_line, kept)))
         for name in self.evaluation_names():
             if (found := re.fullmatch(r"select_(\d+)", name)) and int(found[1]) > update:
@@ -110,14 +129,18 @@ class RunFolder:
     def write_episodes_of(self, name: str, metas: Iterable[MetaEpisode]) -> Path:
         """Store meta-episodes under a name of their own: those of an evaluation."""
         path = self.path / "episodes" / f"{name}.jsonl.gz"
-        text = "".join(json.dumps(meta, default=_as_dict, separators=(",", ":")) + "\n" for meta in metas)
+        text = "".join(
+            json.dumps(meta, default=_as_dict, separators=(",", ":")) + "\n" for meta in metas
+        )
         write_atomic(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
         return path
 
     def read_episodes(self, update: int) -> list[MetaEpisode]:
         """The meta-episodes of an update, as the records they were."""
         if update not in self.episode_steps():
-            raise RunError(f"{self.path} holds no episodes of update {update}; it has {', '.join(map(str, self.episode_steps())) or 'none'}")
+            raise RunError(
+                f"{self.path} holds no episodes of update {update}; it has {', '.join(map(str, self.episode_steps())) or 'none'}"
+            )
         return self.read_episodes_of(self._episodes_name(update))
 
     def read_episodes_of(self, name: str) -> list[MetaEpisode]:
@@ -129,11 +152,16 @@ class RunFolder:
             lines = gzip.decompress(path.read_bytes()).decode().splitlines()
             return [_META_EPISODE.validate_python(json.loads(line)) for line in lines]
         except (OSError, EOFError, zlib.error, ValidationError, ValueError) as error:
-            raise RunError(f"{path} is damaged and cannot be read ({type(error).__name__})") from None
+            raise RunError(
+                f"{path} is damaged and cannot be read ({type(error).__name__})"
+            ) from None
 
     def episode_steps(self) -> list[int]:
         """The updates whose episodes are stored."""
-        names = [re.fullmatch(r"step_(\d+)\.jsonl\.gz", path.name) for path in (self.path / "episodes").glob("step_*")]
+        names = [
+            re.fullmatch(r"step_(\d+)\.jsonl\.gz", path.name)
+            for path in (self.path / "episodes").glob("step_*")
+        ]
         return sorted(int(match[1]) for match in names if match)
 
     def _episodes_name(self, update: int) -> str:
@@ -150,12 +178,12 @@ class RunFolder:
     def evaluation_names(self) -> list[str]:
         return sorted(path.stem for path in (self.path / "evaluations").glob("*.json"))
 
-    def sittings(self, name: str) -> Path:
+    def shards(self, name: str) -> Path:
         """Where an evaluation stores what it has played so far."""
-        return self.path / "evaluations" / f"{name}.sittings.jsonl"
+        return self.path / "evaluations" / f"{name}.shards.jsonl"
 
-    def forget_sittings(self) -> None:
-        for path in (self.path / "evaluations").glob("*.sittings.jsonl"):
+    def delete_shards(self) -> None:
+        for path in (self.path / "evaluations").glob("*.shards.jsonl"):
             path.unlink()
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
@@ -169,7 +197,11 @@ def choose_path(runs: str | Path, recipe: Recipe, title: str) -> Path:
     """Where a new run goes: under the name it was given, else under the recipe's title and the next free number."""
     if recipe.run.name:
         return Path(runs) / recipe.run.name
-    return next(path for number in itertools.count(1) if not (path := Path(runs) / f"{title}-{number}").exists())
+    return next(
+        path
+        for number in itertools.count(1)
+        if not (path := Path(runs) / f"{title}-{number}").exists()
+    )
 
 
 def versions() -> Json:
@@ -248,7 +280,9 @@ def _sync_folder(folder: Path) -> None:
 def _remove(temporary: Path) -> None:
     try:
         temporary.unlink(missing_ok=True)
-    except OSError:  # the disk that refused the write may refuse this too; the first error is the one to tell
+    except (
+        OSError
+    ):  # the disk that refused the write may refuse this too; the first error is the one to tell
         return
 
 
@@ -299,9 +333,13 @@ def _finite(value: Any) -> Any:
 
 
 def _as_dict(record: Any) -> Json:
-    assert is_dataclass(record), f"only records and plain values are stored, not {type(record).__name__}"
+    assert is_dataclass(record), (
+        f"only records and plain values are stored, not {type(record).__name__}"
+    )
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> RunError:
-    return RunError(f"cannot {verb} {path}: {error.strerror or error}. What was saved before is untouched; make room or choose another place, then --resume")
+    return RunError(
+        f"cannot {verb} {path}: {error.strerror or error}. What was saved before is untouched; make room or choose another place, then --resume"
+    )

@@ -14,7 +14,9 @@ Outcome = Literal["won", "lost", "drawn"]
 Ending = Literal["finished", "illegal", "turn_limit", "error"]
 Finish = Literal["stop", "eos", "length"]
 Split = Literal["train", "test", "ood"]
-Choices = tuple[tuple[int, tuple[int, ...]], ...]  # (position in the reply, tokens that legal moves have there)
+Choices = tuple[
+    tuple[int, tuple[int, ...]], ...
+]  # (position in the reply, tokens that legal moves have there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,23 @@ class Task:
     seat: int
     opponent: str
     split: Split
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What to complete and how. Two requests are never equal, so a request can be its own ticket.
+
+    `seed` fixes the reply whoever shares the batch; `stop` ends the reply after the first of these strings, which
+    stays part of it. `temperature = 0` takes the most likely token.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +63,7 @@ class Turn:
     """One reply of the agent: a move, or the reflection it writes after an episode.
 
     `anchor` is the plain state without history; `choices` are the places in the completion where legal moves part, each
-    with the tokens they part into; `reward` is what the reply itself costs (illegal, too long), never the task's.
+    with the tokens they part into; `penalty` (0 or negative) is for an illegal or too long reply; the task's reward is not part of it.
     """
 
     kind: Kind
@@ -55,7 +74,7 @@ class Turn:
     action: str | None
     choices: Choices
     legal: bool
-    reward: float
+    penalty: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,22 @@ def keep(run: Path, target: Path) -> None:
     for name in ("recipe.toml", "metrics.jsonl", "timing.jsonl", "report/curves.png"):
         if (run / name).is_file():
             shutil.copy(run / name, target / Path(name).name)
-    for name, change in (("summary.json", {"run": run.name}), ("versions.json", {"platform": platform.system()})):
+    for name, change in (
+        ("summary.json", {"run": run.name}),
+        ("versions.json", {"platform": platform.system()}),
+    ):
         if (run / name).is_file():
-            (target / name).write_text(json.dumps(json.loads((run / name).read_text()) | change, indent=1) + "\n")
+            (target / name).write_text(
+                json.dumps(json.loads((run / name).read_text()) | change, indent=1) + "\n"
+            )
     finals = [name for name in folder.evaluation_names() if not name.startswith("select_")]
     for name in finals:
         shutil.copy(run / "evaluations" / f"{name}.json", target / f"{name}.json")
-    selected = {name: _overall(run / "evaluations" / f"{name}.json") for name in folder.evaluation_names() if name not in finals}
+    selected = {
+        name: _overall(run / "evaluations" / f"{name}.json")
+        for name in folder.evaluation_names()
+        if name not in finals
+    }
     (target / "select.json").write_text(json.dumps(selected, indent=1) + "\n")
     transcripts = run / "report" / "transcripts.md"
     if transcripts.is_file():

@@ -3,7 +3,7 @@
 It is trained on scripted play through the real prompts: uniformly random legal moves and notes that state a random
 choice of plain facts. So all skill, all adaptation and all judgement about what is worth writing down come from training.
 
-    python scripts/make_embedded.py --out mage/embedded          (about 10 minutes on 2 cores)
+    python scripts/make_embedded.py --out mage/models/shipped/embedded          (about 10 minutes on 2 cores)
 """
 
 import argparse
@@ -19,9 +19,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mage.agent.agent import Agent, Sampling
+from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
-from mage.engines.base import Request, ScriptedEngine
+from mage.engines.base import ScriptedEngine
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
@@ -29,23 +29,30 @@ from mage.learn.supervised import imitate
 from mage.memory.notes import Notes
 from mage.play import Setting, play_groups
 from mage.seeds import derive
-from mage.types import MetaEpisode, Sample, Task, Where
+from mage.types import MetaEpisode, Request, Sample, Task, Where
 
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 TAGS = ("<action>", "</action>", "<think>", "</think>")
-TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+TEMPLATE = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 OPPONENTS = {
     "kuhn_poker": ("random", "conservative", "aggressive", "intermediate"),
-    "tic_tac_toe": ("random", "pattern-0", "pattern-2", "pattern-5", "biased-centre-2", "biased-corner-2"),
+    "tic_tac_toe": (
+        "random",
+        "pattern-0",
+        "pattern-2",
+        "pattern-5",
+        "biased-centre-2",
+        "biased-corner-2",
+    ),
 }
 WORLDS: dict[str, Environment] = {"kuhn_poker": KuhnPoker(), "tic_tac_toe": TicTacToe()}
 
 
 def scripted_reply(chat: Chat, rng: random.Random, request: Request) -> str:
     """A random legal move, or a note of plain facts, whichever the prompt's last message asks for."""
-    last = chat.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False).rsplit("<|user|>", 1)[1]
+    last = chat.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False).rsplit(
+        "<|user|>", 1
+    )[1]
     if "Write a short note" in last:
         return factual_note(last, rng)
     if rng.random() < 0.02:
@@ -65,16 +72,22 @@ def factual_note(message: str, rng: random.Random) -> str:
 
 
 def _kuhn_facts(message: str) -> list[str]:
-    card, moves, other, result = re.search(r"Your card: (\w)\. Moves: (.*?)\. Opponent's card: (\w+)\. You (\w+ \d)", message).groups()  # type: ignore[union-attr]
+    card, moves, other, result = re.search(
+        r"Your card: (\w)\. Moves: (.*?)\. Opponent's card: (\w+)\. You (\w+ \d)", message
+    ).groups()  # type: ignore[union-attr]
     return [f"My card: {card}.", f"Moves: {moves}.", f"Opponent's card: {other}.", f"I {result}."]
 
 
 def _board_facts(message: str) -> list[str]:
-    found = re.search(r"Your cells in order: ([\w ]+)\. Opponent's cells in order: ([\w ]+)\. (.*?\.)", message)
+    found = re.search(
+        r"Your cells in order: ([\w ]+)\. Opponent's cells in order: ([\w ]+)\. (.*?\.)", message
+    )
     if found is None:
         return []
     mine, theirs, result = found.groups()
-    said = {"You won.": "I won.", "You lost.": "I lost.", "It was a draw.": "It was a draw."}[result]
+    said = {"You won.": "I won.", "You lost.": "I lost.", "It was a draw.": "It was a draw."}[
+        result
+    ]
     return [f"My cells in order: {mine}.", f"Opponent's cells in order: {theirs}.", said]
 
 
@@ -85,9 +98,20 @@ def collect(chat: Chat, world: str, count: int, seed: int) -> list[list[Sample]]
         rng = random.Random(derive(seed, world, keep))
         engine = ScriptedEngine(partial(scripted_reply, chat, rng), chat.encode)
         for episodes in (3, 3, 3, 2, 5):
-            setting = Setting(WORLDS[world], Agent(engine, chat, Sampling()), Notes(keep=keep), episodes=episodes)
-            tasks = [Task(world, rng.getrandbits(60), n % 2, rng.choice(OPPONENTS[world]), "train") for n in range(count // 20)]
-            found += [samples_of(chat, meta) for meta in play_groups(setting, [[task] for task in tasks], rng.getrandbits(60))]
+            setting = Setting(
+                WORLDS[world],
+                Agent(engine, chat, SamplingOptions()),
+                Notes(keep=keep),
+                episodes=episodes,
+            )
+            tasks = [
+                Task(world, rng.getrandbits(60), n % 2, rng.choice(OPPONENTS[world]), "train")
+                for n in range(count // 20)
+            ]
+            found += [
+                samples_of(chat, meta)
+                for meta in play_groups(setting, [[task] for task in tasks], rng.getrandbits(60))
+            ]
     return found
 
 
@@ -99,20 +123,29 @@ def samples_of(chat: Chat, meta: MetaEpisode) -> list[Sample]:
             if turn is not None and turn.legal:
                 reply = turn.completion.token_ids + (chat.end_ids if turn.kind == "reflect" else ())
                 where = Where(meta.group, meta.member, number, index, meta.task.opponent)
-                samples.append(Sample(turn.prompt_ids, reply, (0.0,) * len(reply), 1.0, (), turn.kind, where))
+                samples.append(
+                    Sample(turn.prompt_ids, reply, (0.0,) * len(reply), 1.0, (), turn.kind, where)
+                )
     return samples
 
 
 def bootstrap_chat() -> Chat:
     """A byte-level tokenizer without merges, to play with before there is a vocabulary."""
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))},
+            merges=[],
+        )
+    )
     return finish_tokenizer(tokenizer)
 
 
 def finish_tokenizer(tokenizer: Tokenizer) -> Chat:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    )
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TAGS])
     return Chat(tokenizer, TEMPLATE, {}, (tokenizer.token_to_id("<|end|>"),))
 
@@ -121,7 +154,11 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
     """Byte-level BPE: the words of the games become single tokens, anything else still has bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -145,15 +182,25 @@ def build_model(shape: Shape, vocabulary: int, chat: Chat) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def supervise(model: LlamaForCausalLM, worlds: list[list[list[Sample]]], steps: int, batch: int, lr: float, seed: int) -> None:
+def supervise(
+    model: LlamaForCausalLM,
+    worlds: list[list[list[Sample]]],
+    steps: int,
+    batch: int,
+    lr: float,
+    seed: int,
+) -> None:
     """Imitate the scripted replies of `batch` meta-episodes a step, one world at a time: so the rules are computed once."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
     rng, began = random.Random(seed), time.time()
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / 50) * max(0.02, 1 - step / steps)
         chosen = [
-            [replace(sample, where=replace(sample.where, group=at)) for sample in meta] for at, meta in enumerate(rng.sample(worlds[step % len(worlds)], batch))
+            [replace(sample, where=replace(sample.where, group=at)) for sample in meta]
+            for at, meta in enumerate(rng.sample(worlds[step % len(worlds)], batch))
         ]
         loss = imitate(model, optimizer, [sample for meta in chosen for sample in meta])
         if step % 100 < len(worlds) or step == steps - 1:
@@ -165,7 +212,12 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     model.save_pretrained(out)
     tokenizer.save(str(out / "tokenizer.json"))
     (out / "chat_template.jinja").write_text(TEMPLATE)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "pad_token": "<|pad|>", "model_max_length": 2048}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "pad_token": "<|pad|>",
+        "model_max_length": 2048,
+    }
     (out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -179,17 +231,31 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=4000, help="meta-episodes a game and memory")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--vocabulary", type=int, default=640)
-    parser.add_argument("--shape", type=int, nargs=5, default=(64, 3, 2, 1, 192), metavar=("HIDDEN", "LAYERS", "HEADS", "KV", "FF"))
+    parser.add_argument(
+        "--shape",
+        type=int,
+        nargs=5,
+        default=(64, 3, 2, 1, 192),
+        metavar=("HIDDEN", "LAYERS", "HEADS", "KV", "FF"),
+    )
     args = parser.parse_args()
     torch.manual_seed(args.seed)
     start = bootstrap_chat()
-    rows = [sample for world in WORLDS for meta in collect(start, world, 400, args.seed + 1) for sample in meta]
+    rows = [
+        sample
+        for world in WORLDS
+        for meta in collect(start, world, 400, args.seed + 1)
+        for sample in meta
+    ]
     texts = [start.decode(sample.prompt_ids + sample.reply_ids) for sample in rows]
     tokenizer = train_tokenizer([re.sub(r"<[^>]*>", "\n", text) for text in texts], args.vocabulary)
     chat = finish_tokenizer(tokenizer)
     worlds = [collect(chat, world, args.count, args.seed) for world in WORLDS]
     model = build_model(Shape(*args.shape), tokenizer.get_vocab_size(), chat).to(args.device)
-    print(f"{args.count} meta-episodes a world, {tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters", flush=True)
+    print(
+        f"{args.count} meta-episodes a world, {tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters",
+        flush=True,
+    )
     supervise(model, worlds, args.steps, args.batch, args.lr, args.seed)
     save(model, tokenizer, args.out)
 

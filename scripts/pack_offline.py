@@ -30,11 +30,24 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 ROOT = Path(__file__).resolve().parent.parent
 UNPACK = Path(__file__).resolve().with_name("unpack_offline.py")
 FORMAT = 1
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # PEP 600: the glibc 2.k behind the older tags
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+_OLD_NAMES = {
+    17: "manylinux2014",
+    12: "manylinux2010",
+    5: "manylinux1",
+}  # PEP 600: the glibc 2.k behind the older tags
 
 
-class Mistake(Exception):
+class UsageError(Exception):
     """A user's mistake, or a wheel that is not to be had: one message."""
 
 
@@ -44,8 +57,14 @@ class Mistake(Exception):
 def parse_size(text: str) -> int:
     """Bytes: `60MB` is 60 million, `64MiB` is 64 x 2^20."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if found is None or found[2].upper() not in _UNITS or (size := int(float(found[1]) * _UNITS[found[2].upper()])) < 1:
-        raise Mistake(f"--part-size {text}: write a number and B, kB, MB, GB, KiB, MiB or GiB, as in 60MB")
+    if (
+        found is None
+        or found[2].upper() not in _UNITS
+        or (size := int(float(found[1]) * _UNITS[found[2].upper()])) < 1
+    ):
+        raise UsageError(
+            f"--part-size {text}: write a number and B, kB, MB, GB, KiB, MiB or GiB, as in 60MB"
+        )
     return size
 
 
@@ -66,8 +85,21 @@ def platforms_below(given: Iterable[str]) -> list[str]:
 
 def markers_of(python: str, platform: str) -> dict[str, str]:
     """The host as conditions in wheels' metadata see it."""
-    system = "Windows" if platform.startswith("win") else "Darwin" if platform.startswith("macosx") else "Linux"
-    machine = next((name for name in ("x86_64", "aarch64", "arm64", "amd64", "ppc64le", "s390x") if platform.endswith(name)), "")
+    system = (
+        "Windows"
+        if platform.startswith("win")
+        else "Darwin"
+        if platform.startswith("macosx")
+        else "Linux"
+    )
+    machine = next(
+        (
+            name
+            for name in ("x86_64", "aarch64", "arm64", "amd64", "ppc64le", "s390x")
+            if platform.endswith(name)
+        ),
+        "",
+    )
     return {
         "python_version": python, "python_full_version": f"{python}.0", "implementation_name": "cpython", "implementation_version": f"{python}.0",
         "platform_python_implementation": "CPython", "platform_system": system, "platform_machine": "AMD64" if machine == "amd64" else machine,
@@ -89,7 +121,14 @@ def read_pins(path: Path) -> dict[str, str]:
 class Wheels:
     """The wheels of one host, downloaded level by level into a folder."""
 
-    def __init__(self, folder: Path, python: str, platforms: list[str], pins: dict[str, str], without: Iterable[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        python: str,
+        platforms: list[str],
+        pins: dict[str, str],
+        without: Iterable[str],
+    ) -> None:
         self.folder, self.python, self.platforms, self.pins = folder, python, platforms, pins
         self.without = {canonicalize_name(name) for name in without}
         self.markers = markers_of(python, platforms[0])
@@ -123,25 +162,51 @@ class Wheels:
 
     def _pinned(self, requirement: Requirement) -> str:
         name = canonicalize_name(requirement.name)
-        return f"{name}=={self.pins[name]}" if name in self.pins else f"{name}{requirement.specifier}"
+        return (
+            f"{name}=={self.pins[name]}" if name in self.pins else f"{name}{requirement.specifier}"
+        )
 
     def _needs(self, requirement: Requirement) -> list[Requirement]:
-        wheel = next(path for path in self.folder.glob("*.whl") if parse_wheel_filename(path.name)[0] == canonicalize_name(requirement.name))
+        wheel = next(
+            path
+            for path in self.folder.glob("*.whl")
+            if parse_wheel_filename(path.name)[0] == canonicalize_name(requirement.name)
+        )
         with zipfile.ZipFile(wheel) as archive:
-            inside = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            inside = next(
+                name for name in archive.namelist() if name.endswith(".dist-info/METADATA")
+            )
             texts = Parser().parsestr(archive.read(inside).decode()).get_all("Requires-Dist") or []
-        return [needed for extra in ("", *requirement.extras) for needed in self._fitting(texts, extra)]
+        return [
+            needed for extra in ("", *requirement.extras) for needed in self._fitting(texts, extra)
+        ]
 
     def _download(self, requirements: list[str]) -> None:
         if not requirements:
             return
         print(f"wheels: {', '.join(requirements)}", flush=True)
-        command = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
-        command += ["--implementation", "cp", "--python-version", self.python, "--dest", str(self.folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary=:all:",
+        ]
+        command += [
+            "--implementation",
+            "cp",
+            "--python-version",
+            self.python,
+            "--dest",
+            str(self.folder),
+        ]
         command += [word for tag in self.platforms for word in ("--platform", tag)]
         done = subprocess.run([*command, *requirements], capture_output=True, text=True)
         if done.returncode:
-            raise Mistake(self._told(done.stderr))
+            raise UsageError(self._told(done.stderr))
 
     def _told(self, error: str) -> str:
         found = re.search(r"No matching distribution found for (\S+)", error)
@@ -149,7 +214,11 @@ class Wheels:
             return f"pip could not download the wheels:\n{error.strip()}"
         name = re.split(r"[=<>!~\[]", found[1])[0]
         versions = re.search(r"from versions: ([^)]*)\)", error)
-        there = f" (for it there are {versions[1]})" if versions and versions[1].strip() != "none" else ""
+        there = (
+            f" (for it there are {versions[1]})"
+            if versions and versions[1].strip() != "none"
+            else ""
+        )
         return (
             f"there is no wheel of {found[1]} for Python {self.python} on {self.platforms[0]}{there}: name a newer --platform as well "
             f"(manylinux_2_28_x86_64, say), change its version in constraints.txt, or leave it out with --without {name} if the host has it"
@@ -174,7 +243,11 @@ class Parts(io.RawIOBase):
         rest = memoryview(data)
         while rest:
             if self._file is None:
-                self._file, self._digest, self._length = (self.folder / self._name()).open("wb"), hashlib.sha256(), 0
+                self._file, self._digest, self._length = (
+                    (self.folder / self._name()).open("wb"),
+                    hashlib.sha256(),
+                    0,
+                )
             piece = rest if self.size is None else rest[: self.size - self._length]
             self._file.write(piece)
             self._digest.update(piece)
@@ -186,7 +259,9 @@ class Parts(io.RawIOBase):
     def finish_part(self) -> None:
         if self._file is not None:
             self._file.close()
-            self.done.append({"name": self._name(), "bytes": self._length, "sha256": self._digest.hexdigest()})
+            self.done.append(
+                {"name": self._name(), "bytes": self._length, "sha256": self._digest.hexdigest()}
+            )
             self._file = None
 
     def _name(self) -> str:
@@ -201,16 +276,29 @@ def project_files(project: Path) -> list[Path]:
     else:
         skipped = ("build", "dist", "runs", "__pycache__")
         inside = ((path, path.relative_to(project).parts) for path in project.rglob("*"))
-        found = [path for path, parts in inside if not any(part.startswith(".") or part in skipped or part.endswith(".egg-info") for part in parts)]
+        found = [
+            path
+            for path, parts in inside
+            if not any(
+                part.startswith(".") or part in skipped or part.endswith(".egg-info")
+                for part in parts
+            )
+        ]
     return sorted(path for path in found if path.is_file())
 
 
 def entries(project: Path, wheels: list[Path], model: Path | None) -> Iterator[tuple[str, Path]]:
     """Names in the archive and the files behind them: the smallest things first, so that a broken tail is the model's."""
-    yield from ((f"project/{path.relative_to(project).as_posix()}", path) for path in project_files(project))
+    yield from (
+        (f"project/{path.relative_to(project).as_posix()}", path) for path in project_files(project)
+    )
     yield from ((f"wheels/{path.name}", path) for path in wheels)
     if model is not None:
-        yield from ((f"models/{model.name}/{path.relative_to(model).as_posix()}", path) for path in sorted(model.rglob("*")) if path.is_file())
+        yield from (
+            (f"models/{model.name}/{path.relative_to(model).as_posix()}", path)
+            for path in sorted(model.rglob("*"))
+            if path.is_file()
+        )
 
 
 def write_archive(files: Iterable[tuple[str, Path]], parts: Parts) -> None:
@@ -225,7 +313,9 @@ def write_archive(files: Iterable[tuple[str, Path]], parts: Parts) -> None:
     parts.finish_part()
 
 
-def pack(project: Path, out: Path, wheels: Wheels, model: Path | None, size: int | None) -> dict[str, object]:
+def pack(
+    project: Path, out: Path, wheels: Wheels, model: Path | None, size: int | None
+) -> dict[str, object]:
     """Write the whole pack into `out`; returns its manifest."""
     described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     found = wheels.gather(described.get("dependencies", []))
@@ -251,27 +341,51 @@ def find_model_folder(name: str) -> Path:
     try:
         return find_model(name)
     except ValueError as error:
-        raise Mistake(f"--model {name}: {error}") from None
+        raise UsageError(f"--model {name}: {error}") from None
 
 
 def read_arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", required=True, metavar="X.Y", help="the host's Python, as in 3.12")
-    parser.add_argument("--platform", required=True, action="append", metavar="TAG", help="a wheel tag of the host, as in manylinux_2_28_x86_64; repeatable")
-    parser.add_argument("--model", metavar="NAME|FOLDER", help="a model of `mage model list`, or a folder; the embedded one is in the project")
-    parser.add_argument("--without", default="", metavar="NAME,...", help="packages that the host has already")
-    parser.add_argument("--part-size", metavar="SIZE", help="cut the archive into parts of this size, as in 60MB")
-    parser.add_argument("--project", type=Path, default=ROOT, metavar="FOLDER", help="the project; this one by default")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder that does not exist yet")
+    parser.add_argument(
+        "--python", required=True, metavar="X.Y", help="the host's Python, as in 3.12"
+    )
+    parser.add_argument(
+        "--platform",
+        required=True,
+        action="append",
+        metavar="TAG",
+        help="a wheel tag of the host, as in manylinux_2_28_x86_64; repeatable",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME|FOLDER",
+        help="a model of `mage model list`, or a folder; the embedded one is in the project",
+    )
+    parser.add_argument(
+        "--without", default="", metavar="NAME,...", help="packages that the host has already"
+    )
+    parser.add_argument(
+        "--part-size", metavar="SIZE", help="cut the archive into parts of this size, as in 60MB"
+    )
+    parser.add_argument(
+        "--project",
+        type=Path,
+        default=ROOT,
+        metavar="FOLDER",
+        help="the project; this one by default",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="a folder that does not exist yet"
+    )
     return parser.parse_args(words)
 
 
 def main(words: list[str] | None = None) -> None:
     args, began = read_arguments(words), time.monotonic()
     if not re.fullmatch(r"3\.\d+", args.python):
-        raise Mistake(f"--python {args.python}: write the version as 3.12")
+        raise UsageError(f"--python {args.python}: write the version as 3.12")
     if args.out.exists():
-        raise Mistake(f"--out {args.out} exists already: name a new folder or remove it")
+        raise UsageError(f"--out {args.out} exists already: name a new folder or remove it")
     size = parse_size(args.part_size) if args.part_size else None
     model = find_model_folder(args.model) if args.model else None
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -279,11 +393,19 @@ def main(words: list[str] | None = None) -> None:
         (made := Path(beside) / "pack").mkdir()
         (downloads := Path(beside) / "wheels").mkdir()
         without = [name for name in args.without.split(",") if name]
-        wheels = Wheels(downloads, args.python, platforms_below(args.platform), read_pins(args.project / "constraints.txt"), without)
+        wheels = Wheels(
+            downloads,
+            args.python,
+            platforms_below(args.platform),
+            read_pins(args.project / "constraints.txt"),
+            without,
+        )
         manifest = pack(args.project, made, wheels, model, size)
         made.rename(args.out)
     total = sum(part["bytes"] for part in manifest["parts"])  # type: ignore[attr-defined]
-    print(f"{len(manifest['wheels'])} wheels, {total / 1e6:,.1f} MB in {len(manifest['parts'])} parts, {time.monotonic() - began:.0f} s: {args.out}")  # type: ignore[arg-type]
+    print(
+        f"{len(manifest['wheels'])} wheels, {total / 1e6:,.1f} MB in {len(manifest['parts'])} parts, {time.monotonic() - began:.0f} s: {args.out}"
+    )  # type: ignore[arg-type]
     if idle := sorted(wheels.without - wheels.left_out):
         print(f"note: --without {','.join(idle)} left nothing out that was not left out anyway")
     print(f"on the host: python{args.python} {UNPACK.name} FOLDER --to TARGET")
@@ -292,6 +414,6 @@ def main(words: list[str] | None = None) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Mistake as mistake:
+    except UsageError as mistake:
         print(f"pack_offline: {mistake}", file=sys.stderr)
         sys.exit(2)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mage.evaluation.ceilings import opening_values
-from mage.config.recipe import load_recipe
+from mage.config.loading import load_recipe
 from mage.environments.tic_tac_toe import TicTacToe, TicTacToeState
+from mage.evaluation.ceilings import opening_values
 from mage.opponents.base import find
 
 WORLD, RIVAL, REWARD = TicTacToe(), "mcts-100", 10
@@ -67,11 +67,26 @@ def play(table: dict[str, np.ndarray], opponent: str, seat: int, rng: random.Ran
     return made, opening, REWARD * state.scores()[seat]
 
 
-def add_slopes(slopes: dict[str, np.ndarray], group: list[list[Game]], entropy: float, discount: float) -> None:
+def add_slopes(
+    slopes: dict[str, np.ndarray], group: list[list[Game]], entropy: float, discount: float
+) -> None:
     """What a group of meta-episodes says about every move: its episode against the group's, and its board against the group's."""
-    follows = np.array([[sum(discount ** (later - k) * games[later][2] for later in range(k, EPISODES)) for k in range(EPISODES)] for games in group])
+    follows = np.array(
+        [
+            [
+                sum(discount ** (later - k) * games[later][2] for later in range(k, EPISODES))
+                for k in range(EPISODES)
+            ]
+            for games in group
+        ]
+    )
     follows -= follows.mean(0)
-    moves = [(follows[member, k], *decision) for member, games in enumerate(group) for k, (made, _, _) in enumerate(games) for decision in made]
+    moves = [
+        (follows[member, k], *decision)
+        for member, games in enumerate(group)
+        for k, (made, _, _) in enumerate(games)
+        for decision in made
+    ]
     met: dict[str, list[float]] = defaultdict(list)
     for value, board, _, _ in moves:
         met[board].append(float(value))
@@ -80,7 +95,9 @@ def add_slopes(slopes: dict[str, np.ndarray], group: list[list[Game]], entropy: 
         towards[choice] += 1
         logs = np.log(chances + 1e-12)
         spread = -chances * (logs - (chances * logs).sum())
-        slopes[board] = slopes.get(board, 0) + (2 * value - np.mean(met[board])) * towards + entropy * spread
+        slopes[board] = (
+            slopes.get(board, 0) + (2 * value - np.mean(met[board])) * towards + entropy * spread
+        )
 
 
 def study(setting: Setting, seed: int = 0) -> None:
@@ -88,11 +105,16 @@ def study(setting: Setting, seed: int = 0) -> None:
     shares = load_recipe("smollm2_tic_tac_toe").population().pool("train")
     results, openings = Counter[float](), Counter[str]()
     for update in range(1, setting.updates + 1):
-        entropy = setting.entropy + (setting.entropy_final - setting.entropy) * update / setting.updates
+        entropy = (
+            setting.entropy + (setting.entropy_final - setting.entropy) * update / setting.updates
+        )
         slopes: dict[str, np.ndarray] = {}
         for _ in range(setting.groups):
             opponent, seat = rng.choices(list(shares), list(shares.values()))[0], rng.randrange(2)
-            group = [[play(table, opponent, seat, rng) for _ in range(EPISODES)] for _ in range(setting.members)]
+            group = [
+                [play(table, opponent, seat, rng) for _ in range(EPISODES)]
+                for _ in range(setting.members)
+            ]
             add_slopes(slopes, group, entropy, setting.discount)
             if (opponent, seat) == (RIVAL, 0):
                 results.update(reward for games in group for _, _, reward in games)
@@ -101,30 +123,58 @@ def study(setting: Setting, seed: int = 0) -> None:
             table[board] += setting.lr * np.clip(slope, -25, 25)
         if update % EVERY == 0:
             count = max(1, sum(results.values()))
-            told = ", ".join(f"{cell} {times / count:.0%}" for cell, times in openings.most_common(3))
+            told = ", ".join(
+                f"{cell} {times / count:.0%}" for cell, times in openings.most_common(3)
+            )
             wins, draws = results[REWARD] / count, results[0] / count
-            print(f"  updates {update - EVERY + 1:3} to {update:3}: {RIVAL} beaten {wins:.2f}, drawn {draws:.2f}; openings {told}", flush=True)
+            print(
+                f"  updates {update - EVERY + 1:3} to {update:3}: {RIVAL} beaten {wins:.2f}, drawn {draws:.2f}; openings {told}",
+                flush=True,
+            )
             results.clear()
             openings.clear()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--values", action="store_true", help="first show what every opening is worth with best play")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--try", nargs=3, type=float, action="append", dest="tries", metavar=("ENTROPY", "FINAL", "DISCOUNT"), help="may be given more than once"
+        "--values",
+        action="store_true",
+        help="first show what every opening is worth with best play",
+    )
+    parser.add_argument(
+        "--try",
+        nargs=3,
+        type=float,
+        action="append",
+        dest="tries",
+        metavar=("ENTROPY", "FINAL", "DISCOUNT"),
+        help="may be given more than once",
     )
     parser.add_argument("--updates", type=int, default=150)
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--members", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=0.012, help="0.012 learns about as fast an update as SmolLM2 did")
+    parser.add_argument(
+        "--lr",
+        type=float,
+        default=0.012,
+        help="0.012 learns about as fast an update as SmolLM2 did",
+    )
     given = parser.parse_args()
     if given.values:
         worth = opening_values(WORLD, RIVAL, "win")
-        print("chance to win with best play after opening " + ", ".join(f"{cell}: {value:.3f}" for cell, value in worth.items()), flush=True)
+        print(
+            "chance to win with best play after opening "
+            + ", ".join(f"{cell}: {value:.3f}" for cell, value in worth.items()),
+            flush=True,
+        )
     for entropy, final, discount in given.tries or [(2.0, 0.2, 0.3), (4.0, 0.3, 0.3)]:
         print(f"entropy {entropy} -> {final}, later games count {discount}", flush=True)
-        study(Setting(entropy, final, discount, given.updates, given.lr, given.groups, given.members))
+        study(
+            Setting(entropy, final, discount, given.updates, given.lr, given.groups, given.members)
+        )
 
 
 if __name__ == "__main__":

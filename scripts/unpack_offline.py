@@ -22,7 +22,7 @@ FORMAT = 1
 PARTS_MISSING = 1
 
 
-class Mistake(Exception):
+class UsageError(Exception):
     """What is wrong and what to do, as one message."""
 
 
@@ -30,11 +30,17 @@ def read_manifest(folder: Path) -> dict:
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
     except OSError:
-        raise Mistake(f"{folder} has no manifest.json: copy it from the pack together with the parts") from None
+        raise UsageError(
+            f"{folder} has no manifest.json: copy it from the pack together with the parts"
+        ) from None
     except ValueError:
-        raise Mistake(f"{folder}/manifest.json is damaged: copy it again from the pack") from None
+        raise UsageError(
+            f"{folder}/manifest.json is damaged: copy it again from the pack"
+        ) from None
     if manifest.get("format") != FORMAT:
-        raise Mistake(f"the pack has format {manifest.get('format')}; this script reads format {FORMAT}: use the one in the pack")
+        raise UsageError(
+            f"the pack has format {manifest.get('format')}; this script reads format {FORMAT}: use the one in the pack"
+        )
     return manifest
 
 
@@ -57,9 +63,13 @@ def fault_of(folder: Path, part: dict) -> str | None:
 
 
 def check_parts(folder: Path, manifest: dict) -> None:
-    faults = [f"{part['name']} is {fault}" for part in manifest["parts"] if (fault := fault_of(folder, part))]
+    faults = [
+        f"{part['name']} is {fault}"
+        for part in manifest["parts"]
+        if (fault := fault_of(folder, part))
+    ]
     if faults:
-        raise Mistake("\n".join([*faults, f"Copy these again into {folder}."]))
+        raise UsageError("\n".join([*faults, f"Copy these again into {folder}."]))
 
 
 # --- Collecting ----------------------------------------------------------------------------------------------------
@@ -69,8 +79,12 @@ def collect(folder: Path, store: Path) -> int:
     """Keep what came; returns 0 once all parts are there, else 1."""
     store.mkdir(parents=True, exist_ok=True)
     has_manifest = (folder / "manifest.json").is_file()
-    if has_manifest and (store / "manifest.json").is_file() and read_manifest(folder) != read_manifest(store):
-        raise Mistake(f"{store} holds parts of another pack: name another folder with --collect")
+    if (
+        has_manifest
+        and (store / "manifest.json").is_file()
+        and read_manifest(folder) != read_manifest(store)
+    ):
+        raise UsageError(f"{store} holds parts of another pack: name another folder with --collect")
     for name in ("manifest.json", Path(__file__).name):
         if (folder / name).is_file() and not (store / name).is_file():
             copy_whole(folder / name, store / name)
@@ -82,11 +96,19 @@ def collect(folder: Path, store: Path) -> int:
         if fault is None:
             copy_whole(folder / part["name"], store / part["name"])
             fault = fault_of(store, part)
-            print(f"kept {part['name']}" if fault is None else f"{part['name']} could not be copied whole: is {store} full?")
+            print(
+                f"kept {part['name']}"
+                if fault is None
+                else f"{part['name']} could not be copied whole: is {store} full?"
+            )
         elif fault != "missing":
             print(f"{part['name']} is {fault}; it was not kept")
     missing = [part["name"] for part in manifest["parts"] if fault_of(store, part)]
-    print(f"missing {len(missing)} of {len(manifest['parts'])}: {', '.join(missing)}" if missing else f"all {len(manifest['parts'])} parts are in {store}")
+    print(
+        f"missing {len(missing)} of {len(manifest['parts'])}: {', '.join(missing)}"
+        if missing
+        else f"all {len(manifest['parts'])} parts are in {store}"
+    )
     return PARTS_MISSING if missing else 0
 
 
@@ -129,11 +151,15 @@ class Joined(io.RawIOBase):
 
 def unpack(folder: Path, manifest: dict, target: Path) -> None:
     """Only plain files with plain names are written, whatever the archive says."""
-    with tarfile.open(fileobj=Joined([folder / part["name"] for part in manifest["parts"]]), mode="r|") as archive:
+    with tarfile.open(
+        fileobj=Joined([folder / part["name"] for part in manifest["parts"]]), mode="r|"
+    ) as archive:
         for entry in archive:
             place = Path(entry.name)
             if not entry.isfile() or place.is_absolute() or ".." in place.parts:
-                raise Mistake(f"the archive holds {entry.name!r}, which is no plain file below the target: it is not one of ours")
+                raise UsageError(
+                    f"the archive holds {entry.name!r}, which is no plain file below the target: it is not one of ours"
+                )
             (target / place).parent.mkdir(parents=True, exist_ok=True)
             source = archive.extractfile(entry)
             assert source is not None, "a plain file has content"
@@ -146,12 +172,25 @@ def install(target: Path) -> None:
     wheels = sorted(map(str, (target / "wheels").glob("*.whl")))
     if not wheels:
         return
-    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", str(target / "site")]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        str(target / "site"),
+    ]
     done = subprocess.run([*command, *wheels], capture_output=True, text=True)
     if done.returncode and "No module named pip" in done.stderr:
-        raise Mistake(f"this Python has no pip: run {sys.executable} -m ensurepip, or install your system's package for it")
+        raise UsageError(
+            f"this Python has no pip: run {sys.executable} -m ensurepip, or install your system's package for it"
+        )
     if done.returncode:
-        raise Mistake(f"the wheels could not be installed:\n{done.stderr.strip()}")
+        raise UsageError(f"the wheels could not be installed:\n{done.stderr.strip()}")
     shutil.rmtree(target / "wheels")
 
 
@@ -163,34 +202,61 @@ def write_settings(target: Path) -> dict[str, str]:
         f'export PYTHONPATH="{paths}${{PYTHONPATH:+:$PYTHONPATH}}"\nexport MAGE_MODELS="{target / "models"}"\n'
     )
     before = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([paths, *([before] if before else [])]), "MAGE_MODELS": str(target / "models")}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([paths, *([before] if before else [])]),
+        "MAGE_MODELS": str(target / "models"),
+    }
 
 
 def attempt(target: Path, manifest: dict) -> None:
     """The version, and two hundred random games against the contract: most of what was installed takes part."""
     settings = write_settings(target)
     for words in (["--version"], ["check", "kuhn_poker"]):
-        done = subprocess.run([sys.executable, "-m", "mage", *words], env=settings, cwd=target / "project", capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "mage", *words],
+            env=settings,
+            cwd=target / "project",
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
             host = ", ".join(manifest["left_to_the_host"])
-            raise Mistake(f"python -m mage {' '.join(words)} failed:\n{last}" + (f"\nThe pack counts on the host for {host}." if host else ""))
-        print(f"python -m mage {' '.join(words)}: {(done.stdout.strip() or 'well').splitlines()[-1]}")
+            raise UsageError(
+                f"python -m mage {' '.join(words)} failed:\n{last}"
+                + (f"\nThe pack counts on the host for {host}." if host else "")
+            )
+        print(
+            f"python -m mage {' '.join(words)}: {(done.stdout.strip() or 'well').splitlines()[-1]}"
+        )
 
 
 def check_host(manifest: dict) -> None:
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if own != manifest["python"]:
-        raise Mistake(f"the wheels are for Python {manifest['python']}, this is {own}: run me with python{manifest['python']}")
+        raise UsageError(
+            f"the wheels are for Python {manifest['python']}, this is {own}: run me with python{manifest['python']}"
+        )
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the parts are")
     task = parser.add_mutually_exclusive_group(required=True)
-    task.add_argument("--to", type=Path, metavar="TARGET", help="unpack into this folder, which must be empty or new")
+    task.add_argument(
+        "--to",
+        type=Path,
+        metavar="TARGET",
+        help="unpack into this folder, which must be empty or new",
+    )
     task.add_argument("--check", action="store_true", help="check the parts and do nothing else")
-    task.add_argument("--collect", type=Path, metavar="STORE", help="keep the parts that came, and say which are missing")
+    task.add_argument(
+        "--collect",
+        type=Path,
+        metavar="STORE",
+        help="keep the parts that came, and say which are missing",
+    )
     args = parser.parse_args(words)
     if args.collect:
         return collect(args.folder, args.collect)
@@ -198,7 +264,7 @@ def main(words: list[str] | None = None) -> int:
     if args.to:
         check_host(manifest)
         if args.to.is_dir() and any(args.to.iterdir()):
-            raise Mistake(f"{args.to} is not empty: name a new folder")
+            raise UsageError(f"{args.to} is not empty: name a new folder")
     check_parts(args.folder, manifest)
     print(f"all {len(manifest['parts'])} parts are as they were packed")
     if args.to:
@@ -206,14 +272,17 @@ def main(words: list[str] | None = None) -> int:
         unpack(args.folder, manifest, target)
         install(target)
         attempt(target, manifest)
-        print(f"ready: . {target / 'env.sh'}; python -m mage list" + (f"; --model.path={manifest['model']}" if manifest["model"] else ""))
+        print(
+            f"ready: . {target / 'env.sh'}; python -m mage list"
+            + (f"; --model.path={manifest['model']}" if manifest["model"] else "")
+        )
     return 0
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except Mistake as mistake:
+    except UsageError as mistake:
         print(f"unpack_offline: {mistake}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:

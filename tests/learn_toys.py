@@ -4,7 +4,13 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from mage.types import Sample, Where
 
@@ -23,7 +29,9 @@ SMALL: dict[str, Any] = {
 KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 
 
-def make_model(kind: str = "llama", *, exact: bool = True, seed: int = 0, **changes: Any) -> PreTrainedModel:
+def make_model(
+    kind: str = "llama", *, exact: bool = True, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
     """A tiny random model; `exact` makes all of it float64, the norms too, which transformers compute in float32."""
     config, build = KINDS[kind]
     torch.manual_seed(seed)
@@ -36,7 +44,9 @@ def _exact(model: PreTrainedModel) -> PreTrainedModel:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child).__name__.endswith("RMSNorm"):
-                norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
+                norm = torch.nn.RMSNorm(
+                    child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64
+                )
                 setattr(parent, name, norm)
     return model
 
@@ -79,7 +89,10 @@ def prepend(start: tuple[int, ...], given: list[Sample]) -> list[Sample]:
 
 
 def _rest(sample: Sample) -> dict[str, Any]:
-    return {name: getattr(sample, name) for name in ("old_logprobs", "advantage", "choices", "kind", "where")}
+    return {
+        name: getattr(sample, name)
+        for name in ("old_logprobs", "advantage", "choices", "kind", "where")
+    }
 
 
 starts = st.lists(st.integers(0, VOCABULARY - 1), max_size=5).map(tuple)

@@ -30,14 +30,18 @@ TOKENIZER = {
 Tensor = tuple[tuple[int, ...], int, bytes]  # shape, number format, data
 
 
-def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict[str, Tensor], version: int = 3) -> Path:
+def write_gguf(
+    path: Path, metadata: dict[str, Any], tensors: dict[str, Tensor], version: int = 3
+) -> Path:
     """The container as its specification has it, written value by value."""
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     head += b"".join(_text(key) + _typed(value) for key, value in metadata.items())
     data = b""
     for name, (shape, kind, raw) in tensors.items():
         data += bytes(-len(data) % 32)
-        head += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, len(data))
+        head += _text(name) + struct.pack(
+            f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, len(data)
+        )
         data += raw
     path.write_bytes(head + bytes(-len(head) % 32) + data)
     return path
@@ -86,11 +90,26 @@ def tiny_model(kind: str) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-    options = {"vocab_size": len(TOKENS), "max_position_embeddings": 512, "rope_theta": 5e4, "rms_norm_eps": 1e-6, "tie_word_embeddings": kind != "qwen2"}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    }
+    options = {
+        "vocab_size": len(TOKENS),
+        "max_position_embeddings": 512,
+        "rope_theta": 5e4,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": kind != "qwen2",
+    }
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **options))
-    for parameter in model.parameters():  # larger than at initialisation, and norms and biases that matter
+    for (
+        parameter
+    ) in model.parameters():  # larger than at initialisation, and norms and biases that matter
         torch.nn.init.normal_(parameter, mean=0.3 if parameter.ndim == 1 else 0.0, std=0.2)
     return model.eval()
 
@@ -109,9 +128,20 @@ def gguf_of(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.freq_base": 5e4,
     }
-    weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items() if name != "lm_head.weight" or kind == "qwen2"}
-    metadata = {"general.architecture": kind} | {f"{kind}.{key}": value for key, value in keys.items()} | TOKENIZER
-    return metadata, {_renamed(name): float32(_interleaved(name, array) if kind == "llama" else array) for name, array in weights.items()}
+    weights = {
+        name: tensor.detach().numpy()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight" or kind == "qwen2"
+    }
+    metadata = (
+        {"general.architecture": kind}
+        | {f"{kind}.{key}": value for key, value in keys.items()}
+        | TOKENIZER
+    )
+    return metadata, {
+        _renamed(name): float32(_interleaved(name, array) if kind == "llama" else array)
+        for name, array in weights.items()
+    }
 
 
 def _renamed(name: str) -> str:

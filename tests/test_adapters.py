@@ -8,13 +8,21 @@ import torch
 from typer.testing import CliRunner
 
 from mage.cli.main import app
-from mage.config.recipe import load_recipe
-from mage.models.loading import load_model
-from mage.models.base import base_of, find_model, shipped_adapters
-from mage.run_folder import RunFolder
 from mage.cli.terminal.agents import load_run
+from mage.config.loading import load_recipe
+from mage.models.base import base_of, find_model, shipped_adapters
+from mage.models.loading import load_model
+from mage.run_folder import RunFolder
 
-TINY = ("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1", "--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32")
+TINY = (
+    "--play.groups=2",
+    "--play.members=2",
+    "--run.updates=1",
+    "--run.workers=1",
+    "--evaluate.size=4",
+    "--evaluate.final_size=4",
+    "--engines.slots=32",
+)
 
 
 def invoke(*words: str):
@@ -32,7 +40,10 @@ def test_adapters_that_ship_are_small_and_know_their_game_and_their_model(name: 
 
 
 def test_there_are_adapters_for_both_games() -> None:
-    assert {load_recipe(find_model(name) / "recipe.toml").environments.name for name in shipped_adapters()} == {"kuhn_poker", "tic_tac_toe"}
+    assert {
+        load_recipe(find_model(name) / "recipe.toml").environments.name
+        for name in shipped_adapters()
+    } == {"kuhn_poker", "tic_tac_toe"}
 
 
 @pytest.mark.slow
@@ -43,15 +54,33 @@ def test_agents_that_ship_play_as_they_were_trained() -> None:
         base_of(find_model("smollm2-kuhn_poker"))
     except ValueError:
         pytest.skip("needs mage model add smollm2")
-    done = invoke("evaluate", "smollm2_kuhn_poker", "--model.path=smollm2-kuhn_poker", "--exact", "--memory", "none", "--json")
+    done = invoke(
+        "evaluate",
+        "smollm2_kuhn_poker",
+        "--model.path=smollm2-kuhn_poker",
+        "--exact",
+        "--memory",
+        "none",
+        "--json",
+    )
     assert json.loads(done.stdout)["cells"][0]["scores"] == pytest.approx([0.12] * 3, abs=0.01)
     world = ("--play.seats=first", "--opponents.test={'mcts-100'=1}", "--engines.slots=16")
-    done = invoke("evaluate", "smollm2_tic_tac_toe", "--model.path=smollm2-tic_tac_toe", "--size", "6", *world, "--json")
+    done = invoke(
+        "evaluate",
+        "smollm2_tic_tac_toe",
+        "--model.path=smollm2-tic_tac_toe",
+        "--size",
+        "6",
+        *world,
+        "--json",
+    )
     for episode in json.loads(done.stdout)["evaluation"]["overall"]["episodes"]:
         assert episode["success"]["value"] + episode["draws"]["value"] == 1
 
 
-def test_adapters_without_their_model_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_without_their_model_say_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
     with pytest.raises(ValueError, match="mage model add smollm2"):
         base_of(find_model("smollm2-kuhn_poker"))
@@ -61,28 +90,77 @@ def test_adapters_without_their_model_say_what_to_do(tmp_path: Path, monkeypatch
     assert "Traceback" not in done.output
 
 
-def test_the_embedded_model_plays_where_no_other_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_model_plays_where_no_other_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
-    done = invoke("play", "kuhn_poker", "--watch", "--against", "conservative", "--seed", "1", "--episodes", "1")
+    done = invoke(
+        "play",
+        "kuhn_poker",
+        "--watch",
+        "--against",
+        "conservative",
+        "--seed",
+        "1",
+        "--episodes",
+        "1",
+    )
     assert done.exit_code == 0, done.output
     assert "mage model add smollm2" in done.output
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_what_is_exported_is_the_run_at_its_checkpoint_and_plays_as_it_was_trained(tmp_path: Path, rank: int) -> None:
-    done = invoke("train", "demo", *TINY, f"--learn.lora_rank={rank}", "--learn.lr=0.01", "--runs", str(tmp_path), "--run.name=one", "--json")
+def test_what_is_exported_is_the_run_at_its_checkpoint_and_plays_as_it_was_trained(
+    tmp_path: Path, rank: int
+) -> None:
+    done = invoke(
+        "train",
+        "demo",
+        *TINY,
+        f"--learn.lora_rank={rank}",
+        "--learn.lr=0.01",
+        "--runs",
+        str(tmp_path),
+        "--run.name=one",
+        "--json",
+    )
     assert done.exit_code == 0, done.output
     target = tmp_path / "out"
-    done = invoke("model", "export", str(tmp_path / "one"), "--checkpoint", "latest", "--out", str(target), "--json")
+    done = invoke(
+        "model",
+        "export",
+        str(tmp_path / "one"),
+        "--checkpoint",
+        "latest",
+        "--out",
+        str(target),
+        "--json",
+    )
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["update"] == 1
     folder = RunFolder.open(tmp_path / "one")
     written = [*target.iterdir(), *next(folder.checkpoints.iterdir()).iterdir()]
-    assert {path.stat().st_mode for path in written} == {(target / "recipe.toml").stat().st_mode}, "weights are read by whoever may read the recipe"
-    trained = load_run(folder, folder.recipe, "latest").parts.weights().state_dict()
+    assert {path.stat().st_mode for path in written} == {(target / "recipe.toml").stat().st_mode}, (
+        "weights are read by whoever may read the recipe"
+    )
+    trained = load_run(folder, folder.recipe, "latest").components.weights().state_dict()
     for name, value in load_model(target, "float32", "cpu").state_dict().items():
-        torch.testing.assert_close(value, trained[name], atol=2e-3 if rank else 0.0, rtol=0, msg=name)  # adapters are kept in bfloat16
-    done = invoke("play", "kuhn_poker", "--watch", "--against", "random", "--model", str(target), "--seed", "1", "--episodes", "2")
+        torch.testing.assert_close(
+            value, trained[name], atol=2e-3 if rank else 0.0, rtol=0, msg=name
+        )  # adapters are kept in bfloat16
+    done = invoke(
+        "play",
+        "kuhn_poker",
+        "--watch",
+        "--against",
+        "random",
+        "--model",
+        str(target),
+        "--seed",
+        "1",
+        "--episodes",
+        "2",
+    )
     assert done.exit_code == 0, done.output
     assert "Game 1:" in done.output, "the demo's memory is the history of play"
     done = invoke("model", "export", str(tmp_path / "one"), "--out", str(target))

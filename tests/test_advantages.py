@@ -16,7 +16,12 @@ def returns_of(*metas, **options):
 
 
 def part(credits, name, member, episode, index=0):
-    where = [c for c in credits if (c.source.where.member, c.source.where.episode, c.source.where.index) == (member, episode, index)]
+    where = [
+        c
+        for c in credits
+        if (c.source.where.member, c.source.where.episode, c.source.where.index)
+        == (member, episode, index)
+    ]
     return dict(where[0].parts)[name]
 
 
@@ -49,7 +54,9 @@ def test_local_anchors_compare_turns_of_one_position_and_unmatched_turns_get_not
 
 def test_global_anchors_pool_episodes_after_centring_each_position():
     # Position means are 0 and 10; centred values: member 0: +10, +10; member 1: -10, -10.
-    credits = gigpo.estimate(returns_of(meta((10, 20), 0, anchors=("a",)), meta((-10, 0), 1, anchors=("a",))))
+    credits = gigpo.estimate(
+        returns_of(meta((10, 20), 0, anchors=("a",)), meta((-10, 0), 1, anchors=("a",)))
+    )
     assert part(credits, "step", 0, 0) == pytest.approx(20)
     assert part(credits, "step", 1, 1) == pytest.approx(-20)
 
@@ -57,32 +64,52 @@ def test_global_anchors_pool_episodes_after_centring_each_position():
 def test_as_published_offsets_make_positions_incomparable_under_one_anchor():
     # Without centring, members that all do equally well are still credited for being in a later episode.
     same = returns_of(meta((-10, 10), 0, anchors=("a",)), meta((-10, 10), 1, anchors=("a",)))
-    published = gigpo.estimate(same, leave_one_out=False, per_position=False, per_trajectory=False, reflections_score_zero=True)
+    published = gigpo.estimate(
+        same,
+        leave_one_out=False,
+        per_position=False,
+        per_trajectory=False,
+        reflections_score_zero=True,
+    )
     assert part(published, "step", 0, 1) > 5 > -5 > part(published, "step", 0, 0)
     assert all(credit.advantage == 0 for credit in gigpo.estimate(same))
 
 
 def test_as_published_row_means_let_long_episodes_weigh_more():
     long, short = meta((10,), 0, anchors=("a", "b", "c")), meta((-10,), 1, anchors=("d",))
-    rows = gigpo.estimate(returns_of(long, short), per_trajectory=False, leave_one_out=False, step_weight=0)
+    rows = gigpo.estimate(
+        returns_of(long, short), per_trajectory=False, leave_one_out=False, step_weight=0
+    )
     fair = gigpo.estimate(returns_of(long, short), leave_one_out=False, step_weight=0)
     assert part(rows, "episode", 1, 0) == pytest.approx(-15)  # row mean 5
     assert part(fair, "episode", 1, 0) == pytest.approx(-10)  # trajectory mean 0
 
 
 def test_as_published_reflections_are_pushed_down_in_good_groups():
-    credits = gigpo.estimate(returns_of(meta((10, 10), 0), meta((10, 10), 1)), reflections_score_zero=True, per_trajectory=False, leave_one_out=False)
+    credits = gigpo.estimate(
+        returns_of(meta((10, 10), 0), meta((10, 10), 1)),
+        reflections_score_zero=True,
+        per_trajectory=False,
+        leave_one_out=False,
+    )
     assert part(credits, "episode", 0, 1, index=-1) < 0
 
 
 def test_stationary_grouping_never_mixes_opponents_and_mixed_does():
     strong, weak = meta((-10,), 0, opponent="strong"), meta((10,), 1, opponent="weak")
     assert all(credit.advantage == 0 for credit in gigpo.estimate(returns_of(strong, weak)))
-    assert part(gigpo.estimate(returns_of(strong, weak), grouping="mixed"), "episode", 1, 0) == pytest.approx(20)
+    assert part(
+        gigpo.estimate(returns_of(strong, weak), grouping="mixed"), "episode", 1, 0
+    ) == pytest.approx(20)
 
 
 def test_mean_std_divides_by_the_groups_spread():
-    credits = gigpo.estimate(returns_of(meta((10,), 0), meta((-10,), 1)), normalise="mean_std", leave_one_out=False, step_weight=0)
+    credits = gigpo.estimate(
+        returns_of(meta((10,), 0), meta((-10,), 1)),
+        normalise="mean_std",
+        leave_one_out=False,
+        step_weight=0,
+    )
     assert part(credits, "episode", 0, 0) == pytest.approx(1, abs=1e-5)
 
 
@@ -92,4 +119,6 @@ def test_leave_one_out_advantages_sum_to_zero_and_are_the_mean_centred_ones_scal
     others, everyone = against_others(values, True, "mean"), against_others(values, False, "mean")
     count = len(values)
     assert sum(others.values()) == pytest.approx(0, abs=1e-9)
-    assert [others[m] for m in values] == pytest.approx([everyone[m] * count / (count - 1) for m in values], abs=1e-9)
+    assert [others[m] for m in values] == pytest.approx(
+        [everyone[m] * count / (count - 1) for m in values], abs=1e-9
+    )

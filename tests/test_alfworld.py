@@ -17,15 +17,22 @@ from mage.engines.base import run
 from mage.environments.alfworld import Alfworld
 from mage.environments.alfworld.engine import NOTHING_HAPPENS, Game, World, read_game
 from mage.environments.alfworld.export import main
-from mage.environments.alfworld.games import FOLDERS, VARIABLE, find_folder, list_games, load_game, make_game
+from mage.environments.alfworld.games import (
+    FOLDERS,
+    VARIABLE,
+    find_folder,
+    list_games,
+    load_game,
+    make_game,
+)
 from mage.environments.alfworld.generator import generate
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TASK_TYPES, TaskType
 from mage.environments.alfworld.rooms import SEEN, UNSEEN
 from mage.environments.base import check, golden
+from mage.evaluation.panels import make_panel
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.evaluation.panels import make_panel
 from mage.play import Setting, play_meta_episode
 from mage.types import Split, Task
 
@@ -57,7 +64,10 @@ def test_a_transcript_of_textworld_is_reproduced_word_for_word() -> None:
     """Recorded from TextWorld 1.7.0 with alfworld 0.4.2 on a game made for its peculiarities: shared places, a thing in two places, slices, a full bowl."""
     record = json.loads((GOLDEN / "alfworld_textworld.json").read_text())
     world = World(read_game(record["game"]))
-    assert (world.introduction(), world.admissible()) == (record["introduction"], record["admissible"])
+    assert (world.introduction(), world.admissible()) == (
+        record["introduction"],
+        record["admissible"],
+    )
     for command, answer, admissible, reward in record["steps"]:
         assert world.step(command) == answer, command
         assert (world.admissible(), int(world.won)) == (admissible, reward), command
@@ -67,7 +77,15 @@ def test_a_transcript_of_textworld_is_reproduced_word_for_word() -> None:
 def test_what_is_not_admissible_changes_nothing() -> None:
     world = World(make_game("place", "train", 0, 8, 12, 10))
     before = world.admissible()
-    for command in ("", "dance", "LOOK", "go to", "take \x00\x1b[31m", "x" * 100_000, "go to shelf 1; look"):
+    for command in (
+        "",
+        "dance",
+        "LOOK",
+        "go to",
+        "take \x00\x1b[31m",
+        "x" * 100_000,
+        "go to shelf 1; look",
+    ):
         assert world.step(command) == NOTHING_HAPPENS
     assert world.admissible() == before
 
@@ -101,14 +119,21 @@ def test_every_generated_game_is_won_by_its_walkthrough_and_not_before(kind: Tas
 
 def test_no_game_of_one_split_is_a_game_of_another() -> None:
     """In the smallest rooms, where the same game would often come twice. Numbers and wording do not make two games different."""
-    train, test, ood = ({content(make_game("place", split, seed, 3, 2, 10)) for seed in range(80)} for split in SPLITS)
+    train, test, ood = (
+        {content(make_game("place", split, seed, 3, 2, 10)) for seed in range(80)}
+        for split in SPLITS
+    )
     assert min(len(train), len(test), len(ood)) > 40
     assert train.isdisjoint(test)
     assert ood.isdisjoint(train | test)
 
 
 def content(game: Game) -> tuple[Any, ...]:
-    lying = sorted((game.object_types[o], game.receptacle_types[r]) for r, objects in enumerate(game.inside) for o in objects)
+    lying = sorted(
+        (game.object_types[o], game.receptacle_types[r])
+        for r, objects in enumerate(game.inside)
+        for o in objects
+    )
     return game.goal, tuple(sorted(game.receptacle_types)), tuple(lying)
 
 
@@ -126,12 +151,23 @@ def _types(receptacles: tuple[str, ...]) -> Counter[str]:
 
 def test_the_same_seed_is_the_same_game_in_any_process() -> None:
     told = "from mage.environments.alfworld.generator import generate; print(generate('heat', 'test', 7, receptacles=5, objects=6)['pddl_problem'])"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "99"}, check=True)
-    assert done.stdout.strip() == generate("heat", "test", 7, receptacles=5, objects=6)["pddl_problem"]
+    done = subprocess.run(
+        [sys.executable, "-c", told],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": "99"},
+        check=True,
+    )
+    assert (
+        done.stdout.strip() == generate("heat", "test", 7, receptacles=5, objects=6)["pddl_problem"]
+    )
 
 
 def test_fewer_turns_than_a_task_takes_are_refused_with_advice() -> None:
-    with pytest.raises(ValidationError, match=r"max_turns = 5 is too few: heat takes at least 6, cool takes at least 6, two takes at least 8"):
+    with pytest.raises(
+        ValidationError,
+        match=r"max_turns = 5 is too few: heat takes at least 6, cool takes at least 6, two takes at least 8",
+    ):
         Alfworld(max_turns=5)
 
 
@@ -160,18 +196,31 @@ def test_a_task_that_is_done_or_impossible_has_no_next_move() -> None:
     for command in game.walkthrough:
         world.step(command)
     assert plan(world) == []
-    stranded = read_game(generate("heat", "train", 0, receptacles=4, objects=4) | {"pddl_problem": _without_pick(generate("heat", "train", 0, **SMALL))})
+    stranded = read_game(
+        generate("heat", "train", 0, receptacles=4, objects=4)
+        | {"pddl_problem": _without_pick(generate("heat", "train", 0, **SMALL))}
+    )
     assert plan(World(stranded)) is None
 
 
 def _without_pick(game: dict[str, Any]) -> str:
-    return "\n".join(line for line in game["pddl_problem"].splitlines() if not line.startswith("(pickupable"))
+    return "\n".join(
+        line for line in game["pddl_problem"].splitlines() if not line.startswith("(pickupable")
+    )
 
 
 # --- The environment ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"split": "test", "idle": False}, {"split": "ood", **SMALL, "commands": 5, "characters": 200}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"split": "test", "idle": False},
+        {"split": "ood", **SMALL, "commands": 5, "characters": 200},
+    ],
+    ids=str,
+)
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     assert check(Alfworld(**options), games=40) == []
 
@@ -181,8 +230,21 @@ def test_the_play_through_is_as_recorded() -> None:
 
 
 def test_an_inadmissible_command_is_recorded_as_illegal_and_never_raised() -> None:
-    answers = iter(["<action>dance</action>", f"<action>{'go ' * 30_000}</action>", "<action>look\x07\x00</action>", "no tags"] * 3)
-    setting = Setting(Alfworld(max_turns=4, task_types=("place",)), scripted_agent(lambda prompt: next(answers)), Notes(keep="history"), episodes=1)
+    answers = iter(
+        [
+            "<action>dance</action>",
+            f"<action>{'go ' * 30_000}</action>",
+            "<action>look\x07\x00</action>",
+            "no tags",
+        ]
+        * 3
+    )
+    setting = Setting(
+        Alfworld(max_turns=4, task_types=("place",)),
+        scripted_agent(lambda prompt: next(answers)),
+        Notes(keep="history"),
+        episodes=1,
+    )
     (played,) = run([play_meta_episode(setting, Task("alfworld", 3, 0, "", "train"), 0, 0, 0)])
     (episode,) = played.episodes
     assert [turn.legal for turn in episode.turns] == [False] * 4
@@ -219,9 +281,15 @@ def test_a_recap_tells_the_task_the_commands_and_what_was_seen_and_nothing_else(
     assert f"You did: {', '.join(game.walkthrough)}." in told
     assert told.endswith(f"You did the task in {len(game.walkthrough)} steps.")
     assert told.count("At first ") == len(state.seen) < len(game.receptacles)
-    source = game.walkthrough[-3] if "take" in game.walkthrough[-3] else next(one for one in game.walkthrough if one.startswith("take"))
+    source = (
+        game.walkthrough[-3]
+        if "take" in game.walkthrough[-3]
+        else next(one for one in game.walkthrough if one.startswith("take"))
+    )
     thing, _, place = source.removeprefix("take ").partition(" from ")
-    assert thing in told.split(f"At first {place} held ")[1].split(".")[0]  # as it will be again, not as it was left
+    assert (
+        thing in told.split(f"At first {place} held ")[1].split(".")[0]
+    )  # as it will be again, not as it was left
 
 
 def test_the_anchor_tells_situations_apart_and_forgets_the_way_there() -> None:
@@ -244,19 +312,31 @@ def test_splits_have_games_of_their_own_and_a_panel_meets_every_type_equally_oft
     tasks = {split: environment.for_split(split).game(11) for split in SPLITS}
     assert len({(game.task, game.objects, game.receptacles) for game in tasks.values()}) == 3
     panel = make_panel(environment, Population(train={}), "test", size=60)
-    kinds = Counter(environment.for_split("test").game(environment.episode_seed(task.seed, 0)).goal.kind for task in panel)
+    kinds = Counter(
+        environment.for_split("test").game(environment.episode_seed(task.seed, 0)).goal.kind
+        for task in panel
+    )
     assert kinds == dict.fromkeys(TASK_TYPES, 10)
 
 
 def test_an_episode_is_replayed_in_the_same_room_and_the_games_are_shared() -> None:
     environment = Alfworld()
-    first, second = (environment.start(environment.episode_seed(5, episode)) for episode in range(2))
+    first, second = (
+        environment.start(environment.episode_seed(5, episode)) for episode in range(2)
+    )
     assert first.world.game is second.world.game
     assert first.observe(0) == second.observe(0)
 
 
 @pytest.mark.parametrize(
-    "options", [{"task_types": ()}, {"task_types": ("place", "place")}, {"task_types": ("sweep",)}, {"split": "valid"}, {"receptacles": 2}]
+    "options",
+    [
+        {"task_types": ()},
+        {"task_types": ("place", "place")},
+        {"task_types": ("sweep",)},
+        {"split": "valid"},
+        {"receptacles": 2},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
@@ -278,7 +358,9 @@ def test_a_data_folder_is_played_split_by_split(games: Path) -> None:
         Alfworld(data=str(games), task_types=("heat",)).start(0)
 
 
-def test_missing_data_is_one_message_that_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_is_one_message_that_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     for data in (str(tmp_path), str(tmp_path / "nowhere")):
         with pytest.raises(ValidationError, match="alfworld-download"):
@@ -287,7 +369,9 @@ def test_missing_data_is_one_message_that_says_how_to_get_it(tmp_path: Path, mon
         Alfworld(data="official").start(0)
 
 
-def test_the_official_folder_is_found_through_its_variable(games: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_official_folder_is_found_through_its_variable(
+    games: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, str(games))
     assert Alfworld(data="official").strata() == 2
     assert find_folder(str(games)) == games
@@ -304,13 +388,25 @@ BROKEN: dict[str, Any] = {
     "brackets": {**GOOD, "pddl_problem": GOOD["pddl_problem"][:-3]},
     "too many": {**GOOD, "pddl_problem": GOOD["pddl_problem"] + ")"},
     "no init": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(:init", "(:unit")},
-    "goal": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(inReceptacle ?o ?r)", "(isHot ?o)")},
+    "goal": {
+        **GOOD,
+        "pddl_problem": GOOD["pddl_problem"].replace("(inReceptacle ?o ?r)", "(isHot ?o)"),
+    },
     "fact": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(pickupable", "(edible")},
-    "arguments": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(atLocation agent1 loc_bar_0)", "(atLocation loc_bar_0 agent1)")},
-    "nowhere": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(atLocation agent1 loc_bar_0)", "")},
+    "arguments": {
+        **GOOD,
+        "pddl_problem": GOOD["pddl_problem"].replace(
+            "(atLocation agent1 loc_bar_0)", "(atLocation loc_bar_0 agent1)"
+        ),
+    },
+    "nowhere": {
+        **GOOD,
+        "pddl_problem": GOOD["pddl_problem"].replace("(atLocation agent1 loc_bar_0)", ""),
+    },
     "undeclared": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("agent1 - agent\n", "")},
     "walkthrough": {**GOOD, "walkthrough": "go"},
-    "grammar": {key: value for key, value in GOOD.items() if key != "task"} | {"grammar": "no task here"},
+    "grammar": {key: value for key, value in GOOD.items() if key != "task"}
+    | {"grammar": "no task here"},
 }
 
 
@@ -331,7 +427,9 @@ def test_a_game_file_that_is_no_text_or_is_gone_is_one_clear_message(tmp_path: P
         load_game(tmp_path / "gone")
 
 
-def test_exporting_without_the_package_says_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exporting_without_the_package_says_what_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("mage.environments.alfworld.export.find_spec", lambda name: None)
     assert main([str(tmp_path)]) == 2
     assert "pip install --no-deps alfworld" in capsys.readouterr().err
@@ -383,7 +481,12 @@ for world in worlds:
     world.admissible()
 print(len(worlds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
-    count, megabytes = map(int, subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout.split())
+    count, megabytes = map(
+        int,
+        subprocess.run(
+            [sys.executable, "-c", told], capture_output=True, text=True, check=True
+        ).stdout.split(),
+    )
     assert count == 1000
     assert megabytes < 1000
 

@@ -69,11 +69,18 @@ def chosen_games() -> list[tuple[TaskType, Path]]:
     found: list[tuple[TaskType, Path]] = []
     for number, kind in enumerate(TASK_TYPES):
         games = [path for split in FOLDERS for path in list_games(folder, split, (kind,))]
-        found += [(kind, path) for path in random.Random(number).sample(games, min(len(games), (count + number) // len(TASK_TYPES)))]
+        found += [
+            (kind, path)
+            for path in random.Random(number).sample(
+                games, min(len(games), (count + number) // len(TASK_TYPES))
+            )
+        ]
     return found
 
 
-def test_random_play_of_official_games_is_textworlds_in_text_commands_and_reward(capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_play_of_official_games_is_textworlds_in_text_commands_and_reward(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     agreed, steps = Counter[str](), 0
     for number, (kind, path) in enumerate(chosen_games()):
         steps += compare(path, None, random.Random(number))
@@ -91,6 +98,8 @@ def test_exported_games_load_and_win_in_textworld_and_play_the_same_there(tmp_pa
         compare(path, walkthrough, random.Random(number))
         env = open_textworld(path)
         env.reset()
-        assert [env.step(command)[1] for command in walkthrough] == [0] * (len(walkthrough) - 1) + [1], path
+        assert [env.step(command)[1] for command in walkthrough] == [0] * (len(walkthrough) - 1) + [
+            1
+        ], path
         if number % 3 == 0:
             compare(path, None, random.Random(number))

@@ -9,10 +9,11 @@ from benchmarks import __main__ as command
 from benchmarks import barrier, generate, packing, prefix_cache, trl
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
-from mage.engines.base import Engine, Request
+from mage.config.loading import change_recipe
+from mage.engines.base import Engine
 from mage.models.loading import load_model
-from mage.training.trainer import Parts, build
-from mage.types import Turn
+from mage.training.build import Components, build_components
+from mage.types import Request, Turn
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,9 @@ def _one_thread() -> Iterator[None]:
 
 def test_a_ratio_is_the_median_over_rounds_and_the_first_round_is_not_counted() -> None:
     ours, theirs = iter([99.0, 1.0, 2.0, 1.0]), iter([1.0, 4.0, 4.0, 3.0])
-    found = compare("sum", "case", ("a", "b"), "items", 8, (lambda: next(ours), lambda: next(theirs)), rounds=3)
+    found = compare(
+        "sum", "case", ("a", "b"), "items", 8, (lambda: next(ours), lambda: next(theirs)), rounds=3
+    )
     assert found.ratios == (4.0, 2.0, 3.0)
     assert found.ratio == 3.0
     assert (found.ours, found.theirs) == (8.0, 2.0)  # medians: 1 s and 4 s for 8 items
@@ -61,13 +64,15 @@ def test_replies_do_not_depend_on_a_barrier() -> None:
 
 
 def test_thinking_takes_longer_and_changes_no_reply() -> None:
-    parts = build(make_recipe("kuhn_poker", "reflections", 1))
+    parts = build_components(make_recipe("kuhn_poker", "reflections", 1))
     requests = generate.record(parts)[0]
     plain = _answers(parts.engine, requests)
     before = parts.engine.stats.generated_tokens
     assert _answers(barrier.Thinking(parts.engine), requests) == plain
     replied = sum(map(len, plain.values()))
-    assert parts.engine.stats.generated_tokens - before >= replied + barrier.SHORTEST * len(requests)
+    assert parts.engine.stats.generated_tokens - before >= replied + barrier.SHORTEST * len(
+        requests
+    )
 
 
 def _answers(engine: Engine, requests: list[Request]) -> dict[Request, tuple[int, ...]]:
@@ -85,10 +90,12 @@ def _assert_all_same(found: Comparison) -> None:
 
 
 def test_a_barrier_answers_nobody_before_all_are_answered() -> None:
-    parts = build(make_recipe("kuhn_poker", "reflections", 1))
+    parts = build_components(make_recipe("kuhn_poker", "reflections", 1))
     held = barrier.Barrier(parts.engine)
     requests = [request for conversation in generate.record(parts) for request in conversation][:20]
-    assert len({request.max_tokens for request in requests}) == 2, "moves and notes: they do not end at the same step"
+    assert len({request.max_tokens for request in requests}) == 2, (
+        "moves and notes: they do not end at the same step"
+    )
     for request in requests:
         held.submit(request)
     assert {request for request, _ in held.step()} == set(requests)
@@ -96,26 +103,41 @@ def test_a_barrier_answers_nobody_before_all_are_answered() -> None:
 
 def test_generate_is_asked_what_play_asks_and_says_what_the_engine_says() -> None:
     """With the likeliest token in place of sampling, the padded batches give the engine's own replies."""
-    parts = build(make_recipe("kuhn_poker", "reflections", 1).changed(["--agent.top_k=1"]))
+    parts = build_components(
+        change_recipe(make_recipe("kuhn_poker", "reflections", 1), ["--agent.top_k=1"])
+    )
     conversations = generate.record(parts)
     expected = {turn.prompt_ids: turn.completion.token_ids for turn in _turns(parts)}
     model = load_model(parts.recipe.model_folder(), "float32", "cpu")
     for batch in generate.by_turns(conversations):
         padded = generate.pad(batch, parts.chat, model.config.pad_token_id)
         ends = {"max_new_tokens": padded.max_new_tokens, "eos_token_id": padded.eos_token_id}
-        out = model.generate(padded.input_ids, attention_mask=padded.attention_mask, do_sample=False, **ends)
+        out = model.generate(
+            padded.input_ids, attention_mask=padded.attention_mask, do_sample=False, **ends
+        )
         for request, row in zip(batch, out[:, padded.input_ids.shape[1] :].tolist(), strict=True):
             reply = expected[request.prompt_ids]
             assert tuple(row[: len(reply)]) == reply
 
 
-def _turns(parts: Parts) -> list[Turn]:
-    return [turn for meta in play(parts) for episode in meta.episodes for turn in (episode.reflection, *episode.turns) if turn is not None]
+def _turns(parts: Components) -> list[Turn]:
+    return [
+        turn
+        for meta in play(parts)
+        for episode in meta.episodes
+        for turn in (episode.reflection, *episode.turns)
+        if turn is not None
+    ]
 
 
 def test_generate_runs_in_all_four_ways() -> None:
     found = list(generate.measure((("kuhn_poker", "reflections"),), groups=1, rounds=1))
-    assert [line.case.split(": ")[1] for line in found] == ["play / turns", "play / sorted", "batches / sorted", "no reuse / sorted"]
+    assert [line.case.split(": ")[1] for line in found] == [
+        "play / turns",
+        "play / sorted",
+        "batches / sorted",
+        "no reuse / sorted",
+    ]
 
 
 def test_both_trainers_get_the_same_work() -> None:
@@ -126,7 +148,9 @@ def test_both_trainers_get_the_same_work() -> None:
     (found,) = trl.measure(("free/8",), updates=1, rounds=1)
     assert found.note.startswith("8 rollouts")
     ours, theirs = (float(word) for word in found.note.split("; ")[1].split()[:3:2])
-    assert ours == pytest.approx(theirs, rel=0.2)  # the same model and limit: completions are about equally long
+    assert ours == pytest.approx(
+        theirs, rel=0.2
+    )  # the same model and limit: completions are about equally long
 
 
 def test_an_unknown_benchmark_is_a_clear_mistake(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,23 +10,36 @@ from hypothesis import strategies as st
 
 import mage.evaluation.ceilings
 import mage.opponents.search
-from mage.evaluation.ceilings import TooLarge, best_response, ceilings, equilibrium_value, exploitation, opening_values, optimum
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
+from mage.evaluation.ceilings import (
+    TooLarge,
+    best_response,
+    ceilings,
+    equilibrium_value,
+    exploitation,
+    opening_values,
+    optimum,
+)
 from mage.opponents.base import find
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 KUHN, TIC_TAC_TOE = KuhnPoker(), TicTacToe()
 # The situations in which the agent moves, as its anchors name them.
-SITUATIONS = {0: [f"{c}{m}" for c in "JQK" for m in ("", " pass bet")], 1: [f"{c} {m}" for c in "JQK" for m in ("pass", "bet")]}
+SITUATIONS = {
+    0: [f"{c}{m}" for c in "JQK" for m in ("", " pass bet")],
+    1: [f"{c} {m}" for c in "JQK" for m in ("pass", "bet")],
+}
 
 
 def play_out(plan, opponent, seat, deal):
     """One game of a pure plan against an opponent that never mixes: (score, recap), through the real environment."""
     state = KUHN.start(deal)
     while (mover := state.turn()) is not None:
-        state.apply(plan[state.anchor(seat)] if mover == seat else max(find(opponent).policy(state, mover)))
+        state.apply(
+            plan[state.anchor(seat)] if mover == seat else max(find(opponent).policy(state, mover))
+        )
     return state.scores()[seat], state.recap(seat)
 
 
@@ -34,14 +47,23 @@ def play_out(plan, opponent, seat, deal):
 def all_games(seat):
     """Every pure plan x style x deal."""
     plans = [dict(zip(SITUATIONS[seat], moves)) for moves in product(("pass", "bet"), repeat=6)]
-    return [{style: [play_out(plan, style, seat, deal) for deal in range(len(DEALS))] for style in STYLES} for plan in plans]
+    return [
+        {
+            style: [play_out(plan, style, seat, deal) for deal in range(len(DEALS))]
+            for style in STYLES
+        }
+        for plan in plans
+    ]
 
 
 def average(games, style):
     return sum(score for score, _ in games[style]) / len(DEALS)
 
 
-@pytest.mark.parametrize(("seat", "non_adapting", "two", "three", "knows"), [(0, 0.0833, 0.1944, 0.2426, 0.2833), (1, 0.1667, 0.2111, 0.2333, 0.2667)])
+@pytest.mark.parametrize(
+    ("seat", "non_adapting", "two", "three", "knows"),
+    [(0, 0.0833, 0.1944, 0.2426, 0.2833), (1, 0.1667, 0.2111, 0.2333, 0.2667)],
+)
 def test_the_ceilings_are_those_of_the_method_page(seat, non_adapting, two, three, knows):
     second, third = ceilings(KuhnPoker(), STYLES, seat, 2), ceilings(KuhnPoker(), STYLES, seat, 3)
     found = (third.non_adapting, second.bayes_final, third.bayes_final, third.knows_opponent)
@@ -50,7 +72,10 @@ def test_the_ceilings_are_those_of_the_method_page(seat, non_adapting, two, thre
 
 @pytest.mark.parametrize("seat", [0, 1])
 def test_no_pure_plan_beats_the_non_adapting_ceiling_and_one_reaches_it(seat):
-    totals = [sum(share * average(games, style) for style, share in STYLES.items()) for games in all_games(seat)]
+    totals = [
+        sum(share * average(games, style) for style, share in STYLES.items())
+        for games in all_games(seat)
+    ]
     assert max(totals) == pytest.approx(ceilings(KuhnPoker(), STYLES, seat, 1).non_adapting)
 
 
@@ -63,10 +88,15 @@ def test_two_episodes_agree_with_trying_every_pair_of_plans(seat):
         for style, share in STYLES.items():
             for _, recap in first[style]:
                 seen.setdefault(recap, dict.fromkeys(STYLES, 0.0))[style] += share / len(DEALS)
-        return sum(max(sum(joint[style] * reply[style] for style in STYLES) for reply in replies) for joint in seen.values())
+        return sum(
+            max(sum(joint[style] * reply[style] for style in STYLES) for reply in replies)
+            for joint in seen.values()
+        )
 
     def total(first):
-        return sum(share * average(first, style) for style, share in STYLES.items()) + best_after(first)
+        return sum(share * average(first, style) for style, share in STYLES.items()) + best_after(
+            first
+        )
 
     found = ceilings(KuhnPoker(), STYLES, seat, 2)
     assert found.bayes_final == pytest.approx(max(map(best_after, all_games(seat))))
@@ -83,20 +113,32 @@ def test_the_episodes_of_the_best_weighted_sum_agree_with_trying_every_pair_of_p
         for style, share in STYLES.items():
             for _, recap in first[style]:
                 seen.setdefault(recap, dict.fromkeys(STYLES, 0.0))[style] += share / len(DEALS)
-        second = sum(max(sum(joint[style] * reply[style] for style in STYLES) for reply in replies) for joint in seen.values())
+        second = sum(
+            max(sum(joint[style] * reply[style] for style in STYLES) for reply in replies)
+            for joint in seen.values()
+        )
         return sum(share * average(first, style) for style, share in STYLES.items()), second
 
     pairs = [both(first) for first in all_games(seat)]
     for counts in ((0.25, 1.0), (1.0, 1.0), (1.0, 0.3)):
-        expected = max(pairs, key=lambda pair: sum(count * score for count, score in zip(counts, pair, strict=True)))
+        expected = max(
+            pairs,
+            key=lambda pair: sum(count * score for count, score in zip(counts, pair, strict=True)),
+        )
         assert optimum(KuhnPoker(), STYLES, seat, counts) == pytest.approx(expected, abs=1e-8)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.tuples(*[st.floats(0.01, 1)] * 4), st.sampled_from([0, 1]), st.integers(1, 4))
-def test_knowing_is_worth_more_than_learning_and_learning_more_than_not_adapting(shares, seat, episodes):
-    found = ceilings(KuhnPoker(), dict(zip((*STYLES, "random"), shares, strict=True)), seat, episodes)
-    fewer = ceilings(KuhnPoker(), dict(zip((*STYLES, "random"), shares, strict=True)), seat, max(1, episodes - 1))
+def test_knowing_is_worth_more_than_learning_and_learning_more_than_not_adapting(
+    shares, seat, episodes
+):
+    found = ceilings(
+        KuhnPoker(), dict(zip((*STYLES, "random"), shares, strict=True)), seat, episodes
+    )
+    fewer = ceilings(
+        KuhnPoker(), dict(zip((*STYLES, "random"), shares, strict=True)), seat, max(1, episodes - 1)
+    )
     assert found.knows_opponent >= found.bayes_final - 1e-9
     assert found.bayes_final >= fewer.bayes_final - 1e-9
     assert found.bayes_final >= found.bayes_mean - 1e-9
@@ -108,7 +150,11 @@ def test_knowing_is_worth_more_than_learning_and_learning_more_than_not_adapting
 @pytest.mark.parametrize("seat", [0, 1])
 def test_against_one_opponent_there_is_nothing_to_learn(seat):
     found = ceilings(KuhnPoker(), {"aggressive": 2.0}, seat, 3)
-    assert found.non_adapting == pytest.approx(found.knows_opponent) == pytest.approx(best_response(KUHN, "aggressive", seat))
+    assert (
+        found.non_adapting
+        == pytest.approx(found.knows_opponent)
+        == pytest.approx(best_response(KUHN, "aggressive", seat))
+    )
 
 
 def test_mixed_opponents_are_learnt_too():
@@ -157,7 +203,9 @@ def test_tic_tac_toe_is_a_draw():
 def test_best_response_to_random_play_agrees_with_openspiel(seat):
     for game in ("kuhn_poker", "leduc_poker"):
         spiel = pyspiel.load_game(game)
-        uniform = pyspiel.UniformRandomPolicy(spiel)  # held by name: the best response keeps a bare pointer to it
+        uniform = pyspiel.UniformRandomPolicy(
+            spiel
+        )  # held by name: the best response keeps a bare pointer to it
         response = pyspiel.TabularBestResponse(spiel, seat, uniform)
         ours = best_response(KUHN if game == "kuhn_poker" else OpenSpiel(game=game), "random", seat)
         assert ours == pytest.approx(response.value_from_state(spiel.new_initial_state()))
@@ -165,10 +213,15 @@ def test_best_response_to_random_play_agrees_with_openspiel(seat):
 
 @pytest.mark.parametrize("seat", [0, 1])
 def test_nobody_gains_on_the_equilibrium_player(seat):
-    assert best_response(KUHN, "cfr", seat) == pytest.approx(equilibrium_value(KUHN, seat), abs=1e-3)
+    assert best_response(KUHN, "cfr", seat) == pytest.approx(
+        equilibrium_value(KUHN, seat), abs=1e-3
+    )
 
 
-@pytest.mark.parametrize(("opponent", "first", "second"), [*((f"pattern-{n}", 1, 1) for n in range(6)), ("random", 0.995, 0.939)])
+@pytest.mark.parametrize(
+    ("opponent", "first", "second"),
+    [*((f"pattern-{n}", 1, 1) for n in range(6)), ("random", 0.995, 0.939)],
+)
 def test_chances_to_win_tic_tac_toe_are_those_of_the_method_page(opponent, first, second):
     found = [best_response(TIC_TAC_TOE, opponent, seat, "win") for seat in (0, 1)]
     assert found == pytest.approx([first, second], abs=5e-4)
@@ -184,8 +237,12 @@ def test_the_first_player_wins_about_six_games_in_ten_against_mcts_100(monkeypat
 @pytest.mark.parametrize("style", STYLES)
 def test_the_best_score_and_chance_to_win_agree_with_trying_every_plan(style, seat):
     plans = [[score for score, _ in games[style]] for games in all_games(seat)]
-    assert best_response(KUHN, style, seat) == pytest.approx(max(sum(scores) for scores in plans) / len(DEALS))
-    assert best_response(KUHN, style, seat, "win") == pytest.approx(max(sum(score > 0 for score in scores) for scores in plans) / len(DEALS))
+    assert best_response(KUHN, style, seat) == pytest.approx(
+        max(sum(scores) for scores in plans) / len(DEALS)
+    )
+    assert best_response(KUHN, style, seat, "win") == pytest.approx(
+        max(sum(score > 0 for score in scores) for scores in plans) / len(DEALS)
+    )
 
 
 def test_exploitation_runs_from_safe_play_to_the_best_response():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mage.agent.chat import Chat
-from mage.config.menus import PACKAGE
+from mage.models.base import SHIPPED
 from tests.toys import byte_chat
 
 
@@ -21,12 +21,16 @@ def test_pieces_of_a_chat_are_what_the_template_renders() -> None:
 def test_the_embedded_model_renders_like_transformers() -> None:
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(PACKAGE / "embedded")
-    ours = Chat.load(PACKAGE / "embedded")
+    theirs = AutoTokenizer.from_pretrained(SHIPPED / "embedded")
+    ours = Chat.load(SHIPPED / "embedded")
     messages = [{"role": "system", "content": "You play Kuhn poker."}, {"role": "user", "content": "Your card: K."},
                 {"role": "assistant", "content": "<action>bet</action>"}, {"role": "user", "content": "Moves: you bet."}]  # fmt: skip
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    found = ours.first("You play Kuhn poker.", "Your card: K.") + ours.encode("<action>bet</action>") + ours.next("Moves: you bet.")
+    found = (
+        ours.first("You play Kuhn poker.", "Your card: K.")
+        + ours.encode("<action>bet</action>")
+        + ours.next("Moves: you bet.")
+    )
     assert list(found) == list(expected)
 
 
@@ -36,8 +40,13 @@ def test_decoding_leaves_the_end_token_out() -> None:
 
 
 def folder_with(tmp_path: Path, **files: str) -> Path:
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
-        source = PACKAGE / "embedded" / name
+    for name in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+    ):
+        source = SHIPPED / "embedded" / name
         text = files.get(name.split(".")[0], source.read_text())
         if text:
             (tmp_path / name).write_text(text)
@@ -65,7 +74,7 @@ def test_a_template_that_cannot_render_is_told(tmp_path: Path) -> None:
 
 
 def test_a_template_in_the_tokenizers_config_is_found(tmp_path: Path) -> None:
-    config = json.loads((PACKAGE / "embedded" / "tokenizer_config.json").read_text())
-    config["chat_template"] = (PACKAGE / "embedded" / "chat_template.jinja").read_text()
+    config = json.loads((SHIPPED / "embedded" / "tokenizer_config.json").read_text())
+    config["chat_template"] = (SHIPPED / "embedded" / "chat_template.jinja").read_text()
     folder = folder_with(tmp_path, chat_template="", tokenizer_config=json.dumps(config))
-    assert Chat.load(folder).first("a", "b") == Chat.load(PACKAGE / "embedded").first("a", "b")
+    assert Chat.load(folder).first("a", "b") == Chat.load(SHIPPED / "embedded").first("a", "b")

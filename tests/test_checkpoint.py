@@ -17,7 +17,13 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
 def make(update: int, *, adapter: bool = False, size: int = 8) -> Checkpoint:
     weights = {"layer.weight": torch.arange(size) / 7}
-    return Checkpoint(update, weights, adapter, {"layer.weight.step": torch.tensor(3.0)}, {"best": 0.5, "name": "ünï"})
+    return Checkpoint(
+        update,
+        weights,
+        adapter,
+        {"layer.weight.step": torch.tensor(3.0)},
+        {"best": 0.5, "name": "ünï"},
+    )
 
 
 @contextmanager
@@ -40,7 +46,9 @@ def test_what_is_saved_is_loaded(tmp_path: Path, adapter: bool) -> None:
     assert (found.update, found.adapter, found.state) == (40, adapter, saved.state)
     assert torch.equal(found.weights["layer.weight"], saved.weights["layer.weight"])
     assert torch.equal(found.optimizer["layer.weight.step"], torch.tensor(3.0))
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["update_000040"], "no temporary folder is left"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["update_000040"], (
+        "no temporary folder is left"
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -49,7 +57,10 @@ def test_a_truncated_file_is_named(tmp_path: Path, name: str) -> None:
     file = path / name
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(ValueError, match=rf"update_000001 is broken: {name} has {size - 3} bytes, {size} were written"):
+    with pytest.raises(
+        ValueError,
+        match=rf"update_000001 is broken: {name} has {size - 3} bytes, {size} were written",
+    ):
         checkpoint.load(path)
 
 
@@ -71,7 +82,17 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         checkpoint.load(path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"files": {}}', '{"files": {"model.safetensors": 3}}', '{"format": 1, "files": 2}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        '{"files": {}}',
+        '{"files": {"model.safetensors": 3}}',
+        '{"format": 1, "files": 2}',
+    ],
+)
 def test_a_manifest_that_is_none_is_named(tmp_path: Path, content: str) -> None:
     path = checkpoint.save(tmp_path, make(1))
     (path / "manifest.json").write_text(content)
@@ -110,9 +131,17 @@ def test_latest_of_nothing_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("update", [1, 2])
 def test_a_full_disk_harms_no_earlier_checkpoint(tmp_path: Path, update: int) -> None:
     checkpoint.save(tmp_path, make(1))
-    with largest_file(10_000), pytest.raises(RuntimeError, match=f"update_00000{update} could not be saved .*earlier checkpoints are untouched"):
+    with (
+        largest_file(10_000),
+        pytest.raises(
+            RuntimeError,
+            match=f"update_00000{update} could not be saved .*earlier checkpoints are untouched",
+        ),
+    ):
         checkpoint.save(tmp_path, make(update, size=100_000))
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["update_000001"], "the temporary folder is removed"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["update_000001"], (
+        "the temporary folder is removed"
+    )
     assert len(checkpoint.load(tmp_path / "update_000001").weights["layer.weight"]) == 8
 
 
@@ -136,7 +165,11 @@ def test_prune_keeps_the_newest_and_the_named(tmp_path: Path) -> None:
     for update in range(6):
         checkpoint.save(tmp_path, make(update))
     checkpoint.prune(tmp_path, keep=2, also={1})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["update_000001", "update_000004", "update_000005"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "update_000001",
+        "update_000004",
+        "update_000005",
+    ]
 
 
 def test_state_that_is_no_json_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 import mage
 from mage.cli.main import app
-from mage.config.recipe import load_recipe
+from mage.config.loading import load_recipe
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.config.menus import PACKAGE
+from mage.models.base import SHIPPED
 from mage.opponents.base import find
 from mage.run_folder import RunFolder
 
@@ -127,7 +127,13 @@ def test_light_verbs_load_no_torch() -> None:
         assert CliRunner().invoke(app, words, input="").exit_code == 0, words
     assert not {"torch", "transformers", "matplotlib"} & set(sys.modules)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -135,7 +141,13 @@ def test_light_verbs_load_no_torch() -> None:
 
 
 def test_training_ends_with_table_ceilings_and_paths(trained: Any, run: Path) -> None:
-    for title in ("before training", "after training", "memory emptied", "best without adapting", "best learner"):
+    for title in (
+        "before training",
+        "after training",
+        "memory emptied",
+        "best without adapting",
+        "best learner",
+    ):
         assert title in trained.stdout
     # method.md section 7, mean of both seats: non-adapting .125, Bayes-optimal third episode .238
     assert re.search(r"\n\s+3 .*\+0\.125 +\+0\.238", trained.stdout)
@@ -149,7 +161,9 @@ def test_training_ends_with_table_ceilings_and_paths(trained: Any, run: Path) ->
 
 def test_the_terminal_gives_the_verdict_of_the_page(trained: Any, run: Path) -> None:
     page = html.unescape(next(run.rglob("report.html")).read_text())
-    said = re.findall(r"<li>(.+)</li>", re.search(r'<ul class="verdict">(.+?)</ul>', page, re.DOTALL)[1])  # type: ignore[index]
+    said = re.findall(
+        r"<li>(.+)</li>", re.search(r'<ul class="verdict">(.+?)</ul>', page, re.DOTALL)[1]
+    )  # type: ignore[index]
     assert any(re.match(r"Episode 3, after training, scores", sentence) for sentence in said)
     assert [sentence for sentence in said if sentence not in trained.stdout] == []
 
@@ -173,15 +187,37 @@ def test_an_unfinished_run_is_reported_and_told_how_to_go_on(copy: Path) -> None
 
 
 def test_overrides_come_in_any_order_and_name_the_run(place: Path, tmp_path: Path) -> None:
-    told = call("train", "--run.updates=0", place / "small.toml", "--run.name=other", "--runs", tmp_path, "--json")
+    told = call(
+        "train",
+        "--run.updates=0",
+        place / "small.toml",
+        "--run.name=other",
+        "--runs",
+        tmp_path,
+        "--json",
+    )
     assert json.loads(told.stdout)["updates"] == 0
     assert RunFolder.open(tmp_path / "other").recipe.run.updates == 0
-    assert "exists already" in refused("train", place / "small.toml", "--run.name=other", "--runs", tmp_path)
+    assert "exists already" in refused(
+        "train", place / "small.toml", "--run.name=other", "--runs", tmp_path
+    )
 
 
-def test_ctrl_c_saves_and_the_resumed_run_ends_like_one_that_was_not_stopped(place: Path, run: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "mage", "train", str(place / "small.toml"), "--runs", str(tmp_path)]
-    with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+def test_ctrl_c_saves_and_the_resumed_run_ends_like_one_that_was_not_stopped(
+    place: Path, run: Path, tmp_path: Path
+) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "mage",
+        "train",
+        str(place / "small.toml"),
+        "--runs",
+        str(tmp_path),
+    ]
+    with subprocess.Popen(
+        words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stderr is not None
         assert any("before (final test)" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
@@ -197,7 +233,9 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
     from mage.cli.terminal.progress import Interrupt
 
     said: list[str] = []
-    before = signal.getsignal(signal.SIGINT)  # in the background of a shell it is ignored from the start
+    before = signal.getsignal(
+        signal.SIGINT
+    )  # in the background of a shell it is ignored from the start
     with Interrupt(said.append) as interrupt:
         assert not interrupt()
         signal.raise_signal(signal.SIGINT)
@@ -215,17 +253,24 @@ def figures(score: float) -> dict[str, Any]:
     return {"score_1": 0.0, "score_2": score, "action_entropy": 0.5, "illegal_rate": 0.25}
 
 
-def test_the_display_shows_scores_against_ceilings_and_the_time_left(place: Path, run: Path) -> None:
-    from mage.report.run_results import read_findings
-    from mage.cli.terminal.progress import Onlooker
+def test_the_display_shows_scores_against_ceilings_and_the_time_left(
+    place: Path, run: Path
+) -> None:
+    from mage.cli.terminal.progress import TerminalCallback
+    from mage.report.run_results import read_run_results
 
-    recipe, bounds = load_recipe(place / "small.toml", ["--run.updates=4"]), read_findings(RunFolder.open(run)).bounds
+    recipe, bounds = (
+        load_recipe(place / "small.toml", ["--run.updates=4"]),
+        read_run_results(RunFolder.open(run)).bounds,
+    )
     text = StringIO()
-    with Onlooker(recipe, Console(file=text, force_terminal=True, width=100), bounds) as onlooker:
-        onlooker.played(1, 12, "select_000000")
-        onlooker.updated(1, 4, figures(0.1), 2.0)
-        onlooker.updated(2, 4, figures(0.3), 4.0)
-        onlooker.display.refresh()
+    with TerminalCallback(
+        recipe, Console(file=text, force_terminal=True, width=100), bounds
+    ) as display:
+        display.on_tasks_played(1, 12, "select_000000")
+        display.on_update(1, 4, figures(0.1), {"total": 2.0})
+        display.on_update(2, 4, figures(0.3), {"total": 4.0})
+        display.display.refresh()
     shown = re.sub(r"\x1b\[[^m]*m", "", text.getvalue())
     assert "+0.000  +0.200  (mean of 2 updates)" in shown
     assert "+0.125  +0.203  +0.238  (without adapting +0.125)" in shown
@@ -237,7 +282,12 @@ def test_the_display_shows_scores_against_ceilings_and_the_time_left(place: Path
 def test_the_time_left_counts_the_panels_to_come(place: Path) -> None:
     from mage.cli.terminal.progress import Pace
 
-    pace = Pace(load_recipe(place / "small.toml", ["--run.updates=10", "--run.evaluate_every=4", "--evaluate.final_size=24"]))
+    pace = Pace(
+        load_recipe(
+            place / "small.toml",
+            ["--run.updates=10", "--run.evaluate_every=4", "--evaluate.final_size=24"],
+        )
+    )
     assert pace.left(0) is None
     pace.updates.extend([1.0, 3.0])
     pace.panels["select"] = 5.0
@@ -248,12 +298,17 @@ def test_the_time_left_counts_the_panels_to_come(place: Path) -> None:
 
 
 def test_ceilings_of_other_opponents_are_not_shown(place: Path, run: Path) -> None:
-    from mage.report.run_results import read_findings
-    from mage.cli.terminal.progress import Onlooker
+    from mage.cli.terminal.progress import TerminalCallback
+    from mage.report.run_results import read_run_results
 
-    recipe, bounds = load_recipe(place / "small.toml", ["--opponents.test={cfr = 1}"]), read_findings(RunFolder.open(run)).bounds
+    recipe, bounds = (
+        load_recipe(place / "small.toml", ["--opponents.test={cfr = 1}"]),
+        read_run_results(RunFolder.open(run)).bounds,
+    )
     text = StringIO()
-    Onlooker(recipe, Console(file=text, width=200), bounds).updated(3, 3, figures(0.1), 2.0)
+    TerminalCallback(recipe, Console(file=text, width=200), bounds).on_update(
+        3, 3, figures(0.1), {"total": 2.0}
+    )
     assert "score by episode in training +0.000 +0.100" in text.getvalue()
     assert "without adapting" not in text.getvalue()
 
@@ -275,7 +330,9 @@ def test_ceilings_of_other_opponents_are_not_shown(place: Path, run: Path) -> No
         (["--groups=3"], "is not an override"),
     ],
 )
-def test_a_mistake_in_a_recipe_is_one_message_and_leaves_nothing(place: Path, tmp_path: Path, words: list[str], message: str) -> None:
+def test_a_mistake_in_a_recipe_is_one_message_and_leaves_nothing(
+    place: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
     assert message in refused("train", place / "small.toml", *words, "--runs", tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
@@ -291,18 +348,27 @@ def test_what_is_not_there_is_named(place: Path, tmp_path: Path) -> None:
 
 
 def model_without(name: str, folder: Path) -> Path:
-    shutil.copytree(PACKAGE / "embedded", folder)
+    shutil.copytree(SHIPPED / "embedded", folder)
     (folder / name).unlink()
     return folder
 
 
-@pytest.mark.parametrize(("missing", "message"), [("chat_template.jinja", "no chat template"), ("model.safetensors", "no *.safetensors")])
-def test_an_incomplete_model_folder_is_refused(place: Path, tmp_path: Path, missing: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("chat_template.jinja", "no chat template"), ("model.safetensors", "no *.safetensors")],
+)
+def test_an_incomplete_model_folder_is_refused(
+    place: Path, tmp_path: Path, missing: str, message: str
+) -> None:
     folder = model_without(missing, tmp_path / "model")
-    told = refused_quietly("train", place / "small.toml", f"--model.path={folder}", "--runs", tmp_path / "runs")
+    told = refused_quietly(
+        "train", place / "small.toml", f"--model.path={folder}", "--runs", tmp_path / "runs"
+    )
     assert message in told
     assert not list(tmp_path.glob("runs/*"))
-    assert message in refused("play", "kuhn_poker", "--watch", "--against", "random", "--model", folder)
+    assert message in refused(
+        "play", "kuhn_poker", "--watch", "--against", "random", "--model", folder
+    )
 
 
 def refused_quietly(*words: str | Path) -> str:
@@ -337,7 +403,9 @@ def test_a_run_goes_on_once_the_broken_checkpoint_is_gone(copy: Path, run: Path)
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "run folder"])
-def test_a_full_disk_loses_nothing_that_was_saved(place: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_full_disk_loses_nothing_that_was_saved(
+    place: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     from mage.learn import checkpoint
 
     def full(*_: Any, **__: Any) -> None:
@@ -351,7 +419,9 @@ def test_a_full_disk_loses_nothing_that_was_saved(place: Path, run: Path, tmp_pa
 
     with monkeypatch.context() as patch:
         if where == "checkpoint":
-            patch.setattr(checkpoint, "save_file", save_file)  # two files a checkpoint: the third one fails
+            patch.setattr(
+                checkpoint, "save_file", save_file
+            )  # two files a checkpoint: the third one fails
         else:
             patch.setattr(RunFolder, "append_timing", full)
         told = refused_quietly("train", place / "small.toml", "--runs", tmp_path)
@@ -369,7 +439,9 @@ def test_trouble_with_a_gpu_is_told_and_the_last_checkpoint_is_whole(
 
     from mage.learn.learner import Learner
 
-    error = torch.OutOfMemoryError if trouble == "memory" else getattr(torch, "AcceleratorError", None)
+    error = (
+        torch.OutOfMemoryError if trouble == "memory" else getattr(torch, "AcceleratorError", None)
+    )
     if error is None:
         pytest.skip("this torch has no error of its own for a driver")
     real, done = Learner.update, list[int]()
@@ -392,13 +464,17 @@ def test_trouble_with_a_gpu_is_told_and_the_last_checkpoint_is_whole(
     assert metrics(tmp_path / "small-1") == metrics(run)
 
 
-def test_a_full_card_is_told_where_nothing_is_trained_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_card_is_told_where_nothing_is_trained_too(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     def full(*arguments: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.\nand a long trace")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 MiB.\nand a long trace"
+        )
 
-    monkeypatch.setattr("mage.training.trainer.load_model", full)
+    monkeypatch.setattr("mage.training.build.load_model", full)
     told = refused_quietly("evaluate", run, "--size", "6")
     assert "out of GPU memory: CUDA out of memory. Tried to allocate 20.00 MiB." in told
     assert "engines.slots" in told
@@ -427,9 +503,16 @@ def test_a_run_is_evaluated_at_the_checkpoint_that_is_named(run: Path) -> None:
     best = json.loads(call("evaluate", run, "--json").stdout)
     assert best["update"] == chosen
     assert best["evaluation"]["overall"] == stored["overall"]
-    emptied = json.loads(call("evaluate", run, "--memory", "none", "--checkpoint", str(chosen), "--json").stdout)
-    assert emptied["evaluation"]["overall"] == json.loads((run / "evaluations" / "emptied_test.json").read_text())["overall"]
-    assert json.loads(call("evaluate", run, "--checkpoint", "latest", "--size", "6", "--json").stdout)["update"] == max(updates)
+    emptied = json.loads(
+        call("evaluate", run, "--memory", "none", "--checkpoint", str(chosen), "--json").stdout
+    )
+    assert (
+        emptied["evaluation"]["overall"]
+        == json.loads((run / "evaluations" / "emptied_test.json").read_text())["overall"]
+    )
+    assert json.loads(
+        call("evaluate", run, "--checkpoint", "latest", "--size", "6", "--json").stdout
+    )["update"] == max(updates)
     assert "allowed are best, latest" in refused("evaluate", run, "--checkpoint", "77")
 
 
@@ -437,54 +520,104 @@ def test_an_evaluation_is_a_table_of_every_cell(run: Path) -> None:
     told = call("evaluate", run, "--size", "12", "--episodes", "2", "--panel", "select").stdout
     assert "select test panel" in told
     assert "Pass@k" in told
-    assert len(re.findall(r"^ (?:all|conservative|aggressive|intermediate) +(?:both|first|second) ", told, re.MULTILINE)) == 12 * 2
+    assert (
+        len(
+            re.findall(
+                r"^ (?:all|conservative|aggressive|intermediate) +(?:both|first|second) ",
+                told,
+                re.MULTILINE,
+            )
+        )
+        == 12 * 2
+    )
 
 
 def test_a_recipe_is_evaluated_untrained_and_compared_in_pairs(run: Path, place: Path) -> None:
     words = ("evaluate", run, "--compare", place / "small.toml")
     told = json.loads(call(*words, "--json").stdout)
     assert told["compared_with"]["update"] == 0
-    first, second = (one["evaluation"]["overall"]["episodes"] for one in (told, told["compared_with"]))
+    first, second = (
+        one["evaluation"]["overall"]["episodes"] for one in (told, told["compared_with"])
+    )
     for number, episode in enumerate(told["comparison"]["episodes"]):
         difference = first[number]["score"]["value"] - second[number]["score"]["value"]
         assert episode["score"]["difference"]["value"] == pytest.approx(difference)
     assert "paired over 12 tasks" in call(*words).stdout
     assert "has no effect" in refused("evaluate", place / "small.toml", "--checkpoint", "best")
-    assert "no opponents for split 'ood'" in refused_quietly("evaluate", place / "small.toml", "--split", "ood")
+    assert "no opponents for split 'ood'" in refused_quietly(
+        "evaluate", place / "small.toml", "--split", "ood"
+    )
 
 
 # --- play ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_person_plays_with_help_and_sees_the_result() -> None:
-    told = call("play", "kuhn_poker", "--against", "conservative", "--seed", "3", typed="raise\n?\nBET\nbet\nbet\nbet\n").stdout
+    told = call(
+        "play",
+        "kuhn_poker",
+        "--against",
+        "conservative",
+        "--seed",
+        "3",
+        typed="raise\n?\nBET\nbet\nbet\nbet\n",
+    ).stdout
     assert "There are three cards" in told
     assert "You act first." in told
     assert "'raise' is no legal move here" in told
     assert "legal moves: pass, bet" in told
-    results = [float(chips) * (1 if verb == "won" else -1) for verb, chips in re.findall(r"You (won|lost) (\d) chip", told)]
+    results = [
+        float(chips) * (1 if verb == "won" else -1)
+        for verb, chips in re.findall(r"You (won|lost) (\d) chip", told)
+    ]
     assert len(results) == 3
     assert f"Your score: {sum(results):+g} over 3 games." in told
 
 
 def test_a_person_sees_what_the_last_move_led_to_and_little_of_what_was_mistyped() -> None:
     """One box, one move from solved: after it the box stands on the target."""
-    words = ("play", "sokoban", "--seed", "3", "--episodes", "1", "--option", "boxes=1", "--option", "shortest=1", "--option", "longest=1")
+    words = (
+        "play",
+        "sokoban",
+        "--seed",
+        "3",
+        "--episodes",
+        "1",
+        "--option",
+        "boxes=1",
+        "--option",
+        "shortest=1",
+        "--option",
+        "longest=1",
+    )
     legal = ("up", "down", "left", "right")
-    told = next(found for move in legal if "You solved the room" in (found := call(*words, typed=f"{'x' * 100_000}\n{move}\n").stdout))
+    told = next(
+        found
+        for move in legal
+        if "You solved the room"
+        in (found := call(*words, typed=f"{'x' * 100_000}\n{move}\n").stdout)
+    )
     assert len(told) < 3000
     assert "Boxes on targets: 1 of 1." in told
     assert "*" in told.split("You made")[1]
 
 
-@pytest.mark.parametrize(("world", "option"), [("alfworld", "data=official"), ("webshop", "data=/nowhere"), ("sokoban", "levels=/nowhere")])
-def test_missing_data_is_told_before_the_rules(world: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("world", "option"),
+    [("alfworld", "data=official"), ("webshop", "data=/nowhere"), ("sokoban", "levels=/nowhere")],
+)
+def test_missing_data_is_told_before_the_rules(
+    world: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     message = refused("play", world, "--option", option)
     assert "data" in message or "levels" in message
 
 
-@pytest.mark.parametrize(("typed", "score"), [("q\n", "No game was finished."), ("", "No game was finished."), ("bet\nq\n", "over 1 game.")])
+@pytest.mark.parametrize(
+    ("typed", "score"),
+    [("q\n", "No game was finished."), ("", "No game was finished."), ("bet\nq\n", "over 1 game.")],
+)
 def test_a_person_may_leave_at_any_time(typed: str, score: str) -> None:
     result = call("play", "kuhn_poker", "--against", "conservative", "--seed", "3", typed=typed)
     assert result.exit_code == 0
@@ -493,24 +626,71 @@ def test_a_person_may_leave_at_any_time(typed: str, score: str) -> None:
 
 
 def test_a_person_may_sit_second_and_choose_the_game() -> None:
-    told = call("play", "tic_tac_toe", "--against", "pattern-0", "--seat", "second", "--episodes", "1", typed="1\n7\n4\n").stdout
+    told = call(
+        "play",
+        "tic_tac_toe",
+        "--against",
+        "pattern-0",
+        "--seat",
+        "second",
+        "--episodes",
+        "1",
+        typed="1\n7\n4\n",
+    ).stdout
     assert "You are O and move second." in told
     assert "opponent: 5" in told  # pattern 0 opens in the centre
     assert "Your cells in order: 1 7 4." in told
     assert "You won." in told
-    nim = call("play", "openspiel", "--option", "game=nim", "--against", "random", "--seed", "1", typed="?\nq\n").stdout
+    nim = call(
+        "play",
+        "openspiel",
+        "--option",
+        "game=nim",
+        "--against",
+        "random",
+        "--seed",
+        "1",
+        typed="?\nq\n",
+    ).stdout
     assert "legal moves: " in nim
 
 
 def test_a_person_plays_against_the_agent(run: Path) -> None:
-    told = call("play", "kuhn_poker", "--against", "agent", "--run", run, "--episodes", "2", "--seed", "3", typed="bet\nbet\nbet\nbet\n").stdout
+    told = call(
+        "play",
+        "kuhn_poker",
+        "--against",
+        "agent",
+        "--run",
+        run,
+        "--episodes",
+        "2",
+        "--seed",
+        "3",
+        typed="bet\nbet\nbet\nbet\n",
+    ).stdout
     assert len(re.findall(r"You (won|lost) \d chip", told)) == 2
     assert "over 2 games." in told
-    assert "You left." in call("play", "kuhn_poker", "--against", "agent", "--seat", "second", typed="").stdout
+    assert (
+        "You left."
+        in call("play", "kuhn_poker", "--against", "agent", "--seat", "second", typed="").stdout
+    )
 
 
 def test_an_agent_is_watched_with_its_prompts_notes_and_memory(run: Path) -> None:
-    words = ("play", "kuhn_poker", "--watch", "--against", "aggressive", "--run", run, "--seed", "5", "--memory", "both")
+    words = (
+        "play",
+        "kuhn_poker",
+        "--watch",
+        "--against",
+        "aggressive",
+        "--run",
+        run,
+        "--seed",
+        "5",
+        "--memory",
+        "both",
+    )
     told, data = call(*words).stdout, json.loads(call(*words, "--json").stdout)
     assert told.count("There are three cards") == 1, "only new lines are shown"
     assert "game 1 of 3, memory: empty" in told
@@ -526,14 +706,26 @@ def test_an_agent_is_watched_with_its_prompts_notes_and_memory(run: Path) -> Non
 
 def test_play_refuses_what_has_no_effect(run: Path, tmp_path: Path) -> None:
     assert "against whom?" in refused("play", "kuhn_poker")
-    assert "pattern-1 plays tic_tac_toe, not kuhn_poker" in refused("play", "kuhn_poker", "--against", "pattern-1")
+    assert "pattern-1 plays tic_tac_toe, not kuhn_poker" in refused(
+        "play", "kuhn_poker", "--against", "pattern-1"
+    )
     assert "did you mean 'kuhn_poker'?" in refused("play", "kuhn_pokr", "--against", "random")
-    assert "--memory has no effect" in refused("play", "kuhn_poker", "--against", "random", "--memory", "none")
+    assert "--memory has no effect" in refused(
+        "play", "kuhn_poker", "--against", "random", "--memory", "none"
+    )
     assert "--json has no effect" in refused("play", "kuhn_poker", "--against", "random", "--json")
-    assert "--option colour is unknown" in refused("play", "kuhn_poker", "--against", "random", "--option", "colour=red")
-    assert "OpenSpiel has no game" in refused("play", "openspiel", "--against", "random", "--option", "game=ludo")
-    assert "was trained on kuhn_poker" in refused("play", "tic_tac_toe", "--watch", "--against", "random", "--run", run)
-    assert "is not a run folder" in refused("play", "kuhn_poker", "--against", "agent", "--run", tmp_path)
+    assert "--option colour is unknown" in refused(
+        "play", "kuhn_poker", "--against", "random", "--option", "colour=red"
+    )
+    assert "OpenSpiel has no game" in refused(
+        "play", "openspiel", "--against", "random", "--option", "game=ludo"
+    )
+    assert "was trained on kuhn_poker" in refused(
+        "play", "tic_tac_toe", "--watch", "--against", "random", "--run", run
+    )
+    assert "is not a run folder" in refused(
+        "play", "kuhn_poker", "--against", "agent", "--run", tmp_path
+    )
 
 
 # --- list, ceilings ------------------------------------------------------------------------------------------------
@@ -541,37 +733,74 @@ def test_play_refuses_what_has_no_effect(run: Path, tmp_path: Path) -> None:
 
 def test_menus_are_listed_with_their_options() -> None:
     told = json.loads(call("list", "--json").stdout)
-    assert set(told) == {"environments", "opponents", "memory", "engines", "advantages", "recipes", "parts"}
+    assert set(told) == {
+        "environments",
+        "opponents",
+        "memory",
+        "engines",
+        "advantages",
+        "recipes",
+        "parts",
+    }
     opponents = {item["name"]: item for item in told["opponents"]}
-    assert opponents["mcts"]["options"] == [{"name": "simulations", "default": 100, "description": ""}]
+    assert opponents["mcts"]["options"] == [
+        {"name": "simulations", "default": 100, "description": ""}
+    ]
     assert opponents["conservative"]["plays"] == ["kuhn_poker"]
-    assert {"kuhn_poker", "tic_tac_toe", "openspiel"} <= {item["name"] for item in told["environments"]}
+    assert {"kuhn_poker", "tic_tac_toe", "openspiel"} <= {
+        item["name"] for item in told["environments"]
+    }
     assert "mcts-100" in call("list", "opponents").stdout
     assert "restart = fresh" in call("list", "environments").stdout
     assert "did you mean 'opponents'" in refused("list", "opponent")
 
 
-@pytest.mark.parametrize(("seat", "expected"), [("first", (0.0833, 0.2426, 0.2833)), ("second", (0.1667, 0.2333, 0.2667))])
+@pytest.mark.parametrize(
+    ("seat", "expected"),
+    [("first", (0.0833, 0.2426, 0.2833)), ("second", (0.1667, 0.2333, 0.2667))],
+)
 def test_ceilings_are_those_of_the_method_page(seat: str, expected: tuple[float, ...]) -> None:
     words = ("ceilings", "kuhn_poker", "--seat", seat, "--episodes", "3", "--weights", STYLES)
     told = json.loads(call(*words, "--json").stdout)
-    assert tuple(round(told[key], 4) for key in ("non_adapting", "bayes_final", "knows_opponent")) == expected
+    assert (
+        tuple(round(told[key], 4) for key in ("non_adapting", "bayes_final", "knows_opponent"))
+        == expected
+    )
     assert f"{expected[1]:+.4f}" in call(*words).stdout
 
 
 def test_ceilings_of_a_weighted_sum_are_told_by_episode() -> None:
     words = ("ceilings", "kuhn_poker", "--weights", STYLES, "--objective", ".25,.25,1")
-    first, second = (json.loads(call(*words, "--seat", seat, "--json").stdout)["weighted"] for seat in ("first", "second"))
+    first, second = (
+        json.loads(call(*words, "--seat", seat, "--json").stdout)["weighted"]
+        for seat in ("first", "second")
+    )
     # LOG.md: .117 / .194 / .237 over the two seats
-    assert [(a + b) / 2 for a, b in zip(first, second, strict=True)] == pytest.approx([0.117, 0.194, 0.237], abs=6e-4)
+    assert [(a + b) / 2 for a, b in zip(first, second, strict=True)] == pytest.approx(
+        [0.117, 0.194, 0.237], abs=6e-4
+    )
     assert "sum .25,.25,1, episode 3" in call(*words).stdout
     for wrong in (".25,1", "chips", "0,0,0", "-1,0,1"):
         refused("ceilings", "kuhn_poker", "--weights", STYLES, f"--objective={wrong}")
 
 
-def test_a_tree_too_large_for_a_learner_gives_best_responses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mage.evaluation.ceilings.MAX_NODES", 20_000)  # enough for the best response, and a quick end of the learner's tree
-    told = json.loads(call("ceilings", "tic_tac_toe", "--weights", "random=1,pattern-0=1", "--objective", "win", "--json").stdout)
+def test_a_tree_too_large_for_a_learner_gives_best_responses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "mage.evaluation.ceilings.MAX_NODES", 20_000
+    )  # enough for the best response, and a quick end of the learner's tree
+    told = json.loads(
+        call(
+            "ceilings",
+            "tic_tac_toe",
+            "--weights",
+            "random=1,pattern-0=1",
+            "--objective",
+            "win",
+            "--json",
+        ).stdout
+    )
     assert told["bayes_final"] is None
     assert "more than 20,000 positions" in told["note"]
     # method.md section 7: .995 against random, 1 against a pattern
@@ -579,7 +808,17 @@ def test_a_tree_too_large_for_a_learner_gives_best_responses(monkeypatch: pytest
     assert told["knows_opponent"] == pytest.approx(0.9974, abs=1e-4)
 
 
-@pytest.mark.parametrize("weights", ["conservative", "conservative=x", "conservative=0", "conservative=1,conservative=1", "pattern-0=1", "nobody=1"])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        "conservative",
+        "conservative=x",
+        "conservative=0",
+        "conservative=1,conservative=1",
+        "pattern-0=1",
+        "nobody=1",
+    ],
+)
 def test_wrong_weights_are_refused(weights: str) -> None:
     refused("ceilings", "kuhn_poker", "--weights", weights)
 
@@ -587,7 +826,9 @@ def test_wrong_weights_are_refused(weights: str) -> None:
 # --- check ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_environment_is_held_against_its_golden_play_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_is_held_against_its_golden_play_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("check", "tic_tac_toe", "--golden", tmp_path, "--games", "5")
     assert "--write makes it" in call(*words).stdout
     assert call(*words, "--write").exit_code == 0
@@ -646,5 +887,9 @@ def test_our_opponents_are_stationary_and_legal(name: str) -> None:
 def test_check_refuses_unknown_names_and_options_without_effect() -> None:
     assert "there is no environment and no opponent 'nim'" in refused("check", "nim")
     assert "--write has no effect" in refused("check", "random", "--write")
-    assert "--environment has no effect" in refused("check", "kuhn_poker", "--environment", "tic_tac_toe")
-    assert "conservative plays kuhn_poker, not tic_tac_toe" in refused("check", "conservative", "--environment", "tic_tac_toe")
+    assert "--environment has no effect" in refused(
+        "check", "kuhn_poker", "--environment", "tic_tac_toe"
+    )
+    assert "conservative plays kuhn_poker, not tic_tac_toe" in refused(
+        "check", "conservative", "--environment", "tic_tac_toe"
+    )

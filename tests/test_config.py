@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage.config.recipe import Recipe, build_recipe, load_recipe
+from mage.config.errors import ConfigError
+from mage.config.loading import build_recipe, change_recipe, load_recipe, recipe_tables, recipe_toml
+from mage.config.menus import find_item, menu
+from mage.config.recipe import Recipe
+from mage.config.sections import LearnOptions
+from mage.config.toml import dump_toml
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
-from mage.config.menus import find_item, menu
-from mage.config.errors import ConfigError
-from mage.config.sections import LearnOptions
-from mage.config.toml import dump_toml
 
 Tables = dict[str, dict[str, Any]]
 
@@ -60,8 +61,14 @@ def test_a_recipe_gives_the_items_it_names_with_their_options(recipe_file: Path)
 
 
 def test_the_resolved_recipe_names_the_defaults_of_menu_items_too(recipe_file: Path) -> None:
-    tables = load_recipe(recipe_file).to_dict()
-    assert tables["environments"] == {"name": "kuhn_poker", "restart": "same", "max_turns": 6, "reward_scale": 5.0, "game": "kuhn_poker"}
+    tables = recipe_tables(load_recipe(recipe_file))
+    assert tables["environments"] == {
+        "name": "kuhn_poker",
+        "restart": "same",
+        "max_turns": 6,
+        "reward_scale": 5.0,
+        "game": "kuhn_poker",
+    }
     assert tables["advantages"]["leave_one_out"] is True
     assert tables["returns"]["episode_discount"] == 0.6
 
@@ -71,23 +78,53 @@ def test_the_resolved_recipe_names_the_defaults_of_menu_items_too(recipe_file: P
     [
         [],
         ["--returns.kind=single", "--memory.keep=none", "--learn.packed=false"],
-        ["--returns.kind=final", "--returns.weights=[0, 1]", "--learn.entropy=0.1", "--learn.entropy_final=0.01"],
-        ["--learn.lora_rank=8", "--learn.lora_alpha=16.5", "--evaluate.temperature=0", "--advantages.name=grpo"],
-        ["--environments.name=openspiel", "--environments.game=leduc_poker", "--opponents.train={random = 1}", "--evaluate.splits=['train', 'test']"],
+        [
+            "--returns.kind=final",
+            "--returns.weights=[0, 1]",
+            "--learn.entropy=0.1",
+            "--learn.entropy_final=0.01",
+        ],
+        [
+            "--learn.lora_rank=8",
+            "--learn.lora_alpha=16.5",
+            "--evaluate.temperature=0",
+            "--advantages.name=grpo",
+        ],
+        [
+            "--environments.name=openspiel",
+            "--environments.game=leduc_poker",
+            "--opponents.train={random = 1}",
+            "--evaluate.splits=['train', 'test']",
+        ],
     ],
 )
-def test_a_resolved_recipe_loads_as_an_equal_recipe(recipe_file: Path, tmp_path: Path, overrides: list[str]) -> None:
+def test_a_resolved_recipe_loads_as_an_equal_recipe(
+    recipe_file: Path, tmp_path: Path, overrides: list[str]
+) -> None:
     recipe = load_recipe(recipe_file, overrides)
-    (tmp_path / "resolved.toml").write_text(recipe.to_toml())
+    (tmp_path / "resolved.toml").write_text(recipe_toml(recipe))
     again = load_recipe(tmp_path / "resolved.toml")
     assert again == recipe
-    assert again.to_toml() == recipe.to_toml()
+    assert recipe_toml(again) == recipe_toml(recipe)
 
 
 def test_overrides_are_toml_values_or_plain_words(recipe_file: Path) -> None:
-    texts = ["--play.seats=first", "play.groups=4", "--learn.lr=1e-5", "--opponents.test.cfr=1", "--run.name=a-1", "--play.stop_on_success=true"]
+    texts = [
+        "--play.seats=first",
+        "play.groups=4",
+        "--learn.lr=1e-5",
+        "--opponents.test.cfr=1",
+        "--run.name=a-1",
+        "--play.stop_on_success=true",
+    ]
     recipe = load_recipe(recipe_file, texts)
-    assert (recipe.play.seats, recipe.play.groups, recipe.learn.lr, recipe.run.name, recipe.play.stop_on_success) == ("first", 4, 1e-5, "a-1", True)
+    assert (
+        recipe.play.seats,
+        recipe.play.groups,
+        recipe.learn.lr,
+        recipe.run.name,
+        recipe.play.stop_on_success,
+    ) == ("first", 4, 1e-5, "a-1", True)
     assert recipe.opponents.test == {"cfr": 1.0}
 
 
@@ -100,7 +137,9 @@ def test_a_section_without_a_name_keeps_the_default_item(recipe_file: Path) -> N
 
 
 def test_the_estimator_has_its_options_filled_in(recipe_file: Path) -> None:
-    estimate: Any = load_recipe(recipe_file, ["--advantages.name=grpo", "--advantages.leave_one_out=true"]).estimator()
+    estimate: Any = load_recipe(
+        recipe_file, ["--advantages.name=grpo", "--advantages.leave_one_out=true"]
+    ).estimator()
     assert estimate.keywords == {"normalise": "mean_std", "leave_one_out": True}
     assert estimate([]) == []
 
@@ -112,30 +151,56 @@ def test_evaluation_plays_as_many_episodes_as_training_unless_told(recipe_file: 
 
 def test_a_run_may_be_changed_without_taking_out_what_loses_its_effect(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, ["--agent.reflection_tokens=64"])
-    assert recipe.changed(["--memory.keep=none"]).memory() == Notes(keep="none")
-    with pytest.raises(ConfigError, match=r"learn\.lora_alpha = 4\.0: has no effect while learn\.lora_rank = 0"):
-        recipe.changed(["--learn.lora_alpha=4"])
+    assert change_recipe(recipe, ["--memory.keep=none"]).memory() == Notes(keep="none")
+    with pytest.raises(
+        ConfigError, match=r"learn\.lora_alpha = 4\.0: has no effect while learn\.lora_rank = 0"
+    ):
+        change_recipe(recipe, ["--learn.lora_alpha=4"])
 
 
 def test_every_option_has_a_description() -> None:
     sections = [field.annotation for field in Recipe.model_fields.values()]
-    missing = [(s.__name__, name) for s in sections if isinstance(s, type) for name, field in s.model_fields.items() if not field.description]
+    missing = [
+        (s.__name__, name)
+        for s in sections
+        if isinstance(s, type)
+        for name, field in s.model_fields.items()
+        if not field.description
+    ]
     assert missing == []
 
 
 def test_learning_rate_and_entropy_move_linearly() -> None:
     options = LearnOptions(lr=1.0, warmup=2, decay=0.5, entropy=0.4, entropy_final=0.2)
     # Worked by hand: two updates of rise, then from 1 to 0.5 over the last three; entropy over all five.
-    assert [options.lr_at(update, 5) for update in range(5)] == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5])
-    assert [options.entropy_at(update, 5) for update in range(5)] == pytest.approx([0.4, 0.35, 0.3, 0.25, 0.2])
+    assert [options.lr_at(update, 5) for update in range(5)] == pytest.approx(
+        [0.5, 1.0, 1.0, 0.75, 0.5]
+    )
+    assert [options.entropy_at(update, 5) for update in range(5)] == pytest.approx(
+        [0.4, 0.35, 0.3, 0.25, 0.2]
+    )
     assert LearnOptions(lr=0.25).lr_at(0, 1) == 0.25
 
 
 words = st.text(max_size=8)
-values = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), words, st.lists(st.integers(0, 9), max_size=3))
+values = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    words,
+    st.lists(st.integers(0, 9), max_size=3),
+)
 
 
-@given(st.dictionaries(words, st.dictionaries(words, st.one_of(values, st.dictionaries(words, values, max_size=3)), max_size=3), max_size=3))
+@given(
+    st.dictionaries(
+        words,
+        st.dictionaries(
+            words, st.one_of(values, st.dictionaries(words, values, max_size=3)), max_size=3
+        ),
+        max_size=3,
+    )
+)
 def test_what_is_written_as_toml_is_read_back(tables: Tables) -> None:
     assert tomllib.loads(dump_toml(tables)) == tables
 
@@ -146,50 +211,160 @@ def test_what_is_written_as_toml_is_read_back(tables: Tables) -> None:
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"lern": {"lr": 1.0}}, ["[lern] is unknown (did you mean 'learn'?)", "sections are environments, run", "memory"]),
-        ({"learn": {"lrr": 1.0}}, ["learn.lrr is unknown (did you mean 'lr'?)", "[learn] takes lr, beta1", "correct it in [learn] of the recipe"]),
-        ({"learn": {"lr": -1.0}}, ["learn.lr = -1.0: must be greater than 0 (learning rate of AdamW)", "[learn] of the recipe, or use --learn.lr=..."]),
+        (
+            {"lern": {"lr": 1.0}},
+            [
+                "[lern] is unknown (did you mean 'learn'?)",
+                "sections are environments, run",
+                "memory",
+            ],
+        ),
+        (
+            {"learn": {"lrr": 1.0}},
+            [
+                "learn.lrr is unknown (did you mean 'lr'?)",
+                "[learn] takes lr, beta1",
+                "correct it in [learn] of the recipe",
+            ],
+        ),
+        (
+            {"learn": {"lr": -1.0}},
+            [
+                "learn.lr = -1.0: must be greater than 0 (learning rate of AdamW)",
+                "[learn] of the recipe, or use --learn.lr=...",
+            ],
+        ),
         ({"learn": {"lr": float("nan")}}, ["learn.lr = nan: must be a finite number"]),
         ({"learn": {"packed": "yes"}}, ['learn.packed = "yes": must be a valid boolean']),
         ({"learn": 3}, ["learn = 3: must be a table", "top level"]),
         ({"play": {"members": 1}}, ["play.members = 1: must be greater than or equal to 2"]),
         ({"play": {"members": True}}, ["play.members = true: must be a valid integer"]),
-        ({"play": {"seats": "frist"}}, ["play.seats = \"frist\": must be 'first', 'second' or 'both' (did you mean 'first'?)"]),
-        ({"run": {"device": "gpu"}}, ['run.device = "gpu": is not allowed here (auto, cpu, mps, cuda or cuda:N)']),
-        ({"run": {"name": "../up"}}, ['run.name = "../up": is not allowed here', "letters, digits"]),
-        ({"evaluate": {"splits": ["odd"]}}, ["evaluate.splits = \"odd\": must be 'train', 'test' or 'ood' (did you mean 'ood'?)"]),
+        (
+            {"play": {"seats": "frist"}},
+            ["play.seats = \"frist\": must be 'first', 'second' or 'both' (did you mean 'first'?)"],
+        ),
+        (
+            {"run": {"device": "gpu"}},
+            ['run.device = "gpu": is not allowed here (auto, cpu, mps, cuda or cuda:N)'],
+        ),
+        (
+            {"run": {"name": "../up"}},
+            ['run.name = "../up": is not allowed here', "letters, digits"],
+        ),
+        (
+            {"evaluate": {"splits": ["odd"]}},
+            ["evaluate.splits = \"odd\": must be 'train', 'test' or 'ood' (did you mean 'ood'?)"],
+        ),
         ({"environments": {}}, ["environments.name is missing; add it to [environments]"]),
-        ({"environments": {"name": "kuhn_pokr"}}, ["no 'kuhn_pokr' (did you mean 'kuhn_poker'?), only ", "tic_tac_toe, webshop; a dotted path"]),
-        ({"environments": {"name": "../x"}}, ["mage/environments/ has no '../x'", "--environments.name=..."]),
+        (
+            {"environments": {"name": "kuhn_pokr"}},
+            [
+                "no 'kuhn_pokr' (did you mean 'kuhn_poker'?), only ",
+                "tic_tac_toe, webshop; a dotted path",
+            ],
+        ),
+        (
+            {"environments": {"name": "../x"}},
+            ["mage/environments/ has no '../x'", "--environments.name=..."],
+        ),
         ({"environments": {"name": "base"}}, ["mage/environments/ has no 'base'"]),
-        ({"environments": {"name": "no_lab.nim"}}, ["no_lab cannot be imported", "is the package installed", "change it in [environments]"]),
-        ({"environments": {"name": "json.decoder"}}, ["json.decoder is or holds no subclass of mage.environments.base.Environment"]),
-        ({"environments": {"name": "kuhn_poker", "restat": "same"}}, ["environments.restat is unknown (did you mean 'restart'?)", "takes restart, max_turns"]),
-        ({"environments": {"name": "kuhn_poker", "restart": "sam"}}, ["must be 'same' or 'fresh' (did you mean 'same'?)"]),
-        ({"environments": {"name": "openspiel", "game": "chss"}}, ["environments.game = \"chss\": OpenSpiel has no game 'chss'"]),
+        (
+            {"environments": {"name": "no_lab.nim"}},
+            [
+                "no_lab cannot be imported",
+                "is the package installed",
+                "change it in [environments]",
+            ],
+        ),
+        (
+            {"environments": {"name": "json.decoder"}},
+            ["json.decoder is or holds no subclass of mage.environments.base.Environment"],
+        ),
+        (
+            {"environments": {"name": "kuhn_poker", "restat": "same"}},
+            [
+                "environments.restat is unknown (did you mean 'restart'?)",
+                "takes restart, max_turns",
+            ],
+        ),
+        (
+            {"environments": {"name": "kuhn_poker", "restart": "sam"}},
+            ["must be 'same' or 'fresh' (did you mean 'same'?)"],
+        ),
+        (
+            {"environments": {"name": "openspiel", "game": "chss"}},
+            ["environments.game = \"chss\": OpenSpiel has no game 'chss'"],
+        ),
         ({"memory": {"name": "note"}}, ["mage/memory/ has no 'note' (did you mean 'notes'?)"]),
-        ({"memory": {"keep": "all"}}, ["memory.keep = \"all\": must be 'none', 'reflections', 'history' or 'both'"]),
+        (
+            {"memory": {"keep": "all"}},
+            ["memory.keep = \"all\": must be 'none', 'reflections', 'history' or 'both'"],
+        ),
         ({"engines": {"name": "loca"}}, ["mage/engines/ has no 'loca' (did you mean 'local'?)"]),
-        ({"advantages": {"name": "grpo", "anchor": "local"}}, ["advantages.anchor is unknown: [advantages] takes normalise, leave_one_out"]),
-        ({"advantages": {"step_weight": "x"}}, ['advantages.step_weight = "x": must be a valid number']),
-        ({"advantages": {"anchor": "globl"}}, ["advantages.anchor = \"globl\": must be 'global' or 'local' (did you mean 'global'?)"]),
+        (
+            {"advantages": {"name": "grpo", "anchor": "local"}},
+            ["advantages.anchor is unknown: [advantages] takes normalise, leave_one_out"],
+        ),
+        (
+            {"advantages": {"step_weight": "x"}},
+            ['advantages.step_weight = "x": must be a valid number'],
+        ),
+        (
+            {"advantages": {"anchor": "globl"}},
+            ["advantages.anchor = \"globl\": must be 'global' or 'local' (did you mean 'global'?)"],
+        ),
         ({"opponents": {}}, ["opponents.train is missing: kuhn_poker needs opponents"]),
-        ({"opponents": {"train": {"mtcs-100": 1.0}}}, ["unknown opponent 'mtcs-100'", "known are aggressive, biased", "(did you mean 'mcts'?)"]),
-        ({"opponents": {"train": {"mcts-0": 1.0}}}, ["opponents.train.mcts-0 = 1.0: opponent 'mcts-0': simulations = '0': must be greater than or equal to 1"]),
-        ({"opponents": {"train": {"mcts-1-2": 1.0}}}, ["'mcts-1-2' has 2 options, but mcts takes 1"]),
-        ({"opponents": {"train": {"random": 0.0}}}, ["opponents.train.random = 0.0: a share must be greater than 0"]),
+        (
+            {"opponents": {"train": {"mtcs-100": 1.0}}},
+            [
+                "unknown opponent 'mtcs-100'",
+                "known are aggressive, biased",
+                "(did you mean 'mcts'?)",
+            ],
+        ),
+        (
+            {"opponents": {"train": {"mcts-0": 1.0}}},
+            [
+                "opponents.train.mcts-0 = 1.0: opponent 'mcts-0': simulations = '0': must be greater than or equal to 1"
+            ],
+        ),
+        (
+            {"opponents": {"train": {"mcts-1-2": 1.0}}},
+            ["'mcts-1-2' has 2 options, but mcts takes 1"],
+        ),
+        (
+            {"opponents": {"train": {"random": 0.0}}},
+            ["opponents.train.random = 0.0: a share must be greater than 0"],
+        ),
         (
             {"opponents": {"train": {"random": 1.0}, "ood": {"pattern-2": 1.0}}},
             ["opponents.ood.pattern-2 = 1.0: pattern-2 plays tic_tac_toe, not kuhn_poker", "cfr"],
         ),
-        ({"evaluate": {"splits": ["test", "ood"]}}, ['evaluate.splits = ["test", "ood"]: names ood, but opponents.ood is empty']),
-        ({"returns": {"kind": "final"}}, ["returns.weights is missing", "needs one weight an episode (3)"]),
-        ({"returns": {"kind": "final", "weights": [0.0, 1.0]}}, ["returns.weights = [0.0, 1.0]: play.episodes = 3 needs 3 weights, not 2"]),
-        ({"returns": {"kind": "final", "weights": [0, 0, 0]}}, ["at least one weight must differ from 0"]),
-        ({"returns": {"kind": "final", "weights": [0, "a", 1]}}, ['returns.weights = "a": must be a valid number']),
+        (
+            {"evaluate": {"splits": ["test", "ood"]}},
+            ['evaluate.splits = ["test", "ood"]: names ood, but opponents.ood is empty'],
+        ),
+        (
+            {"returns": {"kind": "final"}},
+            ["returns.weights is missing", "needs one weight an episode (3)"],
+        ),
+        (
+            {"returns": {"kind": "final", "weights": [0.0, 1.0]}},
+            ["returns.weights = [0.0, 1.0]: play.episodes = 3 needs 3 weights, not 2"],
+        ),
+        (
+            {"returns": {"kind": "final", "weights": [0, 0, 0]}},
+            ["at least one weight must differ from 0"],
+        ),
+        (
+            {"returns": {"kind": "final", "weights": [0, "a", 1]}},
+            ['returns.weights = "a": must be a valid number'],
+        ),
     ],
 )
-def test_a_mistake_is_told_with_what_is_allowed_and_where(kuhn_tables: Tables, changes: Tables, parts: list[str]) -> None:
+def test_a_mistake_is_told_with_what_is_allowed_and_where(
+    kuhn_tables: Tables, changes: Tables, parts: list[str]
+) -> None:
     told = message_of(kuhn_tables | changes)
     assert "\n" not in told
     for part in parts:
@@ -199,23 +374,64 @@ def test_a_mistake_is_told_with_what_is_allowed_and_where(kuhn_tables: Tables, c
 @pytest.mark.parametrize(
     ("changes", "key", "needs"),
     [
-        ({"returns": {"weights": [0.0, 0.0, 1.0]}}, "returns.weights", 'unless returns.kind = "final"'),
-        ({"returns": {"kind": "single", "episode_discount": 0.6}}, "returns.episode_discount", 'with returns.kind = "single" or "final"'),
-        ({"returns": {"kind": "final", "weights": [0, 0, 1], "episode_discount": 0.6}}, "returns.episode_discount", 'with returns.kind = "single" or "final"'),
-        ({"returns": {"kind": "single", "propagation": "code"}}, "returns.propagation", 'with returns.kind = "single"'),
+        (
+            {"returns": {"weights": [0.0, 0.0, 1.0]}},
+            "returns.weights",
+            'unless returns.kind = "final"',
+        ),
+        (
+            {"returns": {"kind": "single", "episode_discount": 0.6}},
+            "returns.episode_discount",
+            'with returns.kind = "single" or "final"',
+        ),
+        (
+            {"returns": {"kind": "final", "weights": [0, 0, 1], "episode_discount": 0.6}},
+            "returns.episode_discount",
+            'with returns.kind = "single" or "final"',
+        ),
+        (
+            {"returns": {"kind": "single", "propagation": "code"}},
+            "returns.propagation",
+            'with returns.kind = "single"',
+        ),
         ({"learn": {"entropy_final": 0.1}}, "learn.entropy_final", "while learn.entropy = 0"),
         ({"learn": {"lora_alpha": 8.0}}, "learn.lora_alpha", "while learn.lora_rank = 0"),
-        ({"learn": {"packed": False, "tree_tokens": 100}}, "learn.tree_tokens", "while learn.packed = false"),
-        ({"play": {"episodes": 1, "stop_on_success": True}}, "play.stop_on_success", "with play.episodes = 1"),
-        ({"memory": {"keep": "history"}, "agent": {"reflection_tokens": 9}}, "agent.reflection_tokens", "with a memory that asks for no reflections"),
-        ({"evaluate": {"temperature": 0, "top_p": 0.9}}, "evaluate.top_p", "with evaluate.temperature = 0"),
-        ({"evaluate": {"temperature": 0, "top_k": 9}}, "evaluate.top_k", "with evaluate.temperature = 0"),
+        (
+            {"learn": {"packed": False, "tree_tokens": 100}},
+            "learn.tree_tokens",
+            "while learn.packed = false",
+        ),
+        (
+            {"play": {"episodes": 1, "stop_on_success": True}},
+            "play.stop_on_success",
+            "with play.episodes = 1",
+        ),
+        (
+            {"memory": {"keep": "history"}, "agent": {"reflection_tokens": 9}},
+            "agent.reflection_tokens",
+            "with a memory that asks for no reflections",
+        ),
+        (
+            {"evaluate": {"temperature": 0, "top_p": 0.9}},
+            "evaluate.top_p",
+            "with evaluate.temperature = 0",
+        ),
+        (
+            {"evaluate": {"temperature": 0, "top_k": 9}},
+            "evaluate.top_k",
+            "with evaluate.temperature = 0",
+        ),
     ],
 )
-def test_an_option_without_effect_is_a_mistake(kuhn_tables: Tables, changes: Tables, key: str, needs: str) -> None:
+def test_an_option_without_effect_is_a_mistake(
+    kuhn_tables: Tables, changes: Tables, key: str, needs: str
+) -> None:
     told = message_of(kuhn_tables | changes)
     assert told.startswith(f"{key} = ")
-    assert f"has no effect {needs}; take it out of [{key.split('.')[0]}] of the recipe, or say --{key}= with nothing behind it" in told
+    assert (
+        f"has no effect {needs}; take it out of [{key.split('.')[0]}] of the recipe, or say --{key}= with nothing behind it"
+        in told
+    )
 
 
 def test_several_mistakes_are_told_together(kuhn_tables: Tables) -> None:
@@ -230,7 +446,9 @@ def test_a_mistake_names_the_file_or_the_command_line(recipe_file: Path) -> None
     recipe_file.write_text(RECIPE + "groups = 0\n")
     with pytest.raises(ConfigError) as caught:
         load_recipe(recipe_file)
-    assert str(caught.value).endswith(f"change it in [play] of {recipe_file}, or use --play.groups=...")
+    assert str(caught.value).endswith(
+        f"change it in [play] of {recipe_file}, or use --play.groups=..."
+    )
 
 
 @pytest.mark.parametrize("text", ["--learn.lr", "--seed=1", "--=1", "--a..b=1", "--learn.lr x=1"])
@@ -245,13 +463,19 @@ def test_an_override_below_a_value_is_a_mistake(recipe_file: Path) -> None:
 
 
 def test_a_missing_recipe_is_told_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no recipe 'nothing_like_it'.*mage/recipes/ has .*ends with \.toml"):
+    with pytest.raises(
+        ConfigError,
+        match=r"there is no recipe 'nothing_like_it'.*mage/recipes/ has .*ends with \.toml",
+    ):
         load_recipe("nothing_like_it")
     with pytest.raises(ConfigError, match=r"there is no recipe '.*gone\.toml': check the path"):
         load_recipe(tmp_path / "gone.toml")
 
 
-@pytest.mark.parametrize(("data", "words"), [(b"[learn\nlr = 1", "is not valid TOML.*line 1"), (b"\xff\xfe", "cannot be read")])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"[learn\nlr = 1", "is not valid TOML.*line 1"), (b"\xff\xfe", "cannot be read")],
+)
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path, data: bytes, words: str) -> None:
     path = tmp_path / "torn.toml"
     path.write_bytes(data)
@@ -260,7 +484,9 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path, data: bytes, words: str
 
 
 def test_a_model_folder_that_is_none_is_named(recipe_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.path = .*has no config\.json; change it in \[model\]"):
+    with pytest.raises(
+        ConfigError, match=r"model\.path = .*has no config\.json; change it in \[model\]"
+    ):
         load_recipe(recipe_file, [f"--model.path={tmp_path}"]).model_folder()
 
 
@@ -271,7 +497,10 @@ def test_engine_options_are_its_keyword_arguments(recipe_file: Path) -> None:
     engine: Any = load_recipe(recipe_file, ["--engines.slots=7"]).engine()
     assert engine.func.__name__ == "LocalEngine"
     assert engine.keywords["slots"] == 7
-    with pytest.raises(ConfigError, match=r"engines\.slotz is unknown \(did you mean 'slots'\?\): \[engines\] takes slots, context"):
+    with pytest.raises(
+        ConfigError,
+        match=r"engines\.slotz is unknown \(did you mean 'slots'\?\): \[engines\] takes slots, context",
+    ):
         load_recipe(recipe_file, ["--engines.slotz=7"]).engine()
     with pytest.raises(ConfigError, match=r'engines\.slots = "many": must be a valid integer'):
         load_recipe(recipe_file, ["--engines.slots=many"]).engine()
@@ -297,8 +526,12 @@ def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             pile: int = Field(3, ge=1)
     """
     (package / "alone.py").write_text(textwrap.dedent(source))
-    (package / "two.py").write_text(textwrap.dedent(source) + "\n\nclass Other(Alone):\n    name: ClassVar[str] = 'other'\n")
-    (package / "mine.py").write_text("def estimate(returns, *, scale: float, shift: float = 0.0):\n    return [scale, shift]\n")
+    (package / "two.py").write_text(
+        textwrap.dedent(source) + "\n\nclass Other(Alone):\n    name: ClassVar[str] = 'other'\n"
+    )
+    (package / "mine.py").write_text(
+        "def estimate(returns, *, scale: float, shift: float = 0.0):\n    return [scale, shift]\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield package.name
     for name in [name for name in sys.modules if name.startswith(package.name)]:
@@ -307,30 +540,48 @@ def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_dotted_path_names_a_module_or_a_class_of_another_package(my_lab: str) -> None:
     recipe = build_recipe({"environments": {"name": f"{my_lab}.alone", "pile": 5}})
-    assert recipe.to_dict()["environments"]["pile"] == 5
+    assert recipe_tables(recipe)["environments"]["pile"] == 5
     assert isinstance(recipe.environment(), TicTacToe)
-    assert build_recipe({"environments": {"name": f"{my_lab}.two.Other"}}).environment().name == "other"
+    assert (
+        build_recipe({"environments": {"name": f"{my_lab}.two.Other"}}).environment().name
+        == "other"
+    )
 
 
 def test_a_module_with_several_items_asks_which(my_lab: str) -> None:
-    assert "holds several items (Alone, Other): name one, as in" in message_of({"environments": {"name": f"{my_lab}.two"}})
+    assert "holds several items (Alone, Other): name one, as in" in message_of(
+        {"environments": {"name": f"{my_lab}.two"}}
+    )
 
 
-def test_an_estimator_of_another_package_is_checked_by_its_signature(my_lab: str, kuhn_tables: Tables) -> None:
+def test_an_estimator_of_another_package_is_checked_by_its_signature(
+    my_lab: str, kuhn_tables: Tables
+) -> None:
     recipe = build_recipe(kuhn_tables | {"advantages": {"name": f"{my_lab}.mine", "scale": 2.0}})
     assert recipe.estimator()([]) == [2.0, 0.0]
-    assert "advantages.scale is missing" in message_of(kuhn_tables | {"advantages": {"name": f"{my_lab}.mine"}})
+    assert "advantages.scale is missing" in message_of(
+        kuhn_tables | {"advantages": {"name": f"{my_lab}.mine"}}
+    )
 
 
-@pytest.mark.parametrize("changes", [{"opponents": {"train": {"random": 1.0}}}, {"play": {"seats": "first"}}, {"play": {"grouping": "mixed"}}])
-def test_opponents_and_seats_have_no_effect_in_a_world_for_one(my_lab: str, changes: Tables) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"opponents": {"train": {"random": 1.0}}},
+        {"play": {"seats": "first"}},
+        {"play": {"grouping": "mixed"}},
+    ],
+)
+def test_opponents_and_seats_have_no_effect_in_a_world_for_one(
+    my_lab: str, changes: Tables
+) -> None:
     told = message_of({"environments": {"name": f"{my_lab}.alone"}} | changes)
     assert "has no effect in an environment without opponents" in told
 
 
 def test_a_recipe_of_a_world_for_one_loads_again(my_lab: str) -> None:
     recipe = build_recipe({"environments": {"name": f"{my_lab}.alone"}})
-    assert build_recipe(tomllib.loads(recipe.to_toml())) == recipe
+    assert build_recipe(tomllib.loads(recipe_toml(recipe))) == recipe
 
 
 # -- menus
@@ -339,10 +590,23 @@ def test_a_recipe_of_a_world_for_one_loads_again(my_lab: str) -> None:
 def test_menus_name_their_items_with_a_line_each() -> None:
     assert dict(menu("environments")).keys() >= {"kuhn_poker", "openspiel", "tic_tac_toe"}
     opponents = dict(menu("opponents"))
-    assert opponents.keys() >= {"random", "pattern", "biased", "mcts", "cfr", "conservative", "aggressive", "intermediate"}
+    assert opponents.keys() >= {
+        "random",
+        "pattern",
+        "biased",
+        "mcts",
+        "cfr",
+        "conservative",
+        "aggressive",
+        "intermediate",
+    }
     assert opponents["conservative"] == "Bets and calls with K only."
     assert [name for name, _ in menu("engines")][:1] != ["attention"]
-    assert all(line for folder in ("environments", "opponents", "memory", "engines", "advantages") for _, line in menu(folder))
+    assert all(
+        line
+        for folder in ("environments", "opponents", "memory", "engines", "advantages")
+        for _, line in menu(folder)
+    )
 
 
 def test_every_name_of_a_menu_can_be_found() -> None:
@@ -352,7 +616,9 @@ def test_every_name_of_a_menu_can_be_found() -> None:
 
 
 def test_an_unknown_menu_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"there is no menu 'environment' \(did you mean 'environments'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"there is no menu 'environment' \(did you mean 'environments'\?\)"
+    ):
         menu("environment")
 
 

@@ -6,25 +6,29 @@ from collections import Counter
 
 import pytest
 
-from mage.agent.agent import Agent, Sampling
+from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
 from mage.engines.local import LocalEngine
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.models.loading import load_model
 from mage.memory.notes import Notes
-from mage.config.menus import PACKAGE
+from mage.models.base import SHIPPED
+from mage.models.loading import load_model
 from mage.play import Setting, play_groups
 from mage.types import MetaEpisode, Task
 
-FOLDER = PACKAGE / "embedded"
+FOLDER = SHIPPED / "embedded"
 
 
 @pytest.fixture(scope="module")
 def agent() -> Agent:
     chat = Chat.load(FOLDER)
-    return Agent(LocalEngine(load_model(FOLDER, "float32", "cpu"), chat, slots=256, context=1024), chat, Sampling(max_tokens=8, reflection_tokens=48))
+    return Agent(
+        LocalEngine(load_model(FOLDER, "float32", "cpu"), chat, slots=256, context=1024),
+        chat,
+        SamplingOptions(max_tokens=8, reflection_tokens=48),
+    )
 
 
 def play(agent: Agent, environment: Environment, opponent: str, count: int) -> list[MetaEpisode]:
@@ -32,9 +36,20 @@ def play(agent: Agent, environment: Environment, opponent: str, count: int) -> l
     return play_groups(Setting(environment, agent, Notes(keep="both")), tasks, seed=1)
 
 
-@pytest.mark.parametrize(("environment", "opponent"), [(KuhnPoker(), "intermediate"), (TicTacToe(), "random")], ids=["kuhn", "board"])
-def test_it_plays_uniformly_random_legal_moves(agent: Agent, environment: Environment, opponent: str) -> None:
-    turns = [turn for meta in play(agent, environment, opponent, 150) for episode in meta.episodes for turn in episode.turns]
+@pytest.mark.parametrize(
+    ("environment", "opponent"),
+    [(KuhnPoker(), "intermediate"), (TicTacToe(), "random")],
+    ids=["kuhn", "board"],
+)
+def test_it_plays_uniformly_random_legal_moves(
+    agent: Agent, environment: Environment, opponent: str
+) -> None:
+    turns = [
+        turn
+        for meta in play(agent, environment, opponent, 150)
+        for episode in meta.episodes
+        for turn in episode.turns
+    ]
     assert sum(not turn.legal for turn in turns) / len(turns) < 0.01
     first = [turn.action for turn in turns if turn.anchor == turns[0].anchor and turn.legal]
     choices = len(turns[0].choices[0][1])
@@ -43,10 +58,17 @@ def test_it_plays_uniformly_random_legal_moves(agent: Agent, environment: Enviro
 
 
 def test_its_notes_state_facts_of_the_game_just_played(agent: Agent) -> None:
-    notes = [episode.reflection for meta in play(agent, KuhnPoker(), "intermediate", 100) for episode in meta.episodes if episode.reflection]
+    notes = [
+        episode.reflection
+        for meta in play(agent, KuhnPoker(), "intermediate", 100)
+        for episode in meta.episodes
+        if episode.reflection
+    ]
     true = 0
     for note in notes:
-        facts = re.findall(r"(Opponent's card: \w+|Moves: [^.]*|(?:won|lost) \d)", note.completion.text)
+        facts = re.findall(
+            r"(Opponent's card: \w+|Moves: [^.]*|(?:won|lost) \d)", note.completion.text
+        )
         true += all(fact in note.observation for fact in facts) and bool(note.completion.text)
     assert true / len(notes) > 0.9
     assert len({note.completion.text for note in notes}) > 30, "no favourite sentence"

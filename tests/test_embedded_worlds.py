@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from mage.agent.agent import random_move
-from mage.config.recipe import load_recipe
+from mage.config.loading import load_recipe
 from mage.environments.base import Environment
+from mage.evaluation.run import evaluate_panel
 from mage.models.base import find_model
 from mage.run_folder import RunFolder
-from mage.training.trainer import Watcher, build, evaluate_panel, train
+from mage.training.build import build_components
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
 from mage.training.warm_start import make_warm_start
 
 WORLDS = ("sokoban", "alfworld")
@@ -19,7 +22,9 @@ WORLDS = ("sokoban", "alfworld")
 @pytest.mark.parametrize("world", WORLDS)
 def test_it_plays_nearly_uniformly_random_legal_moves(world: str) -> None:
     recipe = load_recipe(world, ["--warmup.steps=0", "--warmup.turns=200"])
-    found = make_warm_start(recipe, Path("written by a warm-up of some steps only"), lambda line: None)
+    found = make_warm_start(
+        recipe, Path("written by a warm-up of some steps only"), lambda line: None
+    )
     assert found.before.legal > 0.95
     assert found.before.entropy > found.uniform - 0.1
 
@@ -40,8 +45,10 @@ def _plays_randomly(environment: Environment, start: int, rng: random.Random) ->
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_it_wins_no_more_than_a_random_player(world: str) -> None:
-    parts = build(load_recipe(world, ["--play.episodes=1", "--memory.keep=none"]))
-    _, metas = evaluate_panel(parts, "test", "select", 240)
+    parts = build_components(load_recipe(world, ["--play.episodes=1", "--memory.keep=none"]))
+    _, metas = evaluate_panel(
+        parts.setting(evaluating=True), parts.recipe.population(), "test", "select", 240
+    )
     held_out = parts.recipe.environment().for_split("test")
     by_luck = sum(random_success(held_out, meta.task.seed) for meta in metas) / len(metas)
     won = [episode.score for meta in metas for episode in meta.episodes]
@@ -51,9 +58,16 @@ def test_it_wins_no_more_than_a_random_player(world: str) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_its_recipe_trains_to_the_end(world: str, tmp_path: Path) -> None:
-    small = ["--run.updates=2", "--run.workers=1", "--play.groups=2", "--play.members=3", "--evaluate.size=4", "--evaluate.final_size=4"]
+    small = [
+        "--run.updates=2",
+        "--run.workers=1",
+        "--play.groups=2",
+        "--play.members=3",
+        "--evaluate.size=4",
+        "--evaluate.final_size=4",
+    ]
     folder = RunFolder.create(tmp_path / world, load_recipe(world, small))
-    summary = train(folder.path, Watcher(), lambda: False)
+    summary = train(folder.path, Callback(), lambda: False)
     assert summary["updates"] == 2
     assert all(record["mismatch"] < 1e-4 for record in folder.metrics())
 

@@ -14,14 +14,21 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from scipy.stats import chisquare
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from mage.agent.chat import Chat
-from mage.engines.base import Request, run
-from mage.engines.device_loop import Array, DeviceLoop, Flight, Joining
+from mage.engines.base import run
+from mage.engines.device_loop import Array, DeviceLoop, Joining, StepInFlight
 from mage.engines.local import LocalEngine
 from mage.engines.slots import Slots
-from mage.types import Completion
+from mage.types import Completion, Request
 
 END = 1
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -47,7 +54,12 @@ def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture(scope="module")
 def chat() -> Chat:
-    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(["<|im_start|>", "<|im_end|>", *BYTES])}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={text: i for i, text in enumerate(["<|im_start|>", "<|im_end|>", *BYTES])},
+            merges=[],
+        )
+    )
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -73,7 +85,10 @@ def make_prompts(count: int, shared: int = 40, seed: int = 0) -> list[tuple[int,
     """Ragged prompts; every other one begins with the same `shared` tokens."""
     rng = random.Random(seed)
     rules = [rng.randrange(2, VOCABULARY) for _ in range(shared)]
-    return [tuple(rules * (i % 2) + [rng.randrange(2, VOCABULARY) for _ in range(rng.randrange(1, 60))]) for i in range(count)]
+    return [
+        tuple(rules * (i % 2) + [rng.randrange(2, VOCABULARY) for _ in range(rng.randrange(1, 60))])
+        for i in range(count)
+    ]
 
 
 def answer(engine: LocalEngine, requests: list[Request]) -> list[Completion]:
@@ -96,7 +111,9 @@ def test_one_step_ahead_all_waiting_prompts_are_prefilled_before_anybody_decodes
     decoded: list[int] = []
     launch = DeviceLoop.launch
 
-    def count(loop: DeviceLoop, joining: Joining | None, decoding: Array, shared: int, cut: bool) -> Flight:
+    def count(
+        loop: DeviceLoop, joining: Joining | None, decoding: Array, shared: int, cut: bool
+    ) -> StepInFlight:
         decoded.append(len(decoding))
         return launch(loop, joining, decoding, shared, cut)
 
@@ -109,7 +126,9 @@ def test_one_step_ahead_all_waiting_prompts_are_prefilled_before_anybody_decodes
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_dropped_engine_gives_its_pool_back_at_once(llama: LlamaForCausalLM, chat: Chat, ahead: bool) -> None:
+def test_a_dropped_engine_gives_its_pool_back_at_once(
+    llama: LlamaForCausalLM, chat: Chat, ahead: bool
+) -> None:
     engine = LocalEngine(llama, chat, slots=4, run_ahead=ahead)
     answer(engine, [Request(ids, 3, 0) for ids in make_prompts(2)])
     alive = weakref.ref(engine.pool.store)
@@ -122,11 +141,22 @@ def test_a_dropped_engine_gives_its_pool_back_at_once(llama: LlamaForCausalLM, c
 
 
 @pytest.mark.parametrize("make", [make_llama, make_qwen])
-def test_greedy_replies_are_those_of_transformers_generate(make: Callable[[], LlamaForCausalLM], chat: Chat) -> None:
+def test_greedy_replies_are_those_of_transformers_generate(
+    make: Callable[[], LlamaForCausalLM], chat: Chat
+) -> None:
     model, prompts = make(), make_prompts(12)
-    replies = answer(LocalEngine(model, chat, slots=5, max_batch_tokens=64), [Request(ids, 10, 0, 0.0) for ids in prompts])
+    replies = answer(
+        LocalEngine(model, chat, slots=5, max_batch_tokens=64),
+        [Request(ids, 10, 0, 0.0) for ids in prompts],
+    )
     for ids, reply in zip(prompts, replies, strict=True):
-        expected = model.generate(torch.tensor([ids]), max_new_tokens=10, do_sample=False, eos_token_id=END, pad_token_id=0)
+        expected = model.generate(
+            torch.tensor([ids]),
+            max_new_tokens=10,
+            do_sample=False,
+            eos_token_id=END,
+            pad_token_id=0,
+        )
         assert reply.token_ids == tuple(expected[0, len(ids) :].tolist())
     assert model.config._attn_implementation == "sdpa"
 
@@ -151,15 +181,21 @@ def through_modules(model: torch.nn.Module, chat: Chat) -> LocalEngine:
 
 
 @pytest.mark.parametrize("make", [make_llama, make_qwen, make_biased_llama])
-def test_the_fused_forward_gives_the_logprobs_of_the_modules(make: Callable[[], LlamaForCausalLM], chat: Chat) -> None:
+def test_the_fused_forward_gives_the_logprobs_of_the_modules(
+    make: Callable[[], LlamaForCausalLM], chat: Chat
+) -> None:
     model, requests = make(), [Request(ids, 8, i) for i, ids in enumerate(make_prompts(12))]
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name:  # they are all ones when made, and would hide a norm that is left out
+            if (
+                "norm" in name
+            ):  # they are all ones when made, and would hide a norm that is left out
                 weight.uniform_(0.5, 1.5)
     engine = LocalEngine(model, chat)
     assert engine.decoder is not None
-    for fast, slow in zip(answer(engine, requests), answer(through_modules(model, chat), requests), strict=True):
+    for fast, slow in zip(
+        answer(engine, requests), answer(through_modules(model, chat), requests), strict=True
+    ):
         assert fast.token_ids == slow.token_ids
         np.testing.assert_allclose(fast.logprobs, slow.logprobs, atol=1e-5)
 
@@ -171,26 +207,41 @@ def test_the_fused_forward_sees_a_change_of_any_weight(refreshes: bool, chat: Ch
     before = answer(engine, [request])[0].logprobs
     for weight in model.parameters():
         with torch.no_grad():
-            (weight.data if refreshes else weight).mul_(1.5)  # only a refresh can tell of a change through `.data`
+            (weight.data if refreshes else weight).mul_(
+                1.5
+            )  # only a refresh can tell of a change through `.data`
         if refreshes:
             engine.refresh(1)
         after = answer(engine, [replace(request)])[0].logprobs
         assert after != before
-        np.testing.assert_allclose(after, answer(through_modules(model, chat), [replace(request)])[0].logprobs, atol=1e-4)
+        np.testing.assert_allclose(
+            after, answer(through_modules(model, chat), [replace(request)])[0].logprobs, atol=1e-4
+        )
         before = after
 
 
 def test_only_plain_models_take_the_fused_forward(chat: Chat) -> None:
-    scaled = LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0})
-    foreign = Qwen2ForCausalLM(Qwen2Config(**{name: size for name, size in SIZES.items() if name != "head_dim"}))
-    others = (get_peft_model(make_llama(), LoraConfig(r=4)), foreign, LlamaForCausalLM(scaled), LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu")))
+    scaled = LlamaConfig(
+        **SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    )
+    foreign = Qwen2ForCausalLM(
+        Qwen2Config(**{name: size for name, size in SIZES.items() if name != "head_dim"})
+    )
+    others = (
+        get_peft_model(make_llama(), LoraConfig(r=4)),
+        foreign,
+        LlamaForCausalLM(scaled),
+        LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu")),
+    )
     for model in others:
         engine = LocalEngine(model.eval(), chat)
         assert engine.decoder is None
         ids = make_prompts(1)[0]
         (reply,) = answer(engine, [Request(ids, 4, 0)])
         expected = plain_logits(model, ids + reply.token_ids)[len(ids) - 1 : -1].log_softmax(-1)
-        np.testing.assert_allclose(reply.logprobs, expected[range(len(reply.token_ids)), reply.token_ids], atol=1e-4)
+        np.testing.assert_allclose(
+            reply.logprobs, expected[range(len(reply.token_ids)), reply.token_ids], atol=1e-4
+        )
 
 
 def test_an_adapter_added_later_is_used_from_the_next_refresh(chat: Chat) -> None:
@@ -202,21 +253,29 @@ def test_an_adapter_added_later_is_used_from_the_next_refresh(chat: Chat) -> Non
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_a_plain_forward(temperature: float, llama: LlamaForCausalLM, chat: Chat) -> None:
+def test_logprobs_are_those_of_a_plain_forward(
+    temperature: float, llama: LlamaForCausalLM, chat: Chat
+) -> None:
     prompts = make_prompts(12)
-    replies = answer(LocalEngine(llama, chat), [Request(ids, 8, i, temperature) for i, ids in enumerate(prompts)])
+    replies = answer(
+        LocalEngine(llama, chat), [Request(ids, 8, i, temperature) for i, ids in enumerate(prompts)]
+    )
     for ids, reply in zip(prompts, replies, strict=True):
         logits = plain_logits(llama, ids + reply.token_ids)[len(ids) - 1 : -1] / temperature
         expected = logits.log_softmax(-1)[range(len(reply.token_ids)), reply.token_ids]
         np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
 
 
-def test_a_reply_depends_on_its_seed_and_not_on_the_crowd(llama: LlamaForCausalLM, chat: Chat) -> None:
+def test_a_reply_depends_on_its_seed_and_not_on_the_crowd(
+    llama: LlamaForCausalLM, chat: Chat
+) -> None:
     requests = [Request(ids, 10, 100 + i) for i, ids in enumerate(make_prompts(30))]
     crowd = answer(LocalEngine(llama, chat), requests)
     alone = [answer(LocalEngine(llama, chat), [request])[0] for request in requests[:6]]
     assert [reply.token_ids for reply in alone] == [reply.token_ids for reply in crowd[:6]]
-    other = answer(LocalEngine(llama, chat), [replace(request, seed=-request.seed) for request in requests])
+    other = answer(
+        LocalEngine(llama, chat), [replace(request, seed=-request.seed) for request in requests]
+    )
     assert sum(a.token_ids == b.token_ids for a, b in zip(crowd, other, strict=True)) < 3
 
 
@@ -234,8 +293,13 @@ def play(engine: LocalEngine, games: int, turns: int) -> list[tuple[int, ...]]:
     return run([game(index) for index in range(games)])
 
 
-def test_the_prefix_cache_changes_no_reply_and_saves_nearly_all_prefill(llama: LlamaForCausalLM, chat: Chat) -> None:
-    cached, plain = LocalEngine(llama, chat, slots=64), LocalEngine(llama, chat, slots=64, prefix_cache=False)
+def test_the_prefix_cache_changes_no_reply_and_saves_nearly_all_prefill(
+    llama: LlamaForCausalLM, chat: Chat
+) -> None:
+    cached, plain = (
+        LocalEngine(llama, chat, slots=64),
+        LocalEngine(llama, chat, slots=64, prefix_cache=False),
+    )
     assert play(cached, 40, 4) == play(plain, 40, 4)
     assert plain.stats.reused_tokens == 0
     total = plain.stats.prefilled_tokens
@@ -245,7 +309,9 @@ def test_the_prefix_cache_changes_no_reply_and_saves_nearly_all_prefill(llama: L
 
 
 def test_few_slots_serve_many_growing_conversations(llama: LlamaForCausalLM, chat: Chat) -> None:
-    assert play(LocalEngine(llama, chat, slots=3, max_batch_tokens=40), 12, 3) == play(LocalEngine(llama, chat), 12, 3)
+    assert play(LocalEngine(llama, chat, slots=3, max_batch_tokens=40), 12, 3) == play(
+        LocalEngine(llama, chat), 12, 3
+    )
 
 
 def test_sequences_join_while_others_decode(llama: LlamaForCausalLM, chat: Chat) -> None:
@@ -258,7 +324,9 @@ def test_sequences_join_while_others_decode(llama: LlamaForCausalLM, chat: Chat)
     while len(replies) < 8:
         replies.update(engine.step())
     together = answer(LocalEngine(llama, chat), requests)
-    assert [replies[request].token_ids for request in requests] == [reply.token_ids for reply in together]
+    assert [replies[request].token_ids for request in requests] == [
+        reply.token_ids for reply in together
+    ]
 
 
 def successor_llama(chat: Chat, text: str) -> LlamaForCausalLM:
@@ -286,7 +354,9 @@ def successor_llama(chat: Chat, text: str) -> LlamaForCausalLM:
         (("> ",), "bé<ad> ", "stop"),
     ],
 )
-def test_a_reply_ends_where_a_stop_string_first_appears(stop: tuple[str, ...], reply: str, finish: str, chat: Chat) -> None:
+def test_a_reply_ends_where_a_stop_string_first_appears(
+    stop: tuple[str, ...], reply: str, finish: str, chat: Chat
+) -> None:
     engine = LocalEngine(successor_llama(chat, "bé<ad> "), chat)
     (completion,) = answer(engine, [Request(chat.encode(" "), 13, 0, 0.0, stop=stop)])
     assert (completion.text, completion.finish) == (reply, finish)
@@ -296,7 +366,11 @@ def test_a_reply_ends_where_a_stop_string_first_appears(stop: tuple[str, ...], r
 def test_the_end_token_is_kept_in_the_ids_and_not_in_the_text(chat: Chat) -> None:
     engine = LocalEngine(successor_llama(chat, "ok<|im_end|>"), chat)
     (completion,) = answer(engine, [Request(chat.encode("o"), 9, 0, 0.0, stop=("!",))])
-    assert (completion.token_ids, completion.text, completion.finish) == ((*chat.encode("k"), END), "k", "eos")
+    assert (completion.token_ids, completion.text, completion.finish) == (
+        (*chat.encode("k"), END),
+        "k",
+        "eos",
+    )
 
 
 def test_a_prompt_without_room_gives_an_empty_reply(llama: LlamaForCausalLM, chat: Chat) -> None:
@@ -309,7 +383,9 @@ def test_a_prompt_without_room_gives_an_empty_reply(llama: LlamaForCausalLM, cha
 def truncated(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     """The same rule written the slow way, one token at a time."""
     probabilities = logits.double().softmax(-1).tolist()
-    order = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])[: top_k or None]
+    order = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])[
+        : top_k or None
+    ]
     total, kept = sum(probabilities[token] for token in order), []
     for token in order:
         if sum(probabilities[other] for other in kept) >= top_p * total:
@@ -321,12 +397,19 @@ def truncated(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.6), (8, 0.7)])
-def test_samples_and_logprobs_follow_the_truncated_softmax(top_k: int, top_p: float, llama: LlamaForCausalLM, chat: Chat) -> None:
+def test_samples_and_logprobs_follow_the_truncated_softmax(
+    top_k: int, top_p: float, llama: LlamaForCausalLM, chat: Chat
+) -> None:
     ids = make_prompts(1)[0]
     expected = truncated(plain_logits(llama, ids)[-1], top_k, top_p)
-    replies = answer(LocalEngine(llama, chat), [Request(ids, 1, seed, top_k=top_k, top_p=top_p) for seed in range(1500)])
+    replies = answer(
+        LocalEngine(llama, chat),
+        [Request(ids, 1, seed, top_k=top_k, top_p=top_p) for seed in range(1500)],
+    )
     tokens = [reply.token_ids[0] for reply in replies]
-    np.testing.assert_allclose([reply.logprobs[0] for reply in replies], expected[tokens].log(), atol=1e-4)
+    np.testing.assert_allclose(
+        [reply.logprobs[0] for reply in replies], expected[tokens].log(), atol=1e-4
+    )
     counts = np.bincount(tokens, minlength=VOCABULARY)
     assert not counts[expected == 0].any()
     likely = expected.numpy() * len(tokens) >= 5
@@ -346,7 +429,11 @@ def test_refresh_forgets_what_the_old_weights_computed(chat: Chat) -> None:
     reused = engine.stats.reused_tokens
     after = answer(engine, [replace(request) for request in requests])
     fresh = answer(LocalEngine(model, chat), [replace(request) for request in requests])
-    assert [reply.token_ids for reply in after] == [reply.token_ids for reply in fresh] != [reply.token_ids for reply in before]
+    assert (
+        [reply.token_ids for reply in after]
+        == [reply.token_ids for reply in fresh]
+        != [reply.token_ids for reply in before]
+    )
     assert {reply.policy_version for reply in after} == {7}
     assert engine.stats.reused_tokens - reused < 6 * 40
 
@@ -362,11 +449,18 @@ def test_sequences_under_way_go_on_after_a_refresh(llama: LlamaForCausalLM, chat
     engine.refresh(1)
     while len(replies) < 6:
         replies.update(engine.step())
-    assert [replies[request].token_ids for request in requests] == [reply.token_ids for reply in expected]
+    assert [replies[request].token_ids for request in requests] == [
+        reply.token_ids for reply in expected
+    ]
 
 
 def test_a_lora_model_in_training_is_sampled_without_dropout_and_left_as_it_was(chat: Chat) -> None:
-    lora = LoraConfig(r=4, lora_dropout=0.5, init_lora_weights=False, target_modules=["q_proj", "v_proj", "down_proj"])
+    lora = LoraConfig(
+        r=4,
+        lora_dropout=0.5,
+        init_lora_weights=False,
+        target_modules=["q_proj", "v_proj", "down_proj"],
+    )
     model = get_peft_model(make_llama(), lora).train()
     prompts = make_prompts(4)
     replies = answer(LocalEngine(model, chat), [Request(ids, 6, 0) for ids in prompts])
@@ -377,17 +471,25 @@ def test_a_lora_model_in_training_is_sampled_without_dropout_and_left_as_it_was(
     model.eval()
     for ids, reply in zip(prompts, replies, strict=True):
         expected = plain_logits(model, ids + reply.token_ids)[len(ids) - 1 : -1].log_softmax(-1)
-        np.testing.assert_allclose(reply.logprobs, expected[range(len(reply.token_ids)), reply.token_ids], atol=1e-4)
+        np.testing.assert_allclose(
+            reply.logprobs, expected[range(len(reply.token_ids)), reply.token_ids], atol=1e-4
+        )
 
 
-def test_no_more_slots_than_their_share_of_the_memory_holds(llama: LlamaForCausalLM, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_slots_than_their_share_of_the_memory_holds(
+    llama: LlamaForCausalLM, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = llama.config
-    size = config.num_hidden_layers * 2 * 64 * config.num_key_value_heads * config.head_dim * 4  # bytes of a sequence of 64 tokens
+    size = (
+        config.num_hidden_layers * 2 * 64 * config.num_key_value_heads * config.head_dim * 4
+    )  # bytes of a sequence of 64 tokens
     monkeypatch.setattr("mage.engines.local.memory_for_slots", lambda device: 5 * size)
     few = LocalEngine(llama, chat, slots=512, context=64)
     assert few.capacity == 4
     requests = [Request(ids, 6, seed) for seed, ids in enumerate(make_prompts(9))]
-    replies = [answer(engine, requests) for engine in (few, LocalEngine(llama, chat, slots=3, context=64))]
+    replies = [
+        answer(engine, requests) for engine in (few, LocalEngine(llama, chat, slots=3, context=64))
+    ]
     assert [reply.token_ids for reply in replies[0]] == [reply.token_ids for reply in replies[1]]
     with pytest.raises(ValueError, match="are there for it: lower it"):
         LocalEngine(llama, chat, slots=512, context=256)
@@ -396,14 +498,21 @@ def test_no_more_slots_than_their_share_of_the_memory_holds(llama: LlamaForCausa
 
 
 def test_layers_that_see_a_window_only_are_refused(chat: Chat) -> None:
-    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1))
+    model = Qwen3ForCausalLM(
+        Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    )
     with pytest.raises(ValueError, match="full attention"):
         LocalEngine(model, chat)
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.booleans()), max_size=40), st.integers(2, 5))
-def test_a_lease_promises_only_tokens_that_are_really_there(moves: list[tuple[int, int, bool]], count: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.booleans()), max_size=40),
+    st.integers(2, 5),
+)
+def test_a_lease_promises_only_tokens_that_are_really_there(
+    moves: list[tuple[int, int, bool]], count: int
+) -> None:
     """`contents` plays the tensor pool: what a slot holds is what was copied or computed there and nothing else."""
     slots, contents, stories, leased = Slots(count, 2000), {}, [tuple(range(35))] * 4, []
     for teller, extra, goes_on in moves:
@@ -412,7 +521,10 @@ def test_a_lease_promises_only_tokens_that_are_really_there(moves: list[tuple[in
         slots.clock += 1
         lease = slots.lease(story) if slots.available else None
         if lease is not None:
-            contents[lease.slot] = contents.get(lease.slot, ())[: lease.kept] + contents.get(lease.source, ())[lease.kept : lease.reused]
+            contents[lease.slot] = (
+                contents.get(lease.slot, ())[: lease.kept]
+                + contents.get(lease.source, ())[lease.kept : lease.reused]
+            )
             assert contents[lease.slot] == story[: lease.reused]
             assert lease.reused < len(story)
             assert lease.slot not in leased

@@ -14,7 +14,14 @@ from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
 
 GOLDEN = Path(__file__).parent / "golden"
-GAMES = [TicTacToe(), KuhnPoker(), *(OpenSpiel(game=game) for game in ("connect_four", "leduc_poker", "nim", "hex(board_size=3)", "liars_dice"))]
+GAMES = [
+    TicTacToe(),
+    KuhnPoker(),
+    *(
+        OpenSpiel(game=game)
+        for game in ("connect_four", "leduc_poker", "nim", "hex(board_size=3)", "liars_dice")
+    ),
+]
 
 
 @pytest.mark.parametrize("environment", GAMES, ids=lambda one: one.game)
@@ -74,7 +81,13 @@ def test_kuhn_scores_are_openspiels_on_all_thirty_histories() -> None:
     game = pyspiel.load_game("kuhn_poker")
     seen = 0
     for stratum in range(6):
-        for line in (("pass", "pass"), ("pass", "bet", "pass"), ("pass", "bet", "bet"), ("bet", "pass"), ("bet", "bet")):
+        for line in (
+            ("pass", "pass"),
+            ("pass", "bet", "pass"),
+            ("pass", "bet", "bet"),
+            ("bet", "pass"),
+            ("bet", "bet"),
+        ):
             state, theirs = KuhnPoker().start(stratum), game.new_initial_state()
             for card in DEALS[stratum]:
                 theirs.apply_action(card)
@@ -88,7 +101,12 @@ def test_kuhn_scores_are_openspiels_on_all_thirty_histories() -> None:
 
 
 def test_kuhn_shows_the_opponents_card_at_a_showdown_only() -> None:
-    for stratum, line, shown in ((0, ("bet", "pass"), False), (0, ("bet", "bet"), True), (0, ("pass", "bet", "pass"), False), (0, ("pass", "pass"), True)):
+    for stratum, line, shown in (
+        (0, ("bet", "pass"), False),
+        (0, ("bet", "bet"), True),
+        (0, ("pass", "bet", "pass"), False),
+        (0, ("pass", "pass"), True),
+    ):
         state = KuhnPoker().start(stratum)
         for word in line:
             state.apply(word)
@@ -110,7 +128,14 @@ def test_the_board_shows_the_numbers_of_the_empty_cells() -> None:
     assert state.anchor(0) == "O...X...."
 
 
-@pytest.mark.parametrize(("game", "message"), [("no_such_game", "has no game"), ("matrix_pd", "simultaneous"), ("pig(players=3)", "not a game for two")])
+@pytest.mark.parametrize(
+    ("game", "message"),
+    [
+        ("no_such_game", "has no game"),
+        ("matrix_pd", "simultaneous"),
+        ("pig(players=3)", "not a game for two"),
+    ],
+)
 def test_games_that_do_not_fit_are_refused(game: str, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         OpenSpiel(game=game)

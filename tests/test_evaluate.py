@@ -6,13 +6,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mage.evaluation.ceilings import ceilings
+from mage.cli.terminal.evaluation_table import HEADER, table
 from mage.environments.base import Environment, State
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.evaluation.figures import HEADER, Expert, TaskRow, compare, read_tasks, summarise, summarise_rows, table, task_row, write_tasks
-from mage.opponents.base import Population
+from mage.evaluation.ceilings import ceilings
+from mage.evaluation.compare import compare
+from mage.evaluation.figures import Expert, summarise, summarise_rows
+from mage.evaluation.rows import TaskRow, read_tasks, task_row, write_tasks
 from mage.evaluation.statistics import wilson
+from mage.opponents.base import Population
 from mage.types import Completion, Episode, MetaEpisode, Outcome, Task, Turn
 
 KUHN = KuhnPoker()
@@ -20,18 +23,29 @@ POPULATION = Population(train={"conservative": 0.5, "aggressive": 0.5}, ood={"cf
 
 
 def turn(legal=True, tokens=4):
-    completion = Completion(token_ids=(1,) * tokens, logprobs=(0.0,) * tokens, text="", finish="stop", policy_version=0)
+    completion = Completion(
+        token_ids=(1,) * tokens, logprobs=(0.0,) * tokens, text="", finish="stop", policy_version=0
+    )
     return Turn("play", "", "", (), completion, "bet" if legal else None, (0, 0), legal, 0.0)
 
 
 def episode(score, turns=()):
     outcome = "won" if score > 0 else "lost" if score < 0 else "drawn"
-    return Episode(tuple(turns) or (turn(),), None, (), float(score), 5.0 * score, outcome, "finished", "")
+    return Episode(
+        tuple(turns) or (turn(),), None, (), float(score), 5.0 * score, outcome, "finished", ""
+    )
 
 
 def played(seed, seat, opponent, scores, member=0, environment="kuhn_poker", split="test"):
     episodes = tuple(one if isinstance(one, Episode) else episode(one) for one in scores)
-    return MetaEpisode(Task(environment, seed, seat, opponent, split), 0, member, episodes, ("",) * len(episodes), 0)
+    return MetaEpisode(
+        Task(environment, seed, seat, opponent, split),
+        0,
+        member,
+        episodes,
+        ("",) * len(episodes),
+        0,
+    )
 
 
 FOUR = [
@@ -82,17 +96,30 @@ def test_exploitation_runs_from_the_equilibrium_to_the_best_response():
     assert (one.equilibrium, one.best_response) == pytest.approx((-1 / 18, 1 / 3), abs=1e-6)
     assert one.episodes[2].exploitation.value == pytest.approx(37 / 7, abs=1e-4)
     # Over all: equilibria -1/18 and 1/18 cancel; best responses 1/6, 1/3, 1/3, 1/3 (first: conservative, aggressive; second: the same).
-    assert (evaluation.overall.equilibrium, evaluation.overall.best_response) == pytest.approx((0, 7 / 24), abs=1e-6)
-    assert evaluation.overall.episodes[2].exploitation.value == pytest.approx((5 / 4) / (7 / 24), abs=1e-4)
+    assert (evaluation.overall.equilibrium, evaluation.overall.best_response) == pytest.approx(
+        (0, 7 / 24), abs=1e-6
+    )
+    assert evaluation.overall.episodes[2].exploitation.value == pytest.approx(
+        (5 / 4) / (7 / 24), abs=1e-4
+    )
 
 
 def test_ceilings_stand_beside_the_seats_and_their_mean_beside_all():
-    evaluation = summarise([*FOUR, played(5, 1, "aggressive", [1, 1, 1]), played(6, 1, "aggressive", [1, 1, 1])], KUHN, POPULATION, "test")
-    seats = [[ceilings(KuhnPoker(), POPULATION.train, seat, n) for n in (1, 2, 3)] for seat in (0, 1)]
+    evaluation = summarise(
+        [*FOUR, played(5, 1, "aggressive", [1, 1, 1]), played(6, 1, "aggressive", [1, 1, 1])],
+        KUHN,
+        POPULATION,
+        "test",
+    )
+    seats = [
+        [ceilings(KuhnPoker(), POPULATION.train, seat, n) for n in (1, 2, 3)] for seat in (0, 1)
+    ]
     for seat in (0, 1):
         one = cell(evaluation.by_seat, seat=seat)
         assert one.non_adapting == pytest.approx(seats[seat][0].non_adapting)
-        assert [figures.ceiling for figures in one.episodes] == pytest.approx([found.bayes_final for found in seats[seat]])
+        assert [figures.ceiling for figures in one.episodes] == pytest.approx(
+            [found.bayes_final for found in seats[seat]]
+        )
     expected = (2 * seats[0][2].bayes_final + 4 * seats[1][2].bayes_final) / 6
     assert evaluation.overall.episodes[2].ceiling == pytest.approx(expected)
     assert cell(evaluation.by_opponent, "aggressive").non_adapting is None
@@ -100,7 +127,12 @@ def test_ceilings_stand_beside_the_seats_and_their_mean_beside_all():
 
 def test_a_replayed_deal_has_no_ceilings_and_no_exploitation():
     overall = summarise(FOUR, KuhnPoker(restart="same"), POPULATION, "test").overall
-    assert (overall.non_adapting, overall.best_response, overall.episodes[0].exploitation, overall.episodes[0].ceiling) == (None,) * 4
+    assert (
+        overall.non_adapting,
+        overall.best_response,
+        overall.episodes[0].exploitation,
+        overall.episodes[0].ceiling,
+    ) == (None,) * 4
 
 
 def test_there_is_nothing_to_exploit_in_the_equilibrium_player():
@@ -111,7 +143,10 @@ def test_there_is_nothing_to_exploit_in_the_equilibrium_player():
 
 def test_search_is_not_solved_unless_asked():
     population = Population(train={"mcts-1000": 1, "pattern-0": 1})
-    games = [played(1, 0, "mcts-1000", [0], environment="tic_tac_toe"), played(2, 0, "pattern-0", [1], environment="tic_tac_toe")]
+    games = [
+        played(1, 0, "mcts-1000", [0], environment="tic_tac_toe"),
+        played(2, 0, "pattern-0", [1], environment="tic_tac_toe"),
+    ]
     evaluation = summarise(games, TicTacToe(), population, "test")
     assert cell(evaluation.by_opponent, "mcts-1000").best_response is None
     assert evaluation.overall.best_response is None
@@ -122,18 +157,37 @@ def test_search_is_not_solved_unless_asked():
 
 def test_a_meta_episode_that_stopped_after_its_win_still_passes():
     """Stopped after episode 1 and 2: success of episode 2 is 1 of 2, of episode 3 it is 0 of 1, and Pass@3 is 2 of 3."""
-    stopped = [played(1, 0, "aggressive", [1]), played(2, 0, "aggressive", [-1, 1]), played(3, 1, "aggressive", [-1, -2, -1])]
+    stopped = [
+        played(1, 0, "aggressive", [1]),
+        played(2, 0, "aggressive", [-1, 1]),
+        played(3, 1, "aggressive", [-1, -2, -1]),
+    ]
     evaluation = summarise(stopped, KUHN, POPULATION, "test")
     _, second, third = evaluation.overall.episodes
     assert (second.success.value, second.success.count, second.score.value) == (1 / 2, 2, -1 / 2)
-    assert (third.success.value, third.success.count, third.pass_at.value, third.pass_at.count) == (0, 1, pytest.approx(2 / 3), 3)
+    assert (third.success.value, third.success.count, third.pass_at.value, third.pass_at.count) == (
+        0,
+        1,
+        pytest.approx(2 / 3),
+        3,
+    )
     nobody = cell(evaluation.by_seat, seat=0).episodes[2]
-    assert (nobody.success, nobody.score, nobody.illegal, nobody.exploitation, nobody.pass_at.value) == (None, None, None, None, 1)
+    assert (
+        nobody.success,
+        nobody.score,
+        nobody.illegal,
+        nobody.exploitation,
+        nobody.pass_at.value,
+    ) == (None, None, None, None, 1)
 
 
 def test_members_of_a_task_count_as_one_task():
     """Task 1 is won by one member of two: half a success of two tasks."""
-    games = [played(1, 0, "aggressive", [1]), played(1, 0, "aggressive", [-1], member=1), played(2, 0, "aggressive", [1])]
+    games = [
+        played(1, 0, "aggressive", [1]),
+        played(1, 0, "aggressive", [-1], member=1),
+        played(2, 0, "aggressive", [1]),
+    ]
     overall = summarise(games, KUHN, POPULATION, "test").overall
     assert overall.tasks == 2
     assert overall.episodes[0].success == wilson(1.5, 2)
@@ -141,9 +195,19 @@ def test_members_of_a_task_count_as_one_task():
 
 
 def test_stratified_intervals_are_narrower_when_the_deal_explains_the_score():
-    seeds = {deal: [s for s in range(200) if KUHN.stratum(KUHN.episode_seed(s, 0)) == deal][:4] for deal in range(6)}
-    games = [played(s, 0, "aggressive", [deal - 2.5 + (s % 2)]) for deal, some in seeds.items() for s in some]
-    plain, narrow = (summarise(games, KUHN, POPULATION, "test", stratified=flag).overall.episodes[0].score for flag in (False, True))
+    seeds = {
+        deal: [s for s in range(200) if KUHN.stratum(KUHN.episode_seed(s, 0)) == deal][:4]
+        for deal in range(6)
+    }
+    games = [
+        played(s, 0, "aggressive", [deal - 2.5 + (s % 2)])
+        for deal, some in seeds.items()
+        for s in some
+    ]
+    plain, narrow = (
+        summarise(games, KUHN, POPULATION, "test", stratified=flag).overall.episodes[0].score
+        for flag in (False, True)
+    )
     assert plain.value == pytest.approx(narrow.value)
     assert narrow.high - narrow.low < 0.5 * (plain.high - plain.low)
 
@@ -152,23 +216,40 @@ def test_rows_survive_the_disk_and_give_the_same_figures(tmp_path):
     rows = [task_row(one) for one in FOUR]
     write_tasks(tmp_path / "tasks.jsonl", rows)
     assert list(read_tasks(tmp_path / "tasks.jsonl")) == rows
-    assert json.loads((tmp_path / "tasks.jsonl").read_text().splitlines()[0])["opponent"] == "conservative"
-    assert summarise_rows(rows, KUHN, POPULATION, "test") == summarise(FOUR, KUHN, POPULATION, "test")
+    assert (
+        json.loads((tmp_path / "tasks.jsonl").read_text().splitlines()[0])["opponent"]
+        == "conservative"
+    )
+    assert summarise_rows(rows, KUHN, POPULATION, "test") == summarise(
+        FOUR, KUHN, POPULATION, "test"
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["tasks.jsonl"]
 
 
 def test_the_comparison_is_paired_over_the_tasks():
     """Scores of episode 1: first -1 -2 1 -2, second (in another order) 1 -2 1 1: differences 2 0 0 3, mean 5/4, s^2 = 9/4."""
-    better = [played(4, 1, "aggressive", [1, 2]), *(played(s, seat, o, [v, 2]) for s, seat, o, v in SECOND)]
-    found = compare(summarise(FOUR, KUHN, POPULATION, "test"), summarise(better, KUHN, POPULATION, "test"))
+    better = [
+        played(4, 1, "aggressive", [1, 2]),
+        *(played(s, seat, o, [v, 2]) for s, seat, o, v in SECOND),
+    ]
+    found = compare(
+        summarise(FOUR, KUHN, POPULATION, "test"), summarise(better, KUHN, POPULATION, "test")
+    )
     assert (found.tasks, len(found.episodes)) == (4, 2)
     first, second = found.episodes
     assert (first.score.difference.value, first.score.difference.count) == (5 / 4, 4)
-    assert first.score.difference.high == pytest.approx(5 / 4 + 3.182446 * math.sqrt(9 / 16), abs=1e-5)
+    assert first.score.difference.high == pytest.approx(
+        5 / 4 + 3.182446 * math.sqrt(9 / 16), abs=1e-5
+    )
     # Won by the second only: tasks 1 and 4; by the first only: none; two-sided 2 x 1/4.
     assert (first.success.difference.value, first.success.p_value) == (1 / 2, 1 / 2)
     assert second.pass_at.difference.value == 1 / 4
-    one = compare([task_row(game) for game in FOUR], [task_row(game) for game in better], opponent="aggressive", seat=1)
+    one = compare(
+        [task_row(game) for game in FOUR],
+        [task_row(game) for game in better],
+        opponent="aggressive",
+        seat=1,
+    )
     assert (one.tasks, one.episodes[0].score.difference.value) == (1, 3)
     assert json.dumps(one.to_json(), allow_nan=False)
 
@@ -177,10 +258,15 @@ SECOND = [(3, 1, "conservative", 1), (2, 0, "aggressive", -2), (1, 0, "conservat
 
 
 def test_different_panels_are_not_compared():
-    with pytest.raises(ValueError, match="not played on the same panel: 1 of 4 tasks are in the first only, 0 of 3 in the second only"):
+    with pytest.raises(
+        ValueError,
+        match="not played on the same panel: 1 of 4 tasks are in the first only, 0 of 3 in the second only",
+    ):
         compare([task_row(game) for game in FOUR], [task_row(game) for game in FOUR[:3]])
     with pytest.raises(ValueError, match="no task with opponent 'cfr'"):
-        compare([task_row(game) for game in FOUR], [task_row(game) for game in FOUR], opponent="cfr")
+        compare(
+            [task_row(game) for game in FOUR], [task_row(game) for game in FOUR], opponent="cfr"
+        )
 
 
 def test_an_evaluation_is_plain_json_and_a_table_of_strings():
@@ -188,19 +274,25 @@ def test_an_evaluation_is_plain_json_and_a_table_of_strings():
     plain = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
     assert "rows" not in plain
     assert plain["overall"]["episodes"][2]["score"]["value"] == 5 / 4
-    assert plain["by_opponent_seat"][0]["episodes"][0]["score"]["low"] is None  # one task gives no interval
+    assert (
+        plain["by_opponent_seat"][0]["episodes"][0]["score"]["low"] is None
+    )  # one task gives no interval
     rows = table(evaluation)
     assert rows[0] == HEADER
     assert len(rows) == 1 + 3 * len(evaluation.cells)
     assert rows[3][:5] == ("all", "both", "3", "4", "75 % (30-95)")
-    assert all(len(row) == len(HEADER) and all(isinstance(text, str) for text in row) for row in rows)
+    assert all(
+        len(row) == len(HEADER) and all(isinstance(text, str) for text in row) for row in rows
+    )
 
 
 def test_users_mistakes_are_named():
     with pytest.raises(ValueError, match="nothing to evaluate"):
         summarise([], KUHN, POPULATION, "test")
     with pytest.raises(ValueError, match="played in tic_tac_toe, not in kuhn_poker"):
-        summarise([played(1, 0, "random", [1], environment="tic_tac_toe")], KUHN, POPULATION, "test")
+        summarise(
+            [played(1, 0, "random", [1], environment="tic_tac_toe")], KUHN, POPULATION, "test"
+        )
     with pytest.raises(ValueError, match="belong to split ood, not to test"):
         summarise([played(1, 0, "cfr", [1], split="ood")], KUHN, POPULATION, "test")
     with pytest.raises(ValueError, match="opponents random are not in the population's test pool"):
@@ -264,9 +356,16 @@ class _Walk(Environment):
         return "won" if score == 1 else "lost"
 
 
-@pytest.mark.parametrize(("changes", "expected"), [({}, Expert(1.0, 1.0)), ({"max_turns": 1}, Expert(0.0, 0.0)), ({"knows": False}, None)])
-def test_a_world_without_other_agents_is_measured_against_its_expert(changes: dict[str, Any], expected: Expert | None) -> None:
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, Expert(1.0, 1.0)), ({"max_turns": 1}, Expert(0.0, 0.0)), ({"knows": False}, None)],
+)
+def test_a_world_without_other_agents_is_measured_against_its_expert(
+    changes: dict[str, Any], expected: Expert | None
+) -> None:
     tasks = [Task("walk", seed, 0, "", "test") for seed in range(3)]
-    rows = [TaskRow(task, 0, (0.0,), ("lost",), ("turn_limit",), (1,), (0,), (5,)) for task in tasks]
+    rows = [
+        TaskRow(task, 0, (0.0,), ("lost",), ("turn_limit",), (1,), (0,), (5,)) for task in tasks
+    ]
     found = summarise_rows(rows, _Walk(**changes), Population(), "test")
     assert found.overall.expert == expected

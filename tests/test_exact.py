@@ -2,22 +2,24 @@
 
 import pytest
 
-from mage.config.recipe import load_recipe
+from mage.cli.terminal.agents import Candidate, play_panel
+from mage.config.loading import load_recipe
 from mage.evaluation.exact import exact_scores
 from mage.memory.notes import Notes
-from mage.cli.terminal.agents import Candidate, play_panel
-from mage.training.trainer import build
+from mage.training.build import build_components
 
 SHARES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 
 
 @pytest.fixture(scope="module")
 def parts():
-    return build(load_recipe("demo", ["--run.workers=1", "--engines.slots=256"]))
+    return build_components(load_recipe("demo", ["--run.workers=1", "--engines.slots=256"]))
 
 
 def test_a_panel_scatters_around_the_exact_scores(parts) -> None:
-    found = exact_scores(parts, SHARES)
+    found = exact_scores(
+        parts.setting(evaluating=True), parts.weights(), SHARES, parts.recipe.learn
+    )
     played = play_panel(Candidate("demo", 0, parts), "test", "final", 1200, None)
     assert found.left_out < 1e-6
     assert found.unread < 0.01
@@ -31,20 +33,39 @@ def test_a_panel_scatters_around_the_exact_scores(parts) -> None:
 
 def test_without_memory_there_are_as_many_situations_as_the_game_has(parts) -> None:
     """Kuhn poker has six situations in each seat, and three episodes tell their number."""
-    found = exact_scores(parts, SHARES, Notes(keep="none"))
+    found = exact_scores(
+        parts.setting(evaluating=True, memory=Notes(keep="none")),
+        parts.weights(),
+        SHARES,
+        parts.recipe.learn,
+    )
     assert found.situations == 3 * 12
-    assert found.overall.scores[0] == pytest.approx(exact_scores(parts, SHARES).overall.scores[0])
+    assert found.overall.scores[0] == pytest.approx(
+        exact_scores(
+            parts.setting(evaluating=True), parts.weights(), SHARES, parts.recipe.learn
+        ).overall.scores[0]
+    )
 
 
 def test_games_that_are_not_numbered_are_asked_as_they_are_played() -> None:
     """Told as the first of one, three games without memory are one situation thrice."""
-    parts = build(load_recipe("demo", ["--run.workers=1", "--play.numbered=false"]))
-    first, second, third = exact_scores(parts, SHARES, Notes(keep="none")).overall.scores
+    parts = build_components(load_recipe("demo", ["--run.workers=1", "--play.numbered=false"]))
+    first, second, third = exact_scores(
+        parts.setting(evaluating=True, memory=Notes(keep="none")),
+        parts.weights(),
+        SHARES,
+        parts.recipe.learn,
+    ).overall.scores
     assert first == pytest.approx(second) == pytest.approx(third)
 
 
 def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
-    found = exact_scores(parts, {"random": 1.0, "cfr": 1.0}, Notes(keep="none"))
+    found = exact_scores(
+        parts.setting(evaluating=True, memory=Notes(keep="none")),
+        parts.weights(),
+        {"random": 1.0, "cfr": 1.0},
+        parts.recipe.learn,
+    )
     assert len(found.cells) == 1 + 2 + 2 + 4
     assert all(-2 <= score <= 2 for cell in found.cells for score in cell.scores)
 
@@ -52,7 +73,11 @@ def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
 @pytest.mark.parametrize(
     ("recipe", "changes", "message"),
     [
-        ("demo", ["--memory.keep=reflections", "--agent.reflection_tokens=16"], "follows from the play alone"),
+        (
+            "demo",
+            ["--memory.keep=reflections", "--agent.reflection_tokens=16"],
+            "follows from the play alone",
+        ),
         ("demo", ["--evaluate.top_k=5"], "top_k = 0"),
         ("demo", ["--environments.restart=same"], "restart = fresh"),
         ("tic_tac_toe", ["--environments.restart=fresh"], "lines of play"),
@@ -60,6 +85,11 @@ def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
     ],
 )
 def test_what_cannot_be_summed_is_refused(recipe: str, changes: list[str], message: str) -> None:
-    parts = build(load_recipe(recipe, changes))
+    parts = build_components(load_recipe(recipe, changes))
     with pytest.raises(ValueError, match=message):
-        exact_scores(parts, parts.recipe.population().pool("test") or {"": 1.0})
+        exact_scores(
+            parts.setting(evaluating=True),
+            parts.weights(),
+            parts.recipe.population().pool("test") or {"": 1.0},
+            parts.recipe.learn,
+        )

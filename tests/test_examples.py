@@ -10,29 +10,44 @@ from corridor import Corridor
 from toys import scripted_agent
 
 from mage.agent.agent import Agent, read_action, worked_examples
-from mage.config.recipe import build_recipe
+from mage.config.errors import ConfigError
+from mage.config.loading import build_recipe, recipe_tables
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
-from mage.config.errors import ConfigError
 from mage.play import Setting, play_groups
 from mage.types import Task
 
 
 def pairs(environment: Environment, count: int) -> list[str]:
     """The examples as the prompt shows them, one text each."""
-    return [f"{example.situation}\n<action>{example.action}</action>" for example in worked_examples(environment, count)]
+    return [
+        f"{example.situation}\n<action>{example.action}</action>"
+        for example in worked_examples(environment, count)
+    ]
 
 
 def with_examples(environment: Environment, count: int) -> Agent:
-    agent = scripted_agent(lambda prompt: "A note." if "Write a short note" in prompt else f"<action>{environment.example_action()}</action>")
+    agent = scripted_agent(
+        lambda prompt: (
+            "A note."
+            if "Write a short note" in prompt
+            else f"<action>{environment.example_action()}</action>"
+        )
+    )
     return Agent(agent.engine, agent.chat, agent.sampling, worked_examples(environment, count))
 
 
-@pytest.mark.parametrize("environment", [TicTacToe(), KuhnPoker(), OpenSpiel(game="connect_four"), Corridor()], ids=lambda world: world.name)
-def test_there_are_as_many_as_asked_for_and_each_is_answered_in_the_exact_format(environment: Environment) -> None:
+@pytest.mark.parametrize(
+    "environment",
+    [TicTacToe(), KuhnPoker(), OpenSpiel(game="connect_four"), Corridor()],
+    ids=lambda world: world.name,
+)
+def test_there_are_as_many_as_asked_for_and_each_is_answered_in_the_exact_format(
+    environment: Environment,
+) -> None:
     assert worked_examples(environment, 0) == ()
     shown = pairs(environment, 5)
     assert len(shown) == 5
@@ -48,20 +63,31 @@ def test_their_moves_are_legal_in_the_situation_shown() -> None:
 
 def test_their_moves_are_spread_and_so_show_no_skill() -> None:
     """Over 400 examples every card bets about as often as it passes, and no cell of an empty board is preferred (chi-square, 1 in 1,000)."""
-    moves = [(re.findall(r"card: (\w)", text)[0], read_action(text)) for text in pairs(KuhnPoker(), 400)]
+    moves = [
+        (re.findall(r"card: (\w)", text)[0], read_action(text)) for text in pairs(KuhnPoker(), 400)
+    ]
     for card in "JQK":
         count = Counter(move for own, move in moves if own == card)
         assert abs(count["bet"] - count["pass"]) < 3.3 * math.sqrt(count.total())
-    opening = Counter(read_action(text) for text in pairs(TicTacToe(), 900) if "Free: 1 2 3 4 5 6 7 8 9." in text)
+    opening = Counter(
+        read_action(text) for text in pairs(TicTacToe(), 900) if "Free: 1 2 3 4 5 6 7 8 9." in text
+    )
     expected = opening.total() / 9
-    assert sum((opening[str(cell)] - expected) ** 2 / expected for cell in range(1, 10)) < 26.1  # 8 degrees of freedom
+    assert (
+        sum((opening[str(cell)] - expected) ** 2 / expected for cell in range(1, 10)) < 26.1
+    )  # 8 degrees of freedom
 
 
 def test_every_task_and_every_run_is_shown_the_same_ones() -> None:
     setting = Setting(TicTacToe(), with_examples(TicTacToe(), 3), Notes(keep="both"))
     tasks = [[Task("tic_tac_toe", seed, seed % 2, "random", "train")] for seed in range(6)]
     metas = play_groups(setting, tasks, seed=1)
-    texts = [setting.agent.chat.decode(turn.prompt_ids) for meta in metas for episode in meta.episodes for turn in episode.turns]
+    texts = [
+        setting.agent.chat.decode(turn.prompt_ids)
+        for meta in metas
+        for episode in meta.episodes
+        for turn in episode.turns
+    ]
     heads = {"<|user|>".join(text.split("<|user|>")[:4]) for text in texts}
     assert len(heads) == 1
     assert heads.pop().count("<action>") == 1 + 3, "the answer format and three examples"
@@ -82,4 +108,7 @@ def test_a_number_out_of_range_is_a_mistake_that_names_the_option(kuhn_tables, c
 
 
 def test_the_number_is_recorded_with_the_run(kuhn_tables) -> None:
-    assert build_recipe(kuhn_tables | {"agent": {"examples": 3}}).to_dict()["agent"]["examples"] == 3
+    assert (
+        recipe_tables(build_recipe(kuhn_tables | {"agent": {"examples": 3}}))["agent"]["examples"]
+        == 3
+    )

@@ -11,22 +11,36 @@ from typing import Any
 import pytest
 import torch
 from learn_toys import make_model, make_sample
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from mage.agent.chat import Chat
+from mage.config.sections import LearnOptions
 from mage.engines import ops
-from mage.engines.base import Request, run
+from mage.engines.base import run
 from mage.engines.local import LocalEngine
 from mage.engines.state import Blocks, Sequences
 from mage.learn.learner import Learner
 from mage.learn.packing import prepare
 from mage.models.base import find_model
-from mage.config.sections import LearnOptions
-from mage.types import Completion, Sample
+from mage.types import Completion, Request, Sample
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.timeout(300),
+]
 DEVICE = torch.device("cuda")
-SHAPES = [(9, 3, 64, 576, False), (4, 2, 16, 64, True), (8, 8, 32, 256, False)]  # heads, kv heads, head size, width, normed heads
+SHAPES = [
+    (9, 3, 64, 576, False),
+    (4, 2, 16, 64, True),
+    (8, 8, 32, 256, False),
+]  # heads, kv heads, head size, width, normed heads
 KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
@@ -43,7 +57,13 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "width", "normed"), SHAPES)
 def test_kernels_compute_what_the_plain_versions_do(
-    kernels: ModuleType, heads: int, kv_heads: int, size: int, width: int, normed: bool, dtype: torch.dtype
+    kernels: ModuleType,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    width: int,
+    normed: bool,
+    dtype: torch.dtype,
 ) -> None:
     torch.manual_seed(0)
 
@@ -59,18 +79,37 @@ def test_kernels_compute_what_the_plain_versions_do(
     keys, values = draw(7, 200, kv_heads, size), draw(7, 200, kv_heads, size)
     caches = [(keys.clone(), values.clone()) for _ in range(2)]
     rope, norms = (draw(200, size), draw(200, size)), (draw(size), draw(size)) if normed else None
-    together, slots, positions = draw(4, heads + 2 * kv_heads, size), whole(1, 3, 0, 6), whole(5, 100, 0, 7)
-    found = [side.rotate_and_store(together, heads, rope, norms, 1e-6, slots, positions, *cache) for side, cache in zip((kernels, ops), caches, strict=True)]
+    together, slots, positions = (
+        draw(4, heads + 2 * kv_heads, size),
+        whole(1, 3, 0, 6),
+        whole(5, 100, 0, 7),
+    )
+    found = [
+        side.rotate_and_store(together, heads, rope, norms, 1e-6, slots, positions, *cache)
+        for side, cache in zip((kernels, ops), caches, strict=True)
+    ]
     for one, other in zip((found[0], *caches[0]), (found[1], *caches[1]), strict=True):
         close(one, other)
     filled = whole(0, 5, 64, 100, 150, 199, 0)
     for count, shared in ((6, whole(0, 0)), (600, whole(0, 0)), (2, whole(4, 128))):
-        query, whose = draw(count, heads, size), torch.randint(4 if shared[1] else 0, 6, (count,), device=DEVICE)
+        query, whose = (
+            draw(count, heads, size),
+            torch.randint(4 if shared[1] else 0, 6, (count,), device=DEVICE),
+        )
         given = (query, keys, values, whose, filled, shared, size**-0.5)
         close(kernels.attend_decode(*given), ops.attend_decode(*given))
-    blocks = Blocks(whole(0, 16, 20, 29, 0), whole(16, 4, 9, -11, 0), whole(2, 2, 4, 0, 0), whole(50, 66, 0, 0, 0), 16)
+    blocks = Blocks(
+        whole(0, 16, 20, 29, 0),
+        whole(16, 4, 9, -11, 0),
+        whole(2, 2, 4, 0, 0),
+        whole(50, 66, 0, 0, 0),
+        16,
+    )
     query = draw(40, heads, size)
-    close(kernels.attend_blocks(query, keys, values, blocks, size**-0.5), ops.attend_blocks(query, keys, values, blocks, size**-0.5))
+    close(
+        kernels.attend_blocks(query, keys, values, blocks, size**-0.5),
+        ops.attend_blocks(query, keys, values, blocks, size**-0.5),
+    )
 
 
 def test_the_sampling_kernel_draws_the_same_tokens(kernels: ModuleType) -> None:
@@ -88,7 +127,12 @@ def test_the_sampling_kernel_draws_the_same_tokens(kernels: ModuleType) -> None:
         assert state.filled.tolist() == [1] * 255 + [0, 0]
     same = answers[0][0] == answers[1][0]
     assert same.sum() >= 255, "rounding may move one draw over the border of two tokens"
-    torch.testing.assert_close(answers[0][1].view(torch.float32)[same], answers[1][1].view(torch.float32)[same], atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        answers[0][1].view(torch.float32)[same],
+        answers[1][1].view(torch.float32)[same],
+        atol=1e-4,
+        rtol=0,
+    )
 
 
 def test_a_row_that_is_not_a_number_gets_a_token_of_the_vocabulary(kernels: ModuleType) -> None:
@@ -104,8 +148,17 @@ def make_pair(kind: str, **changes: Any) -> tuple[PreTrainedModel, PreTrainedMod
     """The same weights on the processor and on the device."""
     config, build = KINDS[kind]
     torch.manual_seed(0)
-    shape = {"vocab_size": 600, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = build(config(**shape, head_dim=16, max_position_embeddings=512, initializer_range=0.2, **changes)).eval()
+    shape = {
+        "vocab_size": 600,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    model = build(
+        config(**shape, head_dim=16, max_position_embeddings=512, initializer_range=0.2, **changes)
+    ).eval()
     other = build(model.config).eval()
     other.load_state_dict(model.state_dict())
     return model, other.to(DEVICE)
@@ -119,7 +172,9 @@ def answer(engine: LocalEngine, requests: list[Request]) -> list[Completion]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_device_gives_the_processors_replies_from_graphs_and_after_a_change_of_weights(kind: str) -> None:
+def test_the_device_gives_the_processors_replies_from_graphs_and_after_a_change_of_weights(
+    kind: str,
+) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     chat = Chat.load(find_model("embedded"))
     models = make_pair(kind)
@@ -127,10 +182,18 @@ def test_the_device_gives_the_processors_replies_from_graphs_and_after_a_change_
     assert (engines[0].loop, engines[1].loop is None) == (None, False)
     generator = torch.Generator().manual_seed(1)
     for version in range(4):
-        prompts = [tuple(torch.randint(5, 500, (int(length),), generator=generator).tolist()) for length in torch.randint(1, 90, (40,), generator=generator)]
-        requests = [Request(prompt, 1 + number % 20, number, temperature=number % 3 / 2) for number, prompt in enumerate(prompts)]
+        prompts = [
+            tuple(torch.randint(5, 500, (int(length),), generator=generator).tolist())
+            for length in torch.randint(1, 90, (40,), generator=generator)
+        ]
+        requests = [
+            Request(prompt, 1 + number % 20, number, temperature=number % 3 / 2)
+            for number, prompt in enumerate(prompts)
+        ]
         ours, theirs = (answer(engine, requests) for engine in engines)
-        differing = sum(one.token_ids != other.token_ids for one, other in zip(ours, theirs, strict=True))
+        differing = sum(
+            one.token_ids != other.token_ids for one, other in zip(ours, theirs, strict=True)
+        )
         assert differing <= 2, "a draw at the border of two tokens may fall either way"
         for one, other in zip(ours, theirs, strict=True):
             if one.token_ids == other.token_ids:
@@ -141,7 +204,9 @@ def test_the_device_gives_the_processors_replies_from_graphs_and_after_a_change_
                     parameter.mul_(1.01)
         for engine in engines:
             engine.refresh(version + 1)
-    assert any(graph for graph in engines[1].loop.graphs.values()), "steps were replayed from graphs"  # type: ignore[union-attr]
+    assert any(graph for graph in engines[1].loop.graphs.values()), (
+        "steps were replayed from graphs"
+    )  # type: ignore[union-attr]
 
 
 def test_graphs_outlive_the_engine_before_them_and_the_workspaces_of_all() -> None:
@@ -160,30 +225,52 @@ def test_graphs_outlive_the_engine_before_them_and_the_workspaces_of_all() -> No
     engine, replies = begin()
     gc.collect()
     torch.cuda.empty_cache()
-    assert gone not in {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}, "what is gone leaves nothing behind"
+    assert gone not in {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}, (
+        "what is gone leaves nothing behind"
+    )
     torch._C._cuda_clearCublasWorkspaces()  # as torch.compile does when it records
     torch.cuda.empty_cache()
     engine.refresh(3)
-    assert [reply.token_ids for reply in answer(engine, requests)] == [reply.token_ids for reply in replies]
+    assert [reply.token_ids for reply in answer(engine, requests)] == [
+        reply.token_ids for reply in replies
+    ]
 
 
-@pytest.mark.parametrize("options", [{}, {"recompute": True}, {"lora_rank": 4}], ids=["all weights", "recomputed", "adapters"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"recompute": True}, {"lora_rank": 4}],
+    ids=["all weights", "recomputed", "adapters"],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(kind: str, options: dict[str, Any]) -> None:
+def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(
+    kind: str, options: dict[str, Any]
+) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     generator = torch.Generator().manual_seed(0)
     rules = tuple(torch.randint(0, 7, (150,), generator=generator).tolist())
     samples: list[Sample] = []
     for _ in range(40):
-        middle, reply = (tuple(torch.randint(0, 7, (int(n),), generator=generator).tolist()) for n in torch.randint(1, 80, (2,), generator=generator))
-        samples += [make_sample(rules + middle, reply), make_sample(rules + middle + reply + (1, 2), reply[:5], advantage=-1.0)]
+        middle, reply = (
+            tuple(torch.randint(0, 7, (int(n),), generator=generator).tolist())
+            for n in torch.randint(1, 80, (2,), generator=generator)
+        )
+        samples += [
+            make_sample(rules + middle, reply),
+            make_sample(rules + middle + reply + (1, 2), reply[:5], advantage=-1.0),
+        ]
     found = []
     for layout in ("rows", "trie"):
         model = make_model(kind, exact=False, head_dim=16, max_position_embeddings=512).to(DEVICE)
         learner = Learner(model, LearnOptions(micro_tokens=2048, **options), layout=layout)
         rows = prepare(samples)
         learner.accumulate(rows, entropy=0.1)
-        gradient = torch.cat([value.grad.flatten() for value in learner.trained.masters.values() if value.grad is not None])
+        gradient = torch.cat(
+            [
+                value.grad.flatten()
+                for value in learner.trained.masters.values()
+                if value.grad is not None
+            ]
+        )
         found.append((learner.logprobs(rows), gradient))
     torch.testing.assert_close(found[0][0], found[1][0], atol=1e-4, rtol=0)
     assert (found[0][1] - found[1][1]).norm() <= 1e-4 * found[0][1].norm()
@@ -195,6 +282,10 @@ def test_half_precision_sampler_and_learner_agree_closely() -> None:
     engine = LocalEngine(model, chat, slots=64, context=256)
     prompts = [tuple(range(5, 30 + number)) for number in range(64)]
     replies = answer(engine, [Request(prompt, 30, number) for number, prompt in enumerate(prompts)])
-    samples = [make_sample(prompt, reply.token_ids, old_logprobs=reply.logprobs) for prompt, reply in zip(prompts, replies, strict=True) if reply.token_ids]
+    samples = [
+        make_sample(prompt, reply.token_ids, old_logprobs=reply.logprobs)
+        for prompt, reply in zip(prompts, replies, strict=True)
+        if reply.token_ids
+    ]
     metrics = Learner(model, LearnOptions(lr=1e-6)).update(samples, entropy=0.0, update=0)
     assert metrics.mismatch < 0.05

@@ -1,98 +1,155 @@
-"""The house rules of imports: down only, the spine knows no item of a menu, and floors 0 to 6 load no torch."""
+"""The layout of the package: imports point down only, without cycles, and low levels load no torch.
+
+The graph is built from the syntax trees, so lazy imports and `TYPE_CHECKING` imports count too.
+"""
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 import mage
 from mage.config.menus import MENUS
 
 PACKAGE = Path(mage.__file__).parent
-FLOORS = {
-    **dict.fromkeys(("types", "toml", "mistakes", "menus", "options", "consistency", "config", "rundir", "seeds"), 0),
-    **dict.fromkeys(("environments", "engines", "chat", "plain"), 1),
-    **dict.fromkeys(("agent", "prompts", "memory"), 2),
-    "opponents": 3,
-    "play": 4,
-    **dict.fromkeys(("returns", "advantages", "tally"), 5),
-    **dict.fromkeys(("evaluate", "panels", "ceilings", "statistics", "checks", "report"), 6),
-    **dict.fromkeys(("learn", "models"), 7),
-    "cluster": 8,
-    **dict.fromkeys(("trainer", "sittings", "warmstart", "exact"), 9),
-    **dict.fromkeys(("cli", "verbs", "terminal", "reproduce"), 10),
+LEVELS = {
+    **dict.fromkeys(("types", "seeds"), 0),
+    **dict.fromkeys(("config", "run_folder"), 1),
+    "environments": 2,
+    **dict.fromkeys(("agent", "memory", "opponents"), 3),
+    **dict.fromkeys(("engines", "models"), 4),
+    "play": 5,
+    "credit": 6,
+    "learn": 7,
+    "evaluation": 8,
+    "training": 9,
+    "report": 10,
+    **dict.fromkeys(("reproduce", "viewer"), 11),
+    "cli": 12,
 }
-SIGNING = ("mage.config.recipe", "mage.config.conflicts")  # name what they find by name in signatures too
+OUTSIDE = ("mage", "mage.__main__")  # the public interface and `python -m mage`
+# Exact answers need a game tree, and only OpenSpiel's games have one.
+OPENSPIEL = "mage.environments.openspiel"
+KNOW_OPENSPIEL = {
+    "mage.evaluation.ceilings",
+    "mage.evaluation.figures",
+    "mage.evaluation.exact",
+}
 HEAVY = ("torch", "transformers", "vllm", "ray")
+NO_TORCH_BELOW = 7
 
 
-def module_name(path: Path) -> str:
-    return ".".join(("mage", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+def _module(path: Path) -> str:
+    parts = ("mage", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
 
 
-FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+FILES = {_module(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def place_of(module: str) -> str | None:
-    """The part of a module's name that has a floor: `mage.learn.loss` is in `learn`."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in FLOORS else None
+def place_of(module: str) -> str:
+    """The top-level entry of a module: `mage.learn.loss` is in `learn`."""
+    return (module.split(".") + [""])[1]
 
 
-def imports_of(module: str) -> Iterator[str]:
-    """The modules of MAGE that a file imports, wherever in the file it does."""
-    tree = ast.parse(FILES[module].read_text("utf-8"))
-    for node in ast.walk(_without_type_checking(tree) if module in SIGNING else tree):
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """The modules of MAGE that a file imports, anywhere in the file."""
+    return frozenset(_imports(module))
+
+
+def _imports(module: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(FILES[module].read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "mage")
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} imports relatively; name the package"
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                if str(node.module).split(".")[0] == "mage":
-                    yield inner if inner in FILES else str(node.module)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively; use the full name"
+            if str(node.module).split(".")[0] == "mage":
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                yield from (name if name in FILES else str(node.module) for name in inner)
 
 
-def _without_type_checking(tree: ast.Module) -> ast.Module:
-    """A recipe names the contracts in its signatures only; at run time it finds them by name."""
-    body = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
-    return ast.Module(body, [])
+def find_cycles(graph: Mapping[str, frozenset[str]]) -> list[list[str]]:
+    """Groups of modules that import each other (strongly connected components, Tarjan 1972).
+
+    >>> find_cycles({"a": frozenset("b"), "b": frozenset("a"), "c": frozenset("a")})
+    [['a', 'b']]
+    """
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        stack.append(name)
+        for target in graph[name]:
+            if target not in order:
+                visit(target)
+            if target in stack:
+                lowest[name] = min(lowest[name], lowest[target])
+        if lowest[name] == order[name]:
+            group = stack[stack.index(name) :]
+            del stack[-len(group) :]
+            found.extend([sorted(group)] if len(group) > 1 else [])
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return found
 
 
-def test_every_file_stands_on_a_floor() -> None:
-    beside = {"mage", "mage.__main__"}
-    homeless = [module for module in FILES if place_of(module) is None and module not in beside and not module.startswith("mage.embedded")]
-    assert homeless == [], "give it a floor in this test and in the design"
+def test_every_file_has_a_level() -> None:
+    unknown = [name for name in FILES if place_of(name) not in LEVELS and name not in OUTSIDE]
+    assert unknown == [], "give its folder a level here and in docs/architecture.md"
 
 
-@pytest.mark.parametrize("module", [module for module in FILES if place_of(module)])
-def test_imports_point_down_only(module: str) -> None:
-    own = FLOORS[str(place_of(module))]
-    up = [target for target in imports_of(module) if (place := place_of(target)) and FLOORS[place] > own]
-    assert up == [], f"{module} is on floor {own}"
+def test_imports_point_down_only() -> None:
+    up = [
+        f"{module} imports {target}"
+        for module in FILES
+        if module not in OUTSIDE
+        for target in imports_of(module)
+        if LEVELS.get(place_of(target), -1) > LEVELS[place_of(module)]
+    ]
+    assert up == []
 
 
-@pytest.mark.parametrize("module", [module for module in FILES if place_of(module) not in (None, *MENUS)])
-def test_the_spine_imports_only_the_base_of_a_menu(module: str) -> None:
-    items = [target for target in imports_of(module) if place_of(target) in MENUS and target.split(".")[2:] not in ([], ["base"])]
-    # Exact answers exist for OpenSpiel's game trees only, so those who give them know the bridge to OpenSpiel.
-    bridge = ["mage.environments.openspiel"] if module in ("mage.evaluation.ceilings", "mage.evaluation.figures", "mage.evaluation.exact") else []
-    assert set(items) <= set(bridge), "an item of a menu is found by name"
+def test_no_files_import_each_other() -> None:
+    graph = {name: frozenset(imports_of(name) & FILES.keys()) - {name} for name in FILES}
+    assert find_cycles(graph) == []
 
 
-@pytest.mark.parametrize("module", [module for module in FILES if FLOORS.get(str(place_of(module))) == 0])
-def test_the_lowest_floor_names_no_item_of_a_menu(module: str) -> None:
-    imports = [node for node in ast.walk(ast.parse(FILES[module].read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
-    named = [str(node.module) for node in imports if place_of(str(node.module)) in MENUS]
-    assert all(name.endswith(".base") for name in named)
+def test_shared_code_imports_only_the_base_of_a_menu() -> None:
+    inside = {f"{package}." for package in MENUS.values()}
+
+    def is_item(target: str) -> bool:
+        package = next((one for one in inside if target.startswith(one)), None)
+        return package is not None and target.removeprefix(package) != "base"
+
+    wrong = [
+        f"{module} imports {target}"
+        for module in FILES
+        if not any(module.startswith(package) for package in inside)
+        for target in imports_of(module)
+        if is_item(target) and not (module in KNOW_OPENSPIEL and target == OPENSPIEL)
+    ]
+    assert wrong == [], "find an item of a menu by its name"
 
 
-def test_the_lower_floors_load_no_torch() -> None:
-    low = [module for module in FILES if (place := place_of(module)) and FLOORS[place] <= 6]
-    low = [module for module in low if place_of(module) != "engines" or module.endswith((".engines", ".base"))]
-    program = f"import importlib, sys\nfor name in {low!r}:\n    importlib.import_module(name)\n    assert not set({HEAVY!r}) & set(sys.modules), name"
-    done = subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=100)
+def test_low_levels_load_no_torch() -> None:
+    low = [name for name in FILES if LEVELS.get(place_of(name), 99) < NO_TORCH_BELOW]
+    allowed = ("mage.engines", "mage.models")  # the chosen engine or source loads what it needs
+    low = [name for name in low if not name.startswith(allowed) or name.endswith(".base")]
+    program = (
+        "import importlib, sys\n"
+        f"for name in {low!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    assert not set({HEAVY!r}) & set(sys.modules), name"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr.strip().splitlines()[-1]

@@ -11,11 +11,11 @@ from learn_toys import VOCABULARY, make_model, make_sample
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from mage.learn.learner import Learner, split
-from mage.models.loading import load_model
-from mage.learn.packing import Row, prepare
-from mage.learn.trainable import linear_layers, save_adapters
 from mage.config.sections import LearnOptions
+from mage.learn.learner import Learner, split
+from mage.learn.packing import Row, prepare
+from mage.models.adapters import linear_layers, save_adapters
+from mage.models.loading import load_model
 from mage.types import Sample, Where
 
 
@@ -31,8 +31,21 @@ def play(seed: int, metas: int = 4) -> list[Sample]:
         prompt: tuple[int, ...] = (1, 2, 3)
         for turn in range(4):
             reply, where = text(2), Where(meta // 2, meta % 2, 0, turn, "")
-            changes: dict[str, Any] = {"kind": "reflect"} if turn == 3 else {"choices": ((1, (reply[1], (reply[1] + 1) % VOCABULARY)),)}
-            found.append(make_sample(prompt, reply, advantage=draw.gauss(0, 1), where=where, old_logprobs=(-1.9, -2.0), **changes))
+            changes: dict[str, Any] = (
+                {"kind": "reflect"}
+                if turn == 3
+                else {"choices": ((1, (reply[1], (reply[1] + 1) % VOCABULARY)),)}
+            )
+            found.append(
+                make_sample(
+                    prompt,
+                    reply,
+                    advantage=draw.gauss(0, 1),
+                    where=where,
+                    old_logprobs=(-1.9, -2.0),
+                    **changes,
+                )
+            )
             prompt = prompt + reply + text(2)
     return found
 
@@ -50,7 +63,9 @@ def probability(model: PreTrainedModel, prompt: tuple[int, ...], token: int) -> 
         return float(model(input_ids=torch.tensor([prompt])).logits[0, -1].softmax(-1)[token])
 
 
-@pytest.mark.parametrize("options", [{}, {"packed": False}, {"lora_rank": 4}], ids=["all weights", "rows", "adapters"])
+@pytest.mark.parametrize(
+    "options", [{}, {"packed": False}, {"lora_rank": 4}], ids=["all weights", "rows", "adapters"]
+)
 def test_a_bandit_is_learned(options: dict[str, Any]) -> None:
     """Token 4 pays +1 and token 5 pays -1 after the same prompt: p(4) rises above one half and p(5) falls."""
     prompt = (1, 2, 3)
@@ -59,7 +74,12 @@ def test_a_bandit_is_learned(options: dict[str, Any]) -> None:
     for update in range(30):
         arms = ((4, 1.0), (5, -1.0))
         pulls = [
-            make_sample(prompt, (arm,), advantage=gain, old_logprobs=(torch.tensor(probability(learner.module, prompt, arm)).log().item(),))
+            make_sample(
+                prompt,
+                (arm,),
+                advantage=gain,
+                old_logprobs=(torch.tensor(probability(learner.module, prompt, arm)).log().item(),),
+            )
             for arm, gain in arms
         ]
         learner.update(pulls, entropy=0.0, update=update)
@@ -71,7 +91,9 @@ def test_the_bonus_keeps_the_action_open() -> None:
     """Without reward the bonus alone drives a choice of two and one of three towards log 2 + log 3, the most there is."""
     learner = Learner(make_model(exact=False), LearnOptions(lr=0.02))
     sample = make_sample((1, 2), (3, 4), advantage=0.0, choices=((0, (3, 5)), (1, (0, 4, 6))))
-    found = [learner.update([sample], entropy=1.0, update=update).action_entropy for update in range(30)]
+    found = [
+        learner.update([sample], entropy=1.0, update=update).action_entropy for update in range(30)
+    ]
     assert found[0] < 1.75 < found[-1] <= math.log(6) + 1e-5
 
 
@@ -94,11 +116,21 @@ def test_mismatch_and_ratio_of_an_unchanged_policy_are_nothing() -> None:
     rows = prepare(play(1))
     logprobs = learner.logprobs(rows).tolist()
     exact = [
-        make_sample(one.sample.prompt_ids, one.sample.reply_ids, old_logprobs=tuple(logprobs[one.offset : one.offset + 2]), where=one.sample.where)
+        make_sample(
+            one.sample.prompt_ids,
+            one.sample.reply_ids,
+            old_logprobs=tuple(logprobs[one.offset : one.offset + 2]),
+            where=one.sample.where,
+        )
         for one in rows
     ]
     metrics = learner.update(exact, entropy=0.0, update=0)
-    assert (metrics.mismatch, metrics.approx_kl, metrics.kl, metrics.clip_fraction) == pytest.approx((0, 0, 0, 0), abs=1e-9)
+    assert (
+        metrics.mismatch,
+        metrics.approx_kl,
+        metrics.kl,
+        metrics.clip_fraction,
+    ) == pytest.approx((0, 0, 0, 0), abs=1e-9)
     assert (metrics.ratio_mean, metrics.ratio_max) == pytest.approx((1, 1))
 
 
@@ -118,46 +150,75 @@ def test_adapters_alone_are_trained_and_the_reference_is_the_base() -> None:
     assert (learner.logprobs(rows) - untouched).abs().max() > 1e-3
 
 
-def test_adapters_have_the_gradients_that_peft_has_and_their_folder_is_one_of_peft(tmp_path: Path) -> None:
+def test_adapters_have_the_gradients_that_peft_has_and_their_folder_is_one_of_peft(
+    tmp_path: Path,
+) -> None:
     make_model().save_pretrained(tmp_path / "base")
     ours = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=3))
     ours.update(play(0), entropy=0.0, update=0)  # B is no longer nothing
-    save_adapters(tmp_path / "adapters", ours.trained.masters, rank=3, alpha=6.0, base=str(tmp_path / "base"))
-    ours = Learner(load_model(tmp_path / "adapters").double(), LearnOptions(lora_rank=3), start=tmp_path / "adapters")
-    theirs = PeftModel.from_pretrained(make_model(), str(tmp_path / "adapters"), is_trainable=True, autocast_adapter_dtype=False).double()
+    save_adapters(
+        tmp_path / "adapters", ours.trained.masters, rank=3, alpha=6.0, base=str(tmp_path / "base")
+    )
+    ours = Learner(
+        load_model(tmp_path / "adapters").double(),
+        LearnOptions(lora_rank=3),
+        start=tmp_path / "adapters",
+    )
+    theirs = PeftModel.from_pretrained(
+        make_model(), str(tmp_path / "adapters"), is_trainable=True, autocast_adapter_dtype=False
+    ).double()
     ids = torch.tensor([[1, 2, 3, 4, 5, 6]])
     losses = [model(ids, labels=ids).loss for model in (ours.module, theirs)]
     torch.testing.assert_close(*losses, atol=1e-6, rtol=0)
     for loss in losses:
         loss.backward()
     ours.trained.collect()
-    expected = {name.removeprefix("base_model.model.").replace(".default", ""): value.grad for name, value in theirs.named_parameters() if "lora" in name}
+    expected = {
+        name.removeprefix("base_model.model.").replace(".default", ""): value.grad
+        for name, value in theirs.named_parameters()
+        if "lora" in name
+    }
     assert set(expected) == set(ours.trained.masters)
     for name, master in ours.trained.masters.items():
         torch.testing.assert_close(master.grad, expected[name], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("at_once", [1, 2**25])
-def test_layers_stepped_together_learn_what_each_would_alone(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_stepped_together_learn_what_each_would_alone(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two micro-batches, so that gradients are added up; one layer at a time is the plain sum."""
     monkeypatch.setattr("mage.learn.trainable._AT_ONCE", at_once)
     learner = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=2, lora_alpha=6.0))
     masters, scale = learner.trained.masters, 6.0 / 2
     learner.update(play(0), entropy=0.0, update=0)
     learner.module.zero_grad()
-    ids, slopes = torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]]), dict.fromkeys(masters, torch.zeros(()))
+    ids, slopes = (
+        torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]]),
+        dict.fromkeys(masters, torch.zeros(())),
+    )
     for row in ids:
         learner.module(row[None], labels=row[None]).loss.backward()
         for name in linear_layers(learner.module):
-            gradient, down, up = learner.module.get_parameter(f"{name}.weight").grad, masters[f"{name}.lora_A.weight"], masters[f"{name}.lora_B.weight"]
-            slopes[f"{name}.lora_A.weight"] = slopes[f"{name}.lora_A.weight"] + scale * up.T @ gradient
-            slopes[f"{name}.lora_B.weight"] = slopes[f"{name}.lora_B.weight"] + scale * gradient @ down.T
+            gradient, down, up = (
+                learner.module.get_parameter(f"{name}.weight").grad,
+                masters[f"{name}.lora_A.weight"],
+                masters[f"{name}.lora_B.weight"],
+            )
+            slopes[f"{name}.lora_A.weight"] = (
+                slopes[f"{name}.lora_A.weight"] + scale * up.T @ gradient
+            )
+            slopes[f"{name}.lora_B.weight"] = (
+                slopes[f"{name}.lora_B.weight"] + scale * gradient @ down.T
+            )
         learner.trained.collect()
     for name, master in masters.items():
         torch.testing.assert_close(master.grad, slopes[name].detach())
 
 
-def test_training_goes_on_from_a_folder_of_adapters_and_its_reference_is_that_start(tmp_path: Path) -> None:
+def test_training_goes_on_from_a_folder_of_adapters_and_its_reference_is_that_start(
+    tmp_path: Path,
+) -> None:
     make_model(exact=False).save_pretrained(tmp_path / "base")
     first = Learner(make_model(exact=False), LearnOptions(lr=0.05, lora_rank=2))
     first.update(play(0), entropy=0.0, update=0)
@@ -165,11 +226,15 @@ def test_training_goes_on_from_a_folder_of_adapters_and_its_reference_is_that_st
     save_adapters(folder, first.trained.masters, rank=2, alpha=4.0, base=str(tmp_path / "base"))
     second = Learner(load_model(folder), LearnOptions(lr=0.05, lora_rank=2, kl=0.1), start=folder)
     begun = second.logprobs(rows)
-    torch.testing.assert_close(begun, first.logprobs(rows), atol=2e-2, rtol=0)  # the folder is in bfloat16
+    torch.testing.assert_close(
+        begun, first.logprobs(rows), atol=2e-2, rtol=0
+    )  # the folder is in bfloat16
     second.update(play(0), entropy=0.0, update=0)
     assert (second.logprobs(rows) - begun).abs().max() > 1e-3
     torch.testing.assert_close(second.logprobs(rows, reference=True), begun)
-    with pytest.raises(ValueError, match=r"need learn\.lora_rank = 2 and learn\.lora_alpha = 4\.0, not 3 and 6\.0"):
+    with pytest.raises(
+        ValueError, match=r"need learn\.lora_rank = 2 and learn\.lora_alpha = 4\.0, not 3 and 6\.0"
+    ):
         Learner(load_model(folder), LearnOptions(lora_rank=3), start=folder)
 
 
@@ -189,12 +254,16 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bad: float) -> Non
     metrics = learner.update([make_sample((1, 2), (3,), advantage=bad)], entropy=0.0, update=0)
     assert (metrics.steps, metrics.skipped_steps) == (1, 1)
     assert same(weights_of(learner.module), before)
-    assert learner.update(play(0), entropy=0.0, update=1).skipped_steps == 0, "nothing of it is left behind"
+    assert learner.update(play(0), entropy=0.0, update=1).skipped_steps == 0, (
+        "nothing of it is left behind"
+    )
     assert all(torch.isfinite(value).all() for value in weights_of(learner.module).values())
 
 
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 2}], ids=["all weights", "adapters"])
-def test_a_run_that_is_stopped_and_loaded_gives_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_run_that_is_stopped_and_loaded_gives_the_same_bits(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     chosen = LearnOptions(lr=0.01, minibatches=2, kl=0.1, warmup=2, decay=0.5, **options)
 
     def begin() -> Learner:
@@ -208,14 +277,20 @@ def test_a_run_that_is_stopped_and_loaded_gives_the_same_bits(tmp_path: Path, op
     path = first.save(tmp_path, update=3, state={"seen": 3})
     second = begin()
     assert second.load(path).state == {"seen": 3}
-    assert [second.update(play(update), entropy=0.1, update=update) for update in range(3, 6)] == expected[3:]
+    assert [
+        second.update(play(update), entropy=0.1, update=update) for update in range(3, 6)
+    ] == expected[3:]
     assert same(weights_of(second.module), weights_of(whole.module))
 
 
 def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
-    path = Learner(make_model(exact=False), LearnOptions(lora_rank=2)).save(tmp_path, update=0, state={})
+    path = Learner(make_model(exact=False), LearnOptions(lora_rank=2)).save(
+        tmp_path, update=0, state={}
+    )
     for options in (LearnOptions(), LearnOptions(lora_rank=3)):
-        with pytest.raises(ValueError, match=r"holds adapters of another model or another learn\.lora_rank"):
+        with pytest.raises(
+            ValueError, match=r"holds adapters of another model or another learn\.lora_rank"
+        ):
             Learner(make_model(exact=False), options).load(path)
 
 
@@ -227,7 +302,10 @@ def test_half_precision_weights_move_by_less_than_they_can_show(tmp_path: Path) 
         learner.update(play(0), entropy=0.0, update=update)
     name = "lm_head.weight"
     assert not torch.equal(learner._masters[name], before[name].float())
-    assert all(torch.equal(value, learner._masters[key].to(torch.bfloat16)) for key, value in weights_of(learner.module).items())
+    assert all(
+        torch.equal(value, learner._masters[key].to(torch.bfloat16))
+        for key, value in weights_of(learner.module).items()
+    )
     fresh = Learner(make_model(exact=False).to(torch.bfloat16), LearnOptions(lr=1e-5))
     fresh.load(learner.save(tmp_path, update=3, state={}))
     assert torch.equal(fresh._masters[name], learner._masters[name])
@@ -246,15 +324,28 @@ def test_importance_weights_leave_an_honest_sampler_alone() -> None:
     rows = prepare(play(4))
     logprobs = Learner(make_model(), LearnOptions()).logprobs(rows).tolist()
     honest = [
-        make_sample(one.sample.prompt_ids, one.sample.reply_ids, old_logprobs=tuple(logprobs[one.offset : one.offset + 2]), advantage=0.5) for one in rows
+        make_sample(
+            one.sample.prompt_ids,
+            one.sample.reply_ids,
+            old_logprobs=tuple(logprobs[one.offset : one.offset + 2]),
+            advantage=0.5,
+        )
+        for one in rows
     ]
-    found = [Learner(make_model(), LearnOptions(importance_cap=cap)).update(honest, entropy=0.0, update=0) for cap in (None, 2.0)]
+    found = [
+        Learner(make_model(), LearnOptions(importance_cap=cap)).update(
+            honest, entropy=0.0, update=0
+        )
+        for cap in (None, 2.0)
+    ]
     assert found[0].policy_loss == pytest.approx(found[1].policy_loss, abs=1e-9)
     assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, abs=1e-9)
 
 
 def owners_of(lots: list[list[Row]], *names: str) -> list[set[tuple[int, ...]]]:
-    return [{tuple(getattr(row.sample.where, name) for name in names) for row in lot} for lot in lots]
+    return [
+        {tuple(getattr(row.sample.where, name) for name in names) for row in lot} for lot in lots
+    ]
 
 
 def test_minibatches_deal_whole_groups_where_there_are_enough() -> None:

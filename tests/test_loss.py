@@ -7,9 +7,17 @@ import pytest
 import torch
 from learn_toys import make_sample
 
-from mage.learn.loss import Sums, choice_entropies, low_variance_kl, policy_loss, policy_objective, read, score
-from mage.learn.packing import Terms, pack_rows, prepare
 from mage.config.sections import LearnOptions
+from mage.learn.loss import (
+    Sums,
+    choice_entropies,
+    low_variance_kl,
+    policy_loss,
+    policy_objective,
+    read,
+    token_logprobs,
+)
+from mage.learn.packing import Terms, pack_rows, prepare
 from mage.types import Sample
 
 LN2 = math.log(2)
@@ -20,13 +28,27 @@ def terms_of(*samples: Sample) -> Terms:
 
 
 def loss_of(
-    logprobs: list[float], terms: Terms, *, entropies: list[float] | None = None, choices: tuple[float, ...] = (), **changes: Any
+    logprobs: list[float],
+    terms: Terms,
+    *,
+    entropies: list[float] | None = None,
+    choices: tuple[float, ...] = (),
+    **changes: Any,
 ) -> tuple[float, Sums]:
     """Loss with options and keyword arguments mixed: what is a field of LearnOptions goes there."""
-    options = LearnOptions(**{name: changes.pop(name) for name in list(changes) if name in LearnOptions.model_fields and name != "entropy"})
+    options = LearnOptions(
+        **{
+            name: changes.pop(name)
+            for name in list(changes)
+            if name in LearnOptions.model_fields and name != "entropy"
+        }
+    )
     given = {"entropy": 0.0, "normaliser": len(terms)} | changes
     real = torch.tensor(logprobs, dtype=torch.float64)
-    all_entropies, parted = (torch.tensor(values, dtype=torch.float64) for values in (entropies or [0.0] * len(terms), choices))
+    all_entropies, parted = (
+        torch.tensor(values, dtype=torch.float64)
+        for values in (entropies or [0.0] * len(terms), choices)
+    )
     loss, reading = policy_loss(real, all_entropies, parted, terms, options, **given)
     return float(loss), read([reading])
 
@@ -47,9 +69,13 @@ def loss_of(
         (1.5, 0.0, 0.0, False),
     ],
 )
-def test_the_clip_in_each_of_its_branches(ratio: float, advantage: float, objective: float, cut: bool) -> None:
+def test_the_clip_in_each_of_its_branches(
+    ratio: float, advantage: float, objective: float, cut: bool
+) -> None:
     r = torch.tensor([ratio], dtype=torch.float64, requires_grad=True)
-    found, was_cut = policy_objective(r, torch.tensor([advantage], dtype=torch.float64), LearnOptions())
+    found, was_cut = policy_objective(
+        r, torch.tensor([advantage], dtype=torch.float64), LearnOptions()
+    )
     found.sum().backward()
     assert found.item() == pytest.approx(objective)
     assert was_cut.item() is cut
@@ -59,13 +85,18 @@ def test_the_clip_in_each_of_its_branches(ratio: float, advantage: float, object
 
 def test_clip_high_widens_the_upper_side_only_and_dual_clip_can_be_off() -> None:
     ratio, advantages = torch.tensor([2.0, 0.5, 9.0]), torch.tensor([1.0, -1.0, -1.0])
-    found, _ = policy_objective(ratio, advantages, LearnOptions(clip=0.2, clip_high=0.5, dual_clip=None))
+    found, _ = policy_objective(
+        ratio, advantages, LearnOptions(clip=0.2, clip_high=0.5, dual_clip=None)
+    )
     assert found.tolist() == pytest.approx([1.5, -0.8, -9.0])
 
 
 def test_the_policy_loss_is_a_mean_over_all_reply_tokens() -> None:
     """Ratios 1, 1.1 with A = 2 and ratio 1 with A = -1: -(2 + 2.2 - 1) / 3."""
-    terms = terms_of(make_sample((1,), (2, 3), advantage=2.0, old_logprobs=(-1.0, -1.0)), make_sample((1,), (4,), advantage=-1.0))
+    terms = terms_of(
+        make_sample((1,), (2, 3), advantage=2.0, old_logprobs=(-1.0, -1.0)),
+        make_sample((1,), (4,), advantage=-1.0),
+    )
     loss, sums = loss_of([-1.0, -1.0 + math.log(1.1), -1.5], terms)
     assert loss == pytest.approx(-3.2 / 3)
     assert (sums.tokens, sums.ratio, sums.ratio_max) == pytest.approx((3, 3.1, 1.1))
@@ -76,10 +107,14 @@ def test_the_policy_loss_is_a_mean_over_all_reply_tokens() -> None:
 
 def test_the_kl_is_e_to_the_d_minus_d_minus_one() -> None:
     """Reference twice as likely: d = ln 2, so 2 - ln 2 - 1; half as likely: 0.5 + ln 2 - 1."""
-    found = low_variance_kl(torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-1.0 + LN2, -1.0 - LN2, -1.0]))
+    found = low_variance_kl(
+        torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-1.0 + LN2, -1.0 - LN2, -1.0])
+    )
     assert found.tolist() == pytest.approx([1 - LN2, LN2 - 0.5, 0.0])
     terms = terms_of(make_sample((1,), (2,), advantage=0.0))
-    loss, sums = loss_of([-1.5], terms, kl=0.1, reference=torch.tensor([-1.5 + LN2], dtype=torch.float64))
+    loss, sums = loss_of(
+        [-1.5], terms, kl=0.1, reference=torch.tensor([-1.5 + LN2], dtype=torch.float64)
+    )
     assert loss == pytest.approx(0.1 * (1 - LN2))
     assert sums.kl == pytest.approx(1 - LN2)
 
@@ -90,7 +125,9 @@ def test_the_bonus_counts_choices_and_nothing_else() -> None:
         make_sample((1,), (2, 3, 4), advantage=0.0, choices=((1, (3, 5)), (2, (4, 6)))),
         make_sample((1,), (5, 6), advantage=0.0, kind="reflect"),
     )
-    loss, sums = loss_of([-1.5] * 5, terms, entropies=[4.0, 0.25, 8.0, 1.0, 3.0], choices=(0.25, 0.5), entropy=0.4)
+    loss, sums = loss_of(
+        [-1.5] * 5, terms, entropies=[4.0, 0.25, 8.0, 1.0, 3.0], choices=(0.25, 0.5), entropy=0.4
+    )
     assert loss == pytest.approx(-0.4 * 0.75 / 5)
     assert (sums.action_entropy, sums.reflection_entropy) == pytest.approx((0.75, 4.0))
     assert (sums.plays, sums.reflection_tokens) == (1, 2)
@@ -130,7 +167,16 @@ def test_importance_weights_are_truncated_and_the_ratio_is_to_the_learner() -> N
 def test_an_absurd_ratio_gives_a_finite_gradient() -> None:
     terms = terms_of(make_sample((1,), (2, 3), advantage=-1.0, old_logprobs=(-900.0, -0.0)))
     logprobs = torch.tensor([-0.1, -900.0], dtype=torch.float64, requires_grad=True)
-    loss, _ = policy_loss(logprobs, torch.zeros(2), torch.zeros(0), terms, LearnOptions(kl=1.0), entropy=0.0, normaliser=2, reference=torch.zeros(2))
+    loss, _ = policy_loss(
+        logprobs,
+        torch.zeros(2),
+        torch.zeros(0),
+        terms,
+        LearnOptions(kl=1.0),
+        entropy=0.0,
+        normaliser=2,
+        reference=torch.zeros(2),
+    )
     loss.backward()
     assert logprobs.grad is not None
     assert torch.isfinite(logprobs.grad).all()
@@ -140,7 +186,9 @@ def test_logprobs_and_entropy_at_a_temperature_worked_by_hand() -> None:
     """Logits 0 and ln 9 at temperature 2 are 0 and ln 3: probabilities 1/4 and 3/4."""
     head = torch.nn.Linear(1, 2, bias=False, dtype=torch.float64)
     head.weight.data = torch.tensor([[0.0], [math.log(9)]], dtype=torch.float64)
-    logprobs, entropies = score(torch.ones(2, 1, dtype=torch.float64), head, torch.tensor([0, 1]), temperature=2.0)
+    logprobs, entropies = token_logprobs(
+        torch.ones(2, 1, dtype=torch.float64), head, torch.tensor([0, 1]), temperature=2.0
+    )
     assert logprobs.tolist() == pytest.approx([math.log(0.25), math.log(0.75)])
     assert entropies.tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3)] * 2)
 
@@ -152,15 +200,24 @@ def test_scoring_in_pieces_changes_neither_values_nor_gradients() -> None:
     targets = torch.randint(0, 9, (7,))
     found = []
     for at_once in (10_000, 18):
-        logprobs, entropies = score(hidden, head, targets, temperature=0.7, at_once=at_once)
-        found.append((logprobs, entropies, *torch.autograd.grad(logprobs.sum(), (hidden, head.weight))))
+        logprobs, entropies = token_logprobs(
+            hidden, head, targets, temperature=0.7, at_once=at_once
+        )
+        found.append(
+            (logprobs, entropies, *torch.autograd.grad(logprobs.sum(), (hidden, head.weight)))
+        )
     for whole, pieces in zip(*found, strict=True):
         torch.testing.assert_close(whole, pieces, atol=1e-12, rtol=0)
 
 
 def test_micro_batches_are_read_together_and_none_is_nothing() -> None:
     terms, values = terms_of(make_sample((1, 2), (3,))), torch.tensor([-1.0], dtype=torch.float64)
-    readings = [policy_loss(values - shift, values, values, terms, LearnOptions(), entropy=0.1, normaliser=2)[1] for shift in (0.0, 0.5)]
+    readings = [
+        policy_loss(
+            values - shift, values, values, terms, LearnOptions(), entropy=0.1, normaliser=2
+        )[1]
+        for shift in (0.0, 0.5)
+    ]
     assert read(readings) == read(readings[:1]) + read(readings[1:])
     assert read([]) == Sums()
 

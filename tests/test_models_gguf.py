@@ -18,7 +18,16 @@ from mage.models.sources.gguf import write_gguf as convert
 from mage.models.sources.gguf_reader import GgufFile
 from mage.models.sources.gguf_tokenizer import read_tokenizer
 from mage.models.sources.quants import FORMATS
-from tests.models_toys import TOKENIZER, TOKENS, Tensor, float32, gguf_of, random_blocks, tiny_model, write_gguf
+from tests.models_toys import (
+    TOKENIZER,
+    TOKENS,
+    Tensor,
+    float32,
+    gguf_of,
+    random_blocks,
+    tiny_model,
+    write_gguf,
+)
 
 # --- number formats: one element at a time, straight from the layout of a block, as ggml's own loops read it
 
@@ -40,7 +49,9 @@ def six_bits(packed: bytes, group: int) -> tuple[int, int]:
     """Scale and minimum of a group of 32."""
     if group < 4:
         return packed[group] & 63, packed[group + 4] & 63
-    return packed[group + 4] & 15 | packed[group - 4] >> 6 << 4, packed[group + 4] >> 4 | packed[group] >> 6 << 4
+    return packed[group + 4] & 15 | packed[group - 4] >> 6 << 4, packed[group + 4] >> 4 | packed[
+        group
+    ] >> 6 << 4
 
 
 def nibble_of_64(packed: bytes, element: int) -> int:
@@ -58,7 +69,10 @@ def q4_k(block: bytes, element: int) -> float:
 def q5_k(block: bytes, element: int) -> float:
     scale, least = six_bits(block[4:16], element // 32)
     high = block[16 + element % 32] >> (element // 32) & 1
-    return half(block, 0) * scale * (nibble_of_64(block[48:], element) + 16 * high) - half(block, 2) * least
+    return (
+        half(block, 0) * scale * (nibble_of_64(block[48:], element) + 16 * high)
+        - half(block, 2) * least
+    )
 
 
 def q6_k(block: bytes, element: int) -> float:
@@ -76,15 +90,31 @@ REFERENCES: dict[int, Callable[[bytes, int], float]] = {
     1: lambda block, element: half(block, 0),
     2: lambda block, element: half(block, 0) * (nibble(block[2:], element) - 8),
     3: lambda block, element: half(block, 0) * nibble(block[4:], element) + half(block, 2),
-    6: lambda block, element: half(block, 0) * ((nibble(block[6:], element) | fifth(block[2:6], element)) - 16),
-    7: lambda block, element: half(block, 0) * (nibble(block[8:], element) | fifth(block[4:8], element)) + half(block, 2),
+    6: lambda block, element: (
+        half(block, 0) * ((nibble(block[6:], element) | fifth(block[2:6], element)) - 16)
+    ),
+    7: lambda block, element: (
+        half(block, 0) * (nibble(block[8:], element) | fifth(block[4:8], element)) + half(block, 2)
+    ),
     8: lambda block, element: half(block, 0) * struct.unpack_from("<b", block, 2 + element)[0],
     12: q4_k,
     13: q5_k,
     14: q6_k,
     30: lambda block, element: struct.unpack("<f", b"\0\0" + block)[0],
 }
-SIZES = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
+SIZES = {
+    0: (1, 4),
+    1: (1, 2),
+    2: (32, 18),
+    3: (32, 20),
+    6: (32, 22),
+    7: (32, 24),
+    8: (32, 34),
+    12: (256, 144),
+    13: (256, 176),
+    14: (256, 210),
+    30: (1, 2),
+}
 
 
 def plain_bytes(kind: int, count: int) -> bytes:
@@ -95,17 +125,25 @@ def plain_bytes(kind: int, count: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: FORMATS[kind].name)
-def test_a_number_format_is_read_as_its_layout_says_element_by_element(kind: int, tmp_path: Path) -> None:
+def test_a_number_format_is_read_as_its_layout_says_element_by_element(
+    kind: int, tmp_path: Path
+) -> None:
     elements, size = SIZES[kind]
     columns, rows = max(elements, 4) * 2, 3
     count = rows * columns // elements
     raw = random_blocks(kind, count) if elements > 1 else plain_bytes(kind, count)
-    path = write_gguf(tmp_path / "a.gguf", {}, {"other": float32([1.0, 2.0, 3.0]), "one": ((rows, columns), kind, raw)})
+    path = write_gguf(
+        tmp_path / "a.gguf",
+        {},
+        {"other": float32([1.0, 2.0, 3.0]), "one": ((rows, columns), kind, raw)},
+    )
     blocks = [raw[start : start + size] for start in range(0, len(raw), size)]
     expected = [REFERENCES[kind](block, element) for block in blocks for element in range(elements)]
     found = GgufFile(path).tensor("one")
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, np.array(expected).reshape(rows, columns), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        found, np.array(expected).reshape(rows, columns), rtol=1e-6, atol=1e-6
+    )
 
 
 # --- the container
@@ -113,8 +151,17 @@ def test_a_number_format_is_read_as_its_layout_says_element_by_element(kind: int
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_keys_and_shapes_come_back_as_they_were_written(version: int, tmp_path: Path) -> None:
-    keys = {"a.text": "grüße", "a.count": 7, "a.share": 0.5, "a.on": True, "a.words": ["x", "y"], "a.numbers": [1, 2, 3]}
-    file = GgufFile(write_gguf(tmp_path / "a.gguf", keys, {"one": float32(np.arange(6).reshape(2, 3))}, version))
+    keys = {
+        "a.text": "grüße",
+        "a.count": 7,
+        "a.share": 0.5,
+        "a.on": True,
+        "a.words": ["x", "y"],
+        "a.numbers": [1, 2, 3],
+    }
+    file = GgufFile(
+        write_gguf(tmp_path / "a.gguf", keys, {"one": float32(np.arange(6).reshape(2, 3))}, version)
+    )
     assert file.metadata == keys
     assert file.tensor("one").tolist() == [[0, 1, 2], [3, 4, 5]]
 
@@ -144,7 +191,10 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
         (b"PK\3\4 a zip file, say", "does not begin with the letters GGUF"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1; read are 2 and 3"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "little-endian"),
-        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 99), "unknown type 99"),
+        (
+            b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 99),
+            "unknown type 99",
+        ),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**62), "cut off or damaged"),
     ],
 )
@@ -157,7 +207,10 @@ def test_a_file_that_is_none_is_refused(data: bytes, words: str, tmp_path: Path)
 
 def test_an_unknown_number_format_is_named(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", {}, {"blk.0.attn_q.weight": ((256,), 16, bytes(66))})
-    with pytest.raises(ValueError, match=r"blk\.0\.attn_q\.weight has number format 16, which is not read here; read are F32, F16, Q4_0"):
+    with pytest.raises(
+        ValueError,
+        match=r"blk\.0\.attn_q\.weight has number format 16, which is not read here; read are F32, F16, Q4_0",
+    ):
         GgufFile(path)
 
 
@@ -175,7 +228,9 @@ def llama(tmp_path: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_a_model_computes_the_same_after_a_trip_through_a_gguf_file(kind: str, tmp_path: Path) -> None:
+def test_a_model_computes_the_same_after_a_trip_through_a_gguf_file(
+    kind: str, tmp_path: Path
+) -> None:
     before = tiny_model(kind)
     path = write_gguf(tmp_path / "tiny.gguf", *gguf_of(before))
     (tmp_path / "out").mkdir()
@@ -191,13 +246,22 @@ def test_a_model_computes_the_same_after_a_trip_through_a_gguf_file(kind: str, t
 def test_bfloat16_on_disk_is_the_nearest_one(llama: Any, tmp_path: Path) -> None:
     path, metadata, tensors = llama
     (tmp_path / "out").mkdir()
-    convert(write_gguf(path, metadata, tensors), tmp_path / "out", "bfloat16", None, lambda line: None)
-    before, after = tiny_model("llama").state_dict(), load_model(tmp_path / "out", "float32", "cpu").state_dict()
-    assert all(torch.equal(after[name], tensor.bfloat16().float()) for name, tensor in before.items())
+    convert(
+        write_gguf(path, metadata, tensors), tmp_path / "out", "bfloat16", None, lambda line: None
+    )
+    before, after = (
+        tiny_model("llama").state_dict(),
+        load_model(tmp_path / "out", "float32", "cpu").state_dict(),
+    )
+    assert all(
+        torch.equal(after[name], tensor.bfloat16().float()) for name, tensor in before.items()
+    )
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_large_weights_go_into_numbered_files(llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_go_into_numbered_files(
+    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, metadata, tensors = llama
     monkeypatch.setattr("mage.models.sources.files.SHARD_NUMBERS", 30_000)
     (tmp_path / "out").mkdir()
@@ -205,7 +269,10 @@ def test_large_weights_go_into_numbered_files(llama: Any, tmp_path: Path, monkey
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 1
     assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
-    before, after = tiny_model("llama").state_dict(), load_model(tmp_path / "out", "float32", "cpu").state_dict()
+    before, after = (
+        tiny_model("llama").state_dict(),
+        load_model(tmp_path / "out", "float32", "cpu").state_dict(),
+    )
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
@@ -218,15 +285,26 @@ def change(metadata: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ("changes", "words"),
     [
         ({"tokenizer__chat_template": None}, "has no chat template: give one with --template FILE"),
-        ({"general__architecture": "mamba"}, "has the architecture mamba; read are llama, qwen2, qwen3"),
+        (
+            {"general__architecture": "mamba"},
+            "has the architecture mamba; read are llama, qwen2, qwen3",
+        ),
         ({"llama__rope__scaling__type": "yarn"}, "stretches its rotary positions"),
         ({"llama__block_count": None}, "does not say its block_count"),
-        ({"llama__block_count": 3}, r"lacks model\.layers\.2\.input_layernorm\.weight, .* and more"),
+        (
+            {"llama__block_count": 3},
+            r"lacks model\.layers\.2\.input_layernorm\.weight, .* and more",
+        ),
         ({"tokenizer__ggml__model": "llama"}, "tokenizer of kind llama; read is gpt2"),
-        ({"tokenizer__ggml__pre": "tekken"}, "by the rule 'tekken'; known are default, gpt-2, smollm, qwen2"),
+        (
+            {"tokenizer__ggml__pre": "tekken"},
+            "by the rule 'tekken'; known are default, gpt-2, smollm, qwen2",
+        ),
     ],
 )
-def test_a_model_that_is_not_understood_is_refused(changes: dict[str, Any], words: str, llama: Any) -> None:
+def test_a_model_that_is_not_understood_is_refused(
+    changes: dict[str, Any], words: str, llama: Any
+) -> None:
     path, metadata, tensors = llama
     with pytest.raises(ValueError, match=words):
         read_gguf(write_gguf(path, change(metadata, **changes), tensors))
@@ -235,14 +313,18 @@ def test_a_model_that_is_not_understood_is_refused(changes: dict[str, Any], word
 def test_a_tensor_that_no_layer_has_is_named(llama: Any) -> None:
     path, metadata, tensors = llama
     with pytest.raises(ValueError, match=r"a tensor blk\.0\.ffn_gate_exps\.weight, which no layer"):
-        read_gguf(write_gguf(path, metadata, tensors | {"blk.0.ffn_gate_exps.weight": float32([1.0])}))
+        read_gguf(
+            write_gguf(path, metadata, tensors | {"blk.0.ffn_gate_exps.weight": float32([1.0])})
+        )
 
 
 # --- the tokenizer
 
 
 def tokens_of(text: str, split: str) -> list[str]:
-    made = Tokenizer.from_str(json.dumps(read_tokenizer(TOKENIZER | {"tokenizer.ggml.pre": split}, "a file")))
+    made = Tokenizer.from_str(
+        json.dumps(read_tokenizer(TOKENIZER | {"tokenizer.ggml.pre": split}, "a file"))
+    )
     encoded = made.encode(text, add_special_tokens=False)
     assert made.decode(encoded.ids, skip_special_tokens=False) == text
     return list(encoded.tokens)
@@ -271,14 +353,22 @@ def test_the_folder_is_a_chat_whose_turns_end(llama: Any, tmp_path: Path) -> Non
     convert(write_gguf(path, metadata, tensors), tmp_path / "out", None, None, lambda line: None)
     chat = Chat.load(tmp_path / "out")
     assert chat.end_ids == (TOKENS.index("<|im_end|>"),)
-    assert chat.tokenizer.decode(list(chat.first("a", "b") + chat.encode("c") + chat.next("d")), skip_special_tokens=False) == (
+    assert chat.tokenizer.decode(
+        list(chat.first("a", "b") + chat.encode("c") + chat.next("d")), skip_special_tokens=False
+    ) == (
         "<|im_start|>system\na<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n<|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 def test_a_turn_may_end_with_another_token_than_a_text(llama: Any, tmp_path: Path) -> None:
     path, metadata, tensors = llama
-    parts = read_gguf(write_gguf(path, change(metadata, tokenizer__ggml__eos_token_id=0, tokenizer__ggml__eot_token_id=2), tensors))
+    parts = read_gguf(
+        write_gguf(
+            path,
+            change(metadata, tokenizer__ggml__eos_token_id=0, tokenizer__ggml__eot_token_id=2),
+            tensors,
+        )
+    )
     assert parts.generation["eos_token_id"] == [0, 2]
     assert parts.tokenizer_config["eos_token"] == TOKENS[0]
 
@@ -290,5 +380,15 @@ def test_the_tokenizer_is_what_transformers_loads(llama: Any, tmp_path: Path) ->
     (tmp_path / "out").mkdir()
     convert(write_gguf(path, metadata, tensors), tmp_path / "out", None, None, lambda line: None)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert (theirs.bos_token, theirs.eos_token, theirs.pad_token, len(theirs)) == (*TOKENS[1:3], TOKENS[0], len(TOKENS))
-    assert theirs.convert_ids_to_tokens(theirs("a the 12").input_ids) == ["a", "Ġthe", "Ġ", "1", "2"]
+    assert (theirs.bos_token, theirs.eos_token, theirs.pad_token, len(theirs)) == (
+        *TOKENS[1:3],
+        TOKENS[0],
+        len(TOKENS),
+    )
+    assert theirs.convert_ids_to_tokens(theirs("a the 12").input_ids) == [
+        "a",
+        "Ġthe",
+        "Ġ",
+        "1",
+        "2",
+    ]

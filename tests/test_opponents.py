@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mage.environments.base import State
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.opponents.base import Population, find, known, spread
+from mage.opponents.base import Population, allocate, find, known
 
 NAMES = ["random", "pattern-0", "pattern-5", "biased-centre-2", "biased-corner-0.5", "mcts-10"]
 
@@ -25,12 +25,22 @@ def kuhn_state(card: str, moves: tuple[str, ...]) -> State:
     return state
 
 
-@pytest.mark.parametrize(("style", "bets", "calls"), [("conservative", "K", "K"), ("aggressive", "JQK", "QK"), ("intermediate", "QK", "K")])
+@pytest.mark.parametrize(
+    ("style", "bets", "calls"),
+    [("conservative", "K", "K"), ("aggressive", "JQK", "QK"), ("intermediate", "QK", "K")],
+)
 def test_kuhn_styles_do_what_the_method_page_says(style: str, bets: str, calls: str) -> None:
     for card in "JQK":
-        for moves, willing in (((), bets), (("pass",), bets), (("bet",), calls), (("pass", "bet"), calls)):
+        for moves, willing in (
+            ((), bets),
+            (("pass",), bets),
+            (("bet",), calls),
+            (("pass", "bet"), calls),
+        ):
             state = kuhn_state(card, moves)
-            assert find(style).policy(state, len(moves) % 2) == {"bet" if card in willing else "pass": 1.0}
+            assert find(style).policy(state, len(moves) % 2) == {
+                "bet" if card in willing else "pass": 1.0
+            }
 
 
 def test_patterns_take_the_first_empty_cell_of_their_list() -> None:
@@ -67,7 +77,11 @@ def test_more_search_plays_better() -> None:
         for game in range(60):
             rng, state = random.Random(game), TicTacToe().start(0)
             while (seat := state.turn()) is not None:
-                state.apply(find(f"mcts-{simulations}").act(state, seat, rng) if seat == game % 2 else rng.choice(state.legal()))
+                state.apply(
+                    find(f"mcts-{simulations}").act(state, seat, rng)
+                    if seat == game % 2
+                    else rng.choice(state.legal())
+                )
             lost += state.scores()[game % 2] < 0
         return lost
 
@@ -105,14 +119,17 @@ def test_wrong_names_are_told_clearly(name: str, message: str) -> None:
 
 
 def test_an_opponent_of_another_package_is_named_by_its_path() -> None:
-    assert find("mage.opponents.scripted.Pattern-3").act(TicTacToe().start(0), 0, random.Random(0)) == "1"
+    assert (
+        find("mage.opponents.scripted.Pattern-3").act(TicTacToe().start(0), 0, random.Random(0))
+        == "1"
+    )
     assert {"mcts", "cfr", "random"} <= set(known())
 
 
 @given(st.integers(1, 200), st.integers(0, 10**6))
 def test_spread_meets_shares_to_within_one(count: int, seed: int) -> None:
     pool = {"a": 0.3, "b": 0.3, "c": 0.4}
-    drawn = Counter(spread(pool, count, seed))
+    drawn = Counter(allocate(pool, count, seed))
     assert sum(drawn.values()) == count
     assert all(abs(drawn[name] - share * count) < 1 + 1e-6 for name, share in pool.items())
 

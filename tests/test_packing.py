@@ -10,19 +10,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learn_toys import batches, make_model, make_sample, prepend, starts
 
-from mage.learn.attention import IMPLEMENTATIONS, attending, check_packable, forest_mask, hidden_states
+from mage.config.sections import LearnOptions
+from mage.learn.attention import (
+    IMPLEMENTATIONS,
+    attending,
+    check_packable,
+    forest_mask,
+    hidden_states,
+)
 from mage.learn.layers import block_mask
 from mage.learn.learner import Learner
-from mage.learn.loss import score
-from mage.learn.packing import Layout, Shape, Thrift, common, cut, pack_forest, plan_forests, plan_rows, plant, prepare
-from mage.config.sections import LearnOptions
+from mage.learn.loss import token_logprobs
+from mage.learn.packing import (
+    Layout,
+    Shape,
+    SplitCost,
+    build_tree,
+    common,
+    pack_forest,
+    plan_forests,
+    plan_rows,
+    prepare,
+    split_tree,
+)
 from mage.types import Sample, Where
 
 TOLERANCE = 1e-9
 MODELS = {kind: make_model(kind) for kind in ("llama", "qwen3")}
 
 
-def loss_and_gradients(kind: str, samples: list[Sample], layout: Layout | None = None, **options: Any) -> tuple[float, torch.Tensor, torch.Tensor]:
+def loss_and_gradients(
+    kind: str, samples: list[Sample], layout: Layout | None = None, **options: Any
+) -> tuple[float, torch.Tensor, torch.Tensor]:
     """Loss sums, logprobs and the gradient of all weights, through the learner's own path."""
     model = MODELS[kind]
     learner = Learner(model, LearnOptions(kl=0.3, **options), temperature=0.8, layout=layout)
@@ -31,12 +50,20 @@ def loss_and_gradients(kind: str, samples: list[Sample], layout: Layout | None =
     rows = prepare(samples)
     reference = learner.logprobs(rows, reference=True)
     sums, _ = learner.accumulate(rows, entropy=0.2, reference=reference)
-    gradient = torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None])
+    gradient = torch.cat(
+        [value.grad.flatten() for value in model.parameters() if value.grad is not None]
+    )
     model.zero_grad()
-    return sums.policy + sums.kl + sums.action_entropy, torch.cat((learner.logprobs(rows), reference)), gradient
+    return (
+        sums.policy + sums.kl + sums.action_entropy,
+        torch.cat((learner.logprobs(rows), reference)),
+        gradient,
+    )
 
 
-def assert_same(one: tuple[float, torch.Tensor, torch.Tensor], other: tuple[float, torch.Tensor, torch.Tensor]) -> None:
+def assert_same(
+    one: tuple[float, torch.Tensor, torch.Tensor], other: tuple[float, torch.Tensor, torch.Tensor]
+) -> None:
     assert one[0] == pytest.approx(other[0], abs=TOLERANCE)
     torch.testing.assert_close(one[1], other[1], atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(one[2], other[2], atol=TOLERANCE, rtol=0)
@@ -45,7 +72,9 @@ def assert_same(one: tuple[float, torch.Tensor, torch.Tensor], other: tuple[floa
 @pytest.mark.parametrize("kind", MODELS)
 @given(batch=batches, start=starts)
 @settings(max_examples=25)
-def test_packed_and_unpacked_agree_in_loss_and_gradient(kind: str, batch: list[Sample], start: tuple[int, ...]) -> None:
+def test_packed_and_unpacked_agree_in_loss_and_gradient(
+    kind: str, batch: list[Sample], start: tuple[int, ...]
+) -> None:
     samples = prepend(start, batch)
     assert_same(loss_and_gradients(kind, samples), loss_and_gradients(kind, samples, packed=False))
 
@@ -55,7 +84,14 @@ def test_packed_and_unpacked_agree_in_loss_and_gradient(kind: str, batch: list[S
 @pytest.mark.parametrize("kind", MODELS)
 @given(batch=batches, start=starts, micro=st.integers(1, 200))
 @settings(max_examples=5)
-def test_a_trie_in_one_line_agrees_too(kind: str, recompute: bool, through: str, batch: list[Sample], start: tuple[int, ...], micro: int) -> None:
+def test_a_trie_in_one_line_agrees_too(
+    kind: str,
+    recompute: bool,
+    through: str,
+    batch: list[Sample],
+    start: tuple[int, ...],
+    micro: int,
+) -> None:
     """`through`: our compiled layers' code, or transformers' modules with FlexAttention."""
     samples = prepend(start, batch)
     with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +101,9 @@ def test_a_trie_in_one_line_agrees_too(kind: str, recompute: bool, through: str,
     assert_same(found, loss_and_gradients(kind, samples, packed=False))
 
 
-@given(end=st.lists(st.integers(1, 9), min_size=1, max_size=40), block=st.sampled_from([1, 2, 4, 8]))
+@given(
+    end=st.lists(st.integers(1, 9), min_size=1, max_size=40), block=st.sampled_from([1, 2, 4, 8])
+)
 def test_blocks_of_the_mask_follow_the_rule(end: list[int], block: int) -> None:
     """A full block must allow everything, a block left out nothing."""
     ends = torch.tensor([min(start + length, len(end)) for start, length in enumerate(end)])
@@ -84,7 +122,9 @@ def test_blocks_of_the_mask_follow_the_rule(end: list[int], block: int) -> None:
 
 @given(batch=batches, start=starts, micro=st.integers(1, 40), tree=st.none() | st.integers(1, 30))
 @settings(max_examples=25)
-def test_micro_batches_and_cuts_change_no_gradient(batch: list[Sample], start: tuple[int, ...], micro: int, tree: int | None) -> None:
+def test_micro_batches_and_cuts_change_no_gradient(
+    batch: list[Sample], start: tuple[int, ...], micro: int, tree: int | None
+) -> None:
     samples = prepend(start, batch)
     whole = loss_and_gradients("llama", samples, micro_tokens=10_000, tree_tokens=10_000)
     assert_same(loss_and_gradients("llama", samples, micro_tokens=micro, tree_tokens=tree), whole)
@@ -94,28 +134,35 @@ def test_micro_batches_and_cuts_change_no_gradient(batch: list[Sample], start: t
 @pytest.mark.parametrize("kind", MODELS)
 @given(batch=batches)
 @settings(max_examples=15)
-def test_packed_logprobs_are_those_of_a_plain_forward_on_each_row(kind: str, batch: list[Sample]) -> None:
+def test_packed_logprobs_are_those_of_a_plain_forward_on_each_row(
+    kind: str, batch: list[Sample]
+) -> None:
     model = MODELS[kind]
-    packed = pack_forest([plant(prepare(batch))], dtype=torch.float64)
+    packed = pack_forest([build_tree(prepare(batch))], dtype=torch.float64)
     with torch.no_grad(), attending(model, "forest"):
         hidden = hidden_states(model, packed)[packed.terms.parents]
-        logprobs, _ = score(hidden, model.lm_head, packed.terms.targets, temperature=1.0)
+        logprobs, _ = token_logprobs(hidden, model.lm_head, packed.terms.targets, temperature=1.0)
     plain = []
     for sample in batch:
         ids = torch.tensor([sample.prompt_ids + sample.reply_ids])
         with torch.no_grad():
             rows = model(input_ids=ids).logits[0].log_softmax(-1)
-        plain += [rows[len(sample.prompt_ids) - 1 + place, token] for place, token in enumerate(sample.reply_ids)]
+        plain += [
+            rows[len(sample.prompt_ids) - 1 + place, token]
+            for place, token in enumerate(sample.reply_ids)
+        ]
     found = torch.empty(len(plain), dtype=torch.float64)
     found[packed.terms.index] = logprobs
     torch.testing.assert_close(found, torch.stack(plain), atol=TOLERANCE, rtol=0)
 
 
 @given(batch=batches, start=starts)
-def test_the_trie_holds_every_distinct_prefix_once(batch: list[Sample], start: tuple[int, ...]) -> None:
+def test_the_trie_holds_every_distinct_prefix_once(
+    batch: list[Sample], start: tuple[int, ...]
+) -> None:
     rows = prepare(prepend(start, batch))
     prefixes = {tuple(row.ids[: length + 1]) for row in rows for length in range(len(row.ids))}
-    tree = plant(rows)
+    tree = build_tree(rows)
     assert tree.size == len(prefixes)
     assert pack_forest([tree]).tokens == len(prefixes)
 
@@ -123,16 +170,24 @@ def test_the_trie_holds_every_distinct_prefix_once(batch: list[Sample], start: t
 @given(batch=batches)
 def test_a_query_sees_exactly_its_own_prefix(batch: list[Sample]) -> None:
     """Walks the mask: what a reply's parent may see, in order, spells the text before the reply token."""
-    packed = pack_forest([plant(prepare(batch))], dtype=torch.float64)
+    packed = pack_forest([build_tree(prepare(batch))], dtype=torch.float64)
     assert packed.shape is not None
     root, ids = packed.shape.root, packed.input_ids[0].numpy()
     visible = np.tril(np.ones((len(ids), len(ids)), dtype=bool))
     if packed.shape.trees:
-        visible[root:] = (forest_mask(packed.reach, packed.shape, repeats=1, dtype=torch.float64)[0, 0] == 0).numpy()
+        visible[root:] = (
+            forest_mask(packed.reach, packed.shape, repeats=1, dtype=torch.float64)[0, 0] == 0
+        ).numpy()
     texts = {tuple(ids[visible[parent]]) for parent in packed.terms.parents.tolist()}
-    expected = {one.prompt_ids + one.reply_ids[:place] for one in batch for place in range(len(one.reply_ids))}
+    expected = {
+        one.prompt_ids + one.reply_ids[:place]
+        for one in batch
+        for place in range(len(one.reply_ids))
+    }
     assert texts == expected
-    assert all(packed.positions[0, parent] == visible[parent].sum() - 1 for parent in packed.terms.parents)
+    assert all(
+        packed.positions[0, parent] == visible[parent].sum() - 1 for parent in packed.terms.parents
+    )
 
 
 def test_two_turns_and_their_mask_worked_by_hand() -> None:
@@ -140,8 +195,12 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
 
     In order: 9 9 | 1 5 2 6 | 3 4. The root is 9 9; of the rest, 1 5 2 6 is one branch and 3 4 another.
     """
-    turns = [make_sample((9, 9, 1), (5,)), make_sample((9, 9, 1, 5, 2), (6,), choices=((0, (6, 7, 8)),)), make_sample((9, 9, 3), (4,), kind="reflect")]
-    packed = pack_forest([plant(prepare(turns))])
+    turns = [
+        make_sample((9, 9, 1), (5,)),
+        make_sample((9, 9, 1, 5, 2), (6,), choices=((0, (6, 7, 8)),)),
+        make_sample((9, 9, 3), (4,), kind="reflect"),
+    ]
+    packed = pack_forest([build_tree(prepare(turns))])
     assert packed.shape == Shape(root=2, trees=1, width=6)
     assert packed.input_ids.tolist() == [[9, 9, 1, 5, 2, 6, 3, 4]]
     assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 5, 2, 3]]
@@ -149,7 +208,10 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
     assert packed.terms.parents.tolist() == [2, 4, 6]
     assert packed.terms.targets.tolist() == [5, 6, 4]
     assert packed.terms.on_reflection.tolist() == [False, False, True]
-    assert (packed.terms.choice_parents.tolist(), packed.terms.choice_tokens.tolist()) == ([4], [[6, 7, 8]])
+    assert (packed.terms.choice_parents.tolist(), packed.terms.choice_tokens.tolist()) == (
+        [4],
+        [[6, 7, 8]],
+    )
     mask = forest_mask(packed.reach, packed.shape, repeats=2, dtype=torch.float32)[0, 0] == 0
     assert mask[::2].tolist() == mask[1::2].tolist(), "heads that share keys see the same"
     assert ["".join("x" if open_ else "." for open_ in line) for line in mask[::2].tolist()] == [
@@ -163,9 +225,11 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
 
 
 @given(batch=batches, start=starts)
-def test_the_deepest_branch_comes_first_and_nothing_else_changes(batch: list[Sample], start: tuple[int, ...]) -> None:
+def test_the_deepest_branch_comes_first_and_nothing_else_changes(
+    batch: list[Sample], start: tuple[int, ...]
+) -> None:
     rows = prepare(prepend(start, batch))
-    plain, deep = plant(rows), plant(rows, deepest_first=True)
+    plain, deep = build_tree(rows), build_tree(rows, deepest_first=True)
     assert deep.size == plain.size
     assert sorted(map(id, deep.rows)) == sorted(map(id, plain.rows))
     assert deep.shared[1:] == tuple(common(one, other) for one, other in pairwise(deep.rows))
@@ -173,7 +237,13 @@ def test_the_deepest_branch_comes_first_and_nothing_else_changes(batch: list[Sam
 
 
 def test_duplicates_and_a_single_sample_are_all_root() -> None:
-    packed = pack_forest([plant(prepare([make_sample((1, 2), (3,)), make_sample((1, 2), (3,), advantage=-1.0)]))])
+    packed = pack_forest(
+        [
+            build_tree(
+                prepare([make_sample((1, 2), (3,)), make_sample((1, 2), (3,), advantage=-1.0)])
+            )
+        ]
+    )
     assert packed.shape == Shape(root=3, trees=0, width=0)
     assert packed.terms.parents.tolist() == [1, 1]
     assert packed.terms.advantages.tolist() == [1.0, -1.0]
@@ -182,27 +252,45 @@ def test_duplicates_and_a_single_sample_are_all_root() -> None:
 @given(batch=batches, limit=st.integers(1, 20))
 def test_cutting_keeps_every_row_once_and_obeys_the_limit(batch: list[Sample], limit: int) -> None:
     rows = prepare(batch)
-    parts = cut(plant(rows), Thrift(root=0, exchange=0, limit=limit))
+    parts = split_tree(build_tree(rows), SplitCost(root=0, exchange=0, limit=limit))
     assert sorted(row.offset for part in parts for row in part.rows) == [row.offset for row in rows]
     assert all(part.size <= limit or len(part.rows) == 1 for part in parts)
     for part in parts:
-        assert (part.size, part.shared) == (plant(part.rows).size, plant(part.rows).shared)
+        assert (part.size, part.shared) == (
+            build_tree(part.rows).size,
+            build_tree(part.rows).shared,
+        )
 
 
 def test_a_tree_is_cut_where_attention_saves_more_than_the_trunk_costs() -> None:
     """Two branches of 100 tokens on a trunk of 10: apart they cost 2 x 110 (e + 110), together 210 (e + 210); e = 1990 is even."""
     rows = prepare([make_sample((7,) * 10 + (branch,) * 99, (branch,)) for branch in (1, 2)])
-    assert len(cut(plant(rows), Thrift(root=0, exchange=1980, limit=None))) == 2
-    assert len(cut(plant(rows), Thrift(root=0, exchange=2000, limit=None))) == 1
+    assert len(split_tree(build_tree(rows), SplitCost(root=0, exchange=1980, limit=None))) == 2
+    assert len(split_tree(build_tree(rows), SplitCost(root=0, exchange=2000, limit=None))) == 1
 
 
 def test_plans_keep_micro_batches_within_their_tokens() -> None:
-    rows = prepare([make_sample((0,) * 20 + (group, member), (1,) * (1 + member)) for group in range(5) for member in range(6)])
-    rows = prepare([make_sample(one.sample.prompt_ids, one.sample.reply_ids, where=Where(n % 5, n, 0, 0, "")) for n, one in enumerate(rows)])
+    rows = prepare(
+        [
+            make_sample((0,) * 20 + (group, member), (1,) * (1 + member))
+            for group in range(5)
+            for member in range(6)
+        ]
+    )
+    rows = prepare(
+        [
+            make_sample(
+                one.sample.prompt_ids, one.sample.reply_ids, where=Where(n % 5, n, 0, 0, "")
+            )
+            for n, one in enumerate(rows)
+        ]
+    )
     forests = [pack_forest(trees) for trees in plan_forests(rows, micro_tokens=60)]
     assert len(forests) > 1
     assert all(packed.input_ids.numel() <= 60 for packed in forests)
-    assert sorted(index for packed in forests for index in packed.terms.index.tolist()) == list(range(sum(len(r.sample.reply_ids) for r in rows)))
+    assert sorted(index for packed in forests for index in packed.terms.index.tolist()) == list(
+        range(sum(len(r.sample.reply_ids) for r in rows))
+    )
     assert all(len(batch) * len(batch[0].ids) <= 60 for batch in plan_rows(rows, micro_tokens=60))
 
 

@@ -9,17 +9,22 @@ from hypothesis import strategies as st
 
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.opponents.base import Population
 from mage.evaluation.panels import make_panel
+from mage.opponents.base import Population
 from mage.seeds import derive
 
 KUHN = KuhnPoker()
-STYLES = Population(train={"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}, ood={"cfr": 1})
+STYLES = Population(
+    train={"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}, ood={"cfr": 1}
+)
 GOLDEN = [(7112480182061938446, 1, "conservative"), (835537364843124896, 1, "aggressive")]
 
 
 def deals(tasks, *episodes, environment=KUHN):
-    return Counter(tuple(environment.stratum(environment.episode_seed(task.seed, n)) for n in episodes) for task in tasks)
+    return Counter(
+        tuple(environment.stratum(environment.episode_seed(task.seed, n)) for n in episodes)
+        for task in tasks
+    )
 
 
 def block(panel, opponent, seat):
@@ -29,7 +34,11 @@ def block(panel, opponent, seat):
 def test_opponents_and_seats_come_in_their_shares():
     panel = make_panel(KUHN, STYLES, "test", size=240)
     counts = Counter((task.opponent, task.seat) for task in panel)
-    assert counts == {(name, seat): count for name, count in (("conservative", 36), ("aggressive", 36), ("intermediate", 48)) for seat in (0, 1)}
+    assert counts == {
+        (name, seat): count
+        for name, count in (("conservative", 36), ("aggressive", 36), ("intermediate", 48))
+        for seat in (0, 1)
+    }
     assert {(task.environment, task.split) for task in panel} == {("kuhn_poker", "test")}
 
 
@@ -38,20 +47,29 @@ def test_every_deal_comes_equally_often_in_every_episode_of_every_block():
     for opponent, count in (("conservative", 6), ("aggressive", 6), ("intermediate", 8)):
         for seat in (0, 1):
             for episode in range(3):
-                assert deals(block(panel, opponent, seat), episode) == {(deal,): count for deal in range(6)}
+                assert deals(block(panel, opponent, seat), episode) == {
+                    (deal,): count for deal in range(6)
+                }
 
 
 def test_pairs_of_deals_are_even_and_a_large_block_is_a_full_factorial():
     panel = make_panel(KUHN, Population(train={"aggressive": 1}), "train", size=216, seats="second")
     assert {task.seat for task in panel} == {1}
-    assert deals(panel, 0, 1, 2) == dict.fromkeys(((a, b, c) for a in range(6) for b in range(6) for c in range(6)), 1)
+    assert deals(panel, 0, 1, 2) == dict.fromkeys(
+        ((a, b, c) for a in range(6) for b in range(6) for c in range(6)), 1
+    )
     small = make_panel(KUHN, Population(train={"aggressive": 1}), "train", size=36, seats="first")
     assert set(deals(small, 0, 1).values()) == set(deals(small, 0, 2).values()) == {1}
     assert max(deals(small, 1, 2).values()) == 2
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 100), st.sampled_from(["first", "second", "both"]), st.sampled_from(["select", "final"]), st.integers(1, 5))
+@given(
+    st.integers(1, 100),
+    st.sampled_from(["first", "second", "both"]),
+    st.sampled_from(["select", "final"]),
+    st.integers(1, 5),
+)
 def test_any_size_is_balanced_to_within_one_task(size, seats, name, episodes):
     panel = make_panel(KUHN, STYLES, "test", size=size, seats=seats, name=name, episodes=episodes)
     assert len(panel) == len({task.seed for task in panel}) == size
@@ -59,13 +77,28 @@ def test_any_size_is_balanced_to_within_one_task(size, seats, name, episodes):
         for seat in (0, 1):
             for episode in range(min(episodes, 3)):
                 counts = deals(block(panel, opponent, seat), episode)
-                assert max(counts.values(), default=0) - min((counts[deal,] for deal in range(6)), default=0) <= 1
+                assert (
+                    max(counts.values(), default=0)
+                    - min((counts[deal,] for deal in range(6)), default=0)
+                    <= 1
+                )
 
 
 def test_panels_share_no_seed_with_each_other_or_with_training():
-    panels = [make_panel(KUHN, STYLES, split, size=300, name=name) for name in ("select", "final") for split in ("train", "test", "ood")]
-    training = {derive(run, "train", update, k) for run in range(3) for update in range(30) for k in range(16)}
-    for one, other in combinations([{task.seed for task in panel} for panel in panels] + [training], 2):
+    panels = [
+        make_panel(KUHN, STYLES, split, size=300, name=name)
+        for name in ("select", "final")
+        for split in ("train", "test", "ood")
+    ]
+    training = {
+        derive(run, "train", update, k)
+        for run in range(3)
+        for update in range(30)
+        for k in range(16)
+    }
+    for one, other in combinations(
+        [{task.seed for task in panel} for panel in panels] + [training], 2
+    ):
         assert not one & other
 
 
@@ -80,12 +113,16 @@ def test_a_replayed_deal_is_balanced_once():
     same = KuhnPoker(restart="same")
     panel = make_panel(same, STYLES, "ood", size=24)
     for seat in (0, 1):
-        assert deals(block(panel, "cfr", seat), 0, 1, 2, environment=same) == {(deal,) * 3: 2 for deal in range(6)}
+        assert deals(block(panel, "cfr", seat), 0, 1, 2, environment=same) == {
+            (deal,) * 3: 2 for deal in range(6)
+        }
 
 
 def test_a_world_without_chance_needs_no_balance():
     panel = make_panel(TicTacToe(), Population(train={"random": 1, "mcts-100": 1}), "train", size=8)
-    assert Counter((task.opponent, task.seat) for task in panel) == {(name, seat): 2 for name in ("random", "mcts-100") for seat in (0, 1)}
+    assert Counter((task.opponent, task.seat) for task in panel) == {
+        (name, seat): 2 for name in ("random", "mcts-100") for seat in (0, 1)
+    }
 
 
 def test_users_mistakes_are_named():

@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 from toys import byte_chat, scripted_agent
 
-from mage.agent.agent import Sampling, read_action
-from mage.engines.base import Request, ScriptedEngine, run
+from mage.agent.agent import SamplingOptions, read_action
+from mage.engines.base import ScriptedEngine, run
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
 from mage.play import Setting, play_groups
-from mage.types import Task
+from mage.types import Request, Task
 
 
 def kuhn(seat=0, opponent="conservative", seed=7):
@@ -21,7 +21,9 @@ def kuhn(seat=0, opponent="conservative", seed=7):
 
 
 def always(move):
-    return lambda prompt: "It was a game." if "Write a short note" in prompt else f"<action>{move}</action>"
+    return lambda prompt: (
+        "It was a game." if "Write a short note" in prompt else f"<action>{move}</action>"
+    )
 
 
 def setting(agent, keep="both", environment=None, **options):
@@ -32,13 +34,20 @@ def test_a_meta_episode_has_its_episodes_reflections_and_memories():
     (played,) = play_groups(setting(scripted_agent(always("bet"))), [[kuhn()]], seed=1)
     assert len(played.episodes) == 3
     assert played.episodes[0].reflection is None
-    assert all(episode.reflection.completion.text == "It was a game." for episode in played.episodes[1:])
+    assert all(
+        episode.reflection.completion.text == "It was a game." for episode in played.episodes[1:]
+    )
     assert played.memories[0] == ""
     assert played.memories[2].startswith(played.memories[1]), "memory is append-only"
-    assert played.memories[1].splitlines() == [f"Game 1: {played.episodes[0].recap}", "Note 1: It was a game."]
+    assert played.memories[1].splitlines() == [
+        f"Game 1: {played.episodes[0].recap}",
+        "Note 1: It was a game.",
+    ]
 
 
-@pytest.mark.parametrize(("keep", "lines"), [("none", 0), ("reflections", 2), ("history", 2), ("both", 4)])
+@pytest.mark.parametrize(
+    ("keep", "lines"), [("none", 0), ("reflections", 2), ("history", 2), ("both", 4)]
+)
 def test_each_memory_shows_what_it_says(keep, lines):
     (played,) = play_groups(setting(scripted_agent(always("pass")), keep), [[kuhn()]], seed=1)
     assert len(played.memories[2].splitlines()) == lines
@@ -50,8 +59,17 @@ def test_members_of_a_group_meet_the_same_opponent_seat_and_deals_episode_by_epi
     agent = scripted_agent(lambda prompt: always(choice.choice(("pass", "bet")))(prompt))
     members = play_groups(setting(agent), [[kuhn(seat=1, opponent="random")] * 8], seed=1)
     for number in range(3):
-        assert len({member.episodes[number].turns[0].observation.split(".")[0] for member in members}) == 1
-    assert len({member.episodes[0].turns[0].observation.split(".")[0] for member in members} | {m.episodes[1].turns[0].observation for m in members}) > 1
+        assert (
+            len({member.episodes[number].turns[0].observation.split(".")[0] for member in members})
+            == 1
+        )
+    assert (
+        len(
+            {member.episodes[0].turns[0].observation.split(".")[0] for member in members}
+            | {m.episodes[1].turns[0].observation for m in members}
+        )
+        > 1
+    )
 
 
 def test_the_same_task_and_the_same_moves_get_the_same_replies():
@@ -66,22 +84,40 @@ def test_the_same_task_and_the_same_moves_get_the_same_replies():
 def test_restart_same_replays_the_deal_and_fresh_deals_anew():
     deals = {}
     for restart in ("same", "fresh"):
-        (played,) = play_groups(setting(scripted_agent(always("bet")), environment=KuhnPoker(restart=restart), episodes=8), [[kuhn()]], seed=1)
+        (played,) = play_groups(
+            setting(
+                scripted_agent(always("bet")), environment=KuhnPoker(restart=restart), episodes=8
+            ),
+            [[kuhn()]],
+            seed=1,
+        )
         deals[restart] = {episode.turns[0].observation for episode in played.episodes}
     assert len(deals["same"]) == 1 < len(deals["fresh"])
 
 
 def test_a_replayed_instance_keeps_the_opponents_opening_and_nothing_else_of_its_luck():
-    first_free = scripted_agent(lambda prompt: f"<action>{prompt.rsplit('Free: ', 1)[1][0]}</action>")
+    first_free = scripted_agent(
+        lambda prompt: f"<action>{prompt.rsplit('Free: ', 1)[1][0]}</action>"
+    )
     for restart in ("same", "fresh"):
-        (played,) = play_groups(setting(first_free, "none", TicTacToe(restart=restart), episodes=12), [[Task("tic_tac_toe", 3, 1, "random", "train")]], seed=1)
+        (played,) = play_groups(
+            setting(first_free, "none", TicTacToe(restart=restart), episodes=12),
+            [[Task("tic_tac_toe", 3, 1, "random", "train")]],
+            seed=1,
+        )
         assert (len({episode.moves[0] for episode in played.episodes}) == 1) == (restart == "same")
-        assert len({tuple(episode.moves) for episode in played.episodes}) > 6, "a won game cannot simply be replayed"
+        assert len({tuple(episode.moves) for episode in played.episodes}) > 6, (
+            "a won game cannot simply be replayed"
+        )
 
 
 def test_prompts_are_append_only_within_an_episode():
     agent = scripted_agent(lambda prompt: f"<action>{prompt.rsplit('Free: ', 1)[1][0]}</action>")
-    (played,) = play_groups(setting(agent, "none", TicTacToe()), [[Task("tic_tac_toe", 3, 0, "random", "train")]], seed=1)
+    (played,) = play_groups(
+        setting(agent, "none", TicTacToe()),
+        [[Task("tic_tac_toe", 3, 0, "random", "train")]],
+        seed=1,
+    )
     turns = played.episodes[0].turns
     assert len(turns) >= 3
     for before, after in itertools.pairwise(turns):
@@ -91,27 +127,54 @@ def test_prompts_are_append_only_within_an_episode():
 
 def test_thoughts_of_past_replies_are_dropped_from_the_prompt():
     seen: list[str] = []
-    reply = lambda prompt: f"<think>secret plan <action>9</action></think><action>{prompt.rsplit('Free: ', 1)[1][0]}</action>"  # noqa: E731
+    reply = lambda prompt: (
+        f"<think>secret plan <action>9</action></think><action>{prompt.rsplit('Free: ', 1)[1][0]}</action>"
+    )  # noqa: E731
     agent = scripted_agent(reply, seen=seen)
-    play_groups(setting(agent, "none", TicTacToe(), episodes=1), [[Task("tic_tac_toe", 3, 0, "random", "train")]], seed=1)
+    play_groups(
+        setting(agent, "none", TicTacToe(), episodes=1),
+        [[Task("tic_tac_toe", 3, 0, "random", "train")]],
+        seed=1,
+    )
     assert len(seen) >= 3
     assert not any("secret" in prompt for prompt in seen)
     assert "<|assistant|><action>1</action><|end|>" in seen[1]
 
 
-@pytest.mark.parametrize("reply", ["gibberish", "<action>fly</action>", "<action>bet", "", "<action>" + "x" * 500 + "</action>", "\x00\x07"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "gibberish",
+        "<action>fly</action>",
+        "<action>bet",
+        "",
+        "<action>" + "x" * 500 + "</action>",
+        "\x00\x07",
+    ],
+)
 def test_illegal_and_unreadable_replies_are_recorded_and_penalised_never_raised(reply):
-    (played,) = play_groups(setting(scripted_agent(lambda prompt: reply), "none", illegal_penalty=0.5), [[kuhn()]], seed=1)
+    (played,) = play_groups(
+        setting(scripted_agent(lambda prompt: reply), "none", illegal_penalty=0.5),
+        [[kuhn()]],
+        seed=1,
+    )
     episode = played.episodes[0]
     assert episode.ending == "illegal"
     assert len(episode.turns) == KuhnPoker().max_turns
     assert all(not turn.legal and turn.reward == -0.5 for turn in episode.turns)
-    assert (episode.score, episode.outcome) == (-2, "lost"), "silence must never be better than the worst way to lose"
+    assert (episode.score, episode.outcome) == (-2, "lost"), (
+        "silence must never be better than the worst way to lose"
+    )
 
 
 def test_an_illegal_reply_is_told_and_the_game_goes_on():
     seen: list[str] = []
-    agent = scripted_agent(lambda prompt: "<action>bet</action>" if "not a legal move" in prompt else "<action>raise</action>", seen=seen)
+    agent = scripted_agent(
+        lambda prompt: (
+            "<action>bet</action>" if "not a legal move" in prompt else "<action>raise</action>"
+        ),
+        seen=seen,
+    )
     (played,) = play_groups(setting(agent, "none", episodes=1), [[kuhn()]], seed=1)
     assert [turn.legal for turn in played.episodes[0].turns] == [False, True]
     assert played.episodes[0].ending == "finished"
@@ -122,17 +185,33 @@ def test_the_reflection_prompt_tells_the_true_outcome_and_only_the_agents_own_in
     agent = scripted_agent(always("bet"), seen=seen)
     # Against a conservative player, a bet makes J and Q fold, so its card stays hidden.
     games = [play_groups(setting(agent), [[kuhn(seed=seed)]], seed=1)[0] for seed in range(6)]
-    folded = [episode for game in games for episode in game.episodes[:2] if episode.score == 1 and episode.moves[-1].action == "pass"]
+    folded = [
+        episode
+        for game in games
+        for episode in game.episodes[:2]
+        if episode.score == 1 and episode.moves[-1].action == "pass"
+    ]
     assert folded
-    assert all("Opponent's card: hidden" in episode.recap and "You won 1 chip" in episode.recap for episode in folded)
+    assert all(
+        "Opponent's card: hidden" in episode.recap and "You won 1 chip" in episode.recap
+        for episode in folded
+    )
     reflections = [prompt for prompt in seen if "Write a short note" in prompt]
-    assert all(prompt.count("Your card") == 1 for prompt in reflections), "a reflection sees the last episode only"
+    assert all(prompt.count("Your card") == 1 for prompt in reflections), (
+        "a reflection sees the last episode only"
+    )
 
 
 def test_stop_on_success_ends_at_the_first_win_and_only_then():
     task = Task("tic_tac_toe", 5, 0, "pattern-2", "train")
-    agent = scripted_agent(lambda prompt: f"<action>{next(c for c in '159374826' if c in prompt.rsplit('Free: ', 1)[1])}</action>")
-    (stopped,) = play_groups(setting(agent, "none", TicTacToe(), stop_on_success=True), [[task]], seed=1)
+    agent = scripted_agent(
+        lambda prompt: (
+            f"<action>{next(c for c in '159374826' if c in prompt.rsplit('Free: ', 1)[1])}</action>"
+        )
+    )
+    (stopped,) = play_groups(
+        setting(agent, "none", TicTacToe(), stop_on_success=True), [[task]], seed=1
+    )
     (all_played,) = play_groups(setting(agent, "none", TicTacToe()), [[task]], seed=1)
     assert stopped.episodes[-1].outcome == "won"
     assert len(stopped.episodes) == 1
@@ -141,7 +220,11 @@ def test_stop_on_success_ends_at_the_first_win_and_only_then():
 
 def test_results_do_not_depend_on_who_shares_the_batch():
     def play(batch):
-        return play_groups(setting(scripted_agent(always("pass"), batch=batch)), [[kuhn(seed=s)] * 3 for s in range(4)], seed=2)
+        return play_groups(
+            setting(scripted_agent(always("pass"), batch=batch)),
+            [[kuhn(seed=s)] * 3 for s in range(4)],
+            seed=2,
+        )
 
     assert play(None) == play(1) == play(5)
 
@@ -152,10 +235,10 @@ def test_length_penalty_follows_appendix_a():
     from dataclasses import replace
 
     long = len(chat.encode("<action>pass</action>"))
-    tight = replace(agent, sampling=Sampling(max_tokens=long, reflection_tokens=200))
+    tight = replace(agent, sampling=SamplingOptions(max_tokens=long, reflection_tokens=200))
     (played,) = play_groups(setting(tight, "none", length_penalty=2.0), [[kuhn()]], seed=1)
     assert played.episodes[0].turns[0].reward == pytest.approx(-2.0)
-    loose = replace(agent, sampling=Sampling(max_tokens=2 * long, reflection_tokens=200))
+    loose = replace(agent, sampling=SamplingOptions(max_tokens=2 * long, reflection_tokens=200))
     (played,) = play_groups(setting(loose, "none", length_penalty=2.0), [[kuhn()]], seed=1)
     assert played.episodes[0].turns[0].reward == 0
 

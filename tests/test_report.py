@@ -11,18 +11,19 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mage.config.recipe import build_recipe
+from mage.config.loading import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.evaluation.figures import summarise, write_tasks
+from mage.evaluation.figures import summarise
+from mage.evaluation.panels import make_panel
+from mage.evaluation.rows import write_tasks
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.evaluation.panels import make_panel
 from mage.play import Setting, play_groups
 from mage.report import write_report
-from mage.report.curves import LIGHT, draw_legend, smooth, spread
+from mage.report.curves import LIGHT, draw_legend, separate, smooth
+from mage.report.run_results import read_run_results
 from mage.report.tensorboard import EventWriter, write_events
-from mage.report.run_results import read_findings
 from mage.report.transcripts import choose, tell
 from mage.run_folder import RunError, RunFolder
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
@@ -39,7 +40,9 @@ def metrics_of(update: int, total: int) -> dict:
     learned = share / (share + 0.2)
     return {
         "update": update,
-        **{f"score_{k}": -0.25 + learned * (0.2 + 0.14 * k) + rng.gauss(0, 0.04) for k in (1, 2, 3)},
+        **{
+            f"score_{k}": -0.25 + learned * (0.2 + 0.14 * k) + rng.gauss(0, 0.04) for k in (1, 2, 3)
+        },
         **{f"success_{k}": 0.4 + 0.05 * k * learned for k in (1, 2, 3)},
         "illegal_rate": 0.06 * math.exp(-6 * share),
         "reply_length": 5.0,
@@ -99,7 +102,11 @@ def make_run(path, tables, updates: int = 40, size: int = 30) -> RunFolder:
         folder.append_timing({"update": update, "play": 1.5, "learn": 1.0, "total": 2.5})
     for update in range(0, updates + 1, 10):
         store(folder, f"select_{update:06d}", play("wise" if update > 20 else "", "test", size))
-    for name, skill, keep in (("before", "", "both"), ("after", "evil", "both"), ("emptied", "evil", "none")):
+    for name, skill, keep in (
+        ("before", "", "both"),
+        ("after", "evil", "both"),
+        ("emptied", "evil", "none"),
+    ):
         store(folder, f"{name}_test", play(skill, "test", size, keep))
     folder.write_episodes(updates, play("wise", "train", 6))
     folder.write_summary({"chosen_update": 30, "updates": updates})
@@ -127,7 +134,11 @@ def test_the_picture_is_a_png_of_1500_by_1000_with_something_on_it(finished):
     assert (data[:4], picture.shape[:2]) == (b"\x89PNG", (1000, 1500))
     # Every panel has ink: dark or coloured pixels in each of the six places.
     dark = picture[..., :3].min(axis=-1) < 0.8
-    places = [dark[160:590, 90:880], dark[160:590, 1020:1480], *(dark[700:940, left : left + 260] for left in (90, 460, 830, 1200))]
+    places = [
+        dark[160:590, 90:880],
+        dark[160:590, 1020:1480],
+        *(dark[700:940, left : left + 260] for left in (90, 460, 830, 1200)),
+    ]
     assert all(place.sum() > 300 for place in places)
 
 
@@ -139,9 +150,9 @@ def test_smoothing_keeps_a_constant_and_the_length():
 
 
 def test_labels_move_apart_and_keep_their_order():
-    assert spread([1.0, 1.0], 0.5) == [0.75, 1.25]
-    assert spread([3.0, 0.0], 1.0) == [3.0, 0.0]
-    assert spread([0.1, 0.3, 0.2], 0.4) == pytest.approx([-0.2, 0.6, 0.2])
+    assert separate([1.0, 1.0], 0.5) == [0.75, 1.25]
+    assert separate([3.0, 0.0], 1.0) == [3.0, 0.0]
+    assert separate([0.1, 0.3, 0.2], 0.4) == pytest.approx([-0.2, 0.6, 0.2])
 
 
 # --- The page
@@ -149,11 +160,25 @@ def test_labels_move_apart_and_keep_their_order():
 
 def test_the_page_holds_figures_ceilings_tables_recipe_and_versions(finished):
     page = text_of(finished, "report.html")
-    after = read_findings(finished).finals["after", "test"].overall
+    after = read_run_results(finished).finals["after", "test"].overall
     last = after.episodes[-1]
     # Method page, section 7: .125 without adapting and .238 for the best learner's third episode, over both seats.
-    figures = ["+0.125", "+0.238", f"{last.score.value:+.3f}".replace("-", "−"), f"{100 * last.pass_at.value:.1f} %", "61,440"]
-    titles = ["memory emptied", "By opponent", "By seat", "Comparisons in pairs", "intermediate", "open_spiel", "[opponents.train]"]
+    figures = [
+        "+0.125",
+        "+0.238",
+        f"{last.score.value:+.3f}".replace("-", "−"),
+        f"{100 * last.pass_at.value:.1f} %",
+        "61,440",
+    ]
+    titles = [
+        "memory emptied",
+        "By opponent",
+        "By seat",
+        "Comparisons in pairs",
+        "intermediate",
+        "open_spiel",
+        "[opponents.train]",
+    ]
     assert [expected for expected in figures + titles if expected not in page] == []
 
 
@@ -161,16 +186,25 @@ def test_the_page_needs_no_network_and_runs_no_script(finished):
     page = text_of(finished, "report.html")
     assert "&lt;script&gt;alert" in page, "what the model wrote is shown"
     assert re.findall(r"<script|https?://|@import|url\(", page) == []
-    assert all(source.startswith("data:image/png;base64,") for source in re.findall(r"(?:src|srcset|href)=\"([^\"]{0,40})", page))
+    assert all(
+        source.startswith("data:image/png;base64,")
+        for source in re.findall(r"(?:src|srcset|href)=\"([^\"]{0,40})", page)
+    )
     assert page.count("data:image/png;base64,") == 2
 
 
 def test_the_verdict_says_no_more_than_the_interval_does(finished):
     """Thirty tasks: the agent's third-episode score leaves a wide interval, and the page says on which side of the line it lies."""
     page = text_of(finished, "report.html")
-    found = read_findings(finished).finals["after", "test"].overall
+    found = read_run_results(finished).finals["after", "test"].overall
     low, high = found.episodes[-1].score.low, found.episodes[-1].score.high
-    said = "interval is above it" if low > found.non_adapting else "interval is below it" if high < found.non_adapting else "leaves it open"
+    said = (
+        "interval is above it"
+        if low > found.non_adapting
+        else "interval is below it"
+        if high < found.non_adapting
+        else "leaves it open"
+    )
     assert re.search(rf"Episode 3, after training, scores [^.]+\.[^:]+\.[^:]+: [^.<]*{said}", page)
 
 
@@ -180,15 +214,26 @@ def test_the_verdict_says_no_more_than_the_interval_does(finished):
 def test_transcripts_tell_memory_moves_true_result_and_reflection(finished):
     told = text_of(finished, "transcripts.md")
     meta = choose(finished.read_episodes_of("after_test"))[0][1]
-    result, titles = meta.episodes[-1].recap, ["After training, test panel", "Before training, test panel", "In training, update 40"]
-    wanted = [result, "It bets often. Call with Q.", f"against {meta.task.opponent}, agent", *titles]
+    result, titles = (
+        meta.episodes[-1].recap,
+        ["After training, test panel", "Before training, test panel", "In training, update 40"],
+    )
+    wanted = [
+        result,
+        "It bets often. Call with Q.",
+        f"against {meta.task.opponent}, agent",
+        *titles,
+    ]
     assert [expected for expected in wanted if expected not in told] == []
 
 
 def test_a_reply_cannot_break_out_of_its_quotation(finished):
     """The reply holds three backticks and a heading; it stands between fences of four."""
     told = text_of(finished, "transcripts.md")
-    assert "  ````\n  <script>alert('x')</script> ```\n  # not a heading <action>bet</action>\n  ````" in told
+    assert (
+        "  ````\n  <script>alert('x')</script> ```\n  # not a heading <action>bet</action>\n  ````"
+        in told
+    )
     assert not re.search(r"^# not a heading", told, re.MULTILINE)
 
 
@@ -204,16 +249,40 @@ def test_every_opponent_gains_and_losses_are_among_the_chosen(finished):
 
 
 def turn(text: str, legal: bool = True, kind: str = "play", finish: str = "stop") -> Turn:
-    plain, completion = toys.turn(reward=0.0 if legal else -0.5, kind=kind), Completion((1,), (0.0,), text, finish, 0)
-    return replace(plain, observation=f"before {text}", completion=completion, action=text, legal=legal)
+    plain, completion = (
+        toys.turn(reward=0.0 if legal else -0.5, kind=kind),
+        Completion((1,), (0.0,), text, finish, 0),
+    )
+    return replace(
+        plain, observation=f"before {text}", completion=completion, action=text, legal=legal
+    )
 
 
 def test_replies_stand_in_their_place_among_the_moves():
     """The opponent opens, the agent errs once and answers, the opponent ends; the note on it stands after the result."""
-    moves, note = (Move(0, "pass"), Move(1, "bet"), Move(0, "fold")), turn("It folds.", kind="reflect", finish="length")
-    first = Episode((turn("jump", legal=False), turn("bet")), None, moves, 1.0, 5.0, "won", "finished", "You won.")
-    second = Episode((turn("?", legal=False),), note, (), -2.0, -10.0, "lost", "illegal", "Forfeited.")
-    told = tell(MetaEpisode(Task("e", 0, 1, "o", "test"), 0, 0, (first, second), ("", "Note 1: It folds."), 3), "why")
+    moves, note = (
+        (Move(0, "pass"), Move(1, "bet"), Move(0, "fold")),
+        turn("It folds.", kind="reflect", finish="length"),
+    )
+    first = Episode(
+        (turn("jump", legal=False), turn("bet")),
+        None,
+        moves,
+        1.0,
+        5.0,
+        "won",
+        "finished",
+        "You won.",
+    )
+    second = Episode(
+        (turn("?", legal=False),), note, (), -2.0, -10.0, "lost", "illegal", "Forfeited."
+    )
+    told = tell(
+        MetaEpisode(
+            Task("e", 0, 1, "o", "test"), 0, 0, (first, second), ("", "Note 1: It folds."), 3
+        ),
+        "why",
+    )
     assert [(line.kind, line.text) for line in told.episodes[0].lines] == [
         ("memory", ""),
         ("opponent", "pass"),
@@ -226,7 +295,11 @@ def test_replies_stand_in_their_place_among_the_moves():
         ("reflects", "It folds."),
     ]
     remarks = [line.remark for line in told.episodes[0].lines]
-    assert (remarks[3], remarks[5], remarks[7]) == ("ILLEGAL: jump, penalty -0.5", "legal: bet", "won, score +1, reward +5")
+    assert (remarks[3], remarks[5], remarks[7]) == (
+        "ILLEGAL: jump, penalty -0.5",
+        "legal: bet",
+        "won, score +1, reward +5",
+    )
     assert remarks[8] == "cut off at the length limit"
     assert told.episodes[1].lines[-1].remark == "lost, score -2, reward -10, ended by illegal"
 
@@ -254,8 +327,16 @@ def test_a_killed_run_is_reported_with_what_is_there(tmp_path, kuhn_tables):
     folder.write_episodes(5, play("wise", "train", 6))
     write_report(folder)
     page, told = text_of(folder, "report.html"), text_of(folder, "transcripts.md")
-    assert [said for said in ("7 of 100", "not finished", "has not been played after training") if said not in page] == []
-    assert [said for said in ("In training, update 5", "It bets often. Call with Q.") if said not in told] == []
+    assert [
+        said
+        for said in ("7 of 100", "not finished", "has not been played after training")
+        if said not in page
+    ] == []
+    assert [
+        said
+        for said in ("In training, update 5", "It bets often. Call with Q.")
+        if said not in told
+    ] == []
 
 
 def test_one_task_has_no_interval_and_is_reported_all_the_same(tmp_path, kuhn_tables):
@@ -275,16 +356,26 @@ def test_an_evaluation_of_another_version_is_one_clear_message(tmp_path, kuhn_ta
 def test_without_ceilings_success_is_what_the_report_follows(tmp_path, kuhn_tables):
     tables = {"environments": {"name": "tic_tac_toe"}, "opponents": {"train": {"random": 1.0}}}
     folder = RunFolder.create(tmp_path / "run", build_recipe(tables))
-    population, task = Population(train={"random": 1.0}), Task("tic_tac_toe", 1, 0, "random", "test")
+    population, task = (
+        Population(train={"random": 1.0}),
+        Task("tic_tac_toe", 1, 0, "random", "test"),
+    )
     ends = ((0.0, "drawn"), (1.0, "won"))
-    games = [Episode((turn("5"),), None, (Move(0, "5"),), score, 10 * score, said, "finished", "") for score, said in ends]
-    evaluation = summarise([MetaEpisode(task, 0, 0, tuple(games), ("", ""), 0)], TicTacToe(), population, "test")
+    games = [
+        Episode((turn("5"),), None, (Move(0, "5"),), score, 10 * score, said, "finished", "")
+        for score, said in ends
+    ]
+    evaluation = summarise(
+        [MetaEpisode(task, 0, 0, tuple(games), ("", ""), 0)], TicTacToe(), population, "test"
+    )
     folder.write_evaluation("after_test", evaluation.to_json())
     write_report(folder)
     page = text_of(folder, "report.html")
-    assert read_findings(folder).measure.metric == "success"
+    assert read_run_results(folder).measure.metric == "success"
     assert "Bayes-optimal" not in page
-    assert [said for said in ("the success changes by +100.0 %", "<td>draws</td>") if said not in page] == []
+    assert [
+        said for said in ("the success changes by +100.0 %", "<td>draws</td>") if said not in page
+    ] == []
 
 
 # --- TensorBoard
@@ -301,11 +392,17 @@ def test_events_equal_the_metrics_and_the_evaluations(finished):
     for name in ("score_3", "action_entropy", "episodes"):
         events = found.Scalars(f"train/{name}")
         assert [event.step for event in events] == list(range(1, 41))
-        assert [event.value for event in events] == pytest.approx([record[name] for record in metrics], rel=1e-6)
+        assert [event.value for event in events] == pytest.approx(
+            [record[name] for record in metrics], rel=1e-6
+        )
     assert "train/kl" not in found.Tags()["scalars"], "what is None is no number"
     assert [(event.step, event.value) for event in found.Scalars("time/total")][:1] == [(1, 2.5)]
-    selections = read_findings(finished).selections
-    assert [event.step for event in found.Scalars("select/score_3")] == [update for update, _ in selections] == [0, 10, 20, 30, 40]
+    selections = read_run_results(finished).selections
+    assert (
+        [event.step for event in found.Scalars("select/score_3")]
+        == [update for update, _ in selections]
+        == [0, 10, 20, 30, 40]
+    )
     assert found.Scalars("select/ceiling_3")[0].value == pytest.approx(0.238, abs=5e-4)
     assert [event.step for event in found.Scalars("final_test/score_3")] == [0, 30]
 
@@ -316,12 +413,17 @@ def test_a_writer_appends_live_and_a_resumed_run_shows_no_update_twice(tmp_path,
     for update in (1, 2, 3):
         folder.append_metrics({"update": update, "score_1": update / 10, "kl": None})
         writer.add(update, folder.metrics()[-1])
-        assert [event.step for event in read_events(folder).Scalars("train/score_1")] == list(range(1, update + 1))
+        assert [event.step for event in read_events(folder).Scalars("train/score_1")] == list(
+            range(1, update + 1)
+        )
     folder.rewind(2)
     writer = EventWriter(folder)
     writer.add(3, {"score_1": 0.7})
     writer.close()
-    assert [(event.step, round(event.value, 6)) for event in read_events(folder).Scalars("train/score_1")] == [(1, 0.1), (2, 0.2), (3, 0.7)]
+    assert [
+        (event.step, round(event.value, 6))
+        for event in read_events(folder).Scalars("train/score_1")
+    ] == [(1, 0.1), (2, 0.2), (3, 0.7)]
 
 
 def test_a_report_made_meanwhile_does_not_take_the_file_from_under_a_writer(tmp_path, kuhn_tables):
@@ -341,13 +443,21 @@ def test_figures_of_an_evaluation_are_written_as_they_come(tmp_path, kuhn_tables
     writer = EventWriter(folder)
     writer.add_evaluation(10, cell)
     events = read_events(folder).Scalars("select/success_2")
-    assert [(event.step, event.value) for event in events] == [(10, pytest.approx(cell.episodes[1].success.value))]
+    assert [(event.step, event.value) for event in events] == [
+        (10, pytest.approx(cell.episodes[1].success.value))
+    ]
 
 
-@pytest.mark.parametrize("stages", [("before training",), ("before training", "after training", "memory emptied")])
-def test_the_legend_names_both_ceilings_however_many_stages_are_there(stages: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "stages", [("before training",), ("before training", "after training", "memory emptied")]
+)
+def test_the_legend_names_both_ceilings_however_many_stages_are_there(
+    stages: tuple[str, ...],
+) -> None:
     axes = Figure().subplots()
     for name in (*stages, "does not adapt", "Bayes-optimal"):
         axes.plot([0, 1], [0, 1], label=name)
     draw_legend(axes, LIGHT)
-    assert sorted(text.get_text() for text in axes.get_legend().get_texts()) == sorted((*stages, "does not adapt", "Bayes-optimal"))
+    assert sorted(text.get_text() for text in axes.get_legend().get_texts()) == sorted(
+        (*stages, "does not adapt", "Bayes-optimal")
+    )

@@ -17,19 +17,20 @@ from typer.testing import CliRunner
 
 from mage.agent.chat import Chat
 from mage.cli.main import app
-from mage.config.recipe import load_recipe
-from mage.config.menus import menu
+from mage.cli.verbs.reproduce import read_seeds
 from mage.config.errors import ConfigError
+from mage.config.loading import load_recipe, recipe_tables, recipe_toml
+from mage.config.menus import menu
+from mage.evaluation.statistics import Difference, Estimate
 from mage.reproduce.action_shares import count_choices, shares
-from mage.reproduce.runner import Crew, Standing
 from mage.reproduce.page import write_page
 from mage.reproduce.plan import Plan, episodes_of_update, make_plan, open_runs
 from mage.reproduce.results import Pair, read_results
+from mage.reproduce.runner import Runner, RunnerProgress
 from mage.reproduce.tables import METHODS, TABLES, Name
 from mage.run_folder import RunError, RunFolder
-from mage.evaluation.statistics import Difference, Estimate
-from mage.training.trainer import Watcher, train
-from mage.cli.verbs.reproduce import read_seeds
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
 
 TINY = [
     "--run.updates=2",
@@ -43,12 +44,16 @@ TINY = [
 ]
 
 
-def tiny_plan(*only: str, name: Name = "table1", seeds: tuple[int, ...] = (0,), world: str = "kuhn_poker") -> Plan:
+def tiny_plan(
+    *only: str, name: Name = "table1", seeds: tuple[int, ...] = (0,), world: str = "kuhn_poker"
+) -> Plan:
     remembers = {"amem", "memento"} >= set(only)
-    return make_plan(name, worlds=[world], seeds=seeds, only=only, overrides=TINY if remembers else TINY[:-1])
+    return make_plan(
+        name, worlds=[world], seeds=seeds, only=only, overrides=TINY if remembers else TINY[:-1]
+    )
 
 
-def quietly(standing: Standing) -> None:
+def quietly(standing: RunnerProgress) -> None:
     pass
 
 
@@ -56,14 +61,16 @@ def never() -> bool:
     return False
 
 
-# --- Parts ---------------------------------------------------------------------------------------------------------
+# --- Components ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("label", [arm.label for arm in METHODS])
-def test_every_method_runs_two_updates_on_the_same_recipe_of_a_world(label: str, tmp_path: Path) -> None:
+def test_every_method_runs_two_updates_on_the_same_recipe_of_a_world(
+    label: str, tmp_path: Path
+) -> None:
     small = [*TINY[:-1], "--run.workers=1", "--evaluate.episodes=3", "--play.groups=1"]
     folder = RunFolder.create(tmp_path / "run", load_recipe(f"kuhn_poker+{label}", small))
-    summary = train(folder.path, Watcher(), never)
+    summary = train(folder.path, Callback(), never)
     assert summary["updates"] == len(folder.metrics()) == 2
     # 1 group x 8 members x 3 episodes, or 1 x 24 x 1: the same number for every method
     assert [record["episodes"] for record in folder.metrics()] == [24, 24]
@@ -72,20 +79,27 @@ def test_every_method_runs_two_updates_on_the_same_recipe_of_a_world(label: str,
 
 def test_a_part_takes_none_of_the_options_of_what_it_replaces() -> None:
     recipe = load_recipe("kuhn_poker+mage")
-    assert (recipe.returns.kind, recipe.returns.weights, recipe.returns.step_discount) == ("differential", None, 0.95)
+    assert (recipe.returns.kind, recipe.returns.weights, recipe.returns.step_discount) == (
+        "differential",
+        None,
+        0.95,
+    )
     assert recipe.advantages.options["anchor"] == "global"
     assert load_recipe("kuhn_poker+mage+anchor_local").advantages.options["anchor"] == "local"
     assert load_recipe("kuhn_poker+mage").learn == load_recipe("kuhn_poker").learn
 
 
 def test_what_a_part_robs_of_its_effect_is_dropped_and_what_a_user_gives_is_told() -> None:
-    assert "reflection_tokens" not in load_recipe("paper_kuhn_poker+react").to_dict()["agent"]
+    assert "reflection_tokens" not in recipe_tables(load_recipe("paper_kuhn_poker+react"))["agent"]
     with pytest.raises(ConfigError, match=r"agent\.reflection_tokens = 9: has no effect"):
         load_recipe("kuhn_poker+react", ["--agent.reflection_tokens=9"])
 
 
 def test_a_part_without_a_recipe_and_an_unknown_part_are_told() -> None:
-    with pytest.raises(ConfigError, match=r"react is a part of a recipe: name it behind a recipe, as in kuhn_poker\+react"):
+    with pytest.raises(
+        ConfigError,
+        match=r"react is a part of a recipe: name it behind a recipe, as in kuhn_poker\+react",
+    ):
         load_recipe("react")
     with pytest.raises(ConfigError, match=r"there is no part 'reactt' \(did you mean 'react'\?\)"):
         load_recipe("kuhn_poker+reactt")
@@ -95,16 +109,22 @@ def test_a_part_without_a_recipe_and_an_unknown_part_are_told() -> None:
 def test_every_part_goes_on_the_paper_recipe_and_the_small_one(part: str) -> None:
     for base in ("tic_tac_toe", "paper_tic_tac_toe"):
         parts = f"mage+{part}" if part.startswith(("published", "anchor", "grouping")) else part
-        assert load_recipe(f"{base}+{parts}").to_toml()
+        assert recipe_toml(load_recipe(f"{base}+{parts}"))
 
 
 def test_each_choice_of_the_published_code_is_a_part_of_its_own() -> None:
     whole = load_recipe("tic_tac_toe+as_published").advantages.options
     plain = load_recipe("tic_tac_toe+mage").advantages.options
-    alone = [load_recipe(f"tic_tac_toe+mage+{name}").advantages.options for name, _ in menu("parts") if name.startswith("published_")]
+    alone = [
+        load_recipe(f"tic_tac_toe+mage+{name}").advantages.options
+        for name, _ in menu("parts")
+        if name.startswith("published_")
+    ]
     changed = [{key: value for key, value in one.items() if value != plain[key]} for one in alone]
     assert all(len(one) == 1 for one in changed)
-    assert {key: value for one in changed for key, value in one.items()} == {key: value for key, value in whole.items() if value != plain[key]}
+    assert {key: value for one in changed for key, value in one.items()} == {
+        key: value for key, value in whole.items() if value != plain[key]
+    }
 
 
 # --- Plans ---------------------------------------------------------------------------------------------------------
@@ -112,18 +132,22 @@ def test_each_choice_of_the_published_code_is_a_part_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", list(TABLES))
 @pytest.mark.parametrize("scale", ["small", "paper"])
-def test_every_table_can_be_planned_with_equal_budgets_and_one_panel(name: Name, scale: str) -> None:
+def test_every_table_can_be_planned_with_equal_budgets_and_one_panel(
+    name: Name, scale: str
+) -> None:
     plan = make_plan(name, scale=scale, seeds=[0, 1])  # type: ignore[arg-type]
     for world in plan.worlds:
         jobs = [job for job in plan.jobs if job.world == world]
         assert len({job.training_episodes for job in jobs if job.trains}) == 1
-        assert len({json.dumps(job.recipe.to_dict()["evaluate"]) for job in jobs}) == 1
+        assert len({json.dumps(recipe_tables(job.recipe)["evaluate"]) for job in jobs}) == 1
         assert len({json.dumps(dict(job.recipe.population().pool("test"))) for job in jobs}) == 1
 
 
 def test_the_small_table_takes_less_than_three_hours_on_two_cores() -> None:
     plan = make_plan("table1", seeds=range(5))
-    assert len(plan.jobs) == 2 * (5 * 5 + 4), "five trained methods with five seeds, four without training once, two worlds"
+    assert len(plan.jobs) == 2 * (5 * 5 + 4), (
+        "five trained methods with five seeds, four without training once, two worlds"
+    )
     assert plan.core_seconds is not None
     assert plan.core_seconds / 2 < 3 * 3600
 
@@ -148,12 +172,31 @@ def test_seeds_and_names_are_read_or_told() -> None:
 
 
 def test_arms_without_training_run_once_under_the_first_seed() -> None:
-    assert [job.name for job in tiny_plan("react", "mage", seeds=(0, 1)).jobs] == ["kuhn_poker-react", "kuhn_poker-mage-seed0", "kuhn_poker-mage-seed1"]
-    assert [job.name for job in tiny_plan("react", "mage", seeds=(3,)).jobs] == ["kuhn_poker-mage-seed3"]
+    assert [job.name for job in tiny_plan("react", "mage", seeds=(0, 1)).jobs] == [
+        "kuhn_poker-react",
+        "kuhn_poker-mage-seed0",
+        "kuhn_poker-mage-seed1",
+    ]
+    assert [job.name for job in tiny_plan("react", "mage", seeds=(3,)).jobs] == [
+        "kuhn_poker-mage-seed3"
+    ]
 
 
 def test_a_dry_run_shows_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["reproduce", "table1", "--seeds", "5", "--jobs", "2", "--out", str(tmp_path / "out"), "--dry-run"])
+    done = CliRunner().invoke(
+        app,
+        [
+            "reproduce",
+            "table1",
+            "--seeds",
+            "5",
+            "--jobs",
+            "2",
+            "--out",
+            str(tmp_path / "out"),
+            "--dry-run",
+        ],
+    )
     assert done.exit_code == 0, done.output
     assert "58 runs in" in done.output
     assert re.search(r"about 2:\d\d:\d\d on 2 free cores", done.output)
@@ -164,36 +207,64 @@ def test_a_dry_run_shows_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def go(out: Path, *more: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "mage", "reproduce", "table1", "--environment", "kuhn_poker", "--seeds", "1", "--jobs", "1", "--out", str(out)]
-    return subprocess.Popen([*command, "--only", "lamer", *TINY[:-1], *more], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "mage",
+        "reproduce",
+        "table1",
+        "--environment",
+        "kuhn_poker",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--out",
+        str(out),
+    ]
+    return subprocess.Popen(
+        [*command, "--only", "lamer", *TINY[:-1], *more],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+    )
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_reproduction_goes_on_where_it_was_and_ends_with_the_same_figures(tmp_path: Path) -> None:
+def test_a_killed_reproduction_goes_on_where_it_was_and_ends_with_the_same_figures(
+    tmp_path: Path,
+) -> None:
     killed = go(tmp_path / "a", "--run.updates=6")
     metrics = tmp_path / "a" / "runs" / "kuhn_poker-lamer-seed0" / "metrics.jsonl"
-    while killed.poll() is None and not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2):
+    while killed.poll() is None and not (
+        metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2
+    ):
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert not (metrics.parent / "summary.json").exists(), "the kill must come before the end"
     assert go(tmp_path / "a", "--run.updates=6").wait(timeout=200) == 0
-    plan = make_plan("table1", worlds=["kuhn_poker"], only=["lamer"], overrides=[*TINY[:-1], "--run.updates=6"])
+    plan = make_plan(
+        "table1", worlds=["kuhn_poker"], only=["lamer"], overrides=[*TINY[:-1], "--run.updates=6"]
+    )
     whole = RunFolder.create(tmp_path / "whole", plan.jobs[0].recipe)
-    train(whole.path, Watcher(), never)
+    train(whole.path, Callback(), never)
     assert whole.metrics() == RunFolder.open(metrics.parent).metrics()
     assert (tmp_path / "a" / "table1.html").is_file()
     shutil.copytree(tmp_path / "a" / "runs", tmp_path / "b" / "runs")  # as from another machine
     began = time.monotonic()
-    assert Crew(plan, tmp_path / "b" / "runs", 1).run(quietly, never)
+    assert Runner(plan, tmp_path / "b" / "runs", 1).run(quietly, never)
     assert time.monotonic() - began < 1, "nothing is left to run"
 
 
-def test_a_reproduction_that_is_asked_to_stop_says_so_and_leaves_nobody_working(tmp_path: Path) -> None:
-    crew = Crew(tiny_plan("mage"), tmp_path, 1)
-    assert not crew.run(quietly, lambda: (tmp_path / "kuhn_poker-mage-seed0" / "worker.log").is_file())
-    assert crew.working == {}
-    assert crew.failures == []
+def test_a_reproduction_that_is_asked_to_stop_says_so_and_leaves_nobody_working(
+    tmp_path: Path,
+) -> None:
+    runner = Runner(tiny_plan("mage"), tmp_path, 1)
+    assert not runner.run(
+        quietly, lambda: (tmp_path / "kuhn_poker-mage-seed0" / "worker.log").is_file()
+    )
+    assert runner.working == {}
+    assert runner.failures == []
     assert not (tmp_path / "kuhn_poker-mage-seed0" / "summary.json").exists()
 
 
@@ -201,8 +272,18 @@ def test_a_run_with_other_options_does_not_stand_in_the_table(tmp_path: Path) ->
     (job,) = tiny_plan("react").jobs
     RunFolder.create(tmp_path / job.name, job.recipe)
     assert list(open_runs(tiny_plan("react"), tmp_path)) == [job.name]
-    with pytest.raises(RunError, match=r"was made with other options: evaluate\.size is 6, planned 7"):
-        open_runs(make_plan("table1", worlds=["kuhn_poker"], only=["react"], overrides=[*TINY[:-1], "--evaluate.size=7"]), tmp_path)
+    with pytest.raises(
+        RunError, match=r"was made with other options: evaluate\.size is 6, planned 7"
+    ):
+        open_runs(
+            make_plan(
+                "table1",
+                worlds=["kuhn_poker"],
+                only=["react"],
+                overrides=[*TINY[:-1], "--evaluate.size=7"],
+            ),
+            tmp_path,
+        )
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
@@ -210,10 +291,10 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     broken = RunFolder.create(tmp_path / plan.jobs[0].name, plan.jobs[0].recipe)
     (broken.path / "checkpoints").rmdir()
     (broken.path / "checkpoints").write_text("no folder")
-    crew = Crew(plan, tmp_path, 2)
-    assert crew.run(quietly, never)
-    assert [failure.name for failure in crew.failures] == ["kuhn_poker-react"]
-    assert "checkpoints" in crew.failures[0].text
+    runner = Runner(plan, tmp_path, 2)
+    assert runner.run(quietly, never)
+    assert [failure.name for failure in runner.failures] == ["kuhn_poker-react"]
+    assert "checkpoints" in runner.failures[0].text
     assert (tmp_path / "kuhn_poker-reflexion" / "summary.json").is_file()
 
 
@@ -224,9 +305,15 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     """Two methods and two seeds, really run."""
     out = tmp_path_factory.mktemp("out")
-    plan = make_plan("table1", worlds=["kuhn_poker"], seeds=[0, 1], only=["reflexion", "gigpo", "mage"], overrides=TINY[:-1])
+    plan = make_plan(
+        "table1",
+        worlds=["kuhn_poker"],
+        seeds=[0, 1],
+        only=["reflexion", "gigpo", "mage"],
+        overrides=TINY[:-1],
+    )
     for job in plan.jobs:
-        train(RunFolder.create(out / "runs" / job.name, job.recipe).path, Watcher(), never)
+        train(RunFolder.create(out / "runs" / job.name, job.recipe).path, Callback(), never)
     return plan, out
 
 
@@ -234,7 +321,16 @@ def test_the_page_holds_what_it_promises_in_one_file(reproduced: tuple[Plan, Pat
     plan, out = reproduced
     page, table, figures = write_page(plan, out)
     text = page.read_text("utf-8")
-    for told in ("gigpo", "mage minus gigpo", "95 % interval", "training tokens", "Success in episode k", "p, Holm", "Pass@3", "best learner"):
+    for told in (
+        "gigpo",
+        "mage minus gigpo",
+        "95 % interval",
+        "training tokens",
+        "Success in episode k",
+        "p, Holm",
+        "Pass@3",
+        "best learner",
+    ):
         assert told in text, told
     assert text.count("data:image/png;base64,") == 2, "curves and choices"
     assert "http://" not in text
@@ -243,7 +339,11 @@ def test_the_page_holds_what_it_promises_in_one_file(reproduced: tuple[Plan, Pat
     assert str(out) not in text
     found = json.loads(figures.read_text())
     (world,) = found["results"]
-    assert [(arm["label"], arm["tasks"], arm["seeds"]) for arm in world["arms"]] == [("reflexion", 12, [0]), ("gigpo", 12, [0, 1]), ("mage", 12, [0, 1])]
+    assert [(arm["label"], arm["tasks"], arm["seeds"]) for arm in world["arms"]] == [
+        ("reflexion", 12, [0]),
+        ("gigpo", 12, [0, 1]),
+        ("mage", 12, [0, 1]),
+    ]
     assert "| gigpo | 2 | 12 |" in table.read_text()
 
 
@@ -253,12 +353,21 @@ def test_figures_are_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:
     folders = open_runs(plan, out / "runs")
     for arm in world.arms:
         held = [folders[job.name] for job in plan.jobs if job.arm.label == arm.label]
-        scores = [folder.read_summary()["after"]["test"]["episodes"][2]["score"]["value"] for folder in held]
+        scores = [
+            folder.read_summary()["after"]["test"]["episodes"][2]["score"]["value"]
+            for folder in held
+        ]
         assert arm.episodes[2].score.value == pytest.approx(np.mean(scores))
         assert arm.budget.training_episodes == (96 if arm.trains else 0)
-    assert [(pair.first, pair.second, pair.seeds) for pair in world.pairs] == [("reflexion", "gigpo", 2), ("reflexion", "mage", 2), ("gigpo", "mage", 2)]
+    assert [(pair.first, pair.second, pair.seeds) for pair in world.pairs] == [
+        ("reflexion", "gigpo", 2),
+        ("reflexion", "mage", 2),
+        ("gigpo", "mage", 2),
+    ]
     assert world.bounds is not None
-    assert world.bounds.non_adapting == pytest.approx(0.125, abs=1e-4)  # the method page, mean of both seats
+    assert world.bounds.non_adapting == pytest.approx(
+        0.125, abs=1e-4
+    )  # the method page, mean of both seats
     assert world.budget_faults == ()
 
 
@@ -271,32 +380,61 @@ def test_one_seed_of_a_trained_arm_shows_no_difference_between_methods() -> None
 
 
 def test_unequal_budgets_are_told(tmp_path: Path) -> None:
-    plan = make_plan("table1", worlds=["kuhn_poker"], only=["gigpo", "mage"], overrides=[*TINY[:-1], "--play.members=4"])
+    plan = make_plan(
+        "table1",
+        worlds=["kuhn_poker"],
+        only=["gigpo", "mage"],
+        overrides=[*TINY[:-1], "--play.members=4"],
+    )
     for job in plan.jobs:
-        train(RunFolder.create(tmp_path / "runs" / job.name, job.recipe).path, Watcher(), never)
+        train(RunFolder.create(tmp_path / "runs" / job.name, job.recipe).path, Callback(), never)
     (world,) = read_results(plan, tmp_path / "runs")
     assert world.budget_faults[0] == "training episodes differ: gigpo 16, mage 48"
 
 
-def test_what_is_missing_is_named_and_the_page_is_written_all_the_same(reproduced: tuple[Plan, Path]) -> None:
+def test_what_is_missing_is_named_and_the_page_is_written_all_the_same(
+    reproduced: tuple[Plan, Path],
+) -> None:
     _, out = reproduced
-    plan = make_plan("table1", worlds=["kuhn_poker"], seeds=[0, 1, 2], only=["reflexion", "gigpo", "mage"], overrides=TINY[:-1])
-    assert "2 runs are missing: kuhn_poker-gigpo-seed2, kuhn_poker-mage-seed2" in write_page(plan, out)[1].read_text()
+    plan = make_plan(
+        "table1",
+        worlds=["kuhn_poker"],
+        seeds=[0, 1, 2],
+        only=["reflexion", "gigpo", "mage"],
+        overrides=TINY[:-1],
+    )
+    assert (
+        "2 runs are missing: kuhn_poker-gigpo-seed2, kuhn_poker-mage-seed2"
+        in write_page(plan, out)[1].read_text()
+    )
 
 
 def test_choices_are_shares_of_the_times_a_state_was_met() -> None:
     count = count_choices(meta((1.0, -1.0), anchors=("a", "b", "a")))
-    assert count == {(k, state, "x"): times for k in (0, 1) for state, times in (("a", 2), ("b", 1))}
+    assert count == {
+        (k, state, "x"): times for k in (0, 1) for state, times in (("a", 2), ("b", 1))
+    }
     count[1, "a", "y"] = 6
-    np.testing.assert_array_equal(shares(count, [("a", "x"), ("a", "y"), ("c", "x")], 2), [[1.0, 0.25], [0.0, 0.75], [np.nan, np.nan]])
+    np.testing.assert_array_equal(
+        shares(count, [("a", "x"), ("a", "y"), ("c", "x")], 2),
+        [[1.0, 0.25], [0.0, 0.75], [np.nan, np.nan]],
+    )
 
 
 def test_methods_trained_on_single_games_meet_the_same_prompt_in_evaluation(tmp_path: Path) -> None:
     """A policy that has only seen game 1 of 1 must not be judged on game 3 of 3: that would measure the prompt."""
-    recipe = load_recipe("kuhn_poker+gigpo", [*TINY[:-1], "--run.workers=1", "--evaluate.episodes=3", "--run.episodes_every=1"])
+    recipe = load_recipe(
+        "kuhn_poker+gigpo",
+        [*TINY[:-1], "--run.workers=1", "--evaluate.episodes=3", "--run.episodes_every=1"],
+    )
     folder = RunFolder.create(tmp_path / "run", recipe)
-    train(folder.path, Watcher(), never)
+    train(folder.path, Callback(), never)
     chat = Chat.load(recipe.model_folder())
     for metas in (folder.read_episodes(1), folder.read_episodes_of("after_test")):
-        prompts = {chat.tokenizer.decode(list(turn.prompt_ids)) for meta in metas for episode in meta.episodes for turn in episode.turns[:1]}
+        prompts = {
+            chat.tokenizer.decode(list(turn.prompt_ids))
+            for meta in metas
+            for episode in meta.episodes
+            for turn in episode.turns[:1]
+        }
         assert all("Game 1 of 1." in prompt for prompt in prompts)

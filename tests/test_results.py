@@ -11,23 +11,46 @@ from mage.cli.main import app
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 RESULTS = Path(__file__).parent.parent / "results"
-TINY = ("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1", "--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32")
+TINY = (
+    "--play.groups=2",
+    "--play.members=2",
+    "--run.updates=1",
+    "--run.workers=1",
+    "--evaluate.size=4",
+    "--evaluate.final_size=4",
+    "--engines.slots=32",
+)
 
 
 def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["train", "demo", *TINY, "--runs", str(tmp_path), "--run.name=one", "--json"])
+    done = CliRunner().invoke(
+        app, ["train", "demo", *TINY, "--runs", str(tmp_path), "--run.name=one", "--json"]
+    )
     assert done.exit_code == 0, done.output
     keep = runpy.run_path(str(SCRIPTS / "keep_results.py"))["keep"]
     for _ in range(2):  # a second time writes it anew
         keep(tmp_path / "one", tmp_path / "kept")
     files = {path.name for path in (tmp_path / "kept").iterdir()}
-    assert {"recipe.toml", "metrics.jsonl", "timing.jsonl", "curves.png", "summary.json", "select.json", "before_test.json", "after_test.json"} <= files
+    assert {
+        "recipe.toml",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "curves.png",
+        "summary.json",
+        "select.json",
+        "before_test.json",
+        "after_test.json",
+    } <= files
     assert not [name for name in files if name.endswith(".safetensors")]
     assert json.loads((tmp_path / "kept" / "summary.json").read_text())["run"] == "one"
     assert len(json.loads((tmp_path / "kept" / "select.json").read_text())) == 2
 
 
-@pytest.mark.parametrize("folder", sorted(path for path in RESULTS.iterdir() if path.is_dir()), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder",
+    sorted(path for path in RESULTS.iterdir() if path.is_dir()),
+    ids=lambda path: path.name,
+)
 def test_results_in_the_repository_are_small_and_name_no_machine(folder: Path) -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
     for path in folder.glob("*.json"):

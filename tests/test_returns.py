@@ -8,7 +8,11 @@ from mage.types import MetaEpisode, Task
 
 
 def values(found, episode_number, reflection=False):
-    return [r.value for r in found if r.where.episode == episode_number and (r.where.index < 0) == reflection]
+    return [
+        r.value
+        for r in found
+        if r.where.episode == episode_number and (r.where.index < 0) == reflection
+    ]
 
 
 def test_differential_returns_of_lost_then_won_equal_the_worked_case():
@@ -47,7 +51,9 @@ def test_differential_weights_on_the_three_episodes_are_those_of_the_method_page
     def first_return(rewards):
         return compute_returns(meta(rewards), step_discount=1.0)[0].value
 
-    assert [first_return(unit) for unit in ((1, 0, 0), (0, 1, 0), (0, 0, 1))] == pytest.approx([0.40, 0.24, 0.36])
+    assert [first_return(unit) for unit in ((1, 0, 0), (0, 1, 0), (0, 0, 1))] == pytest.approx(
+        [0.40, 0.24, 0.36]
+    )
 
 
 def test_a_penalty_lowers_the_returns_of_its_turn_and_of_those_before_it():
@@ -58,7 +64,9 @@ def test_a_penalty_lowers_the_returns_of_its_turn_and_of_those_before_it():
 
 def test_with_zero_for_failure_and_a_stop_at_the_first_win_differential_equals_cumulative():
     stopped = meta((0, 0, 10))
-    differential, cumulative = (compute_returns(stopped, kind=kind) for kind in ("differential", "cumulative"))
+    differential, cumulative = (
+        compute_returns(stopped, kind=kind) for kind in ("differential", "cumulative")
+    )
     assert [r.value for r in differential] == [r.value for r in cumulative]
 
 

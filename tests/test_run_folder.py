@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mage.config.recipe import Recipe, build_recipe
+from mage.config.loading import build_recipe
+from mage.config.recipe import Recipe
 from mage.run_folder import RunError, RunFolder, choose_path, versions, write_atomic
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 
@@ -18,7 +19,12 @@ finite = st.floats(allow_nan=False)
 ids = st.lists(st.integers(0, 200_000), max_size=4).map(tuple)
 texts = st.text(max_size=12)
 completions = st.builds(
-    Completion, ids, st.lists(finite, max_size=4).map(tuple), texts, st.sampled_from(["stop", "eos", "length"]), policy_version=st.integers(0, 9)
+    Completion,
+    ids,
+    st.lists(finite, max_size=4).map(tuple),
+    texts,
+    st.sampled_from(["stop", "eos", "length"]),
+    policy_version=st.integers(0, 9),
 )
 turns = st.builds(
     Turn,
@@ -28,9 +34,12 @@ turns = st.builds(
     prompt_ids=ids,
     completion=completions,
     action=st.none() | texts,
-    choices=st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 99), max_size=3).map(tuple)), max_size=2).map(tuple),
+    choices=st.lists(
+        st.tuples(st.integers(0, 9), st.lists(st.integers(0, 99), max_size=3).map(tuple)),
+        max_size=2,
+    ).map(tuple),
     legal=st.booleans(),
-    reward=finite,
+    penalty=finite,
 )
 episodes = st.builds(
     Episode,
@@ -45,7 +54,14 @@ episodes = st.builds(
 )
 metas = st.builds(
     MetaEpisode,
-    task=st.builds(Task, texts, st.integers(0, 2**63 - 1), st.integers(0, 1), texts, st.sampled_from(["train", "test", "ood"])),
+    task=st.builds(
+        Task,
+        texts,
+        st.integers(0, 2**63 - 1),
+        st.integers(0, 1),
+        texts,
+        st.sampled_from(["train", "test", "ood"]),
+    ),
     group=st.integers(0, 99),
     member=st.integers(0, 99),
     episodes=st.lists(episodes, max_size=2).map(tuple),
@@ -89,7 +105,10 @@ def test_versions_are_those_of_the_installed_packages(run: RunFolder) -> None:
 
 def test_an_existing_folder_is_never_written_over(run: RunFolder, recipe: Recipe) -> None:
     run.append_metrics({"update": 1})
-    with pytest.raises(RunError, match=r"exists already: go on with it \(--resume .*run\), give the run another name"):
+    with pytest.raises(
+        RunError,
+        match=r"exists already: go on with it \(--resume .*run\), give the run another name",
+    ):
         RunFolder.create(run.path, recipe)
     assert run.metrics() == [{"update": 1}]
 
@@ -99,18 +118,26 @@ def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
-def test_a_run_without_a_name_gets_the_next_number(tmp_path: Path, recipe: Recipe, kuhn_tables: dict[str, Any]) -> None:
+def test_a_run_without_a_name_gets_the_next_number(
+    tmp_path: Path, recipe: Recipe, kuhn_tables: dict[str, Any]
+) -> None:
     assert choose_path(tmp_path, recipe, "demo") == tmp_path / "demo-1"
     (tmp_path / "demo-1").mkdir()
     assert choose_path(tmp_path, recipe, "demo") == tmp_path / "demo-2"
-    assert choose_path(tmp_path, build_recipe(kuhn_tables | {"run": {"name": "mine"}}), "demo") == tmp_path / "mine"
+    assert (
+        choose_path(tmp_path, build_recipe(kuhn_tables | {"run": {"name": "mine"}}), "demo")
+        == tmp_path / "mine"
+    )
 
 
 def test_metrics_are_one_json_object_an_update(run: RunFolder) -> None:
     run.append_metrics({"update": 1, "loss": 0.5})
     run.append_metrics({"update": 2, "loss": float("nan"), "rows": [1, float("inf")]})
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"update": 1, "loss": 0.5}, {"update": 2, "loss": None, "rows": [1, None]}]
+    assert [json.loads(line) for line in lines] == [
+        {"update": 1, "loss": 0.5},
+        {"update": 2, "loss": None, "rows": [1, None]},
+    ]
     assert run.timing() == []
 
 
@@ -143,7 +170,9 @@ def test_damage_inside_of_the_metrics_is_told(run: RunFolder) -> None:
 
 
 @given(st.lists(metas, max_size=3))
-def test_episodes_are_read_back_as_the_records_they_were(shared_run: RunFolder, stored: list[MetaEpisode]) -> None:
+def test_episodes_are_read_back_as_the_records_they_were(
+    shared_run: RunFolder, stored: list[MetaEpisode]
+) -> None:
     path = shared_run.write_episodes(40, stored)
     assert path.name == "step_000040.jsonl.gz"
     assert shared_run.read_episodes(40) == stored
@@ -172,16 +201,23 @@ def test_evaluations_and_the_summary_are_read_back(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file_whole_and_nothing_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+def test_a_full_disk_leaves_the_old_file_whole_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
     path = write_atomic(tmp_path / "summary.json", b"old")
     monkeypatch.setattr(os, failing, full_disk)
-    with pytest.raises(RunError, match=r"cannot write .*summary\.json: No space left on device\. What was saved before is untouched"):
+    with pytest.raises(
+        RunError,
+        match=r"cannot write .*summary\.json: No space left on device\. What was saved before is untouched",
+    ):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="the device that is always full is Linux's"
+)
 def test_metrics_on_a_full_disk_are_one_clear_message(run: RunFolder) -> None:
     (run.path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: No space left on device"):

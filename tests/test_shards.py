@@ -1,4 +1,4 @@
-"""Panels in sittings: a kill loses at most the sitting in hand, and what is read back equals what is played."""
+"""Panels in shards: a kill loses at most the shard in hand, and what is read back equals what is played."""
 
 import json
 import os
@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from toys import scripted_agent
 
-from mage.config.recipe import build_recipe
+from mage.config.loading import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
-from mage.evaluation.figures import TaskRow, task_row
-from mage.learn.ranks import Team
+from mage.evaluation.rows import TaskRow, task_row
+from mage.evaluation.shards import ShardStore, play_shards
+from mage.learn.ranks import Ranks
 from mage.memory.base import Memory
 from mage.memory.memento import Memento
 from mage.memory.notes import Notes
 from mage.play import Setting, play_groups
 from mage.run_folder import RunFolder
-from mage.evaluation.shards import Store, play_sittings
 from mage.types import MetaEpisode, Task
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
@@ -29,18 +29,29 @@ TASKS = [Task("kuhn_poker", seed, seed % 2, "aggressive", "test") for seed in ra
 
 
 def setting_of(memory: Memory) -> Setting:
-    return Setting(KuhnPoker(), scripted_agent(lambda prompt: f"<action>{'bet' if len(prompt) % 3 else 'pass'}</action>"), memory, episodes=2)
+    return Setting(
+        KuhnPoker(),
+        scripted_agent(lambda prompt: f"<action>{'bet' if len(prompt) % 3 else 'pass'}</action>"),
+        memory,
+        episodes=2,
+    )
 
 
-def play(memory: Memory, store: Store | None = None, **options: Any) -> tuple[list[TaskRow], list[MetaEpisode]]:
-    return play_sittings(setting_of(memory), TASKS, 7, team=Team(), transcripts=5, store=store, **options)
+def play(
+    memory: Memory, store: ShardStore | None = None, **options: Any
+) -> tuple[list[TaskRow], list[MetaEpisode]]:
+    return play_shards(
+        setting_of(memory), TASKS, 7, ranks=Ranks(), transcripts=5, store=store, **options
+    )
 
 
 class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("memory", [Notes(keep="both"), Memento(embedding="lexical", wave=100)], ids=["notes", "memento"])
+@pytest.mark.parametrize(
+    "memory", [Notes(keep="both"), Memento(embedding="lexical", wave=100)], ids=["notes", "memento"]
+)
 def test_sittings_give_the_rows_of_a_panel_played_at_once(memory: Memory) -> None:
     rows, metas = play(memory)
     whole = play_groups(setting_of(memory), [[task] for task in TASKS], 7)
@@ -48,9 +59,13 @@ def test_sittings_give_the_rows_of_a_panel_played_at_once(memory: Memory) -> Non
     assert metas == whole[:5]
 
 
-@pytest.mark.parametrize("memory", [Notes(keep="both"), Memento(embedding="lexical", wave=100)], ids=["notes", "memento"])
+@pytest.mark.parametrize(
+    "memory", [Notes(keep="both"), Memento(embedding="lexical", wave=100)], ids=["notes", "memento"]
+)
 @pytest.mark.parametrize("when", [1, 130, 299])
-def test_an_evaluation_that_is_killed_goes_on_with_what_it_has_stored(memory: Memory, when: int, tmp_path: Path) -> None:
+def test_an_evaluation_that_is_killed_goes_on_with_what_it_has_stored(
+    memory: Memory, when: int, tmp_path: Path
+) -> None:
     counted: list[int] = []
 
     def kill(done: int) -> None:
@@ -59,26 +74,28 @@ def test_an_evaluation_that_is_killed_goes_on_with_what_it_has_stored(memory: Me
             raise Killed
 
     with pytest.raises(Killed):
-        play(memory, Store(tmp_path / "s", {"update": 3}), on_played=kill)
+        play(memory, ShardStore(tmp_path / "s", {"update": 3}), on_played=kill)
     with open(tmp_path / "s", "ab") as file:
         file.write(b'{"rows": [half a li')
     later: list[int] = []
-    rows, _ = play(memory, Store(tmp_path / "s", {"update": 3}), on_played=later.append)
+    rows, _ = play(memory, ShardStore(tmp_path / "s", {"update": 3}), on_played=later.append)
     assert rows == play(memory)[0]
-    sitting = memory.tasks_at_once or 128
-    stored = (when - 1) // sitting  # whole sittings before the kill
-    assert later[:stored] == [sitting * (k + 1) for k in range(stored)], "read, not played"
-    assert later[stored] == stored * sitting + 1, "the sitting in hand is played from its start"
-    assert len(json.loads((tmp_path / "s").read_text().splitlines()[1])["rows"]) == sitting
+    shard = memory.tasks_at_once or 128
+    stored = (when - 1) // shard  # whole shards before the kill
+    assert later[:stored] == [shard * (k + 1) for k in range(stored)], "read, not played"
+    assert later[stored] == stored * shard + 1, "the shard in hand is played from its start"
+    assert len(json.loads((tmp_path / "s").read_text().splitlines()[1])["rows"]) == shard
 
 
 def test_what_was_stored_about_something_else_is_not_read(tmp_path: Path) -> None:
-    play(Notes(keep="none"), Store(tmp_path / "s", {"update": 3}))
-    assert len(Store(tmp_path / "s", {"update": 3}).read()) == 3
-    assert Store(tmp_path / "s", {"update": 4}).read() == []
+    play(Notes(keep="none"), ShardStore(tmp_path / "s", {"update": 3}))
+    assert len(ShardStore(tmp_path / "s", {"update": 3}).read()) == 3
+    assert ShardStore(tmp_path / "s", {"update": 4}).read() == []
 
 
-def test_only_rows_are_kept_of_finished_games_and_the_first_transcripts_come_at_once(tmp_path: Path) -> None:
+def test_only_rows_are_kept_of_finished_games_and_the_first_transcripts_come_at_once(
+    tmp_path: Path,
+) -> None:
     heard: list[int] = []
     _, metas = play(Notes(keep="none"), on_transcripts=lambda found: heard.append(len(found)))
     assert (heard, [meta.group for meta in metas]) == ([5], [0, 1, 2, 3, 4])
@@ -98,16 +115,22 @@ def start(path: Path) -> RunFolder:
 
 
 def finish(path: Path) -> subprocess.Popen[bytes]:
-    program = f"from pathlib import Path; from mage.training.trainer import train, Watcher; train(Path({str(path)!r}), Watcher(), lambda: False)"
-    return subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    program = f"from pathlib import Path; from mage.training.trainer import train; from mage.training.callbacks import Callback; train(Path({str(path)!r}), Callback(), lambda: False)"
+    return subprocess.Popen(
+        [sys.executable, "-c", program], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
 
 
 @pytest.mark.timeout(240)
-def test_a_killed_run_without_training_ends_with_the_rows_of_one_that_was_not(tmp_path: Path) -> None:
+def test_a_killed_run_without_training_ends_with_the_rows_of_one_that_was_not(
+    tmp_path: Path,
+) -> None:
     whole, killed = (start(tmp_path / name) for name in "ab")
     assert finish(whole.path).wait(timeout=100) == 0
-    process, sittings = finish(killed.path), killed.sittings("after_test")
-    while process.poll() is None and not (sittings.is_file() and sittings.read_bytes().count(b"\n") >= 3):
+    process, shards = finish(killed.path), killed.shards("after_test")
+    while process.poll() is None and not (
+        shards.is_file() and shards.read_bytes().count(b"\n") >= 3
+    ):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -115,5 +138,7 @@ def test_a_killed_run_without_training_ends_with_the_rows_of_one_that_was_not(tm
     assert finish(killed.path).wait(timeout=100) == 0
     name = Path("evaluations") / "after_test.tasks.jsonl"
     assert (killed.path / name).read_text() == (whole.path / name).read_text()
-    assert not sittings.exists(), "what was stored for the case of a kill is gone when the run is done"
+    assert not shards.exists(), (
+        "what was stored for the case of a kill is gone when the run is done"
+    )
     assert killed.read_episodes_of("after_test") == whole.read_episodes_of("after_test")

@@ -17,23 +17,27 @@ from pydantic import ValidationError
 from rich.console import Console
 from toys import scripted_agent
 
+from mage.cli.terminal.evaluation_table import table
+from mage.cli.terminal.results import evaluation_table
+from mage.config.menus import find_item
 from mage.environments.base import check, golden
 from mage.environments.sokoban import Sokoban, SokobanState, compiled
 from mage.environments.sokoban.levels import parse_level, read_levels
 from mage.environments.sokoban.rooms import MOVES, Room, fill_table, make_room
 from mage.environments.sokoban.search import solve
-from mage.evaluation.figures import read_tasks, summarise, table, write_tasks
+from mage.evaluation.figures import summarise
+from mage.evaluation.rows import read_tasks, write_tasks
 from mage.memory.notes import Notes
-from mage.config.menus import find_item
 from mage.opponents.base import Population
 from mage.play import Setting, play_groups
 from mage.seeds import derive
-from mage.cli.terminal.results import evaluation_table
 from mage.types import Task
 
 GOLDEN = Path(__file__).parent / "golden"
 BOXOBAN = Path(__file__).parents[2] / "shared/data/boxoban/levels.tar.xz"
-needs_numba = pytest.mark.skipif(not compiled.is_installed(), reason="numba is not installed: pip install 'mage[fast]'")
+needs_numba = pytest.mark.skipif(
+    not compiled.is_installed(), reason="numba is not installed: pip install 'mage[fast]'"
+)
 seeds = st.integers(0, 2**62)
 
 EDGE = """
@@ -58,7 +62,11 @@ Position = tuple[Place, frozenset[Place]]
 
 def read_drawing(text: str) -> tuple[set[Place], frozenset[Place], Position]:
     """Floor, targets and position of a room as an agent sees it."""
-    symbols = {(row, column): symbol for row, line in enumerate(text.splitlines()) for column, symbol in enumerate(line.split())}
+    symbols = {
+        (row, column): symbol
+        for row, line in enumerate(text.splitlines())
+        for column, symbol in enumerate(line.split())
+    }
     player = next(place for place, symbol in symbols.items() if symbol in "PS")
     boxes = frozenset(place for place, symbol in symbols.items() if symbol in "X*")
     targets = frozenset(place for place, symbol in symbols.items() if symbol in "O*S")
@@ -79,11 +87,19 @@ def search_all(text: str) -> dict[Position, int]:
     """The distance of every position of a room that can be solved, by relaxing forwards until nothing changes."""
     floor, targets, (_, boxes) = read_drawing(text)
     sets = [frozenset(some) for some in itertools.combinations(sorted(floor), len(boxes))]
-    after = {(player, some): list(neighbours((player, some), floor)) for some in sets for player in floor - some}
+    after = {
+        (player, some): list(neighbours((player, some), floor))
+        for some in sets
+        for player in floor - some
+    }
     found = {position: 0 for position in after if position[1] == targets}
     changed = True
     while changed:
-        better = {p: 1 + min(found[n] for n in after[p] if n in found) for p in after if p not in found and any(n in found for n in after[p])}
+        better = {
+            p: 1 + min(found[n] for n in after[p] if n in found)
+            for p in after
+            if p not in found and any(n in found for n in after[p])
+        }
         changed = bool(better)
         found |= better
     return found
@@ -108,14 +124,20 @@ def test_the_table_is_what_brute_force_finds(seed: int, order: tuple[int, int, i
 
 @needs_numba
 @given(seeds, st.integers(1, 3), st.integers(5, 15))
-def test_compiled_and_plain_make_the_same_rooms_and_tables(seed: int, boxes: int, moves: int) -> None:
+def test_compiled_and_plain_make_the_same_rooms_and_tables(
+    seed: int, boxes: int, moves: int
+) -> None:
     plain, fast = (make_room(6, boxes, (moves, moves), seed, fast=fast) for fast in (False, True))
     assert plain is not None
     assert fast is not None
     assert plain == fast
     assert plain.distances is not None
     assert fast.distances is not None
-    assert plain.distances.tolist() == fast.distances.tolist() == fill_table(6, 6, plain.cells, plain.targets, fast=True).tolist()
+    assert (
+        plain.distances.tolist()
+        == fast.distances.tolist()
+        == fill_table(6, 6, plain.cells, plain.targets, fast=True).tolist()
+    )
 
 
 @needs_numba
@@ -126,12 +148,16 @@ def test_the_last_of_64_bits_is_a_square_like_any_other(seed: int) -> None:
     assert plain is not None
     assert plain == fast
     everywhere = [10 * row + column for row in range(1, 9) for column in range(1, 9)]
-    tables = [fill_table(10, 10, everywhere, (seed, 63), fast=fast).tolist() for fast in (False, True)]
+    tables = [
+        fill_table(10, 10, everywhere, (seed, 63), fast=fast).tolist() for fast in (False, True)
+    ]
     assert tables[0] == tables[1]
 
 
 def test_a_room_wider_than_64_squares_has_the_table_of_brute_force() -> None:
-    room = parse_level(f"{'#' * 20}\n#@{' ' * 9}$ .{' ' * 5}#\n#{' ' * 18}#\n#{' ' * 18}#\n#{' ' * 18}#\n{'#' * 20}")
+    room = parse_level(
+        f"{'#' * 20}\n#@{' ' * 9}$ .{' ' * 5}#\n#{' ' * 18}#\n#{' ' * 18}#\n#{' ' * 18}#\n{'#' * 20}"
+    )
     expected = search_all(room.draw(room.player, room.boxes))
     for player, boxes in all_states(room):
         places = [divmod(room.cells[cell], room.width) for cell in (player, *boxes)]
@@ -148,11 +174,17 @@ def test_a_room_is_exactly_as_hard_as_asked(seed: int, boxes: int) -> None:
 
 
 def test_a_range_of_lengths_is_kept_and_used() -> None:
-    found = [room.distance(room.player, room.boxes) for seed in range(60) if (room := make_room(6, 2, (5, 9), seed))]
+    found = [
+        room.distance(room.player, room.boxes)
+        for seed in range(60)
+        if (room := make_room(6, 2, (5, 9), seed))
+    ]
     assert set(found) == {5, 6, 7, 8, 9}
 
 
-@pytest.mark.parametrize(("size", "boxes", "longest"), [(5, 1, 3), (5, 3, 9), (7, 2, 21), (6, 4, 12)])
+@pytest.mark.parametrize(
+    ("size", "boxes", "longest"), [(5, 1, 3), (5, 3, 9), (7, 2, 21), (6, 4, 12)]
+)
 def test_other_sizes_work(size: int, boxes: int, longest: int) -> None:
     state = Sokoban(size=size, boxes=boxes, ood_boxes=1, shortest=2, longest=longest).start(7)
     assert 2 <= play_expert(state) <= longest
@@ -173,7 +205,9 @@ def play_expert(state: SokobanState) -> int:
 
 
 @given(seeds, st.sampled_from((1, 2, 3)))
-def test_the_expert_solves_every_room_in_exactly_its_distance_without_regret(seed: int, boxes: int) -> None:
+def test_the_expert_solves_every_room_in_exactly_its_distance_without_regret(
+    seed: int, boxes: int
+) -> None:
     state = Sokoban(boxes=boxes).start(seed)
     distance = state.room.distance(state.player, state.boxes)
     assert play_expert(state) == distance
@@ -184,10 +218,15 @@ def test_the_expert_solves_every_room_in_exactly_its_distance_without_regret(see
 @given(seeds, seeds)
 def test_random_play_keeps_the_rules(seed: int, luck: int) -> None:
     """Boxes stay as many and on the floor, a move goes where brute force says, and lost rooms are those without a solution."""
-    state, rng = Sokoban(stop_when_lost=False, turn_moves=1, longest=7).start(seed), random.Random(luck)
+    state, rng = (
+        Sokoban(stop_when_lost=False, turn_moves=1, longest=7).start(seed),
+        random.Random(luck),
+    )
     distances = search_all(state.room.draw(state.player, state.boxes)) if seed % 10 == 0 else None
     while state.turn() is not None:
-        floor, targets, before = read_drawing(state.observe(0).split(":\n" if not state.moves else ".\n", 1)[1].rsplit("\n", 1)[0])
+        floor, targets, before = read_drawing(
+            state.observe(0).split(":\n" if not state.moves else ".\n", 1)[1].rsplit("\n", 1)[0]
+        )
         state.apply(rng.choice(state.legal()))
         after = read_drawing(state.room.draw(state.player, state.boxes))[2]
         assert after == before or after in neighbours(before, floor)
@@ -213,7 +252,10 @@ def test_a_lost_room_ends_the_attempt_and_the_account_names_the_move() -> None:
     # By hand: 3 moves before, 6 after the first turn (up right down, right down left), so 3 + 6 - 3 were wasted.
     assert (state.dead_since, state.scores(), state.regrets) == (4, (0.0,), [6, None])
     recap = "You began at row 3, column 2. Your moves: up, down, right, right. Boxes on targets at the end: 0 of 1."
-    assert state.recap(0) == f"{recap} After move 4 (right) the room could not be solved any more. You lost."
+    assert (
+        state.recap(0)
+        == f"{recap} After move 4 (right) the room could not be solved any more. You lost."
+    )
 
 
 def test_a_lost_room_goes_on_if_asked_to() -> None:
@@ -226,9 +268,15 @@ def test_a_lost_room_goes_on_if_asked_to() -> None:
 
 def test_a_room_in_words_is_told_from_where_the_agent_stands() -> None:
     state = start_at(EDGE, view="words")  # places by hand, from the drawing above
-    assert state.observe(0) == "The room:\nBoxes: 1 right. Targets: 1 right 1 down. Walls: left.\nBoxes on targets: 0 of 1."
+    assert (
+        state.observe(0)
+        == "The room:\nBoxes: 1 right. Targets: 1 right 1 down. Walls: left.\nBoxes on targets: 0 of 1."
+    )
     state.apply("up right")
-    assert state.observe(0) == "You made: up, right.\nBoxes: 1 down. Targets: 2 down. Walls: up.\nBoxes on targets: 0 of 1."
+    assert (
+        state.observe(0)
+        == "You made: up, right.\nBoxes: 1 down. Targets: 2 down. Walls: up.\nBoxes on targets: 0 of 1."
+    )
     state.apply("right down down")
     assert "Targets: 1 left. Walls: down." in state.observe(0)
     assert "#" not in state.environment.rules()
@@ -241,7 +289,9 @@ def test_moves_after_the_solution_are_not_made() -> None:
     assert state.regrets == [1, 0]  # the blocked move to the left
     assert [word for word, _ in state.last] == ["right"]
     assert state.turn() is None
-    assert state.recap(0).endswith("Your moves: left (blocked), right, right, right. You solved the room in 4 moves.")
+    assert state.recap(0).endswith(
+        "Your moves: left (blocked), right, right, right. You solved the room in 4 moves."
+    )
 
 
 def test_turns_run_out() -> None:
@@ -249,7 +299,9 @@ def test_turns_run_out() -> None:
     for _ in range(2):
         state.apply("left")
     assert state.turn() is None
-    assert state.recap(0).endswith("0 of 1. The turns ran out. The room was not solved, but it still could be. You lost.")
+    assert state.recap(0).endswith(
+        "0 of 1. The turns ran out. The room was not solved, but it still could be. You lost."
+    )
 
 
 def test_an_agent_without_a_move_is_told_so() -> None:
@@ -285,7 +337,24 @@ def test_spellings_are_read(written: str, read: str) -> None:
     assert Sokoban().start(0).read(written) == read
 
 
-@pytest.mark.parametrize("written", ["", " ", ",", "jump", "up up up up", "up\x00", "up\nleft", "up\x1b[2J", "up " * 40_000, "u" * 100_000, "upup", "?", "ẞ"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        " ",
+        ",",
+        "jump",
+        "up up up up",
+        "up\x00",
+        "up\nleft",
+        "up\x1b[2J",
+        "up " * 40_000,
+        "u" * 100_000,
+        "upup",
+        "?",
+        "ẞ",
+    ],
+)
 def test_whatever_else_is_written_is_no_move(written: str) -> None:
     assert Sokoban().start(0).read(written) is None
 
@@ -309,7 +378,10 @@ def test_a_move_costs_no_more_than_the_turn_allows() -> None:
 
 def test_no_room_is_in_two_splits() -> None:
     world = Sokoban(size=5, boxes=1, ood_boxes=2, shortest=1, longest=4)
-    rooms = {split: {_walls(world.for_split(split).room(derive(seed))) for seed in range(300)} for split in ("train", "test")}
+    rooms = {
+        split: {_walls(world.for_split(split).room(derive(seed))) for seed in range(300)}
+        for split in ("train", "test")
+    }
     assert len(rooms["train"]) > 100
     assert len(rooms["test"]) > 20
     assert not rooms["train"] & rooms["test"]
@@ -322,7 +394,9 @@ def _walls(room: Room) -> tuple[object, ...]:
 def test_out_of_domain_rooms_have_other_numbers_of_boxes_and_every_difficulty() -> None:
     world = Sokoban().for_split("ood")
     rooms = [world.room(seed) for seed in range(34)]
-    assert sorted((len(room.boxes), room.distance(room.player, room.boxes)) for room in rooms) == [(boxes, moves) for boxes in (1, 3) for moves in range(5, 22)]
+    assert sorted((len(room.boxes), room.distance(room.player, room.boxes)) for room in rooms) == [
+        (boxes, moves) for boxes in (1, 3) for moves in range(5, 22)
+    ]
     assert {world.stratum(seed) for seed in range(34)} == set(range(world.strata()))
 
 
@@ -344,14 +418,18 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
         Sokoban(**options)
 
 
-@pytest.mark.parametrize(("given", "boxes"), [(3, (3,)), ("3", (3,)), ("1,2", (1, 2)), ([1, 2], (1, 2))])
+@pytest.mark.parametrize(
+    ("given", "boxes"), [(3, (3,)), ("3", (3,)), ("1,2", (1, 2)), ([1, 2], (1, 2))]
+)
 def test_numbers_of_boxes_are_read_as_they_are_typed(given: Any, boxes: tuple[int, ...]) -> None:
     assert Sokoban(boxes=given).boxes == boxes
 
 
 def test_a_difficulty_out_of_reach_is_a_clear_message() -> None:
     world = Sokoban(size=5, boxes=1, shortest=20, longest=21)
-    with pytest.raises(ValueError, match="no 5x5 room with 1 box was found whose solution takes 20 to 21 moves"):
+    with pytest.raises(
+        ValueError, match="no 5x5 room with 1 box was found whose solution takes 20 to 21 moves"
+    ):
         world.start(0)
 
 
@@ -386,7 +464,9 @@ def test_search_and_table_agree_on_what_can_be_solved() -> None:
         (b"; 0\n#######\n#@#$ .#\n#######\n", "outside the walls"),
     ],
 )
-def test_a_broken_level_file_is_one_clear_message(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_broken_level_file_is_one_clear_message(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     file = tmp_path / "000.txt"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=message):
@@ -397,7 +477,10 @@ def test_levels_without_folders_are_shared_out_to_splits(tmp_path: Path) -> None
     rooms = [f"#{'#' * n}#####\n#@{' ' * n}$ .#\n#{'#' * n}#####" for n in range(14)]
     (tmp_path / "000.txt").write_text("".join(f"; {n}\n{room}\n\n" for n, room in enumerate(rooms)))
     world = Sokoban(levels=str(tmp_path), max_turns=20)
-    train, test = ({world.for_split(split).room(seed).width for seed in range(40)} for split in ("train", "test"))
+    train, test = (
+        {world.for_split(split).room(seed).width for seed in range(40)}
+        for split in ("train", "test")
+    )
     assert not train & test
     assert train | test == {6 + n for n in range(14)}
     with pytest.raises(ValueError, match="ood_levels is empty"):
@@ -418,7 +501,9 @@ def test_boxoban_levels_load_and_are_solved(boxoban: Path) -> None:
     levels = read_levels(boxoban / "unfiltered/test/000.txt")
     assert len(levels) == 1000
     assert levels[0].splitlines()[1] == "###    . #"
-    world = Sokoban(levels=str(boxoban / "unfiltered"), ood_levels=str(boxoban / "hard"), max_turns=200)
+    world = Sokoban(
+        levels=str(boxoban / "unfiltered"), ood_levels=str(boxoban / "hard"), max_turns=200
+    )
     for split, seed in (("test", 0), ("test", 17), ("ood", 3)):
         state = world.for_split(split).start(seed)  # type: ignore[arg-type]
         assert len(state.room.boxes) == 4
@@ -429,19 +514,36 @@ def test_boxoban_levels_load_and_are_solved(boxoban: Path) -> None:
 def test_evaluation_tells_the_wasted_moves_of_a_turn(tmp_path: Path) -> None:
     """By hand: the first `left right` wastes the blocked step, the next two go to and fro: (1 + 2 + 2) / 3."""
     (tmp_path / "000.txt").write_text(f"; 0\n{LINE}\n")
-    world, task = Sokoban(levels=str(tmp_path), ood_levels=str(tmp_path), max_turns=3), Task("sokoban", 1, 0, "", "ood")
+    world, task = (
+        Sokoban(levels=str(tmp_path), ood_levels=str(tmp_path), max_turns=3),
+        Task("sokoban", 1, 0, "", "ood"),
+    )
     agent = scripted_agent(lambda prompt: "<action>left right</action>")
     played = play_groups(Setting(world, agent, Notes(keep="none"), episodes=2), [[task]], seed=1)
     found = summarise(played, world.for_split("ood"), Population(), "ood")
-    assert [one.regret.value for one in found.overall.episodes if one.regret] == [pytest.approx(5 / 3)] * 2
+    assert [one.regret.value for one in found.overall.episodes if one.regret] == [
+        pytest.approx(5 / 3)
+    ] * 2
     header, first, *_ = table(found)
     assert dict(zip(header, first, strict=True))["regret"] == "1.67"
     shown = StringIO()
     Console(file=shown, width=100).print(evaluation_table(found, "a title", 100)[0])
     names, _, *lines = [line.split() for line in shown.getvalue().splitlines()[2:] if line.strip()]
-    assert names == ["episode", "tasks", "success", "Pass@k", "score", "gain", "regret", "illegal", "tokens"]
+    assert names == [
+        "episode",
+        "tasks",
+        "success",
+        "Pass@k",
+        "score",
+        "gain",
+        "regret",
+        "illegal",
+        "tokens",
+    ]
     assert "1.667" in lines[0]
-    assert [line[0] for line in lines] == ["1", "2"], "without opponents and seats every episode is told once"
+    assert [line[0] for line in lines] == ["1", "2"], (
+        "without opponents and seats every episode is told once"
+    )
     write_tasks(tmp_path / "tasks.jsonl", found.rows)
     assert read_tasks(tmp_path / "tasks.jsonl") == found.rows
 
@@ -467,5 +569,7 @@ def test_where_nothing_can_be_kept_functions_are_compiled_anyway() -> None:
 
 def test_ordinary_rooms_load_neither_numba_nor_torch() -> None:
     program = "import sys; from mage.environments.sokoban import Sokoban; Sokoban().start(3); assert not {'numba', 'torch'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr

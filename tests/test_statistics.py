@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mage.evaluation.statistics import Estimate, bootstrap, crossed_bootstrap, holm, mean, paired, sign_test, stratified_mean, wilson
+from mage.evaluation.statistics import (
+    Estimate,
+    bootstrap,
+    crossed_bootstrap,
+    holm,
+    mean,
+    paired,
+    sign_test,
+    stratified_mean,
+    wilson,
+)
 
 
 @given(st.integers(1, 3000), st.floats(0, 1), st.sampled_from([0.8, 0.95, 0.99]))
@@ -39,7 +49,9 @@ def test_the_mean_has_students_interval():
     found = mean([1, 2, 3, 4, 5])
     assert found.value == 3
     assert (found.low, found.high) == pytest.approx((3 - 1.9632, 3 + 1.9632), abs=1e-4)
-    assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 4, 3, stats.sem([1, 2, 3, 4, 5])))
+    assert (found.low, found.high) == pytest.approx(
+        stats.t.interval(0.95, 4, 3, stats.sem([1, 2, 3, 4, 5]))
+    )
 
 
 def test_one_task_has_no_finite_interval():
@@ -72,7 +84,9 @@ def test_the_bootstrap_of_a_mean_is_close_to_students_interval_and_repeats():
     values = list(np.random.default_rng(0).normal(1.0, 2.0, 400))
     found, exact = bootstrap(values, seed=1), mean(values)
     assert found == bootstrap(values, seed=1) != bootstrap(values, seed=2)
-    assert (found.value, found.low, found.high) == pytest.approx((exact.value, exact.low, exact.high), abs=0.03)
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (exact.value, exact.low, exact.high), abs=0.03
+    )
     assert bootstrap([1, 2, 30], seed=0, statistic=np.median).value == 2
 
 
@@ -81,7 +95,9 @@ def test_the_paired_difference_agrees_with_scipy():
     found, expected = paired(first, second), stats.ttest_rel(second, first)
     assert found.p_value == pytest.approx(expected.pvalue)
     interval = expected.confidence_interval()
-    assert (found.difference.low, found.difference.high) == pytest.approx((interval.low, interval.high))
+    assert (found.difference.low, found.difference.high) == pytest.approx(
+        (interval.low, interval.high)
+    )
     assert found.difference.value == pytest.approx(0.48)
 
 
@@ -91,7 +107,11 @@ def test_a_difference_without_spread_is_certain_and_none_is_no_difference():
 
 
 def test_the_sign_test_is_the_exact_binomial_one():
-    assert sign_test(9, 1) == pytest.approx(2 * 11 / 1024) == pytest.approx(stats.binomtest(9, 10).pvalue)
+    assert (
+        sign_test(9, 1)
+        == pytest.approx(2 * 11 / 1024)
+        == pytest.approx(stats.binomtest(9, 10).pvalue)
+    )
     assert sign_test(0, 0) == sign_test(3, 3) == 1
     assert 0 < sign_test(2000, 1500) < 1e-15
 
@@ -109,14 +129,18 @@ def test_the_crossed_bootstrap_has_the_variance_of_both_seeds_and_tasks():
 
 def test_with_one_seed_the_crossed_bootstrap_is_scipys_over_tasks():
     values = np.random.default_rng(5).exponential(1.0, 500)
-    expected = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)).confidence_interval
+    expected = stats.bootstrap(
+        (values,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
+    ).confidence_interval
     found = crossed_bootstrap(values[None, :], seed=2, draws=20_000).difference
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.006)
 
 
 def test_five_seeds_that_disagree_leave_a_difference_open_that_five_that_agree_show():
     tasks = np.random.default_rng(0).normal(0, 0.1, (1, 500))
-    agree, disagree = (np.array(gaps)[:, None] + tasks for gaps in ([0.1] * 5, [0.5, -0.2, 0.4, -0.3, 0.1]))
+    agree, disagree = (
+        np.array(gaps)[:, None] + tasks for gaps in ([0.1] * 5, [0.5, -0.2, 0.4, -0.3, 0.1])
+    )
     shown, open_ = (crossed_bootstrap(values, seed=1) for values in (agree, disagree))
     assert shown.difference.low > 0
     assert shown.p_value == 1 / 4001
@@ -126,7 +150,9 @@ def test_five_seeds_that_disagree_leave_a_difference_open_that_five_that_agree_s
 
 def test_equal_arms_have_no_difference_and_one_task_says_nothing():
     assert crossed_bootstrap(np.zeros((3, 10)), seed=1).p_value == 1.0
-    assert crossed_bootstrap(np.ones((3, 1)), seed=1).difference == Estimate(1.0, -math.inf, math.inf, 1)
+    assert crossed_bootstrap(np.ones((3, 1)), seed=1).difference == Estimate(
+        1.0, -math.inf, math.inf, 1
+    )
     with pytest.raises(ValueError, match="at least one value"):
         crossed_bootstrap(np.zeros((0, 5)), seed=1)
 
@@ -136,7 +162,9 @@ def test_the_crossed_interval_covers_the_truth_about_as_often_as_it_says():
     rng = np.random.default_rng(7)
     hits = 0
     for _ in range(200):
-        values = rng.normal(0, 0.3, (8, 1)) + rng.normal(0, 0.6, (1, 60)) + rng.normal(0, 1.0, (8, 60))
+        values = (
+            rng.normal(0, 0.3, (8, 1)) + rng.normal(0, 0.6, (1, 60)) + rng.normal(0, 1.0, (8, 60))
+        )
         found = crossed_bootstrap(values, seed=1, draws=600).difference
         hits += found.low <= 0 <= found.high
     assert 0.88 <= hits / 200 <= 0.99
@@ -154,4 +182,6 @@ def test_holm_is_that_of_r_and_keeps_the_order():
 @settings(max_examples=50, deadline=None)
 def test_holm_agrees_with_statsmodels(p_values):
     multitest = pytest.importorskip("statsmodels.stats.multitest")
-    assert holm(p_values) == pytest.approx(list(multitest.multipletests(p_values, method="holm")[1]))
+    assert holm(p_values) == pytest.approx(
+        list(multitest.multipletests(p_values, method="holm")[1])
+    )

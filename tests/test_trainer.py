@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
-from mage.config.recipe import Recipe, build_recipe
+from mage.config.loading import build_recipe
+from mage.config.recipe import Recipe
+from mage.credit.samples import make_samples
 from mage.evaluation.figures import Evaluation
 from mage.run_folder import RunFolder
-from mage.training.trainer import Stopped, Watcher, draw_tasks, make_samples, train
+from mage.training.callbacks import Callback, Stopped
+from mage.training.tasks import draw_tasks
+from mage.training.trainer import train
 from mage.types import Completion, Credit, Return, Turn, Where
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
@@ -23,7 +27,13 @@ STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 
 def small_recipe(**changes: dict[str, Any]) -> Recipe:
     tables: dict[str, Any] = {
-        "run": {"updates": 4, "save_every": 2, "evaluate_every": 2, "episodes_every": 2, "threads": 1},
+        "run": {
+            "updates": 4,
+            "save_every": 2,
+            "evaluate_every": 2,
+            "episodes_every": 2,
+            "threads": 1,
+        },
         "environments": {"name": "kuhn_poker"},
         "opponents": {"train": STYLES},
         "play": {"groups": 4, "members": 4},
@@ -41,19 +51,19 @@ def start(path: Path, **changes: dict[str, Any]) -> RunFolder:
     return RunFolder.create(path, small_recipe(**changes))
 
 
-class Recorder(Watcher):
+class Recorder(Callback):
     def __init__(self) -> None:
         self.updates: list[int] = []
         self.names: list[str] = []
         self.lines: list[str] = []
 
-    def updated(self, done: int, total: int, figures: dict[str, Any], seconds: float) -> None:
-        self.updates.append(done)
+    def on_update(self, update: int, total: int, metrics: Any, timing: Any) -> None:
+        self.updates.append(update)
 
-    def evaluated(self, name: str, evaluation: Evaluation) -> None:
+    def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
         self.names.append(name)
 
-    def warned(self, line: str) -> None:
+    def on_warning(self, line: str) -> None:
         self.lines.append(line)
 
 
@@ -62,10 +72,17 @@ def never() -> bool:
 
 
 def test_a_run_leaves_everything_its_folder_promises(tmp_path: Path) -> None:
-    folder, watcher = start(tmp_path / "run"), Recorder()
-    summary = train(folder.path, watcher, never)
-    assert watcher.updates == [1, 2, 3, 4]
-    assert watcher.names == ["select_000000", "before_test", "select_000002", "select_000004", "after_test", "emptied_test"]
+    folder, callback = start(tmp_path / "run"), Recorder()
+    summary = train(folder.path, callback, never)
+    assert callback.updates == [1, 2, 3, 4]
+    assert callback.names == [
+        "select_000000",
+        "before_test",
+        "select_000002",
+        "select_000004",
+        "after_test",
+        "emptied_test",
+    ]
     assert summary == folder.read_summary()
     assert set(summary) >= {"before", "after", "memory_emptied", "chosen_update"}
     assert [record["update"] for record in folder.metrics()] == [1, 2, 3, 4]
@@ -77,24 +94,38 @@ def test_a_run_leaves_everything_its_folder_promises(tmp_path: Path) -> None:
 
 def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(tmp_path: Path) -> None:
     folder = start(tmp_path / "run", run={"updates": 2, "threads": 1, "save_every": 2})
-    train(folder.path, Watcher(), never)
+    train(folder.path, Callback(), never)
     # float32, two ways of computing the same attention: 1e-5 a token is rounding, a wrong position or mask would be 1e-1
     assert all(record["mismatch"] < 1e-5 for record in folder.metrics())
 
 
 def finish(path: Path) -> subprocess.Popen[bytes]:
-    program = (
-        f"from pathlib import Path; from mage.training.trainer import train, Watcher\nif __name__ == '__main__': train(Path({str(path)!r}), Watcher(), lambda: False)"
-    )
+    program = f"from pathlib import Path; from mage.training.trainer import train; from mage.training.callbacks import Callback\nif __name__ == '__main__': train(Path({str(path)!r}), Callback(), lambda: False)"
     script = path.parent / f"{path.name}.py"
     script.write_text(program)
-    return subprocess.Popen([sys.executable, str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        [sys.executable, str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
 
 
 @pytest.mark.timeout(300)  # five trainings in processes of their own
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_run_that_is_resumed_ends_with_the_metrics_of_one_that_was_not(tmp_path: Path, workers: int) -> None:
-    whole, killed = (start(tmp_path / name, run={"updates": 6, "save_every": 2, "evaluate_every": 3, "threads": 1, "workers": workers}) for name in "ab")
+def test_a_killed_run_that_is_resumed_ends_with_the_metrics_of_one_that_was_not(
+    tmp_path: Path, workers: int
+) -> None:
+    whole, killed = (
+        start(
+            tmp_path / name,
+            run={
+                "updates": 6,
+                "save_every": 2,
+                "evaluate_every": 3,
+                "threads": 1,
+                "workers": workers,
+            },
+        )
+        for name in "ab"
+    )
     assert finish(whole.path).wait(timeout=100) == 0
     process = finish(killed.path)
     while len(killed.metrics()) < 3 and process.poll() is None:
@@ -109,35 +140,41 @@ def test_a_killed_run_that_is_resumed_ends_with_the_metrics_of_one_that_was_not(
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path: Path) -> None:
-    folder, watcher = start(tmp_path / "run"), Recorder()
+    folder, callback = start(tmp_path / "run"), Recorder()
     with pytest.raises(Stopped):
-        train(folder.path, watcher, lambda: len(watcher.updates) == 1)
+        train(folder.path, callback, lambda: len(callback.updates) == 1)
     assert (folder.checkpoints / "update_000001").is_dir()
-    train(folder.path, watcher, never)
-    assert watcher.updates == [1, 2, 3, 4]
+    train(folder.path, callback, never)
+    assert callback.updates == [1, 2, 3, 4]
 
 
 def test_reflections_get_no_credit_before_their_time() -> None:
     where = Where(0, 0, 0, -1, "random")
-    turns = [Turn(kind, "", "", (1,), Completion((2,), (-0.5,), "x", "stop", 0), None, (), True, 0.0) for kind in ("play", "reflect")]
+    turns = [
+        Turn(kind, "", "", (1,), Completion((2,), (-0.5,), "x", "stop", 0), None, (), True, 0.0)
+        for kind in ("play", "reflect")
+    ]
     credits = [Credit(Return(turn, where, 1.0, 1.0, 1.0), 2.5, ()) for turn in turns]
     assert [sample.advantage for sample in make_samples(credits)] == [2.5, 2.5]
     assert [sample.advantage for sample in make_samples(credits, reflections=False)] == [2.5, 0.0]
 
 
 def test_a_broken_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
-    folder, watcher = start(tmp_path / "run"), Recorder()
+    folder, callback = start(tmp_path / "run"), Recorder()
     with pytest.raises(Stopped):
-        train(folder.path, watcher, lambda: len(watcher.updates) == 3)
+        train(folder.path, callback, lambda: len(callback.updates) == 3)
     weights = folder.checkpoints / "update_000003" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    train(folder.path, watcher, never)
-    assert watcher.updates == [1, 2, 3, 3, 4]
-    assert any("model.safetensors" in line for line in watcher.lines)
+    train(folder.path, callback, never)
+    assert callback.updates == [1, 2, 3, 3, 4]
+    assert any("model.safetensors" in line for line in callback.lines)
 
 
 def test_two_workers_share_the_groups_and_stay_one_policy(tmp_path: Path) -> None:
-    alone, pair = (start(tmp_path / str(workers), run={"updates": 1, "threads": 1, "workers": workers}) for workers in (1, 2))
+    alone, pair = (
+        start(tmp_path / str(workers), run={"updates": 1, "threads": 1, "workers": workers})
+        for workers in (1, 2)
+    )
     for folder in (alone, pair):
         assert finish(folder.path).wait(timeout=100) == 0
     one, two = alone.metrics()[0], pair.metrics()[0]
@@ -148,21 +185,38 @@ def test_two_workers_share_the_groups_and_stay_one_policy(tmp_path: Path) -> Non
 
 def test_tasks_come_in_their_exact_shares_and_all_members_share_one() -> None:
     tasks_PG = draw_tasks(small_recipe(play={"groups": 20, "members": 4}), update=1)
-    assert Counter((row[0].opponent, row[0].seat) for row in tasks_PG) == {(name, seat): share * 10 for name, share in STYLES.items() for seat in (0, 1)}
+    assert Counter((row[0].opponent, row[0].seat) for row in tasks_PG) == {
+        (name, seat): share * 10 for name, share in STYLES.items() for seat in (0, 1)
+    }
     assert all(len(set(row)) == 1 for row in tasks_PG)
     assert len({row[0].seed for row in tasks_PG}) == 20
     assert draw_tasks(small_recipe(play={"groups": 20, "members": 4}), update=2) != tasks_PG
 
 
 def test_mixed_groups_are_the_ablation() -> None:
-    tasks_PG = draw_tasks(small_recipe(play={"groups": 4, "members": 8, "grouping": "mixed"}), update=1)
+    tasks_PG = draw_tasks(
+        small_recipe(play={"groups": 4, "members": 8, "grouping": "mixed"}), update=1
+    )
     assert any(len({task.opponent for task in row}) > 1 for row in tasks_PG)
-    assert all(len({task.seed for task in row}) == 1 for row in tasks_PG), "members still share their deals"
+    assert all(len({task.seed for task in row}) == 1 for row in tasks_PG), (
+        "members still share their deals"
+    )
 
 
 def test_metrics_are_plain_json_without_wall_clock(tmp_path: Path) -> None:
     folder = start(tmp_path / "run", run={"updates": 1, "threads": 1})
-    train(folder.path, Watcher(), never)
-    (record,) = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    train(folder.path, Callback(), never)
+    (record,) = [
+        json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()
+    ]
     assert not {"seconds", "total", "play", "learn"} & set(record)
-    assert {"score_1", "score_2", "score_3", "success_1", "illegal_rate", "action_entropy", "mismatch", "gradient_norm"} <= set(record)
+    assert {
+        "score_1",
+        "score_2",
+        "score_3",
+        "success_1",
+        "illegal_rate",
+        "action_entropy",
+        "mismatch",
+        "gradient_norm",
+    } <= set(record)

@@ -15,22 +15,23 @@ from toys import byte_chat, scripted_agent
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from mage.agent.agent import Agent, Sampling, read_action
+from mage.agent.agent import Agent, SamplingOptions, read_action
 from mage.agent.chat import Chat
 from mage.cli.main import app
-from mage.config.recipe import PACKAGE, build_recipe
+from mage.config.loading import build_recipe, recipe_tables
+from mage.config.sections import LearnOptions, WarmupOptions
 from mage.engines.local import LocalEngine
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.learn.demonstrations import Lesson, facts_of, factual_note, write_lessons
-from mage.models.loading import load_model
+from mage.learn.demonstrations import Demonstration, facts_of, factual_note, write_demonstrations
 from mage.learn.supervised import action_entropy, imitate
 from mage.learn.trainable import AllWeights
 from mage.learn.warmup import Warmup, lr_at, warm_up
 from mage.memory.notes import Notes
-from mage.config.sections import LearnOptions, WarmupOptions
+from mage.models.base import SHIPPED
+from mage.models.loading import load_model
 from mage.play import RAN_OUT, Setting
 from mage.types import Task
 
@@ -40,52 +41,84 @@ WORLDS = [TicTacToe(), KuhnPoker(), OpenSpiel(game="nim(pile_sizes=2;3)"), Corri
 
 def tasks(environment: Environment, count: int) -> list[Task]:
     opponent = "random" if environment.multi_agent else ""
-    return [Task(environment.name, seed, seed % environment.seats, opponent, "train") for seed in range(count)]
+    return [
+        Task(environment.name, seed, seed % environment.seats, opponent, "train")
+        for seed in range(count)
+    ]
 
 
-def lessons(environment: Environment, count: int = 20, seed: int = 0, **options: int) -> list[Lesson]:
+def demonstrations(
+    environment: Environment, count: int = 20, seed: int = 0, **options: int
+) -> list[Demonstration]:
     agent = scripted_agent(lambda prompt: pytest.fail("the model is not asked in scripted play"))
-    return write_lessons(Setting(environment, agent, Notes(keep="both"), **options), tasks(environment, count), seed)
+    return write_demonstrations(
+        Setting(environment, agent, Notes(keep="both"), **options), tasks(environment, count), seed
+    )
 
 
 @pytest.mark.parametrize("environment", WORLDS, ids=lambda world: world.name)
-def test_scripted_play_works_in_every_environment_and_makes_legal_moves_only(environment: Environment) -> None:
-    found = lessons(environment)
-    moves = [lesson for lesson in found if lesson.turn.kind == "play"]
-    assert len({lesson.where.group for lesson in found}) == 20
-    for lesson in moves:
-        assert lesson.turn.legal
-        assert lesson.turn.action in lesson.legal
-        assert BYTES.decode(lesson.reply_ids) == f"<action>{lesson.turn.action}</action>"
-        shown = BYTES.decode(lesson.turn.prompt_ids)
-        assert lesson.turn.observation in shown.rsplit("<|user|>", 1)[1], "the prompt is that of real play"
+def test_scripted_play_works_in_every_environment_and_makes_legal_moves_only(
+    environment: Environment,
+) -> None:
+    found = demonstrations(environment)
+    moves = [demonstration for demonstration in found if demonstration.turn.kind == "play"]
+    assert len({demonstration.where.group for demonstration in found}) == 20
+    for demonstration in moves:
+        assert demonstration.turn.legal
+        assert demonstration.turn.action in demonstration.legal
+        assert (
+            BYTES.decode(demonstration.reply_ids) == f"<action>{demonstration.turn.action}</action>"
+        )
+        shown = BYTES.decode(demonstration.turn.prompt_ids)
+        assert demonstration.turn.observation in shown.rsplit("<|user|>", 1)[1], (
+            "the prompt is that of real play"
+        )
 
 
 def test_scripted_moves_are_uniform_over_the_legal_ones() -> None:
     """Kuhn: bets in half of the situations, whatever the card (three standard deviations)."""
-    moves = [lesson.turn for lesson in lessons(KuhnPoker(), 200) if lesson.turn.kind == "play"]
+    moves = [
+        demonstration.turn
+        for demonstration in demonstrations(KuhnPoker(), 200)
+        if demonstration.turn.kind == "play"
+    ]
     for card in "JQK":
         bets = Counter(turn.action for turn in moves if turn.anchor.startswith(card))
         assert abs(bets["bet"] / bets.total() - 0.5) < 3 * 0.5 / math.sqrt(bets.total())
 
 
 @pytest.mark.parametrize("environment", WORLDS, ids=lambda world: world.name)
-def test_scripted_notes_state_facts_of_the_episode_and_learn_where_to_end(environment: Environment) -> None:
-    notes = [lesson for lesson in lessons(environment) if lesson.turn.kind == "reflect"]
+def test_scripted_notes_state_facts_of_the_episode_and_learn_where_to_end(
+    environment: Environment,
+) -> None:
+    notes = [
+        demonstration
+        for demonstration in demonstrations(environment)
+        if demonstration.turn.kind == "reflect"
+    ]
     assert len(notes) == 40, "a note after every episode but the last"
-    for lesson in notes:
-        said = facts_of(lesson.turn.completion.text)
+    for demonstration in notes:
+        said = facts_of(demonstration.turn.completion.text)
         assert said
         assert len(set(said)) == len(said)
-        assert set(said) <= set(facts_of(lesson.turn.observation))
-        assert lesson.reply_ids == BYTES.encode(lesson.turn.completion.text) + BYTES.end_ids
-    assert len({lesson.turn.completion.text for lesson in notes}) > 5
+        assert set(said) <= set(facts_of(demonstration.turn.observation))
+        assert (
+            demonstration.reply_ids
+            == BYTES.encode(demonstration.turn.completion.text) + BYTES.end_ids
+        )
+    assert len({demonstration.turn.completion.text for demonstration in notes}) > 5
 
 
 def test_an_episode_whose_turns_ran_out_is_noted_as_such() -> None:
-    notes = [lesson.turn.completion.text for lesson in lessons(Corridor(length=8, max_turns=3)) if lesson.turn.kind == "reflect"]
+    notes = [
+        demonstration.turn.completion.text
+        for demonstration in demonstrations(Corridor(length=8, max_turns=3))
+        if demonstration.turn.kind == "reflect"
+    ]
     assert RAN_OUT in notes
-    assert {fact for note in notes for fact in facts_of(note)} > {RAN_OUT}, "what was reached is told too"
+    assert {fact for note in notes for fact in facts_of(note)} > {RAN_OUT}, (
+        "what was reached is told too"
+    )
 
 
 def test_every_fact_is_told_as_often_as_another_and_a_long_note_is_cut_at_a_fact() -> None:
@@ -98,9 +131,11 @@ def test_every_fact_is_told_as_often_as_another_and_a_long_note_is_cut_at_a_fact
 
 def test_an_answer_that_does_not_fit_is_a_mistake_that_names_the_option() -> None:
     agent = scripted_agent(str)
-    tight = Agent(agent.engine, agent.chat, Sampling(max_tokens=10))
+    tight = Agent(agent.engine, agent.chat, SamplingOptions(max_tokens=10))
     with pytest.raises(ValueError, match=r"agent\.max_tokens = 10: .* <action>"):
-        write_lessons(Setting(TicTacToe(), tight, Notes(keep="none")), tasks(TicTacToe(), 1), 0)
+        write_demonstrations(
+            Setting(TicTacToe(), tight, Notes(keep="none")), tasks(TicTacToe(), 1), 0
+        )
 
 
 # --- learning ------------------------------------------------------------------------------------------------------
@@ -108,20 +143,40 @@ def test_an_answer_that_does_not_fit_is_a_mistake_that_names_the_option() -> Non
 
 def ignorant(seed: int = 0) -> tuple[LlamaForCausalLM, Chat]:
     """A tiny Llama with random weights and the embedded model's tokenizer."""
-    chat = Chat.load(PACKAGE / "embedded")
+    chat = Chat.load(SHIPPED / "embedded")
     torch.manual_seed(seed)
     size = chat.tokenizer.get_vocab_size()
-    config = LlamaConfig(vocab_size=size, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    config = LlamaConfig(
+        vocab_size=size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
     return LlamaForCausalLM(config).eval(), chat
 
 
 def warm(steps: int, keep: str, seed: int = 0) -> tuple[LlamaForCausalLM, Warmup]:
     model, chat = ignorant()
-    agent = Agent(LocalEngine(model, chat, slots=64, context=512), chat, Sampling(max_tokens=12, reflection_tokens=60))
+    agent = Agent(
+        LocalEngine(model, chat, slots=64, context=512),
+        chat,
+        SamplingOptions(max_tokens=12, reflection_tokens=60),
+    )
     endless = (task for _ in itertools.count() for task in tasks(Corridor(), 8))
     options = WarmupOptions(steps=steps, batch=12, lr=2e-2, turns=40)
     setting = Setting(Corridor(), agent, Notes(keep=keep), episodes=2)
-    return model, warm_up(model, setting, endless, options, seed, learn=LearnOptions(), trained=AllWeights(model), watch=lambda line: None)
+    return model, warm_up(
+        model,
+        setting,
+        endless,
+        options,
+        seed,
+        learn=LearnOptions(),
+        trained=AllWeights(model),
+        watch=lambda line: None,
+    )
 
 
 def test_a_model_that_knows_nothing_learns_the_format_and_keeps_its_moves_spread() -> None:
@@ -145,16 +200,33 @@ def test_the_same_seed_gives_the_same_weights_and_figures() -> None:
 
 def test_packed_and_padded_steps_are_the_same_step() -> None:
     rows = [
-        lesson.sample()
-        for lesson in write_lessons(Setting(KuhnPoker(), Agent(scripted_agent(str).engine, ignorant()[1], Sampling()), Notes()), tasks(KuhnPoker(), 3), 0)
+        demonstration.sample()
+        for demonstration in write_demonstrations(
+            Setting(
+                KuhnPoker(),
+                Agent(scripted_agent(str).engine, ignorant()[1], SamplingOptions()),
+                Notes(),
+            ),
+            tasks(KuhnPoker(), 3),
+            0,
+        )
     ]
     found = []
     for packed in (True, False):
         model, _ = ignorant()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        found.append((action_entropy(model, [row for row in rows if row.kind == "play"], packed=packed), imitate(model, optimizer, rows, packed=packed), model))
+        found.append(
+            (
+                action_entropy(model, [row for row in rows if row.kind == "play"], packed=packed),
+                imitate(model, optimizer, rows, packed=packed),
+                model,
+            )
+        )
     assert found[0][:2] == pytest.approx(found[1][:2], rel=1e-5)
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found[0][2].parameters(), found[1][2].parameters(), strict=True))
+    assert all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(found[0][2].parameters(), found[1][2].parameters(), strict=True)
+    )
 
 
 def test_the_learning_rate_rises_and_falls_to_a_tenth() -> None:
@@ -177,15 +249,31 @@ def test_the_verb_writes_a_model_that_can_be_trained_and_says_how(tmp_path: Path
     done = run_verb(*SMALL, "--agent.examples=1", "--out", str(tmp_path / "warm"), "--json")
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    assert said["train"] == f"mage train demo --engines.slots=32 --agent.examples=1 --model.path={tmp_path / 'warm'}"
+    assert (
+        said["train"]
+        == f"mage train demo --engines.slots=32 --agent.examples=1 --model.path={tmp_path / 'warm'}"
+    )
     assert said["turns"] == 8
     assert len(said["losses"]) == 2
     assert not list(tmp_path.glob(".*"))
-    assert json.loads((tmp_path / "warm" / "warmup.json").read_text())["recipe"]["agent"]["examples"] == 1
-    before, after = (load_model(folder, "float32", "cpu").state_dict() for folder in (PACKAGE / "embedded", tmp_path / "warm"))
+    assert (
+        json.loads((tmp_path / "warm" / "warmup.json").read_text())["recipe"]["agent"]["examples"]
+        == 1
+    )
+    before, after = (
+        load_model(folder, "float32", "cpu").state_dict()
+        for folder in (SHIPPED / "embedded", tmp_path / "warm")
+    )
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    assert read_action(Chat.load(tmp_path / "warm").decode(Chat.load(PACKAGE / "embedded").encode("<action>bet</action>"))) == "bet"
+    assert (
+        read_action(
+            Chat.load(tmp_path / "warm").decode(
+                Chat.load(SHIPPED / "embedded").encode("<action>bet</action>")
+            )
+        )
+        == "bet"
+    )
 
 
 def test_without_steps_it_measures_and_writes_nothing(tmp_path: Path) -> None:
@@ -197,7 +285,11 @@ def test_without_steps_it_measures_and_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [((), "which recipe"), (("demo", "--warmup.step=3"), "did you mean 'steps'"), (("demo", "--warmup.batch=0"), "warmup.batch = 0")],
+    [
+        ((), "which recipe"),
+        (("demo", "--warmup.step=3"), "did you mean 'steps'"),
+        (("demo", "--warmup.batch=0"), "warmup.batch = 0"),
+    ],
 )
 def test_a_mistake_is_one_message(words: tuple[str, ...], message: str) -> None:
     done = run_verb(*words, "--out", "nowhere")
@@ -213,23 +305,53 @@ def test_a_folder_that_exists_is_never_written_over(tmp_path: Path) -> None:
 
 
 def test_a_recipe_with_a_warmup_section_trains_all_the_same(kuhn_tables) -> None:
-    assert "warmup" not in build_recipe(kuhn_tables).to_dict(), "a run records what it used"
+    assert "warmup" not in recipe_tables(build_recipe(kuhn_tables)), "a run records what it used"
     said = build_recipe(kuhn_tables | {"warmup": {"steps": 12}})
-    assert said.to_dict()["warmup"]["steps"] == 12
-    assert build_recipe(said.to_dict()) == said
+    assert recipe_tables(said)["warmup"]["steps"] == 12
+    assert build_recipe(recipe_tables(said)) == said
 
 
 def test_training_can_begin_with_its_own_warmup_and_keeps_its_adapters(tmp_path: Path) -> None:
-    few = ("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1", "--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32")
-    own = ("--warmup.first=true", "--warmup.steps=2", "--warmup.batch=4", "--warmup.turns=8", "--warmup.lr=0.01", "--learn.lora_rank=2")
-    done = CliRunner().invoke(app, ["train", "demo", *few, *own, "--runs", str(tmp_path), "--run.name=one", "--json"])
+    few = (
+        "--play.groups=2",
+        "--play.members=2",
+        "--run.updates=1",
+        "--run.workers=1",
+        "--evaluate.size=4",
+        "--evaluate.final_size=4",
+        "--engines.slots=32",
+    )
+    own = (
+        "--warmup.first=true",
+        "--warmup.steps=2",
+        "--warmup.batch=4",
+        "--warmup.turns=8",
+        "--warmup.lr=0.01",
+        "--learn.lora_rank=2",
+    )
+    done = CliRunner().invoke(
+        app, ["train", "demo", *few, *own, "--runs", str(tmp_path), "--run.name=one", "--json"]
+    )
     assert done.exit_code == 0, done.output
     warm = tmp_path / "one" / "warm"
-    assert {path.name for path in warm.iterdir()} == {"adapter_config.json", "adapter_model.safetensors", "warmup.json"}
-    before, after = (load_model(folder, "float32", "cpu").state_dict() for folder in (PACKAGE / "embedded", warm))
-    assert [name for name in before if not torch.equal(before[name], after[name])], "a warm-up changes something"
+    assert {path.name for path in warm.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "warmup.json",
+    }
+    before, after = (
+        load_model(folder, "float32", "cpu").state_dict() for folder in (SHIPPED / "embedded", warm)
+    )
+    assert [name for name in before if not torch.equal(before[name], after[name])], (
+        "a warm-up changes something"
+    )
     started = load_file(warm / "adapter_model.safetensors")
     trained = load_file(tmp_path / "one" / "checkpoints" / "update_000000" / "adapter.safetensors")
-    assert all(torch.equal(value, trained[name.removeprefix("base_model.model.")].to(value.dtype)) for name, value in started.items())
-    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "one"), "--size", "4", "--checkpoint", "latest"])
+    assert all(
+        torch.equal(value, trained[name.removeprefix("base_model.model.")].to(value.dtype))
+        for name, value in started.items()
+    )
+    done = CliRunner().invoke(
+        app, ["evaluate", str(tmp_path / "one"), "--size", "4", "--checkpoint", "latest"]
+    )
     assert done.exit_code == 0, done.output

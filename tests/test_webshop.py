@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as some
 from pydantic import ValidationError
 
+from mage.config.menus import find_item
 from mage.environments.base import check, golden
 from mage.environments.webshop import WebShop, pages
 from mage.environments.webshop.catalogue import Source, open_catalogue, write_folder
 from mage.environments.webshop.generate import generate
 from mage.environments.webshop.session import WebShopState
-from mage.config.menus import find_item
-from mage.opponents.base import Population
 from mage.evaluation.panels import make_panel
+from mage.opponents.base import Population
 
 GOLDEN = Path(__file__).parent / "golden" / "webshop.txt"
 SHOP = WebShop(products=300, test_goals=100, dev_goals=100)
@@ -35,7 +35,9 @@ def walk(state: WebShopState, *actions: str) -> WebShopState:
 
 def with_options(environment: WebShop) -> WebShopState:
     """A trip whose goal asks for two options, on the page of the goal's product."""
-    state = next(state for seed in range(200) if len((state := environment.start(seed)).goal.options) == 2)
+    state = next(
+        state for seed in range(200) if len((state := environment.start(seed)).goal.options) == 2
+    )
     while state.page != "item":
         state.apply(str(state.expert()))
     return state
@@ -48,16 +50,26 @@ def test_keywords_list_products_as_the_file_has_them() -> None:
     sample = raw.products[7]
     attribute = known[sample["asin"]]["attributes"][0]
     wanted = {
-        f"search[<a> {attribute}]": [item["asin"] for item in raw.products if attribute in known[item["asin"]]["attributes"]],
-        f"search[<c> {sample['category']} and more]": [item["asin"] for item in raw.products if item["category"] == sample["category"]],
-        f"search[<q> {sample['query']}]": [item["asin"] for item in raw.products if item["query"].lower().strip() == sample["query"].lower().strip()],
+        f"search[<a> {attribute}]": [
+            item["asin"] for item in raw.products if attribute in known[item["asin"]]["attributes"]
+        ],
+        f"search[<c> {sample['category']} and more]": [
+            item["asin"] for item in raw.products if item["category"] == sample["category"]
+        ],
+        f"search[<q> {sample['query']}]": [
+            item["asin"]
+            for item in raw.products
+            if item["query"].lower().strip() == sample["query"].lower().strip()
+        ],
         "search[<q> no such query]": [],
         "search[<a>]": [],
     }
     for action, asins in wanted.items():
         walk(state, action)
         assert list(state._hits()) == asins, action
-        assert [value for value in state.clickables() if value.upper() in asins] == [asin.lower() for asin in asins[:10]]
+        assert [value for value in state.clickables() if value.upper() in asins] == [
+            asin.lower() for asin in asins[:10]
+        ]
     assert len(wanted[f"search[<a> {attribute}]"]) > 1
 
 
@@ -65,7 +77,10 @@ def test_the_keyword_for_random_products_gives_a_goal_the_same_fifty_every_time(
     first, again, other = (walk(SHOP.start(seed), "search[<r>]")._hits() for seed in (3, 3, 4))
     assert first == again != other
     assert len(set(first)) == 50
-    assert walk(SHORT.start(0), "search[<r> whatever]")._hits() == walk(SHORT.start(0), "search[<r>]")._hits()
+    assert (
+        walk(SHORT.start(0), "search[<r> whatever]")._hits()
+        == walk(SHORT.start(0), "search[<r>]")._hits()
+    )
 
 
 def test_goals_with_rare_attributes_are_drawn_as_often_as_their_weight_says() -> None:
@@ -74,7 +89,10 @@ def test_goals_with_rare_attributes_are_drawn_as_often_as_their_weight_says() ->
     catalogue, places = world.catalogue(), world.places()
     goals = [catalogue.goal(place) for place in range(catalogue.goals)]
     asked = Counter(attribute for goal in goals for attribute in goal.attributes)
-    weights = [sum(1 / asked[attribute] for attribute in goal.attributes) / len(goal.attributes) for goal in goals]
+    weights = [
+        sum(1 / asked[attribute] for attribute in goal.attributes) / len(goal.attributes)
+        for goal in goals
+    ]
     assert np.allclose(catalogue.weights(places), weights[places.start : places.stop])
     found = Counter(world._weighted(seed) for seed in range(6000))
     total = sum(weights[place] for place in places)
@@ -82,14 +100,23 @@ def test_goals_with_rare_attributes_are_drawn_as_often_as_their_weight_says() ->
         share = weights[place] / total
         assert abs(found[at] - 6000 * share) < 5 * (6000 * share) ** 0.5 + 5
     assert world.strata() == 1
-    assert world.for_split("test").goal(5) == SHOP.for_split("test").goal(5), "held-out goals are all measured alike"
+    assert world.for_split("test").goal(5) == SHOP.for_split("test").goal(5), (
+        "held-out goals are all measured alike"
+    )
 
 
 def test_the_menu_finds_it_by_name() -> None:
     assert find_item("environments", "webshop") is WebShop
 
 
-@pytest.mark.parametrize("environment", [WebShop(), SHORT, WebShop(products=300, test_goals=9, dev_goals=9, observation="text", page_limit=400)])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        WebShop(),
+        SHORT,
+        WebShop(products=300, test_goals=9, dev_goals=9, observation="text", page_limit=400),
+    ],
+)
 def test_it_keeps_the_contract(environment: WebShop) -> None:
     assert check(environment, games=5) == []
 
@@ -98,9 +125,15 @@ def test_the_play_through_is_as_recorded() -> None:
     assert golden(WebShop()) == GOLDEN.read_text("utf-8")
 
 
-@pytest.mark.parametrize("environment", [SHOP, SHORT, WebShop(products=300, goals="human", test_goals=50, dev_goals=20)], ids=["full", "short", "human"])
+@pytest.mark.parametrize(
+    "environment",
+    [SHOP, SHORT, WebShop(products=300, goals="human", test_goals=50, dev_goals=20)],
+    ids=["full", "short", "human"],
+)
 @pytest.mark.parametrize("wander", [0, 6])
-def test_the_expert_gets_full_marks_from_wherever_it_starts(environment: WebShop, wander: int) -> None:
+def test_the_expert_gets_full_marks_from_wherever_it_starts(
+    environment: WebShop, wander: int
+) -> None:
     for seed in range(8):
         state, rng = environment.for_split("test").start(seed), random.Random(seed)
         for _ in range(wander):
@@ -121,8 +154,20 @@ def test_pages_read_as_in_webshop() -> None:
     assert first.observe(0) == f"WebShop [SEP] Instruction: [SEP] {first.goal.text} [SEP] Search"
     parts = state.observe(0).split(" [SEP] ")
     assert parts[:4] == ["Instruction:", goal.text, "Back to Search", "< Prev"]
-    assert parts[-7:] == [product.title, f"Price: {product.price_tag}", "Rating: N.A.", "Description", "Features", "Reviews", "Buy Now"]
-    assert walk(state, "click[< Prev]").observe(0).split(" [SEP] ")[2:5] == ["Back to Search", "Page 1 (Total results: 50)", "Next >"]
+    assert parts[-7:] == [
+        product.title,
+        f"Price: {product.price_tag}",
+        "Rating: N.A.",
+        "Description",
+        "Features",
+        "Reviews",
+        "Buy Now",
+    ]
+    assert walk(state, "click[< Prev]").observe(0).split(" [SEP] ")[2:5] == [
+        "Back to Search",
+        "Page 1 (Total results: 50)",
+        "Next >",
+    ]
 
 
 def test_rich_pages_mark_buttons_and_what_was_clicked() -> None:
@@ -154,7 +199,19 @@ def test_next_is_always_offered_and_leads_to_empty_pages() -> None:
     assert "Total results: 0" in walk(state, "search[xyzzy]").observe(0)
 
 
-NO_ACTIONS = ["", "buy", "search", "search[]", "search[ ]", "click[search]", "click[]", "click[Buy Now]", "go[home]", "search[a\x00b]", "search[a\nb]"]
+NO_ACTIONS = [
+    "",
+    "buy",
+    "search",
+    "search[]",
+    "search[ ]",
+    "click[search]",
+    "click[]",
+    "click[Buy Now]",
+    "go[home]",
+    "search[a\x00b]",
+    "search[a\nb]",
+]
 
 
 @pytest.mark.parametrize("written", NO_ACTIONS)
@@ -179,7 +236,9 @@ def test_no_reply_breaks_a_trip(text: str) -> None:
 def test_actions_are_read_whatever_their_case() -> None:
     assert SHOP.start(0).read(" Search[ Red  Shoes ] ") == "search[red shoes]"
     state = walk(SHOP.start(0), "search[shirt]")
-    assert state.read(f"CLICK[{state.clickables()[-1].upper()}]") == f"click[{state.clickables()[-1]}]"
+    assert (
+        state.read(f"CLICK[{state.clickables()[-1].upper()}]") == f"click[{state.clickables()[-1]}]"
+    )
     assert state.read("click[Next >]") == "click[next >]"
 
 
@@ -205,7 +264,10 @@ def test_no_goal_leaks_where_goals_repeat(tmp_path: Path, monkeypatch: pytest.Mo
 
 def assert_disjoint(shop: WebShop) -> None:
     splits = {name: shop.for_split(name) for name in ("train", "test", "ood")}
-    found = {name: {one.goal(seed).text for seed in range(len(one.places()))} for name, one in splits.items()}
+    found = {
+        name: {one.goal(seed).text for seed in range(len(one.places()))}
+        for name, one in splits.items()
+    }
     assert not found["train"] & found["test"]
     assert not found["train"] & found["ood"]
     assert not found["test"] & found["ood"]
@@ -227,7 +289,11 @@ def test_a_panel_of_the_test_split_is_its_goals_each_once() -> None:
 
 
 def test_pages_of_the_ood_split_may_be_longer() -> None:
-    assert SHOP.for_split("ood").page_limit_now > SHOP.for_split("test").page_limit_now == SHOP.page_limit
+    assert (
+        SHOP.for_split("ood").page_limit_now
+        > SHOP.for_split("test").page_limit_now
+        == SHOP.page_limit
+    )
 
 
 def test_pay_is_all_or_nothing_unless_graded() -> None:
@@ -243,7 +309,11 @@ def test_pay_is_all_or_nothing_unless_graded() -> None:
 @pytest.mark.parametrize("mode", ["text", "text_rich"])
 @pytest.mark.parametrize("limit", [200, 500, 3000])
 def test_a_long_page_is_cut_and_says_so(mode: pages.Mode, limit: int) -> None:
-    pieces = [pages.Piece("Instruction:"), pages.Piece("Find me a hat", fixed=True), pages.Piece("size")]
+    pieces = [
+        pages.Piece("Instruction:"),
+        pages.Piece("Find me a hat", fixed=True),
+        pages.Piece("size"),
+    ]
     pieces += [pages.Piece(f"value {k}", "option", clicked=k == 500) for k in range(1000)]
     pieces += [pages.Piece("word " * 5000), pages.Piece("Buy Now", "button")]
     page = pages.render(pieces, mode, limit)
@@ -284,12 +354,19 @@ def test_a_folder_of_files_and_the_generator_give_the_same_shop(folder: Path) ->
 def test_a_compiled_catalogue_is_mapped_not_copied(folder: Path) -> None:
     (folder / "items_human_ins.json").unlink()  # only human goals need it
     catalogue = open_catalogue(Source(str(folder)))
-    for array in (catalogue.records.joined, catalogue.index.documents, catalogue.index.shares, catalogue.order):
+    for array in (
+        catalogue.records.joined,
+        catalogue.index.documents,
+        catalogue.index.shares,
+        catalogue.order,
+    ):
         assert isinstance(array, np.memmap)
         assert array.mode == "r"
 
 
-def test_without_a_place_to_write_the_catalogue_is_kept_in_memory(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_place_to_write_the_catalogue_is_kept_in_memory(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "file"))
     assert len(open_catalogue(Source(str(folder), products=20))) == 20
@@ -302,7 +379,10 @@ def damage(folder: Path, name: str, text: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", '[{"asin": "B1"', "[1, 2]", '[{"asin": "B1"}]', '{"a": 1}', "[" * 100_000, "[]"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", '[{"asin": "B1"', "[1, 2]", '[{"asin": "B1"}]', '{"a": 1}', "[" * 100_000, "[]"],
+)
 def test_damaged_products_are_one_message_that_names_the_file(folder: Path, text: str) -> None:
     assert "items_shuffle.json" in damage(folder, "items_shuffle.json", text)
 

@@ -11,17 +11,21 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from mage.environments.webshop.catalogue import Goal, Product, Source, open_catalogue
+from mage.environments.webshop.catalogue import Source, open_catalogue
 from mage.environments.webshop.environment import WebShop
 from mage.environments.webshop.matching import token_set_ratio
 from mage.environments.webshop.nouns import MODEL, _spacy, nouns
 from mage.environments.webshop.porter import stem
+from mage.environments.webshop.products import Goal, Product
 from mage.environments.webshop.reward import count_options, judge, title_likeness, type_reward
 from mage.environments.webshop.search import build_index, quantise
 from mage.environments.webshop.words import split_words, terms
 
 DATA = os.environ.get("MAGE_WEBSHOP", "")
-real = pytest.mark.skipif(not (DATA and list(Path(DATA).glob("items_shuffle*.json"))), reason="MAGE_WEBSHOP names no folder with WebShop's files")
+real = pytest.mark.skipif(
+    not (DATA and list(Path(DATA).glob("items_shuffle*.json"))),
+    reason="MAGE_WEBSHOP names no folder with WebShop's files",
+)
 
 
 # --- Words and search -------------------------------------------------------------------------------------------------
@@ -68,7 +72,20 @@ def test_stop_words_and_possessives_are_dropped() -> None:
 
 def test_lengths_are_kept_in_a_byte() -> None:
     """Values of Lucene's SmallFloat.byte4ToInt(intToByte4(n)): exact below 40, then four significant bits above 24."""
-    assert [quantise(n) for n in (0, 23, 24, 39, 40, 41, 42, 55, 56, 59, 60, 1000)] == [0, 23, 24, 39, 40, 40, 42, 54, 56, 56, 60, 984]
+    assert [quantise(n) for n in (0, 23, 24, 39, 40, 41, 42, 55, 56, 59, 60, 1000)] == [
+        0,
+        23,
+        24,
+        39,
+        40,
+        40,
+        42,
+        54,
+        56,
+        56,
+        60,
+        984,
+    ]
 
 
 def test_scores_are_bm25_worked_by_hand() -> None:
@@ -95,13 +112,18 @@ def test_rankings_are_lucenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         pytest.skip("no lucene_top_300.jsonl beside the data")
     monkeypatch.setenv("MAGE_CACHE", str(tmp_path))
     catalogue = open_catalogue(Source(DATA))
-    pairs = [(catalogue.search(one["query"], 10), tuple(one["top"][:10])) for one in map(json.loads, lists.read_text().splitlines())]
+    pairs = [
+        (catalogue.search(one["query"], 10), tuple(one["top"][:10]))
+        for one in map(json.loads, lists.read_text().splitlines())
+    ]
     assert sum(len(set(ours) & set(theirs)) / 10 for ours, theirs in pairs) / len(pairs) >= 0.99
     assert sum(ours == theirs for ours, theirs in pairs) / len(pairs) >= 0.93
 
 
 @real
-def test_the_real_catalogue_gives_6910_goals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_catalogue_gives_6910_goals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MAGE_CACHE", str(tmp_path))
     catalogue = open_catalogue(Source(DATA))
     assert (len(catalogue), catalogue.goals, len(catalogue.owners)) == (1000, 6910, 415)
@@ -133,16 +155,25 @@ def product(**given: object) -> Product:
 
 SNEAKERS = "Mens D.O.N. Issue 2 Gca Basketball Sneakers Shoes Casual - Off White"
 CORD = "BRST AC Power Cord Outlet Socket Cable Plug Lead for Panasonic SC-HT830V DVD/VCR Combo Home Theater System"
-SOUNDBAR = "Saireed UL Listed 2 Prong Power Cord for JBL Bar 3.1 Bar 2.1 Channel 4K Ultra HD Soundbar"
+SOUNDBAR = (
+    "Saireed UL Listed 2 Prong Power Cord for JBL Bar 3.1 Bar 2.1 Channel 4K Ultra HD Soundbar"
+)
 KNOB = "Rusticware 921ORB Kitchen and Bath Cabinet Knob"
 TWEEZERS = "Minkissy 2pcs Stainless Steel Eyebrow Tweezers Blackhead Acne Remover Portable Makeup Tweezers (Silver)"
 
 
 @pytest.mark.parametrize(
     ("bought", "wanted", "likeness"),
-    [(CORD, f"{SOUNDBAR} Home Theater System Subwoofer", 0.3), (CORD, SOUNDBAR, 0.15), (TWEEZERS, KNOB, 0.0), ("Name 1", "Name 1", 1.0)],
+    [
+        (CORD, f"{SOUNDBAR} Home Theater System Subwoofer", 0.3),
+        (CORD, SOUNDBAR, 0.15),
+        (TWEEZERS, KNOB, 0.0),
+        ("Name 1", "Name 1", 1.0),
+    ],
 )
-def test_titles_are_as_alike_as_webshops_tests_say(bought: str, wanted: str, likeness: float) -> None:
+def test_titles_are_as_alike_as_webshops_tests_say(
+    bought: str, wanted: str, likeness: float
+) -> None:
     """Its fifth pair (0.333 with spaCy) comes out at 0.444 with the bundled tagger: on the same side of both thresholds."""
     assert title_likeness(bought, wanted, "bundled") == pytest.approx(likeness, abs=0.01)
 
@@ -154,8 +185,13 @@ def test_titles_are_as_alike_as_webshops_tests_say(bought: str, wanted: str, lik
         ("Query 1", "a › b › c", "Lamp", 0.0), ("Query 2", "d › e", "Lamp", 0.0),
     ],
 )  # fmt: skip
-def test_too_few_common_nouns_override_query_and_category(query: str, path: str, title: str, worth: float) -> None:
-    assert type_reward(product(query=query, product_category=path, title=title), product(), "bundled") == worth
+def test_too_few_common_nouns_override_query_and_category(
+    query: str, path: str, title: str, worth: float
+) -> None:
+    assert (
+        type_reward(product(query=query, product_category=path, title=title), product(), "bundled")
+        == worth
+    )
 
 
 def test_type_is_half_right_between_the_thresholds() -> None:
@@ -174,7 +210,9 @@ def test_type_is_half_right_between_the_thresholds() -> None:
         (("r.brown2070",), (("color", "r.brown2070"),), 0),
     ],
 )  # fmt: skip
-def test_options_count_as_in_webshop(chosen: tuple[str, ...], wanted: tuple[str | tuple[str, str], ...], met: int) -> None:
+def test_options_count_as_in_webshop(
+    chosen: tuple[str, ...], wanted: tuple[str | tuple[str, str], ...], met: int
+) -> None:
     """The first five are WebShop's unit tests; of the rest, the last is a defect of the published reward: the very value asked for does not count."""
     assert count_options(chosen, wanted) == met
 
@@ -193,7 +231,9 @@ def test_whole_rewards_are_as_webshops_tests_say() -> None:
     assert judge(full, ("grey", "XL"), goal, wanted, "bundled").score == 1
     assert judge(told, ("grey", "XL"), goal, wanted, "bundled").score == pytest.approx(5 / 6)
     assert judge(told, ("grey", "XL"), more, wanted, "bundled").score == pytest.approx(5 / 7)
-    assert judge(full, (), Goal(0, "B1", "", attributes, (), 30.0), wanted, "bundled").score == pytest.approx(3 / 4)
+    assert judge(
+        full, (), Goal(0, "B1", "", attributes, (), 30.0), wanted, "bundled"
+    ).score == pytest.approx(3 / 4)
 
 
 # --- Nouns by spaCy ---------------------------------------------------------------------------------------------------
@@ -220,7 +260,9 @@ class StubToken:
         return POSITIONS[self.text]
 
 
-def test_nouns_and_names_of_spacy_count_where_its_model_is_installed(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+def test_nouns_and_names_of_spacy_count_where_its_model_is_installed(
+    monkeypatch: pytest.MonkeyPatch, forgetful: None
+) -> None:
     """A stub of spaCy's interface: its model is on no package index. What it is asked for and what is made of its answer are ours."""
     asked: list[object] = []
 
@@ -228,16 +270,25 @@ def test_nouns_and_names_of_spacy_count_where_its_model_is_installed(monkeypatch
         asked.append((name, sorted(disable)))
         return lambda title: [StubToken(word) for word in title.split()]
 
-    for name, module in (("spacy", SimpleNamespace(load=load, __spec__=object())), (MODEL, SimpleNamespace(__spec__=object()))):
+    for name, module in (
+        ("spacy", SimpleNamespace(load=load, __spec__=object())),
+        (MODEL, SimpleNamespace(__spec__=object())),
+    ):
         monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
     assert WebShop().tagger == "spacy"
     assert nouns("Acme red Shoes for run Shoes", "spacy") == ("acme", "shoes", "shoes")
     # By hand: of the wanted title's acme, shoes, shoes the other one has shoes: 1 of 3.
-    assert title_likeness("red Shoes", "Acme red Shoes for run Shoes", "spacy") == pytest.approx(1 / 3)
-    assert asked == [(MODEL, ["lemmatizer", "ner", "parser"])], "loaded once, without what is not needed"
+    assert title_likeness("red Shoes", "Acme red Shoes for run Shoes", "spacy") == pytest.approx(
+        1 / 3
+    )
+    assert asked == [(MODEL, ["lemmatizer", "ner", "parser"])], (
+        "loaded once, without what is not needed"
+    )
 
 
-def test_spacy_itself_loads_a_model_of_that_name_and_is_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forgetful: None) -> None:
+def test_spacy_itself_loads_a_model_of_that_name_and_is_understood(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forgetful: None
+) -> None:
     """The real library with a model made here, which knows five words: runs where spaCy is installed."""
     spacy: ModuleType = pytest.importorskip("spacy")
     model = spacy.blank("en")

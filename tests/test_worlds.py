@@ -17,7 +17,11 @@ from mage.play import Setting, play_groups
 from mage.seeds import derive
 from mage.types import Split, Task
 
-WORLDS: tuple[Environment, ...] = (Sokoban(), Alfworld(), WebShop(products=200, test_goals=50, dev_goals=50))
+WORLDS: tuple[Environment, ...] = (
+    Sokoban(),
+    Alfworld(),
+    WebShop(products=200, test_goals=50, dev_goals=50),
+)
 HOSTILE = (
     "",
     "\x00\x07\x1b[2J",
@@ -40,13 +44,22 @@ each_world = pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.na
 @pytest.mark.parametrize("reply", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_reply_is_an_illegal_move_on_record(world: Environment, reply: str) -> None:
     task = Task(world.name, 3, 0, "", "test")
-    (played,) = play_groups(Setting(world, scripted_agent(lambda prompt: reply), Notes(keep="both"), episodes=2), [[task]], seed=1)
+    (played,) = play_groups(
+        Setting(world, scripted_agent(lambda prompt: reply), Notes(keep="both"), episodes=2),
+        [[task]],
+        seed=1,
+    )
     for episode in played.episodes:
         assert (episode.ending, episode.score, episode.outcome) == ("illegal", 0.0, "lost")
         assert not any(turn.legal for turn in episode.turns)
         assert all(len(turn.observation) < MOST for turn in episode.turns)
         assert len(episode.recap) < MOST
-    assert summarise([played], world.for_split("test"), Population(), "test").overall.episodes[0].illegal == 1.0
+    assert (
+        summarise([played], world.for_split("test"), Population(), "test")
+        .overall.episodes[0]
+        .illegal
+        == 1.0
+    )
 
 
 @each_world
@@ -66,15 +79,24 @@ def test_whatever_is_played_is_shown_in_bounds(world: Environment, split: Split)
 
 def _damage(folder: Path, content: bytes) -> tuple[Environment, ...]:
     """Every world on data of this content."""
-    game, levels = folder / "train" / "pick_and_place_simple-x" / "trial" / "game.tw-pddl", folder / "levels.txt"
+    game, levels = (
+        folder / "train" / "pick_and_place_simple-x" / "trial" / "game.tw-pddl",
+        folder / "levels.txt",
+    )
     game.parent.mkdir(parents=True)
     for path in (game, levels, folder / "items_shuffle.json", folder / "items_ins_v2.json"):
         path.write_bytes(content)
     return Sokoban(levels=str(levels)), Alfworld(data=str(folder)), WebShop(data=str(folder))
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00\x01", b"{", b"[]", b"{}", b"null", b'[{"asin": 3}]', b"[" * 100_000], ids=range(8))
-def test_damaged_data_is_one_message_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe\x00\x01", b"{", b"[]", b"{}", b"null", b'[{"asin": 3}]', b"[" * 100_000],
+    ids=range(8),
+)
+def test_damaged_data_is_one_message_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
     monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "cache"))
     for world in _damage(tmp_path, content):
         with pytest.raises(ValueError, match=tmp_path.name):

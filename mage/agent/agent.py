@@ -7,23 +7,37 @@ instance, memory, and the turns of this episode. A past reply stands in the hist
 
 import random
 import re
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Protocol
 
 from mage.agent.chat import TEXTS_KEPT, Chat, Ids
-from mage.engines.base import Engine, Request
-from mage.environments.base import Environment, State
 from mage.agent.prompts import template
+from mage.environments.base import Environment, State
 from mage.seeds import derive
-from mage.types import Choices, Completion
+from mage.types import Choices, Completion, Request
 
 CLOSE = "</action>"
 _ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
 _THINK, _THOUGHT = "<think>", "</think>"
 
 
+class Sampler(Protocol):
+    """What an agent needs of an engine (see `mage.engines.base.Engine`)."""
+
+    policy_version: int
+    capacity: int | None
+
+    def refresh(self, policy_version: int) -> None:
+        """The weights have changed: drop what was computed with the old ones."""
+
+    def sample(self, request: Request) -> Awaitable[Completion]:
+        """Complete one request."""
+
+
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingOptions:
     """How replies are drawn."""
 
     temperature: float = 1.0
@@ -63,9 +77,9 @@ class Example:
 class Agent:
     """A model with its chat format and its way of drawing replies; `examples` is what `worked_examples` makes."""
 
-    engine: Engine
+    engine: Sampler
     chat: Chat
-    sampling: Sampling
+    sampling: SamplingOptions
     examples: tuple[Example, ...] = ()
 
     def begin(self, environment: Environment, user: str) -> Ids:
@@ -74,15 +88,26 @@ class Agent:
         note = "\n" + template("examples").format(count=len(self.examples)) if self.examples else ""
         prompt = self.chat.first(system_text(environment) + note, opening)
         for example, following in zip(self.examples, others, strict=True):
-            prompt += self.chat.encode(f"<action>{example.action}</action>") + self.chat.next(following)
+            prompt += self.chat.encode(f"<action>{example.action}</action>") + self.chat.next(
+                following
+            )
         return prompt
 
     async def reply(self, prompt_ids: Ids, seed: int) -> Completion:
         """A reply that ends with its action; a closing tag inside a thought does not end it."""
         limit = self.sampling.max_tokens
         completion = await self._draw(prompt_ids, limit, seed, (CLOSE,))
-        while completion.finish == "stop" and is_thinking(completion.text) and len(completion.token_ids) < limit:
-            more = await self._draw(prompt_ids + completion.token_ids, limit - len(completion.token_ids), seed + len(completion.token_ids), (CLOSE,))
+        while (
+            completion.finish == "stop"
+            and is_thinking(completion.text)
+            and len(completion.token_ids) < limit
+        ):
+            more = await self._draw(
+                prompt_ids + completion.token_ids,
+                limit - len(completion.token_ids),
+                seed + len(completion.token_ids),
+                (CLOSE,),
+            )
             completion = _join(completion, more)
         return completion
 
@@ -90,9 +115,13 @@ class Agent:
         """Free text up to the model's own end."""
         return await self._draw(prompt_ids, self.sampling.reflection_tokens, seed, ())
 
-    async def _draw(self, prompt_ids: Ids, max_tokens: int, seed: int, stop: tuple[str, ...]) -> Completion:
+    async def _draw(
+        self, prompt_ids: Ids, max_tokens: int, seed: int, stop: tuple[str, ...]
+    ) -> Completion:
         draw = self.sampling
-        return await self.engine.sample(Request(prompt_ids, max_tokens, seed, draw.temperature, draw.top_p, draw.top_k, stop))
+        return await self.engine.sample(
+            Request(prompt_ids, max_tokens, seed, draw.temperature, draw.top_p, draw.top_k, stop)
+        )
 
     def choices(self, completion: Completion, legal: tuple[str, ...]) -> Choices:
         """Where in a reply the legal moves part, and into which tokens.
@@ -113,19 +142,29 @@ class Agent:
 def _part(chat: Chat, reply: Ids, legal: tuple[str, ...]) -> Choices:
     spelled = [chat.encode(f"<action>{word}</action>") for word in legal]
     opening = chat.encode("<action>")
-    start = next((at for at in range(len(reply) - 1, -1, -1) if reply[at : at + len(opening)] == opening), None)
+    start = next(
+        (at for at in range(len(reply) - 1, -1, -1) if reply[at : at + len(opening)] == opening),
+        None,
+    )
     if start is None:
         return ()
     written, found = reply[start:], []
     for place in range(len(written)):
-        tokens = sorted({ids[place] for ids in spelled if len(ids) > place and ids[:place] == written[:place]})
+        tokens = sorted(
+            {ids[place] for ids in spelled if len(ids) > place and ids[:place] == written[:place]}
+        )
         if len(tokens) > 1:
             found.append((start + place, tuple(tokens)))
     return tuple(found)
 
 
 def _join(first: Completion, second: Completion) -> Completion:
-    return replace(second, token_ids=first.token_ids + second.token_ids, logprobs=first.logprobs + second.logprobs, text=first.text + second.text)
+    return replace(
+        second,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+        text=first.text + second.text,
+    )
 
 
 def system_text(environment: Environment) -> str:
@@ -139,15 +178,22 @@ def worked_examples(environment: Environment, count: int) -> tuple[Example, ...]
 
     Seeds come from the environment's name alone, so every task, run and seed is shown the same ones.
     """
-    return tuple(_worked_example(environment, random.Random(derive("example", environment.name, number))) for number in range(count))
+    return tuple(
+        _worked_example(environment, random.Random(derive("example", environment.name, number)))
+        for number in range(count)
+    )
 
 
 def _worked_example(environment: Environment, rng: random.Random) -> Example:
     """One turn of one random game, any as likely as another, with the move that was made there."""
     state, found = environment.start(rng.getrandbits(60)), list[Example]()
-    while (seat := state.turn()) is not None and len(found) < environment.max_turns * environment.seats:
+    while (seat := state.turn()) is not None and len(
+        found
+    ) < environment.max_turns * environment.seats:
         action = random_move(state, rng)
-        found.append(Example(f"{environment.instance(seat)}\n{state.observe(seat)}".strip(), action))
+        found.append(
+            Example(f"{environment.instance(seat)}\n{state.observe(seat)}".strip(), action)
+        )
         state.apply(action)
     return rng.choice(found)
 
@@ -157,9 +203,17 @@ def random_move(state: State, rng: random.Random) -> str:
     return rng.choice(state.legal())
 
 
-def episode_text(environment: Environment, seat: int, memory: str, number: int, count: int, observation: str) -> str:
+def episode_text(
+    environment: Environment, seat: int, memory: str, number: int, count: int, observation: str
+) -> str:
     shown = f"{memory}\n" if memory else ""
-    return template("episode").format(instance=environment.instance(seat), memory=shown, number=number, count=count, observation=observation)
+    return template("episode").format(
+        instance=environment.instance(seat),
+        memory=shown,
+        number=number,
+        count=count,
+        observation=observation,
+    )
 
 
 def illegal_text(observation: str) -> str:
@@ -167,4 +221,6 @@ def illegal_text(observation: str) -> str:
 
 
 def reflect_text(environment: Environment, seat: int, number: int, count: int, recap: str) -> str:
-    return template("reflect").format(instance=environment.instance(seat), number=number, count=count, recap=recap)
+    return template("reflect").format(
+        instance=environment.instance(seat), number=number, count=count, recap=recap
+    )

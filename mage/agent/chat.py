@@ -17,7 +17,9 @@ from tokenizers import Tokenizer
 Ids = tuple[int, ...]
 _MARKS = ("\u2460system\u2460", "\u2461user\u2461", "\u2462reply\u2462", "\u2463user\u2463")
 
-TEXTS_KEPT = 8192  # texts come again within an update, seldom later; a page of 2,000 tokens takes 80 kB
+TEXTS_KEPT = (
+    8192  # texts come again within an update, seldom later; a page of 2,000 tokens takes 80 kB
+)
 
 
 class Chat:
@@ -26,7 +28,9 @@ class Chat:
     pieces of a chat:  first(system, user) reply_ids next(user) reply_ids next(user) ...
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str, special: dict[str, str], end_ids: Ids) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: str, special: dict[str, str], end_ids: Ids
+    ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self._cut(_render(template, special))
@@ -38,10 +42,16 @@ class Chat:
         """Read tokenizer.json, its config and the chat template of a transformers folder."""
         folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
-            raise ValueError(f"{folder} has no tokenizer.json: a model folder needs a fast tokenizer")
+            raise ValueError(
+                f"{folder} has no tokenizer.json: a model folder needs a fast tokenizer"
+            )
         config = _read_json(folder / "tokenizer_config.json")
         template = _template(folder, config)
-        special = {name: _content(config[name]) for name in ("bos_token", "eos_token", "pad_token", "unk_token") if config.get(name)}
+        special = {
+            name: _content(config[name])
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+            if config.get(name)
+        }
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -49,7 +59,9 @@ class Chat:
 
     def first(self, system: str, user: str) -> Ids:
         """The opening of a chat, up to where the model's reply begins."""
-        return self.encode(self._opening + system) + self.encode(self._system_to_user + user + self._user_to_reply)
+        return self.encode(self._opening + system) + self.encode(
+            self._system_to_user + user + self._user_to_reply
+        )
 
     def next(self, user: str) -> Ids:
         """What follows a reply: its closing, the next message, the opening of the next reply."""
@@ -59,13 +71,17 @@ class Chat:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _decode(self, ids: Ids) -> str:
-        return self.tokenizer.decode([i for i in ids if i not in self.end_ids], skip_special_tokens=False)
+        return self.tokenizer.decode(
+            [i for i in ids if i not in self.end_ids], skip_special_tokens=False
+        )
 
     def _cut(self, rendered: str) -> None:
         rest, pieces = rendered, []
         for mark in _MARKS:
             if rest.count(mark) != 1:
-                raise ValueError("the chat template does not show system, user and assistant messages once each, in order")
+                raise ValueError(
+                    "the chat template does not show system, user and assistant messages once each, in order"
+                )
             piece, rest = rest.split(mark)
             pieces.append(piece)
         self._opening, self._system_to_user, _, self._reply_to_user = pieces
@@ -76,11 +92,17 @@ def _render(template: str, special: dict[str, str]) -> str:
     system, user, reply, again = _MARKS
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user},
                 {"role": "assistant", "content": reply}, {"role": "user", "content": again}]  # fmt: skip
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     try:
-        return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **special)
+        return environment.from_string(template).render(
+            messages=messages, add_generation_prompt=True, **special
+        )
     except TemplateError as error:
-        raise ValueError(f"the chat template cannot render system, user and assistant messages: {error}") from None
+        raise ValueError(
+            f"the chat template cannot render system, user and assistant messages: {error}"
+        ) from None
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str:
@@ -98,7 +120,9 @@ def _end_ids(folder: Path, tokenizer: Tokenizer, special: dict[str, str]) -> Ids
     if ends is None:
         ends = tokenizer.token_to_id(special.get("eos_token", ""))
     if ends is None:
-        raise ValueError(f"{folder} names no end-of-reply token: set eos_token in tokenizer_config.json")
+        raise ValueError(
+            f"{folder} names no end-of-reply token: set eos_token in tokenizer_config.json"
+        )
     return tuple(ends) if isinstance(ends, list) else (ends,)
 
 

@@ -12,10 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 import mage
+from mage.cli.verbs import catalog as items
+from mage.cli.verbs import evaluate, model, play, reproduce, train, warmup
+from mage.config.errors import EXIT_STOPPED, EXIT_USAGE, DeviceError
 from mage.config.menus import PACKAGE
-from mage.config.errors import DeviceTrouble
-from mage.cli.verbs import MISTAKE, STOPPED, evaluate, model, play, reproduce, train, warmup
-from mage.cli.main.verbs import catalog as items
 
 VERBS = (train, warmup, evaluate, reproduce, play, items, model)
 
@@ -27,20 +27,22 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except (ValueError, OSError, RuntimeError) as error:
-            if not is_mistake(error):
+            if not is_user_error(error):
                 raise
-            typer.echo("\n".join([f"mage: {_told(error)}", *getattr(error, "__notes__", ())]), err=True)
-            raise typer.Exit(MISTAKE) from None
+            typer.echo(
+                "\n".join([f"mage: {_told(error)}", *getattr(error, "__notes__", ())]), err=True
+            )
+            raise typer.Exit(EXIT_USAGE) from None
         except KeyboardInterrupt:
             typer.echo("\nmage: stopped", err=True)
-            raise typer.Exit(STOPPED) from None
+            raise typer.Exit(EXIT_STOPPED) from None
 
 
-def is_mistake(error: Exception) -> bool:
+def is_user_error(error: Exception) -> bool:
     """Whether this is the user's to mend. A ValueError is if a line of ours raised it on purpose, no slip of ours or of a library."""
     if isinstance(error, OSError):
         return not isinstance(error, BrokenPipeError)
-    if isinstance(error, DeviceTrouble) or _is_out_of_memory(error):
+    if isinstance(error, DeviceError) or _is_out_of_memory(error):
         return True
     if isinstance(error, ValueError):
         return _raised_on_purpose(error)
@@ -54,12 +56,17 @@ def _raised_on_purpose(error: Exception) -> bool:
     while trace.tb_next is not None:
         trace = trace.tb_next
     file = trace.tb_frame.f_code.co_filename
-    return PACKAGE in Path(file).parents and linecache.getline(file, trace.tb_lineno).strip().startswith("raise")
+    return PACKAGE in Path(file).parents and linecache.getline(
+        file, trace.tb_lineno
+    ).strip().startswith("raise")
 
 
 def _is_out_of_memory(error: Exception) -> bool:
     """Torch's own error, known by its name: this file loads no torch."""
-    return type(error).__name__ == "OutOfMemoryError" and type(error).__module__.partition(".")[0] == "torch"
+    return (
+        type(error).__name__ == "OutOfMemoryError"
+        and type(error).__module__.partition(".")[0] == "torch"
+    )
 
 
 def _told(error: Exception) -> str:
@@ -88,7 +95,12 @@ def main() -> None:
 
 
 @app.callback()
-def show_help(ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+def show_help(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.")
+    ] = False,
+) -> None:
     if version:
         typer.echo(f"mage {mage.__version__}")
     elif ctx.invoked_subcommand is None:

@@ -6,23 +6,25 @@ An option without effect is an error where a user gave it, and is left out when 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mage.config.errors import Origin, did_you_mean
+from mage.config.recipe import Recipe
 from mage.config.toml import show_key
 
-if TYPE_CHECKING:  # for the signatures below; at run time these are found by name
-    from mage.config.recipe import Recipe
-    from mage.environments.base import Environment
 
-
-def find_mistakes(recipe: "Recipe", origin: Origin) -> list[str]:
+def find_conflicts(recipe: Recipe, origin: Origin) -> list[str]:
     """One line for every option that does not go with the others."""
     idle = [mistake for effect in _EFFECTS if (mistake := effect.mistake(recipe, origin))]
-    return [*idle, *_weight_mistakes(recipe, origin), *_worker_mistakes(recipe, origin), *_opponent_mistakes(recipe, origin)]
+    return [
+        *idle,
+        *_weight_mistakes(recipe, origin),
+        *_worker_mistakes(recipe, origin),
+        *_opponent_mistakes(recipe, origin),
+    ]
 
 
-def find_idle(recipe: "Recipe") -> list[tuple[str, str]]:
+def find_unused(recipe: Recipe) -> list[tuple[str, str]]:
     """Section and name of every option that has no effect in this recipe."""
     return [(effect.section, effect.option) for effect in _EFFECTS if not effect.works(recipe)]
 
@@ -34,85 +36,169 @@ class _Effect:
     section: str
     option: str
     needs: str
-    works: Callable[["Recipe"], bool]
+    works: Callable[[Recipe], bool]
 
-    def mistake(self, recipe: "Recipe", origin: Origin) -> str | None:
+    def mistake(self, recipe: Recipe, origin: Origin) -> str | None:
         section, key = getattr(recipe, self.section), f"{self.section}.{self.option}"
-        given = origin.overrides_name(key) if origin.resolved else self.option in section.model_fields_set
+        given = (
+            origin.overrides_name(key)
+            if origin.resolved
+            else self.option in section.model_fields_set
+        )
         if not given or self.works(recipe):
             return None
         return origin.without_effect(key, getattr(section, self.option), self.needs)
 
 
-def _samples(recipe: "Recipe") -> bool:
+def _samples(recipe: Recipe) -> bool:
     return recipe.evaluate.temperature > 0
 
 
-def _multi_agent(recipe: "Recipe") -> bool:
+def _multi_agent(recipe: Recipe) -> bool:
     return recipe.environment().multi_agent
 
 
 _SINGLE_AGENT = "in an environment without opponents"
 _EFFECTS = (
-    _Effect("returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"),
-    _Effect("returns", "episode_discount", 'with returns.kind = "single" or "final"', lambda r: r.returns.kind in ("differential", "cumulative")),
-    _Effect("returns", "propagation", 'with returns.kind = "single"', lambda r: r.returns.kind != "single"),
-    _Effect("learn", "entropy_final", "while learn.entropy = 0", lambda r: r.learn.entropy > 0 or r.learn.entropy_final == 0),
+    _Effect(
+        "returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"
+    ),
+    _Effect(
+        "returns",
+        "episode_discount",
+        'with returns.kind = "single" or "final"',
+        lambda r: r.returns.kind in ("differential", "cumulative"),
+    ),
+    _Effect(
+        "returns",
+        "propagation",
+        'with returns.kind = "single"',
+        lambda r: r.returns.kind != "single",
+    ),
+    _Effect(
+        "learn",
+        "entropy_final",
+        "while learn.entropy = 0",
+        lambda r: r.learn.entropy > 0 or r.learn.entropy_final == 0,
+    ),
     _Effect("learn", "lora_alpha", "while learn.lora_rank = 0", lambda r: r.learn.lora_rank > 0),
     _Effect("learn", "tree_tokens", "while learn.packed = false", lambda r: r.learn.packed),
-    _Effect("play", "stop_on_success", "with play.episodes = 1", lambda r: r.play.episodes > 1 or not r.play.stop_on_success),
-    _Effect("agent", "reflection_tokens", "with a memory that asks for no reflections", lambda r: r.memory().reflects),
-    _Effect("learn", "reflect_from", "with a memory that asks for no reflections", lambda r: r.memory().reflects or r.learn.reflect_from == 0),
+    _Effect(
+        "play",
+        "stop_on_success",
+        "with play.episodes = 1",
+        lambda r: r.play.episodes > 1 or not r.play.stop_on_success,
+    ),
+    _Effect(
+        "agent",
+        "reflection_tokens",
+        "with a memory that asks for no reflections",
+        lambda r: r.memory().reflects,
+    ),
+    _Effect(
+        "learn",
+        "reflect_from",
+        "with a memory that asks for no reflections",
+        lambda r: r.memory().reflects or r.learn.reflect_from == 0,
+    ),
     _Effect("play", "seats", _SINGLE_AGENT, _multi_agent),
     _Effect("play", "grouping", _SINGLE_AGENT, _multi_agent),
     _Effect("opponents", "train", _SINGLE_AGENT, _multi_agent),
     _Effect("opponents", "test", _SINGLE_AGENT, _multi_agent),
     _Effect("opponents", "ood", _SINGLE_AGENT, _multi_agent),
-    _Effect("evaluate", "top_p", "with evaluate.temperature = 0", lambda r: _samples(r) or r.evaluate.top_p == 1),
-    _Effect("evaluate", "top_k", "with evaluate.temperature = 0", lambda r: _samples(r) or r.evaluate.top_k == 0),
+    _Effect(
+        "evaluate",
+        "top_p",
+        "with evaluate.temperature = 0",
+        lambda r: _samples(r) or r.evaluate.top_p == 1,
+    ),
+    _Effect(
+        "evaluate",
+        "top_k",
+        "with evaluate.temperature = 0",
+        lambda r: _samples(r) or r.evaluate.top_k == 0,
+    ),
 )
 
 
-def _weight_mistakes(recipe: "Recipe", origin: Origin) -> list[str]:
+def _weight_mistakes(recipe: Recipe, origin: Origin) -> list[str]:
     if recipe.returns.kind != "final":
         return []
     weights, episodes = recipe.returns.weights, recipe.play.episodes
     if weights is None:
-        return [f'returns.weights is missing: returns.kind = "final" needs one weight an episode ({episodes}); {origin.where("returns.weights", "add it to")}']
+        return [
+            f'returns.weights is missing: returns.kind = "final" needs one weight an episode ({episodes}); {origin.where("returns.weights", "add it to")}'
+        ]
     if len(weights) != episodes:
-        return [origin.mistake("returns.weights", weights, f"play.episodes = {episodes} needs {episodes} weights, not {len(weights)}")]
-    return [] if any(weights) else [origin.mistake("returns.weights", weights, "at least one weight must differ from 0")]
+        return [
+            origin.mistake(
+                "returns.weights",
+                weights,
+                f"play.episodes = {episodes} needs {episodes} weights, not {len(weights)}",
+            )
+        ]
+    return (
+        []
+        if any(weights)
+        else [origin.mistake("returns.weights", weights, "at least one weight must differ from 0")]
+    )
 
 
-def _worker_mistakes(recipe: "Recipe", origin: Origin) -> list[str]:
+def _worker_mistakes(recipe: Recipe, origin: Origin) -> list[str]:
     if recipe.run.workers <= recipe.play.groups:
         return []
-    return [origin.mistake("run.workers", recipe.run.workers, f"more workers than the {recipe.play.groups} groups of an update leave some idle")]
+    return [
+        origin.mistake(
+            "run.workers",
+            recipe.run.workers,
+            f"more workers than the {recipe.play.groups} groups of an update leave some idle",
+        )
+    ]
 
 
-def _opponent_mistakes(recipe: "Recipe", origin: Origin) -> list[str]:
+def _opponent_mistakes(recipe: Recipe, origin: Origin) -> list[str]:
     environment = recipe.environment()
     if not environment.multi_agent:
         return []
     if not recipe.opponents.train:
-        return [f"opponents.train is missing: {environment.name} needs opponents with their shares; {origin.where('opponents.train', 'add it to')}"]
+        return [
+            f"opponents.train is missing: {environment.name} needs opponents with their shares; {origin.where('opponents.train', 'add it to')}"
+        ]
     mistakes = []
     for split, pool in recipe.opponents.model_dump().items():
         for name, share in pool.items():
-            fault = _opponent_fault(name, environment) if share > 0 else "a share must be greater than 0"
-            mistakes += [origin.mistake(f"opponents.{split}.{show_key(name)}", share, fault)] if fault else []
+            fault = (
+                _opponent_fault(name, environment)
+                if share > 0
+                else "a share must be greater than 0"
+            )
+            mistakes += (
+                [origin.mistake(f"opponents.{split}.{show_key(name)}", share, fault)]
+                if fault
+                else []
+            )
     if "ood" in recipe.evaluate.splits and not recipe.opponents.ood:
-        mistakes.append(origin.mistake("evaluate.splits", recipe.evaluate.splits, "names ood, but opponents.ood is empty"))
+        mistakes.append(
+            origin.mistake(
+                "evaluate.splits", recipe.evaluate.splits, "names ood, but opponents.ood is empty"
+            )
+        )
     return mistakes
 
 
-def _opponent_fault(name: str, environment: "Environment") -> str | None:
+def _opponent_fault(name: str, environment: Any) -> str | None:
     base = importlib.import_module("mage.opponents.base")
     try:
         opponent = base.find(name)
     except ValueError as error:
-        return f"{error}{did_you_mean(name.split('-')[0], base.known())}".replace("Input should be", "must be")
+        return f"{error}{did_you_mean(name.split('-')[0], base.known())}".replace(
+            "Input should be", "must be"
+        )
     if opponent.plays is None or environment.name in opponent.plays:
         return None
-    fitting = sorted(word for word, kind in base.known().items() if kind.plays is None or environment.name in kind.plays)
+    fitting = sorted(
+        word
+        for word, kind in base.known().items()
+        if kind.plays is None or environment.name in kind.plays
+    )
     return f"{name} plays {', '.join(opponent.plays)}, not {environment.name}; for that there are {', '.join(fitting)}"

@@ -10,8 +10,10 @@ from pydantic import BaseModel, ValidationError
 
 from mage.config.toml import show_key, show_value
 
+EXIT_USAGE, EXIT_STOPPED = 2, 130  # exit codes of the command line
 
-class DeviceTrouble(RuntimeError):
+
+class DeviceError(RuntimeError):
     """A GPU is out of memory, has reported an error or is gone: what happened, what is safe, what to do."""
 
 
@@ -28,14 +30,21 @@ class Origin:
     resolved: bool = False  # the file names every option, given or not
 
     def overrides_name(self, key: str) -> bool:
-        return any(f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}.") for given in self.overrides)
+        return any(
+            f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}.")
+            for given in self.overrides
+        )
 
-    def where(self, key: str, verb: str = "change it in", command: str | None = "or use --{}=...") -> str:
+    def where(
+        self, key: str, verb: str = "change it in", command: str | None = "or use --{}=..."
+    ) -> str:
         section, _, option = key.partition(".")
         if self.overrides_name(key):
             return f"{verb} the command line (--{key})"
         place = f"[{section}]" if option else "the top level"
-        return f"{verb} {place} of {self.file or 'the recipe'}" + (f", {command.format(key)}" if option and command else "")
+        return f"{verb} {place} of {self.file or 'the recipe'}" + (
+            f", {command.format(key)}" if option and command else ""
+        )
 
     def mistake(self, key: str, value: Any, fault: str) -> str:
         return f"{key} = {show_value(value)}: {fault}; {self.where(key)}"
@@ -48,33 +57,50 @@ class Origin:
 NOWHERE = Origin(None)
 
 
-def explain(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...], origin: Origin) -> list[str]:
+def explain(
+    error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...], origin: Origin
+) -> list[str]:
     """One line for every mistake pydantic found."""
     faults = error.errors(include_url=False)
     inner = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
     # An element that is wrong may make its list wrong too (too short without it); the element says it better.
-    return [_explain_one(fault, model, prefix, origin) for fault in faults if fault["loc"] not in inner]
+    return [
+        _explain_one(fault, model, prefix, origin) for fault in faults if fault["loc"] not in inner
+    ]
 
 
-def _explain_one(fault: Any, model: type[BaseModel], prefix: tuple[str, ...], origin: Origin) -> str:
+def _explain_one(
+    fault: Any, model: type[BaseModel], prefix: tuple[str, ...], origin: Origin
+) -> str:
     path = tuple(part for part in fault["loc"] if isinstance(part, str))
     key = ".".join(map(show_key, prefix + path))
     if fault["type"] == "extra_forbidden":
         return _explain_unknown(path, _model_at(model, path[:-1]), prefix, origin)
     if fault["type"] == "missing":
         return f"{key} is missing; {origin.where(key, 'add it to')}"
-    text = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be").replace("Input should have", "must have")
+    text = (
+        fault["msg"]
+        .removeprefix("Value error, ")
+        .replace("Input should be", "must be")
+        .replace("Input should have", "must have")
+    )
     if fault["type"] in ("model_type", "dict_type"):
         text = f"must be a table ([{key}] and its options below)"
     if fault["type"] == "string_pattern_mismatch":
         text = "is not allowed here"
     field = _model_at(model, path[:-1]).model_fields.get(path[-1]) if path else None
     told = f" ({field.description})" if field and field.description else ""
-    meant = did_you_mean(str(fault["input"]), re.findall(r"'([^']*)'", text)) if fault["type"] == "literal_error" else ""
+    meant = (
+        did_you_mean(str(fault["input"]), re.findall(r"'([^']*)'", text))
+        if fault["type"] == "literal_error"
+        else ""
+    )
     return origin.mistake(key, fault["input"], f"{text}{meant}{told}")
 
 
-def _explain_unknown(path: tuple[str, ...], model: type[BaseModel], prefix: tuple[str, ...], origin: Origin) -> str:
+def _explain_unknown(
+    path: tuple[str, ...], model: type[BaseModel], prefix: tuple[str, ...], origin: Origin
+) -> str:
     section, key = ".".join(prefix + path[:-1]), ".".join(map(show_key, prefix + path))
     known = [field.alias or name for name, field in model.model_fields.items()]
     if not section:

@@ -14,13 +14,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from mage.config.errors import ConfigError, did_you_mean
+from mage.config.errors import ConfigError, Origin, did_you_mean, explain
+from mage.config.toml import Tables, without_none
 
-PACKAGE = Path(__file__).parent
-FILES = ("recipes", "parts")  # menus of TOML files
-MENUS = ("environments", "opponents", "memory", "engines", "advantages")
+PACKAGE = Path(__file__).parents[1]
+FILES = {
+    "recipes": PACKAGE / "recipes",
+    "parts": PACKAGE / "recipes" / "parts",
+}  # menus of TOML files
+MENUS = {
+    "environments": "mage.environments",
+    "opponents": "mage.opponents",
+    "memory": "mage.memory",
+    "engines": "mage.engines",
+    "advantages": "mage.credit.advantages",
+}  # name of the menu -> package that holds its items
 _CONTRACTS = {"environments": "Environment", "memory": "Memory", "engines": "Engine"}
 
 
@@ -31,9 +41,14 @@ def menu(folder: str) -> list[tuple[str, str]]:
     ['gigpo', 'grpo']
     """
     if folder in FILES:
-        return [(path.stem, _first_line(path.read_text("utf-8").lstrip("# "))) for path in sorted((PACKAGE / folder).glob("*.toml"))]
+        return [
+            (path.stem, _first_line(path.read_text("utf-8").lstrip("# ")))
+            for path in sorted(FILES[folder].glob("*.toml"))
+        ]
     if folder not in MENUS:
-        raise ConfigError(f"there is no menu {folder!r}{did_you_mean(folder, [*MENUS, *FILES])}: menus are {', '.join((*MENUS, *FILES))}")
+        raise ConfigError(
+            f"there is no menu {folder!r}{did_you_mean(folder, [*MENUS, *FILES])}: menus are {', '.join([*MENUS, *FILES])}"
+        )
     return [entry for path in _item_files(folder) for entry in _entries(path)]
 
 
@@ -46,8 +61,14 @@ def find_item(folder: str, name: str) -> Any:
     module, attribute = _import_item(folder, name)
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
     if item is None or not _fits(item, folder):
-        expected = "function estimate" if folder == "advantages" else f"subclass of mage.{folder}.base.{_CONTRACTS[folder]}"
-        raise ConfigError(f"{name}: {module.__name__ if attribute is None else attribute} is or holds no {expected}")
+        expected = (
+            "function estimate"
+            if folder == "advantages"
+            else f"subclass of {MENUS[folder]}.base.{_CONTRACTS[folder]}"
+        )
+        raise ConfigError(
+            f"{name}: {module.__name__ if attribute is None else attribute} is or holds no {expected}"
+        )
     return item
 
 
@@ -55,57 +76,86 @@ def _import_item(folder: str, name: str) -> tuple[ModuleType, str | None]:
     """The module, and the attribute in it where the dotted path names one."""
     check_name(folder, name)
     if "." not in name:
-        return _import(f"mage.{folder}.{name}"), None
+        return _import(f"{MENUS[folder]}.{name}"), None
     parent, _, last = name.rpartition(".")
     outer = _import(parent)
     inner = getattr(outer, last, None)
-    return (_import(name), None) if inner is None or isinstance(inner, ModuleType) else (outer, last)
+    return (
+        (_import(name), None) if inner is None or isinstance(inner, ModuleType) else (outer, last)
+    )
 
 
 def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{name} cannot be imported: {error}; is the package installed, or its folder on PYTHONPATH?") from None
+        raise ConfigError(
+            f"{name} cannot be imported: {error}; is the package installed, or its folder on PYTHONPATH?"
+        ) from None
 
 
 def _contained(module: ModuleType, folder: str) -> Any:
     """The one item a module defines: the class that carries a `name` of its own, if there are several."""
     if folder == "advantages":
         return getattr(module, "estimate", None)
-    own = [item for item in vars(module).values() if _fits(item, folder) and item.__module__.startswith(module.__name__)]
+    own = [
+        item
+        for item in vars(module).values()
+        if _fits(item, folder) and item.__module__.startswith(module.__name__)
+    ]
     named = [item for item in own if "name" in vars(item)] or own
     if len(named) > 1:
         classes = [item.__name__ for item in named]
-        raise ConfigError(f"{module.__name__} holds several items ({', '.join(classes)}): name one, as in {module.__name__}.{classes[0]}")
+        raise ConfigError(
+            f"{module.__name__} holds several items ({', '.join(classes)}): name one, as in {module.__name__}.{classes[0]}"
+        )
     return named[0] if named else None
 
 
 def _fits(item: Any, folder: str) -> bool:
     if folder == "advantages":
         return callable(item)
-    return isinstance(item, type) and issubclass(item, getattr(importlib.import_module(f"mage.{folder}.base"), _CONTRACTS[folder]))
+    return isinstance(item, type) and issubclass(
+        item, getattr(importlib.import_module(f"{MENUS[folder]}.base"), _CONTRACTS[folder])
+    )
 
 
 def check_name(folder: str, name: str) -> None:
     known = [path.stem for path in _item_files(folder)]
     if name not in known and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
-        only = f"only {', '.join(known)}; a dotted path (my_lab.nim) names an item of another package"
+        only = (
+            f"only {', '.join(known)}; a dotted path (my_lab.nim) names an item of another package"
+        )
         raise ConfigError(f"mage/{folder}/ has no {name!r}{did_you_mean(name, known)}, {only}")
 
 
 def _item_files(folder: str) -> list[Path]:
     """Files and packages of a menu, without the contract and what the items share."""
-    places = [path for path in sorted((PACKAGE / folder).iterdir()) if path.suffix == ".py" or (path / "__init__.py").is_file()]
-    return [path for path in places if path.stem != "base" and not path.stem.startswith("_") and _holds_item(path, folder)]
+    folder_path = PACKAGE.joinpath(*MENUS[folder].split(".")[1:])
+    places = [
+        path
+        for path in sorted(folder_path.iterdir())
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    ]
+    return [
+        path
+        for path in places
+        if path.stem != "base" and not path.stem.startswith("_") and _holds_item(path, folder)
+    ]
 
 
 def _holds_item(path: Path, folder: str) -> bool:
     tree = _parse(path)
     if folder == "advantages":
-        return any(isinstance(node, ast.FunctionDef) and node.name == "estimate" for node in tree.body)
+        return any(
+            isinstance(node, ast.FunctionDef) and node.name == "estimate" for node in tree.body
+        )
     if folder == "engines":
-        return any("Engine" in map(ast.unparse, node.bases) for node in tree.body if isinstance(node, ast.ClassDef))
+        return any(
+            "Engine" in map(ast.unparse, node.bases)
+            for node in tree.body
+            if isinstance(node, ast.ClassDef)
+        )
     return True
 
 
@@ -117,14 +167,22 @@ def _parse(path: Path) -> ast.Module:
 def _entries(path: Path) -> list[tuple[str, str]]:
     tree = _parse(path)
     fallback = _first_line(ast.get_docstring(tree))
-    classes = [(_class_name(node), _first_line(ast.get_docstring(node)) or fallback) for node in tree.body if isinstance(node, ast.ClassDef)]
+    classes = [
+        (_class_name(node), _first_line(ast.get_docstring(node)) or fallback)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    ]
     return [(name, line) for name, line in classes if name] or [(path.stem, fallback)]
 
 
 def _class_name(node: ast.ClassDef) -> str | None:
     """The value of `name: ClassVar[str] = "..."` in a class body."""
     for line in node.body:
-        if isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "name" and isinstance(line.value, ast.Constant):
+        if (
+            isinstance(line, ast.AnnAssign)
+            and ast.unparse(line.target) == "name"
+            and isinstance(line.value, ast.Constant)
+        ):
             return str(line.value.value)
     return None
 
@@ -136,6 +194,23 @@ def _first_line(text: str | None) -> str:
 def options_model(function: Callable[..., Any], *, required: bool) -> type[BaseModel]:
     """Keyword-only arguments as a model. An engine's arguments without default come from the trainer, not the recipe."""
     hints = typing.get_type_hints(function, include_extras=True)
-    arguments = [a for a in inspect.signature(function).parameters.values() if a.kind is a.KEYWORD_ONLY and (required or a.default is not a.empty)]
-    fields: dict[str, Any] = {a.name: (hints.get(a.name, Any), ... if a.default is a.empty else a.default) for a in arguments}
-    return create_model("Options", __config__=ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False), **fields)
+    arguments = [
+        a
+        for a in inspect.signature(function).parameters.values()
+        if a.kind is a.KEYWORD_ONLY and (required or a.default is not a.empty)
+    ]
+    fields: dict[str, Any] = {
+        a.name: (hints.get(a.name, Any), ... if a.default is a.empty else a.default)
+        for a in arguments
+    }
+    return create_model(
+        "Options", __config__=ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False), **fields
+    )
+
+
+def check_options(section: str, model: type[BaseModel], options: Tables, origin: Origin) -> Tables:
+    """The options of a menu item, validated, with defaults."""
+    try:
+        return without_none(model.model_validate(options).model_dump())
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(error, model, (section,), origin))) from None

@@ -5,18 +5,16 @@ The name of a menu folder is a section, a file in it is a value of `name`, the o
 """
 
 import importlib
-import tomllib
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
-from mage.config.conflicts import find_idle, find_mistakes
-from mage.config.menus import PACKAGE, check_name, find_item, menu, options_model
-from mage.config.errors import NOWHERE, ConfigError, Origin, did_you_mean, explain
+from mage.config.errors import NOWHERE, ConfigError
+from mage.config.menus import check_options, find_item, options_model
 from mage.config.sections import (
     AgentOptions,
     Choice,
@@ -33,13 +31,6 @@ from mage.config.sections import (
     Section,
     WarmupOptions,
 )
-from mage.config.toml import Tables, dump_toml, show_key, without_none
-
-if TYPE_CHECKING:  # for the signatures below; at run time these are found by name
-    from mage.engines.base import Engine
-    from mage.environments.base import Environment
-    from mage.memory.base import Memory
-    from mage.opponents.base import Population
 
 
 class Recipe(Section):
@@ -51,7 +42,9 @@ class Recipe(Section):
     opponents: OpponentOptions = OpponentOptions()
     play: PlayOptions = PlayOptions()
     agent: AgentOptions = AgentOptions()
-    memory_choice: MemoryChoice = Field(MemoryChoice(), alias="memory")  # `memory()` gives the item itself
+    memory_choice: MemoryChoice = Field(
+        MemoryChoice(), alias="memory"
+    )  # `memory()` gives the item itself
     engines: EngineChoice = EngineChoice()
     returns: ReturnOptions = ReturnOptions()
     advantages: EstimatorChoice = EstimatorChoice()
@@ -59,26 +52,34 @@ class Recipe(Section):
     evaluate: EvaluateOptions = EvaluateOptions()
     warmup: WarmupOptions = WarmupOptions()
 
-    def environment(self) -> "Environment":
+    def environment(self) -> Any:
         """The world with its options."""
-        return typing.cast("Environment", find_item("environments", self.environments.name).model_validate(self.environments.options))
+        return find_item("environments", self.environments.name).model_validate(
+            self.environments.options
+        )
 
-    def memory(self) -> "Memory":
+    def memory(self) -> Any:
         """What is carried from episode to episode, with its options."""
-        return typing.cast("Memory", find_item("memory", self.memory_choice.name).model_validate(self.memory_choice.options))
+        return find_item("memory", self.memory_choice.name).model_validate(
+            self.memory_choice.options
+        )
 
-    def population(self) -> "Population":
+    def population(self) -> Any:
         """The weighted pools of opponents."""
-        return typing.cast("Population", importlib.import_module("mage.opponents.base").Population(**self.opponents.model_dump()))
+        return importlib.import_module("mage.opponents.base").Population(
+            **self.opponents.model_dump()
+        )
 
     def estimator(self) -> Callable[..., Any]:
         """`estimate(returns)` of the chosen file with its options filled in."""
         return partial(find_item("advantages", self.advantages.name), **self.advantages.options)
 
-    def engine(self) -> "Callable[..., Engine]":
+    def engine(self) -> Callable[..., Any]:
         """The engine's class with its options filled in and checked. Imports the engine, and with it perhaps torch."""
         item = find_item("engines", self.engines.name)
-        options = _check_options("engines", options_model(item.__init__, required=False), self.engines.options, NOWHERE)
+        options = check_options(
+            "engines", options_model(item.__init__, required=False), self.engines.options, NOWHERE
+        )
         return partial(item, **options)
 
     def model_folder(self) -> Path:
@@ -91,170 +92,12 @@ class Recipe(Section):
 
     def _find_folder(self, way: str, what: str | Path) -> Path:
         try:
-            return typing.cast(Path, getattr(importlib.import_module("mage.models.base"), way)(what))
+            return typing.cast(
+                Path, getattr(importlib.import_module("mage.models.base"), way)(what)
+            )
         except ValueError as error:
             raise ConfigError(NOWHERE.mistake("model.path", self.model.path, str(error))) from None
 
     def evaluation_episodes(self) -> int:
         """Episodes of a meta-episode in evaluation."""
         return self.evaluate.episodes or self.play.episodes
-
-    def to_dict(self) -> Tables:
-        """Every option that has an effect, as plain values; loading it again gives an equal recipe."""
-        tables = {field.alias or name: getattr(self, name).model_dump() for name, field in type(self).model_fields.items()}
-        for section, option in find_idle(self):
-            tables[section].pop(option)
-        tables["opponents"] = {split: pool for split, pool in tables["opponents"].items() if pool}
-        tables["warmup"] = tables["warmup"] if self.warmup != WarmupOptions() else {}  # a run has no warm-up
-        return {name: without_none(table) for name, table in tables.items() if table}
-
-    def to_toml(self) -> str:
-        """`to_dict` as a recipe file."""
-        return dump_toml(self.to_dict())
-
-    def changed(self, overrides: Iterable[str]) -> "Recipe":
-        """This recipe with overrides on top, as when a finished run is evaluated in another way.
-
-        A resolved recipe names every option, so only the overrides count as given: what they rob of its effect is dropped.
-        """
-        tables = self.to_dict()
-        keys = _override_all(tables, overrides)
-        return build_recipe(tables, Origin("the run's recipe", tuple(keys), resolved=True))
-
-
-# --- Making a recipe -------------------------------------------------------------------------------------------------
-
-
-def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe file, or one of `mage/recipes/` by name, put the parts named behind it on it, and the overrides on top.
-
-    A part (`mage/parts/`, or a file) is what a method or an ablation changes, whatever the world: `kuhn_poker+mage+anchor_local`.
-
-    >>> load_recipe("demo", ["--play.episodes=2", "--opponents.train={random = 1}"])  # doctest: +SKIP
-    """
-    name = str(path_or_name)
-    base, *parts = [name] if Path(name).is_file() else name.split("+")
-    path = _locate(base)
-    tables = _read_toml(path)
-    if parts:
-        build_recipe(tables, Origin(str(path)))  # its own mistakes: below, what a part robs of its effect is none
-    changed = [key for part in parts for key in _put_on(tables, _read_toml(_locate(part, "parts")))]
-    changed += _override_all(tables, overrides)
-    return build_recipe(tables, Origin(name if parts else str(path), tuple(changed), resolved=bool(parts)))
-
-
-def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Recipe:
-    """Check plain tables as a whole recipe and resolve the options of its menu items."""
-    origin = origin or NOWHERE
-    try:
-        recipe = Recipe.model_validate(dict(tables))
-    except ValidationError as error:
-        raise ConfigError("\n".join(explain(error, Recipe, (), origin))) from None
-    choices = {name: field.alias or name for name, field in Recipe.model_fields.items() if isinstance(getattr(recipe, name), Choice)}
-    recipe = recipe.model_copy(update={name: _resolve(section, getattr(recipe, name), origin) for name, section in choices.items()})
-    if mistakes := find_mistakes(recipe, origin):
-        raise ConfigError("\n".join(mistakes))
-    return recipe
-
-
-def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:
-    """The choice with all of its item's options, defaults included. An engine is only looked up: importing it is slow."""
-    try:
-        check_name(section, choice.name)
-        item = None if section == "engines" else find_item(section, choice.name)
-    except ConfigError as error:
-        raise ConfigError(origin.mistake(f"{section}.name", choice.name, str(error))) from None
-    if item is None:
-        return choice
-    model = item if isinstance(item, type) else options_model(item, required=True)
-    return type(choice).model_validate({"name": choice.name, **_check_options(section, model, choice.options, origin)})
-
-
-def _check_options(section: str, model: type[BaseModel], options: Tables, origin: Origin) -> Tables:
-    try:
-        return without_none(model.model_validate(options).model_dump())
-    except ValidationError as error:
-        raise ConfigError("\n".join(explain(error, model, (section,), origin))) from None
-
-
-# --- Reading ---------------------------------------------------------------------------------------------------------
-
-
-def _locate(name: str, folder: str = "recipes") -> Path:
-    path = Path(name).expanduser() if name.endswith(".toml") else PACKAGE / folder / f"{name}.toml"
-    if path.is_file():
-        return path
-    known = [title for title, _ in menu(folder)]
-    if folder == "recipes" and name in dict(menu("parts")):
-        raise ConfigError(f"{name} is a part of a recipe: name it behind a recipe, as in kuhn_poker+{name}")
-    advice = "check the path" if name.endswith(".toml") else f"mage/{folder}/ has {', '.join(known) or 'none'}; a file of your own ends with .toml"
-    raise ConfigError(f"there is no {folder.removesuffix('s')} {name!r}{did_you_mean(name, known)}: {advice}")
-
-
-def _put_on(tables: Tables, part: Tables) -> list[str]:
-    """Put a part's options into the tables and return their keys. A table with a `name` or a `kind` says all of its section."""
-    for section, options in part.items():
-        fields = set(options) if isinstance(options, dict) else {"name"}  # what is no table is told when the whole is checked
-        tables[section] = options if {"name", "kind"} & fields else tables.get(section, {}) | options
-    return [f"{section}.{show_key(option)}" for section, options in part.items() if isinstance(options, dict) for option in options]
-
-
-def _read_toml(path: Path) -> Tables:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-
-
-def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
-    """Put overrides into the tables and return their keys. Another item of a menu takes none of the options of the one before it."""
-    texts = list(texts)
-    choices = {field.alias or name: field.annotation for name, field in Recipe.model_fields.items()}
-    for text in texts:
-        section, _, name = text.removeprefix("--").partition(".name=")
-        kind, given = choices.get(section), tables.get(section, {})
-        if name and isinstance(kind, type) and issubclass(kind, Choice) and isinstance(given, dict):
-            known = given.get("name", kind.model_fields["name"].default)
-            tables[section] = given if _parse_value(name) == known else {}
-    return [_override(tables, text) for text in texts]
-
-
-def _override(tables: Tables, text: str) -> str:
-    """Put one `--a.b=c` into the tables and return its key; an empty value takes the key out, back to its default."""
-    key, equals, value = text.removeprefix("--").partition("=")
-    path = _key_path(key)
-    if not equals or len(path) < 2:
-        raise ConfigError(f"{text!r} is not an override: write --section.option=value, as in --play.episodes=3")
-    table = tables
-    for depth, part in enumerate(path[:-1], start=1):
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{text!r}: {'.'.join(path[:depth])} is a value, not a table with options of its own")
-    if value:
-        table[path[-1]] = _parse_value(value)
-    else:
-        table.pop(path[-1], None)
-    return ".".join(map(show_key, path))
-
-
-def _key_path(key: str) -> list[str]:
-    try:
-        table: Any = tomllib.loads(f"{key} = 0")
-    except tomllib.TOMLDecodeError:
-        return []
-    path = []
-    while isinstance(table, dict):
-        name, table = next(iter(table.items()))
-        path.append(name)
-    return path
-
-
-def _parse_value(text: str) -> Any:
-    """A TOML value where it is one, else the text itself: `0.5`, `true`, `[0, 0, 1]`, `kuhn_poker`."""
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return parsed["value"] if len(parsed) == 1 else text

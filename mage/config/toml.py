@@ -14,7 +14,11 @@ def dump_toml(tables: Mapping[str, Any]) -> str:
 
 
 def _table_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    lines = [f"{show_key(name)} = {show_value(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
+    lines = [
+        f"{show_key(name)} = {show_value(value)}"
+        for name, value in table.items()
+        if not isinstance(value, Mapping)
+    ]
     if path and (lines or not table):
         lines = ["", f"[{'.'.join(map(show_key, path))}]", *lines]
     for name, value in table.items():
@@ -30,7 +34,13 @@ def show_value(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{show_key(str(name))} = {show_value(item)}" for name, item in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{show_key(str(name))} = {show_value(item)}" for name, item in value.items()
+            )
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(show_value, value))}]"
     return str(value)

@@ -39,14 +39,28 @@ def compute_returns(
         place = (meta.group, meta.member, number)
         first = values_T[0] if values_T else rewards[number]
         if episode.reflection is not None:
-            value = first + episode.reflection.reward
-            found.append(_return(episode.reflection, Where(*place, -1, meta.task.opponent), value, first, episode.reward))
+            value = first + episode.reflection.penalty
+            found.append(
+                _return(
+                    episode.reflection,
+                    Where(*place, -1, meta.task.opponent),
+                    value,
+                    first,
+                    episode.reward,
+                )
+            )
         for index, (turn, value) in enumerate(zip(episode.turns, values_T, strict=True)):
-            found.append(_return(turn, Where(*place, index, meta.task.opponent), value, first, episode.reward))
+            found.append(
+                _return(
+                    turn, Where(*place, index, meta.task.opponent), value, first, episode.reward
+                )
+            )
     return found
 
 
-def meta_rewards(rewards: Sequence[float], kind: ReturnKind, weights: Sequence[float] = ()) -> list[float]:
+def meta_rewards(
+    rewards: Sequence[float], kind: ReturnKind, weights: Sequence[float] = ()
+) -> list[float]:
     """r_n for every episode.
 
     >>> meta_rewards([-10, 10], "differential")
@@ -59,12 +73,14 @@ def meta_rewards(rewards: Sequence[float], kind: ReturnKind, weights: Sequence[f
     return list(rewards)
 
 
-def _turn_values(meta: MetaEpisode, rewards: list[float], step: float, across: float, propagation: Propagation) -> list[list[float]]:
+def _turn_values(
+    meta: MetaEpisode, rewards: list[float], step: float, across: float, propagation: Propagation
+) -> list[list[float]]:
     """G_{n,t}, from the last episode back to the first."""
     beyond, values = 0.0, []
     for episode, reward in zip(reversed(meta.episodes), reversed(rewards), strict=True):
         inside = reward + (beyond if propagation == "code" else 0.0)
-        own = _discount([turn.reward for turn in episode.turns], inside, step)
+        own = _discount([turn.penalty for turn in episode.turns], inside, step)
         first = own[0] if own else inside
         values.append(own if propagation == "code" else [value + beyond for value in own])
         beyond = across * (first if propagation == "code" else first + beyond)
@@ -81,5 +97,13 @@ def _discount(costs: list[float], last: float, step: float) -> list[float]:
     return values[::-1]
 
 
-def _return(turn: Turn, where: Where, value: float, episode_value: float, episode_reward: float) -> Return:
-    return Return(turn=turn, where=where, value=value, episode_value=episode_value, episode_reward=episode_reward)
+def _return(
+    turn: Turn, where: Where, value: float, episode_value: float, episode_reward: float
+) -> Return:
+    return Return(
+        turn=turn,
+        where=where,
+        value=value,
+        episode_value=episode_value,
+        episode_reward=episode_reward,
+    )

@@ -15,7 +15,14 @@ _LOG2 = tl.constexpr(1.4426950408889634)
 
 
 def attend_decode(
-    query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, filled: Tensor, shared: Tensor, scaling: float, tuning: Tuning = DECODE
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    filled: Tensor,
+    shared: Tensor,
+    scaling: float,
+    tuning: Tuning = DECODE,
 ) -> Tensor:
     """One query a sequence: row r attends to the first filled[slots[r]] + 1 keys of its slot.
 
@@ -65,13 +72,22 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     end = tl.minimum(start + part, length)
     member, channel, place = tl.arange(0, PADDED), tl.arange(0, SIZE), tl.arange(0, BLOCK)
     head = kv_head * TOGETHER + member
-    q = tl.load(query + (row * HEADS + head[:, None]) * SIZE + channel[None, :], mask=member[:, None] < TOGETHER, other=0.0)
+    q = tl.load(
+        query + (row * HEADS + head[:, None]) * SIZE + channel[None, :],
+        mask=member[:, None] < TOGETHER,
+        other=0.0,
+    )
     best = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     found = tl.zeros([PADDED, SIZE], tl.float32)
     for block in range(start, end, BLOCK):
         owner = tl.where(block < common, first, slot)
-        at = owner * slot_stride + (block + place[:, None]) * position_stride + kv_head * SIZE + channel[None, :]
+        at = (
+            owner * slot_stride
+            + (block + place[:, None]) * position_stride
+            + kv_head * SIZE
+            + channel[None, :]
+        )
         there = block + place < end
         k = tl.load(keys + at, mask=there[:, None], other=0.0)
         v = tl.load(values + at, mask=there[:, None], other=0.0)
@@ -80,11 +96,19 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     # A split without keys has the sum of nothing: minus infinity, and a weight of 0 where the parts are joined.
     found = found / tl.where(total > 0, total, 1.0)[:, None]
     if SPLITS == 1:
-        tl.store(out + (row * HEADS + head[:, None]) * SIZE + channel[None, :], found.to(out.dtype.element_ty), mask=real)
+        tl.store(
+            out + (row * HEADS + head[:, None]) * SIZE + channel[None, :],
+            found.to(out.dtype.element_ty),
+            mask=real,
+        )
     else:
         line = (split * rows + row) * HEADS + head
         tl.store(parts + line[:, None] * SIZE + channel[None, :], found, mask=real)
-        tl.store(sums + line, tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf")), mask=member < TOGETHER)
+        tl.store(
+            sums + line,
+            tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf")),
+            mask=member < TOGETHER,
+        )
 
 
 @triton.jit
@@ -99,7 +123,14 @@ def _join(parts, sums, out, rows, HEADS: tl.constexpr, SIZE: tl.constexpr, SPLIT
     tl.store(out + (row * HEADS + head) * SIZE + channel, joined.to(out.dtype.element_ty))
 
 
-def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scaling: float, tuning: Tuning = PREFILL) -> Tensor:
+def attend_blocks(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Blocks,
+    scaling: float,
+    tuning: Tuning = PREFILL,
+) -> Tensor:
     """Blocks of neighbouring new tokens of a sequence, each attending to its slot's keys up to its own; rows of padding become 0."""
     heads, size = query.shape[1:]
     kv_heads = keys.shape[2]
@@ -134,7 +165,12 @@ def _attend_blocks(  # type: ignore[no-untyped-def]
         best = tl.full([LINES], float("-inf"), tl.float32)
         total = tl.zeros([LINES], tl.float32)
         found = tl.zeros([LINES, SIZE], tl.float32)
-        from_ = slot * slot_stride + kv_head * SIZE + place[:, None] * position_stride + channel[None, :]
+        from_ = (
+            slot * slot_stride
+            + kv_head * SIZE
+            + place[:, None] * position_stride
+            + channel[None, :]
+        )
         whole = (position + 1) // BLOCK * BLOCK  # up to here every line sees every key
         for block in range(0, whole, BLOCK):
             k = tl.load(keys + from_ + block * position_stride)
@@ -144,7 +180,11 @@ def _attend_blocks(  # type: ignore[no-untyped-def]
             there = (block + place < position + count)[:, None]
             k = tl.load(keys + from_ + block * position_stride, mask=there, other=0.0)
             v = tl.load(values + from_ + block * position_stride, mask=there, other=0.0)
-            best, total, found = _look(q, k, v, (block + place)[None, :] <= last, best, total, found, scaling, True)
+            best, total, found = _look(
+                q, k, v, (block + place)[None, :] <= last, best, total, found, scaling, True
+            )
         tl.store(out + at, (found / total[:, None]).to(out.dtype.element_ty), mask=real)
     else:
-        tl.store(out + at, tl.zeros([LINES, SIZE], out.dtype.element_ty), mask=(token < -count)[:, None])
+        tl.store(
+            out + at, tl.zeros([LINES, SIZE], out.dtype.element_ty), mask=(token < -count)[:, None]
+        )

@@ -43,29 +43,46 @@ class DecodeGroup:
     length: int
     mask: torch.Tensor
 
-    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
+    ) -> torch.Tensor:
         heads, kv_heads, size = query.shape[1], keys.shape[2], query.shape[2]
         # Query heads that share a key head become query positions: keys are then read once for all of them.
         query = query.reshape(-1, kv_heads, heads // kv_heads, size)
         if self.shared:
             found = self._attend_in_two(query, keys, values, scaling)
         else:
-            found = self._pick(scaled_dot_product_attention(*self._own(query, keys, values), attn_mask=self._mask(query), scale=scaling))
+            found = self._pick(
+                scaled_dot_product_attention(
+                    *self._own(query, keys, values), attn_mask=self._mask(query), scale=scaling
+                )
+            )
         return found.reshape(-1, heads, size)
 
-    def _attend_in_two(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    def _attend_in_two(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
+    ) -> torch.Tensor:
         """Attention over the shared and over the own keys, joined by their sums of exponentials."""
-        own, own_sum = _attend_and_sum(*self._own(query, keys, values), attn_mask=self._mask(query), scale=scaling)
+        own, own_sum = _attend_and_sum(
+            *self._own(query, keys, values), attn_mask=self._mask(query), scale=scaling
+        )
         count, kv_heads, together, size = query.shape
         side_by_side = query.transpose(0, 1).reshape(1, kv_heads, count * together, size)
         begin = (self.first, slice(self.shared))
-        found, found_sum = _attend_and_sum(side_by_side, keys[begin].transpose(0, 1)[None], values[begin].transpose(0, 1)[None], scale=scaling)
+        found, found_sum = _attend_and_sum(
+            side_by_side,
+            keys[begin].transpose(0, 1)[None],
+            values[begin].transpose(0, 1)[None],
+            scale=scaling,
+        )
         found = found.reshape(kv_heads, count, together, size).transpose(0, 1)
         found_sum = found_sum.reshape(kv_heads, count, together).transpose(0, 1)
         weight = torch.sigmoid(self._pick(own_sum) - found_sum)[..., None].to(found.dtype)
         return torch.lerp(found, self._pick(own), weight)
 
-    def _own(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _own(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if self.rows is not None:
             query = query.new_zeros(self.span, *query.shape[1:]).index_copy_(0, self.rows, query)
         own = slice(self.shared, self.length)
@@ -101,7 +118,9 @@ class PrefillGroup:
     unpad: torch.Tensor
     mask: torch.Tensor
 
-    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
+    ) -> torch.Tensor:
         heads, kv_heads, size = query.shape[1], keys.shape[2], query.shape[2]
         found = scaled_dot_product_attention(
             query.index_select(0, self.pad).view(len(self.mask), -1, heads, size).transpose(1, 2),
@@ -122,12 +141,22 @@ class Plan:
     write: torch.Tensor
     groups: tuple[DecodeGroup | PrefillGroup, ...]
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:
         """Store the new keys and values of a layer, then let every query attend to its slot; tensors are [tokens, heads, size]."""
         keys, values = self.pool.layer(layer)
         self.pool.write(keys, self.write, key)
         self.pool.write(values, self.write, value)
-        found = [group.attend(query[group.start : group.end], keys, values, scaling) for group in self.groups]
+        found = [
+            group.attend(query[group.start : group.end], keys, values, scaling)
+            for group in self.groups
+        ]
         return found[0] if len(found) == 1 else torch.cat(found)
 
 
@@ -153,24 +182,34 @@ def slot_attention(
     return plan.attend(module.layer_idx, query, key, value, scaling)[None], None
 
 
-def decode_groups(slots: Integers, lengths: Integers, size: int, pool: KeyValuePool, tokens: Integers) -> list[DecodeGroup]:
+def decode_groups(
+    slots: Integers, lengths: Integers, size: int, pool: KeyValuePool, tokens: Integers
+) -> list[DecodeGroup]:
     """Cut the decode rows, ordered by slot, into groups of neighbours; `lengths` counts keys, the new one included."""
     parts = [slice(start, start + size) for start in range(0, len(slots), size)]
     return [_decode_group(part.start, slots[part], lengths[part], pool, tokens) for part in parts]
 
 
-def _decode_group(start: int, slots: Integers, lengths: Integers, pool: KeyValuePool, tokens: Integers) -> DecodeGroup:
+def _decode_group(
+    start: int, slots: Integers, lengths: Integers, pool: KeyValuePool, tokens: Integers
+) -> DecodeGroup:
     count, first = len(slots), int(slots[0])
     span = int(slots[-1]) - first + 1
     length = min(_round_up(int(lengths.max())), pool.length)
-    shared = _shared(tokens, slots, int(lengths.min()) - 1) if pool.device.type == "cpu" and count > 1 else 0
+    shared = (
+        _shared(tokens, slots, int(lengths.min()) - 1)
+        if pool.device.type == "cpu" and count > 1
+        else 0
+    )
     where: slice | torch.Tensor = slice(first, first + span)
     rows = None
     if count < DENSE * span:
         where, span = pool.on_device(slots), count
     elif count < span:
         rows = pool.on_device(slots - first)
-        spread = np.full(span, shared + 1)  # an unused slot attends to one key, as a softmax over none is not a number
+        spread = np.full(
+            span, shared + 1
+        )  # an unused slot attends to one key, as a softmax over none is not a number
         spread[slots - first] = lengths
         lengths = spread
     last = pool.on_device(lengths - shared - 1)[:, None]
@@ -185,7 +224,9 @@ def _shared(tokens: Integers, slots: Integers, most: int) -> int:
     return common // ROUND * ROUND if common >= SHARED else 0
 
 
-def prefill_groups(start: int, slots: Integers, filled: Integers, new: Integers, pool: KeyValuePool) -> list[PrefillGroup]:
+def prefill_groups(
+    start: int, slots: Integers, filled: Integers, new: Integers, pool: KeyValuePool
+) -> list[PrefillGroup]:
     """Cut sequences, ordered by the number of new tokens, into groups; flat rows begin at `start`."""
     groups: list[PrefillGroup] = []
     low = 0
@@ -204,7 +245,9 @@ def _together(new: Integers, length: int) -> int:
     return count
 
 
-def _prefill_group(start: int, slots: Integers, filled: Integers, new: Integers, pool: KeyValuePool) -> PrefillGroup:
+def _prefill_group(
+    start: int, slots: Integers, filled: Integers, new: Integers, pool: KeyValuePool
+) -> PrefillGroup:
     width, total = int(new.max()), int(new.sum())
     length = min(_round_up(int((filled + new).max())), pool.length)
     offsets = np.cumsum(new) - new
@@ -214,7 +257,15 @@ def _prefill_group(start: int, slots: Integers, filled: Integers, new: Integers,
     # Padding queries see the keys their number allows; what they find is dropped.
     last = pool.on_device(np.minimum(filled[:, None] + steps, length - 1))
     where = slice(int(slots[0]), int(slots[0]) + 1) if len(slots) == 1 else pool.on_device(slots)
-    return PrefillGroup(start, start + total, where, length, pool.on_device(pad.ravel()), pool.on_device(unpad), pool.causal_mask(last, length)[:, None])
+    return PrefillGroup(
+        start,
+        start + total,
+        where,
+        length,
+        pool.on_device(pad.ravel()),
+        pool.on_device(unpad),
+        pool.causal_mask(last, length)[:, None],
+    )
 
 
 def _round_up(length: int) -> int:

@@ -12,33 +12,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mage.agent.chat import Chat
-from mage.types import Completion
+from mage.types import Completion, Request
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
-    """What to complete and how. Two requests are never equal, so a request can be its own ticket.
-
-    `seed` fixes the reply whoever shares the batch; `stop` ends the reply after the first of these strings, which
-    stays part of it. `temperature = 0` takes the most likely token.
-    """
-
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-    seed: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    stop: tuple[str, ...] = ()
 
 
 class Engine(ABC):
     """Completes requests. `submit` takes one in, `step` works and hands finished ones out."""
 
     policy_version: int = 0
-    capacity: int | None = None  # conversations it can keep in its cache at a time; None = any number
+    capacity: int | None = (
+        None  # conversations it can keep in its cache at a time; None = any number
+    )
 
     @abstractmethod
     def submit(self, request: Request) -> None:
@@ -65,24 +50,28 @@ class Engine(ABC):
         """Seconds since it was made, by what they went into; for figures of where time goes."""
         return {}
 
-    def sample(self, request: Request) -> "Sampling":
+    def sample(self, request: Request) -> "PendingSample":
         """Awaitable for use inside a coroutine that `run` drives."""
-        return Sampling(self, request)
+        return PendingSample(self, request)
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class PendingSample:
     """What a coroutine waits on; `run` sends the completion back in."""
 
     engine: Engine
     request: Request
 
-    def __await__(self) -> Generator["Sampling", Completion, Completion]:
+    def __await__(self) -> Generator["PendingSample", Completion, Completion]:
         completion = yield self
         return completion
 
 
-def run(coroutines: Iterable[Coroutine[Any, Any, Result]], on_result: Callable[[Result], None] | None = None, limit: int | None = None) -> list[Result]:
+def run(
+    coroutines: Iterable[Coroutine[Any, Any, Result]],
+    on_result: Callable[[Result], None] | None = None,
+    limit: int | None = None,
+) -> list[Result]:
     """Drive coroutines to their ends and return their results in order; at most `limit` are under way at a time.
 
     The engine with the most waiting requests works next, so batches are as full as they can be without a barrier.
@@ -106,10 +95,12 @@ class _Drive:
         self.waiting: dict[Request, tuple[int, Coroutine[Any, Any, Any]]] = {}
         self.in_hand: dict[Engine, int] = {}
 
-    def resume(self, number: int, coroutine: Coroutine[Any, Any, Any], completion: Completion | None) -> None:
+    def resume(
+        self, number: int, coroutine: Coroutine[Any, Any, Any], completion: Completion | None
+    ) -> None:
         """Let a coroutine go on until it waits again or ends."""
         try:
-            wait: Sampling = coroutine.send(completion)
+            wait: PendingSample = coroutine.send(completion)
         except StopIteration as end:
             self.results[number] = end.value
             if self.on_result is not None:
@@ -133,7 +124,12 @@ class ScriptedEngine(Engine):
     `batch` limits how many requests one step answers, so tests can make sequences finish out of order.
     """
 
-    def __init__(self, reply: Callable[[Request], str], encode: Callable[[str], tuple[int, ...]], batch: int | None = None) -> None:
+    def __init__(
+        self,
+        reply: Callable[[Request], str],
+        encode: Callable[[str], tuple[int, ...]],
+        batch: int | None = None,
+    ) -> None:
         self.reply, self.encode, self.batch = reply, encode, batch
         self.queue: deque[Request] = deque()
 

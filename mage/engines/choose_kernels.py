@@ -24,7 +24,18 @@ def choose(logits: Tensor, slots: Tensor, state: Sequences, answers: Tensor, gro
     pieces = triton.cdiv(vocabulary, piece)
     highest = logits.new_empty(2, rows, pieces, dtype=torch.float32)
     places = logits.new_empty(rows, pieces, dtype=torch.int32)
-    _weigh[(rows, pieces)](logits, slots, state.temperature, *highest, places, vocabulary, logits.stride(0), pieces, piece, num_warps=8)
+    _weigh[(rows, pieces)](
+        logits,
+        slots,
+        state.temperature,
+        *highest,
+        places,
+        vocabulary,
+        logits.stride(0),
+        pieces,
+        piece,
+        num_warps=8,
+    )
     _choose[(rows,)](
         logits, slots, *highest, places, state.seed, state.index, state.temperature, state.token, state.filled, answers, answers.stride(0),
         vocabulary, logits.stride(0), state.spare, grown, pieces, max(16, triton.next_power_of_2(pieces)), piece, num_warps=8,
@@ -38,12 +49,25 @@ def _scale(temperatures, slot):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _weigh(logits, slots, temperatures, highest, sums, places, vocabulary, stride, pieces, PIECE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _weigh(
+    logits,
+    slots,
+    temperatures,
+    highest,
+    sums,
+    places,
+    vocabulary,
+    stride,
+    pieces,
+    PIECE: tl.constexpr,
+):  # type: ignore[no-untyped-def]
     """The highest logit of a piece, where it is, and the sum of exponentials relative to it."""
     row, piece = tl.program_id(0), tl.program_id(1)
     scale = _scale(temperatures, tl.load(slots + row))
     place = piece * PIECE + tl.arange(0, PIECE)
-    x = tl.load(logits + row.to(tl.int64) * stride + place, mask=place < vocabulary, other=float("-inf")).to(tl.float32)
+    x = tl.load(
+        logits + row.to(tl.int64) * stride + place, mask=place < vocabulary, other=float("-inf")
+    ).to(tl.float32)
     most = tl.max(x, 0)
     at = row * pieces + piece
     tl.store(highest + at, most)
@@ -70,20 +94,32 @@ def _choose(  # type: ignore[no-untyped-def]
     piece, place = tl.arange(0, PADDED), tl.arange(0, PIECE)
     most = tl.load(highest + row * PIECES + piece, mask=piece < PIECES, other=float("-inf"))
     best = tl.max(most, 0)
-    summed = tl.cumsum(tl.load(sums + row * PIECES + piece, mask=piece < PIECES, other=0.0) * tl.exp((most - best) * scale), 0)
+    summed = tl.cumsum(
+        tl.load(sums + row * PIECES + piece, mask=piece < PIECES, other=0.0)
+        * tl.exp((most - best) * scale),
+        0,
+    )
     total = tl.max(summed, 0)
     index = tl.load(indices + slot)
-    state = _mix(tl.load(seeds + slot).to(tl.uint64, bitcast=True)) + (index + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
+    state = (
+        _mix(tl.load(seeds + slot).to(tl.uint64, bitcast=True))
+        + (index + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
+    )
     point = ((_mix(state) >> 41).to(tl.float32) + 0.5) / 8388608.0 * total
     passed = summed <= point
     which = tl.sum(passed.to(tl.int32), 0)
     start = tl.minimum(which, PIECES - 1) * PIECE
     own = logits + row.to(tl.int64) * stride
-    x = tl.load(own + start + place, mask=start + place < vocabulary, other=float("-inf")).to(tl.float32)
+    x = tl.load(own + start + place, mask=start + place < vocabulary, other=float("-inf")).to(
+        tl.float32
+    )
     share = tl.exp((x - best) * scale)
     # Which of the piece: as many as lie wholly before the point, and never one past the last that can be drawn.
     before = tl.max(tl.where(passed, summed, 0.0), 0)
-    inside = tl.minimum(tl.sum((tl.cumsum(share, 0) <= point - before).to(tl.int32), 0), tl.max(tl.where(share > 0, place, 0), 0))
+    inside = tl.minimum(
+        tl.sum((tl.cumsum(share, 0) <= point - before).to(tl.int32), 0),
+        tl.max(tl.where(share > 0, place, 0), 0),
+    )
     # Of a row that is not a number the highest may be found in the padding, of the pieces or of the last piece.
     likeliest = tl.load(places + row * PIECES + tl.minimum(tl.argmax(most, 0), PIECES - 1))
     drawn = (which < PIECES) & (tl.load(temperatures + slot) != 0)

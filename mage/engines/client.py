@@ -15,7 +15,10 @@ from urllib.error import HTTPError, URLError
 
 from mage.seeds import derive
 
-LONGEST_WAIT, PATIENCE = 60.0, 600.0  # seconds: between attempts by our own rule, and at a server's word
+LONGEST_WAIT, PATIENCE = (
+    60.0,
+    600.0,
+)  # seconds: between attempts by our own rule, and at a server's word
 KEPT = "What was answered is kept: the same command goes on from there"
 _PASSING = (408, 409, 425, 429)
 
@@ -40,7 +43,13 @@ class Client:
     """Posts JSON to one address. Used by many threads at once; `stop` ends the waiting of all, and all say why."""
 
     def __init__(self, url: str, key: str, *, timeout: float, retries: int, backoff: float) -> None:
-        self.url, self.key, self.timeout, self.retries, self.backoff = url, key, timeout, retries, backoff
+        self.url, self.key, self.timeout, self.retries, self.backoff = (
+            url,
+            key,
+            timeout,
+            retries,
+            backoff,
+        )
         self.opener = urllib.request.build_opener(_NoRedirect)
         self.reached = False
         self.retried = 0
@@ -61,9 +70,13 @@ class Client:
             except _Passing as trouble:
                 told, asked = str(trouble), trouble.wait
             if attempt == self.retries:
-                raise EndpointError(f"{self.url}: {told}, and so {attempt + 1} times in a row (engines.retries = {self.retries}). {KEPT}")
+                raise EndpointError(
+                    f"{self.url}: {told}, and so {attempt + 1} times in a row (engines.retries = {self.retries}). {KEPT}"
+                )
             if asked > PATIENCE:
-                raise EndpointError(f"{self.url}: {told}, and asks to come back in {asked:,.0f} seconds. {KEPT}")
+                raise EndpointError(
+                    f"{self.url}: {told}, and asks to come back in {asked:,.0f} seconds. {KEPT}"
+                )
             self.retried += 1
             self._stopped.wait(max(asked, self._pause(attempt, seed)))
         raise AssertionError("counting has no end")
@@ -74,10 +87,16 @@ class Client:
         return min(LONGEST_WAIT, self.backoff * 2.0**attempt) * jitter
 
     def _send(self, body: bytes) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "mage"}
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "application/json",
+            "User-Agent": "mage",
+        }
         headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            with self.opener.open(urllib.request.Request(self.url, body, headers), timeout=self.timeout) as response:
+            with self.opener.open(
+                urllib.request.Request(self.url, body, headers), timeout=self.timeout
+            ) as response:
                 self.reached = True
                 text = self._read(response)
         except HTTPError as error:
@@ -104,28 +123,49 @@ class Client:
         except ValueError:
             found = None
         if not isinstance(found, dict) or not found.get("choices"):
-            raise EndpointError(f"{self.url}: the answer is no chat completion but {self._told(text)!r}. Does engines.url end where /chat/completions begins?")
+            raise EndpointError(
+                f"{self.url}: the answer is no chat completion but {self._told(text)!r}. Does engines.url end where /chat/completions begins?"
+            )
         return found
 
     def _failure(self, error: OSError | HTTPException) -> Exception:
-        reason = error.reason if isinstance(error, URLError) and isinstance(error.reason, OSError) else error
+        reason = (
+            error.reason
+            if isinstance(error, URLError) and isinstance(error.reason, OSError)
+            else error
+        )
         if isinstance(reason, TimeoutError):
             return _Passing(f"no answer within {self.timeout:g} seconds (engines.timeout)")
         told = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        return _Passing(told) if self.reached else EndpointError(f"{self.url} cannot be reached: {told}. Is the server up, and engines.url right?")
+        return (
+            _Passing(told)
+            if self.reached
+            else EndpointError(
+                f"{self.url} cannot be reached: {told}. Is the server up, and engines.url right?"
+            )
+        )
 
     def _refusal(self, error: HTTPError) -> Exception:
         """What a status other than 200 means."""
         told = self._told(_body(error))
         said = f": {told}" if told else ""
         if error.code in _PASSING or error.code >= 500:
-            return _Passing(f"the server answered {error.code}{said}", _wait_asked(error.headers.get("Retry-After", "")))
-        if error.code == 400 and ("context_length_exceeded" in told or "maximum context length" in told):
+            return _Passing(
+                f"the server answered {error.code}{said}",
+                _wait_asked(error.headers.get("Retry-After", "")),
+            )
+        if error.code == 400 and (
+            "context_length_exceeded" in told or "maximum context length" in told
+        ):
             return TooLong(told)
         advice = {
             400: "a field that this server does not take is left out by engines.omit, as in --engines.omit=['top_k','seed']",
-            401: "the key is not right" if self.key else "it wants a key: name the environment variable that holds it in engines.key_env",
-            403: "the key does not allow this" if self.key else "it wants a key: name the environment variable that holds it in engines.key_env",
+            401: "the key is not right"
+            if self.key
+            else "it wants a key: name the environment variable that holds it in engines.key_env",
+            403: "the key does not allow this"
+            if self.key
+            else "it wants a key: name the environment variable that holds it in engines.key_env",
             404: "is engines.url right, and does engines.model name a model that is served there?",
         }.get(error.code, "it cannot be asked in this way")
         if 300 <= error.code < 400:
@@ -140,7 +180,11 @@ class Client:
         except ValueError:
             found = None
         inner = found.get("error", found) if isinstance(found, dict) else found
-        told = " ".join(str(inner[key]) for key in ("code", "message") if inner.get(key)) if isinstance(inner, dict) else inner
+        told = (
+            " ".join(str(inner[key]) for key in ("code", "message") if inner.get(key))
+            if isinstance(inner, dict)
+            else inner
+        )
         return self.clean(" ".join(str(told or text).split()))[:300]
 
     def clean(self, text: str) -> str:

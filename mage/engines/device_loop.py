@@ -34,18 +34,41 @@ class Places:
     positions: torch.Tensor
     look: Attend
 
-    def mix(self, layer: int, together: torch.Tensor, heads: int, rope: Any, norms: Any, epsilon: float, scaling: float) -> torch.Tensor:
+    def mix(
+        self,
+        layer: int,
+        together: torch.Tensor,
+        heads: int,
+        rope: Any,
+        norms: Any,
+        epsilon: float,
+        scaling: float,
+    ) -> torch.Tensor:
         """Attention of a layer from its queries, keys and values side by side [tokens, heads + 2 kv heads, size]."""
         keys, values = self.pool.layer(layer)
-        query = self.ops.rotate_and_store(together, heads, rope, norms, epsilon, self.slots, self.positions, keys, values)
+        query = self.ops.rotate_and_store(
+            together, heads, rope, norms, epsilon, self.slots, self.positions, keys, values
+        )
         return self.look(query, keys, values, scaling)
 
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:
         """The same for a transformers module, which has rotated them itself."""
         keys, values = self.pool.layer(layer)
         keys[self.slots, self.positions] = key
         values[self.slots, self.positions] = value
-        return self.look(query.contiguous(), keys, values, query.shape[-1] ** -0.5 if scaling is None else scaling)
+        return self.look(
+            query.contiguous(),
+            keys,
+            values,
+            query.shape[-1] ** -0.5 if scaling is None else scaling,
+        )
 
 
 Forward = Callable[[torch.Tensor, torch.Tensor, Places], torch.Tensor]
@@ -69,7 +92,7 @@ class Joining:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flight:
+class StepInFlight:
     """A launched step: which slots get a token from it, in order, and where the answers will be."""
 
     slots: Array
@@ -88,7 +111,17 @@ class Flight:
 class DeviceLoop:
     """Launches steps of `forward` and `head` over the sequences in the slots of `pool`."""
 
-    def __init__(self, forward: Forward, head: torch.nn.Module, pool: KeyValuePool, *, heads: int, slots: int, max_tokens: int, ops: ModuleType) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        head: torch.nn.Module,
+        pool: KeyValuePool,
+        *,
+        heads: int,
+        slots: int,
+        max_tokens: int,
+        ops: ModuleType,
+    ) -> None:
         self.forward, self.head, self.pool, self.ops, self.slots = forward, head, pool, ops, slots
         self.device = pool.device
         self.on_gpu = self.device.type == "cuda"
@@ -97,17 +130,25 @@ class DeviceLoop:
         self.sizes = _sizes(slots)
         self.entries = _powers(16, slots, 4)
         self.lengths = _powers(64, max_tokens, 2)
-        most = 3 * self.lengths[-1] + 4 * self._blocks(self.lengths[-1], self.entries[-1]) + len(WORDS) * self.entries[-1]
+        most = (
+            3 * self.lengths[-1]
+            + 4 * self._blocks(self.lengths[-1], self.entries[-1])
+            + len(WORDS) * self.entries[-1]
+        )
         self.words = torch.zeros(most, dtype=torch.int64, device=self.device)
         self.reals = torch.ones(2, self.entries[-1], device=self.device)
         self.rows = torch.full((self.sizes[-1],), slots, dtype=torch.int64, device=self.device)
         self.shared = torch.zeros(2, dtype=torch.int64, device=self.device)
-        self.answers = torch.zeros(2, 2, max(self.sizes[-1], self.entries[-1]), dtype=torch.int32, device=self.device)
+        self.answers = torch.zeros(
+            2, 2, max(self.sizes[-1], self.entries[-1]), dtype=torch.int32, device=self.device
+        )
         self.graphs: dict[tuple[Any, ...], Any] = {}
         self.memory = torch.cuda.graph_pool_handle() if self.on_gpu else None
         self.taking_part: tuple[Array, tuple[int, int]] = (np.zeros(0, np.int64), (0, 0))
 
-    def launch(self, joining: Joining | None, decoding: Array, shared: int, cut: bool) -> Flight:
+    def launch(
+        self, joining: Joining | None, decoding: Array, shared: int, cut: bool
+    ) -> StepInFlight:
         """Prefill those who join, then decode one token of everybody in `decoding`, who may just have joined.
 
         The first `shared` tokens of all of these are the same; `cut`: some sample with top-k or top-p.
@@ -125,7 +166,11 @@ class DeviceLoop:
             self._run(("decode", size, cut), lambda: self._decode(size, cut))
             slots.append(decoding)
             answers.append((self.answers[1], len(decoding)))
-        return Flight(np.concatenate(slots), [(self._home(found[:, :count]), count) for found, count in answers if count], self._mark())
+        return StepInFlight(
+            np.concatenate(slots),
+            [(self._home(found[:, :count]), count) for found, count in answers if count],
+            self._mark(),
+        )
 
     def forget_graphs(self) -> None:
         """The model has got another shape (an adapter, say): record anew."""
@@ -135,12 +180,22 @@ class DeviceLoop:
         slots = self.rows[:size]
         positions = self.state.filled.index_select(0, slots)
 
-        def look(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
-            found: torch.Tensor = self.ops.attend_decode(query, keys, values, slots, self.state.filled, self.shared, scaling)
+        def look(
+            query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        ) -> torch.Tensor:
+            found: torch.Tensor = self.ops.attend_decode(
+                query, keys, values, slots, self.state.filled, self.shared, scaling
+            )
             return found
 
-        hidden = self.forward(self.state.token.index_select(0, slots), positions, Places(self.ops, self.pool, slots, positions, look))
-        self.ops.choose(self._logits(hidden, slots, cut), slots, self.state, self.answers[1][:, :size], True)
+        hidden = self.forward(
+            self.state.token.index_select(0, slots),
+            positions,
+            Places(self.ops, self.pool, slots, positions, look),
+        )
+        self.ops.choose(
+            self._logits(hidden, slots, cut), slots, self.state, self.answers[1][:, :size], True
+        )
 
     def _prefill(self, length: int, count: int, cut: bool) -> None:
         parts = self.words.split(self._layout(length, count))[:-1]
@@ -152,19 +207,34 @@ class DeviceLoop:
         self.state.temperature.index_copy_(0, entry["slot"], self.reals[0, :count])
         self.state.top_p.index_copy_(0, entry["slot"], self.reals[1, :count])
 
-        def look(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
+        def look(
+            query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        ) -> torch.Tensor:
             found: torch.Tensor = self.ops.attend_blocks(query, keys, values, blocks, scaling)
             return found
 
-        hidden = self.forward(ids, positions, Places(self.ops, self.pool, slots, positions, look)).index_select(0, entry["row"])
-        self.ops.choose(self._logits(hidden, entry["slot"], cut), entry["slot"], self.state, self.answers[0][:, :count], False)
+        hidden = self.forward(
+            ids, positions, Places(self.ops, self.pool, slots, positions, look)
+        ).index_select(0, entry["row"])
+        self.ops.choose(
+            self._logits(hidden, entry["slot"], cut),
+            entry["slot"],
+            self.state,
+            self.answers[0][:, :count],
+            False,
+        )
 
     def _logits(self, hidden: torch.Tensor, slots: torch.Tensor, cut: bool) -> torch.Tensor:
         logits: torch.Tensor = self.head(hidden)
         if not cut:
             return logits
-        temperature, top_k, top_p = (part[slots][:, None] for part in (self.state.temperature, self.state.top_k, self.state.top_p))
-        return truncate(logits.float(), torch.where(temperature == 0, 1.0, temperature), top_k, top_p)
+        temperature, top_k, top_p = (
+            part[slots][:, None]
+            for part in (self.state.temperature, self.state.top_k, self.state.top_p)
+        )
+        return truncate(
+            logits.float(), torch.where(temperature == 0, 1.0, temperature), top_k, top_p
+        )
 
     def _layout(self, length: int, count: int) -> list[int]:
         sizes = [length] * 3 + [self._blocks(length, count)] * 4 + [count] * len(WORDS)
@@ -189,17 +259,30 @@ class DeviceLoop:
         used = slice(0, len(nth))
         starts[used] = np.repeat(offsets, pieces) + nth
         counts[used] = np.minimum(np.repeat(new, pieces) - nth, self.width)
-        block_slots[used], block_positions[used] = np.repeat(joining.slots, pieces), np.repeat(joining.start, pieces) + nth
+        block_slots[used], block_positions[used] = (
+            np.repeat(joining.slots, pieces),
+            np.repeat(joining.start, pieces) + nth,
+        )
         padding = np.arange(total, length, self.width)
         unused = slice(len(nth), len(nth) + len(padding))
         starts[unused], counts[unused] = padding, padding - np.minimum(padding + self.width, length)
         ready = joining.ready
-        given = (joining.slots, offsets + new - 1, joining.start + new, joining.index, joining.seed, joining.top_k)
+        given = (
+            joining.slots,
+            offsets + new - 1,
+            joining.start + new,
+            joining.index,
+            joining.seed,
+            joining.top_k,
+        )
         entries[0][:] = self.slots
         for entry, values in zip(entries, given, strict=True):
             entry[: int(ready.sum())] = values[ready]
         reals = np.ones((2, count), np.float32)
-        reals[0, : int(ready.sum())], reals[1, : int(ready.sum())] = joining.temperature[ready], joining.top_p[ready]
+        reals[0, : int(ready.sum())], reals[1, : int(ready.sum())] = (
+            joining.temperature[ready],
+            joining.top_p[ready],
+        )
         flat = np.concatenate(words)
         self._send(self.words[: len(flat)], flat)
         self._send(self.reals[:, :count], reals)
@@ -262,7 +345,12 @@ class DeviceLoop:
 
 def _sizes(most: int) -> list[int]:
     """1, 2, 4, .. 32, then two sizes to every doubling: little is wasted, and few graphs are recorded."""
-    sizes = [size for power in range(15) for size in ((2**power, 3 * 2 ** (power - 1)) if power >= 5 else (2**power,)) if size < most]
+    sizes = [
+        size
+        for power in range(15)
+        for size in ((2**power, 3 * 2 ** (power - 1)) if power >= 5 else (2**power,))
+        if size < most
+    ]
     return [*sizes, most]
 
 

@@ -23,11 +23,11 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from mage.agent.chat import Chat
-from mage.engines.base import Engine, Request
+from mage.engines.base import Engine
 from mage.engines.client import Client, EndpointError, TooLong
 from mage.engines.ledger import Answer, Answers, Purse
 from mage.engines.messages import MessageChat, Piece
-from mage.types import Completion
+from mage.types import Completion, Request
 
 _UNDER_WAY = 4  # conversations for each question that may be out
 _BYTES_A_TOKEN = 4  # a guess, for servers that count nothing
@@ -64,12 +64,18 @@ class EndpointEngine(Engine):
     ) -> None:
         assert isinstance(chat, MessageChat), "only its own chat can be read back into messages"
         if not model:
-            raise EndpointError("engines.model is missing: it names the model to the server, as in --engines.model=NAME")
+            raise EndpointError(
+                "engines.model is missing: it names the model to the server, as in --engines.model=NAME"
+            )
         if budget is not None and not price_in + price_out:
-            raise EndpointError(f"engines.budget = {budget:g}: has no effect without engines.price_in or engines.price_out (per million tokens)")
+            raise EndpointError(
+                f"engines.budget = {budget:g}: has no effect without engines.price_in or engines.price_out (per million tokens)"
+            )
         self.chat, self.model, self.limit_name = chat, model, limit_name
         self.omit, self.extra = _check_omitted(omit), _check_extra(extra or {}, limit_name)
-        self.client = Client(_check_url(url), _read_key(key_env), timeout=timeout, retries=retries, backoff=backoff)
+        self.client = Client(
+            _check_url(url), _read_key(key_env), timeout=timeout, retries=retries, backoff=backoff
+        )
         self.purse = Purse(price_in, price_out, budget)
         self.answers = Answers(Path(answers))
         self.capacity = _UNDER_WAY * concurrency
@@ -92,7 +98,9 @@ class EndpointEngine(Engine):
             answer = coming.result()
         except BaseException:
             self.client.stop("stopped")
-            self.pool.shutdown(cancel_futures=True)  # what is on its way is paid for, so it is waited for and kept
+            self.pool.shutdown(
+                cancel_futures=True
+            )  # what is on its way is paid for, so it is waited for and kept
             raise
         return [(request, self._complete(request, answer))]
 
@@ -105,19 +113,30 @@ class EndpointEngine(Engine):
         if (begun := self.chat.begun(request.prompt_ids)) is not None:
             return _known(Answer(begun.behind, False, 0, begun.tokens_behind))
         body = self._body(request)
-        key = hashlib.sha256(json.dumps([self.client.url, request.seed, body], sort_keys=True).encode()).hexdigest()
+        key = hashlib.sha256(
+            json.dumps([self.client.url, request.seed, body], sort_keys=True).encode()
+        ).hexdigest()
         if (found := self.answers.find(key)) is not None:
             self._count(found, "recalled")
             return _known(found)
         return self.pool.submit(self._ask, key, body, request)
 
     def _body(self, request: Request) -> dict[str, Any]:
-        draw: dict[str, Any] = {"temperature": request.temperature, "seed": request.seed % 2**31}  # some servers take no more
+        draw: dict[str, Any] = {
+            "temperature": request.temperature,
+            "seed": request.seed % 2**31,
+        }  # some servers take no more
         if request.temperature > 0:
             draw |= {"top_p": request.top_p} if request.top_p < 1 else {}
             draw |= {"top_k": request.top_k} if request.top_k else {}
         draw = {name: value for name, value in draw.items() if name not in self.omit}
-        return {"model": self.model, "messages": self.chat.messages(request.prompt_ids), self.limit_name: request.max_tokens, **draw, **self.extra}
+        return {
+            "model": self.model,
+            "messages": self.chat.messages(request.prompt_ids),
+            self.limit_name: request.max_tokens,
+            **draw,
+            **self.extra,
+        }
 
     def _ask(self, key: str, body: dict[str, Any], request: Request) -> Answer:
         """In a thread of the pool. Where one question fails for good, the others need not be asked."""
@@ -128,7 +147,9 @@ class EndpointEngine(Engine):
             raise
 
     def _ask_and_pay(self, key: str, data: bytes, request: Request) -> Answer:
-        with self.purse.set_aside(self.purse.cost(len(data), request.max_tokens)):  # a token has a byte or more
+        with self.purse.set_aside(
+            self.purse.cost(len(data), request.max_tokens)
+        ):  # a token has a byte or more
             try:
                 answer = self._read(self.client.post(data, request.seed), len(data))
             except TooLong:  # the model's limit, so no mistake of the user: it says nothing, as a local one would
@@ -140,18 +161,33 @@ class EndpointEngine(Engine):
     def _read(self, found: dict[str, Any], size: int) -> Answer:
         try:
             choice = found["choices"][0]
-            text, cut_off = choice["message"].get("content") or "", choice.get("finish_reason") == "length"
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON may hold halves of characters
+            text, cut_off = (
+                choice["message"].get("content") or "",
+                choice.get("finish_reason") == "length",
+            )
+            text = text.encode("utf-16", "surrogatepass").decode(
+                "utf-16", "replace"
+            )  # JSON may hold halves of characters
         except (LookupError, TypeError, AttributeError):
             shown = self.client.clean(json.dumps(found))[:300]
-            raise EndpointError(f"{self.client.url}: the answer has no text at choices[0].message.content: {shown}") from None
+            raise EndpointError(
+                f"{self.client.url}: the answer has no text at choices[0].message.content: {shown}"
+            ) from None
         usage = found.get("usage")
-        tokens_in, tokens_out = (usage.get("prompt_tokens"), usage.get("completion_tokens")) if isinstance(usage, dict) else (None, None)
+        tokens_in, tokens_out = (
+            (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+            if isinstance(usage, dict)
+            else (None, None)
+        )
         if isinstance(tokens_in, int) and isinstance(tokens_out, int):
             return Answer(text, cut_off, tokens_in, tokens_out)
         if self.purse.budget is not None:
-            raise EndpointError(f"{self.client.url} does not say how many tokens it counted, so engines.budget cannot be kept: take it out")
-        return Answer(text, cut_off, size // _BYTES_A_TOKEN, -(-len(text.encode()) // _BYTES_A_TOKEN))
+            raise EndpointError(
+                f"{self.client.url} does not say how many tokens it counted, so engines.budget cannot be kept: take it out"
+            )
+        return Answer(
+            text, cut_off, size // _BYTES_A_TOKEN, -(-len(text.encode()) // _BYTES_A_TOKEN)
+        )
 
     def _count(self, answer: Answer, how: str) -> None:
         self.purse.pay(answer)
@@ -166,7 +202,9 @@ class EndpointEngine(Engine):
         ends = [text.index(stop) + len(stop) for stop in request.stop if stop in text]
         if not ends:
             ids = self.chat.keep(Piece(text), tokens)
-            return Completion(ids, (), text, "length" if answer.cut_off else "eos", self.policy_version)
+            return Completion(
+                ids, (), text, "length" if answer.cut_off else "eos", self.policy_version
+            )
         shown, behind = text[: min(ends)], text[min(ends) :]
         tokens_behind = -(-tokens * len(behind) // len(text))
         ids = self.chat.keep(Piece(shown, behind, tokens_behind), tokens - tokens_behind)
@@ -184,7 +222,9 @@ def _check_url(url: str) -> str:
     allowed = "it must be like http://127.0.0.1:8000/v1, without a name, a password or a query"
     if not url:
         raise EndpointError(f"engines.url is missing: {allowed}")
-    if not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?", url) or re.search(r"[?#@]", url):
+    if not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?", url) or re.search(
+        r"[?#@]", url
+    ):
         raise EndpointError(f"engines.url is not an address of this kind: {allowed}")
     try:
         urlsplit(url).port  # noqa: B018 - reading it checks it
@@ -199,19 +239,27 @@ def _read_key(name: str) -> str:
         return ""
     key = os.environ.get(name, "").strip()
     if not key:
-        raise EndpointError("engines.key_env names no environment variable that is set: export the key in one and give its name, never the key itself")
+        raise EndpointError(
+            "engines.key_env names no environment variable that is set: export the key in one and give its name, never the key itself"
+        )
     if not re.fullmatch(r"[!-~]+", key):
-        raise EndpointError("the environment variable that engines.key_env names holds something that no key can be: blanks or special characters")
+        raise EndpointError(
+            "the environment variable that engines.key_env names holds something that no key can be: blanks or special characters"
+        )
     return key
 
 
 def _check_omitted(names: Sequence[str]) -> frozenset[str]:
     if unknown := sorted(set(names) - set(_OMITTED)):
-        raise EndpointError(f"engines.omit = {', '.join(unknown)}: what can be left out is {', '.join(_OMITTED)}")
+        raise EndpointError(
+            f"engines.omit = {', '.join(unknown)}: what can be left out is {', '.join(_OMITTED)}"
+        )
     return frozenset(names)
 
 
 def _check_extra(fields: Mapping[str, Any], limit_name: str) -> dict[str, Any]:
     if ours := sorted({*fields} & {*_OURS, limit_name, "stream", "n"}):
-        raise EndpointError(f"engines.extra.{ours[0]}: the recipe decides about this field elsewhere ([agent], [evaluate] or engines.model)")
+        raise EndpointError(
+            f"engines.extra.{ours[0]}: the recipe decides about this field elsewhere ([agent], [evaluate] or engines.model)"
+        )
     return dict(fields)

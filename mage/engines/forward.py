@@ -26,7 +26,10 @@ class PlainDecoder:
         config = backbone.config
         self.backbone, self.epsilon, self.ops = backbone, config.rms_norm_eps, ops
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.size, self.scaling = backbone.layers[0].self_attn.head_dim, backbone.layers[0].self_attn.scaling
+        self.size, self.scaling = (
+            backbone.layers[0].self_attn.head_dim,
+            backbone.layers[0].self_attn.scaling,
+        )
         self.floor = torch.tensor(self.epsilon, device=backbone.embed_tokens.weight.device)
         self.rope = _rope_table(backbone, context)
         self.layers = [_fuse(parts_of(layer)) for layer in backbone.layers]
@@ -35,7 +38,10 @@ class PlainDecoder:
         """Whether these are still the weights that `model` computes with, and nothing has been added to it."""
         if not is_plain(model) or cast("Any", model).get_decoder() is not self.backbone:
             return False
-        return all(_stay(fused, parts_of(layer)) for fused, layer in zip(self.layers, self.backbone.layers, strict=True))
+        return all(
+            _stay(fused, parts_of(layer))
+            for fused, layer in zip(self.layers, self.backbone.layers, strict=True)
+        )
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan) -> torch.Tensor:
         """Hidden states [tokens, hidden] of one flat row of tokens, on the processor."""
@@ -46,18 +52,33 @@ class PlainDecoder:
             hidden = self._think(hidden, layer)
         return self._norm(hidden, self.backbone.norm.weight)
 
-    def _attend(self, hidden: torch.Tensor, layer: LayerParts, index: int, rope: tuple[torch.Tensor, ...], plan: Plan) -> torch.Tensor:
-        together = linear(self._norm(hidden, layer.before_attention), layer.qkv, layer.qkv_bias).view(len(hidden), -1, self.size)
+    def _attend(
+        self,
+        hidden: torch.Tensor,
+        layer: LayerParts,
+        index: int,
+        rope: tuple[torch.Tensor, ...],
+        plan: Plan,
+    ) -> torch.Tensor:
+        together = linear(
+            self._norm(hidden, layer.before_attention), layer.qkv, layer.qkv_bias
+        ).view(len(hidden), -1, self.size)
         query_key, value = together[:, : -self.kv_heads], together[:, -self.kv_heads :]
         if layer.norms is not None:
             query, key = query_key[:, : self.heads], query_key[:, self.heads :]
-            query_key = torch.cat([self._norm(query, layer.norms[0]), self._norm(key, layer.norms[1])], 1)
+            query_key = torch.cat(
+                [self._norm(query, layer.norms[0]), self._norm(key, layer.norms[1])], 1
+            )
         query_key = rotate(query_key, *rope)
-        found = plan.attend(index, query_key[:, : self.heads], query_key[:, self.heads :], value, self.scaling)
+        found = plan.attend(
+            index, query_key[:, : self.heads], query_key[:, self.heads :], value, self.scaling
+        )
         return _add_product(hidden, found.reshape(len(hidden), -1), layer.out, layer.out_bias)
 
     def _think(self, hidden: torch.Tensor, layer: LayerParts) -> torch.Tensor:
-        gate, up = linear(self._norm(hidden, layer.before_mlp), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        gate, up = linear(
+            self._norm(hidden, layer.before_mlp), layer.gate_up, layer.gate_up_bias
+        ).chunk(2, -1)
         return _add_product(hidden, silu(gate).mul_(up), layer.down, layer.down_bias)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -74,16 +95,28 @@ class PlainDecoder:
         assert ops is not None, "the device loop brings its operations"
         hidden = embedding(ids, self.backbone.embed_tokens.weight)
         for index, layer in enumerate(self.layers):
-            together = linear(ops.rms_norm(hidden, layer.before_attention, self.epsilon), layer.qkv, layer.qkv_bias).view(len(ids), -1, self.size)
-            found = places.mix(index, together, self.heads, self.rope, layer.norms, self.epsilon, self.scaling)
+            together = linear(
+                ops.rms_norm(hidden, layer.before_attention, self.epsilon),
+                layer.qkv,
+                layer.qkv_bias,
+            ).view(len(ids), -1, self.size)
+            found = places.mix(
+                index, together, self.heads, self.rope, layer.norms, self.epsilon, self.scaling
+            )
             hidden = _add_product(hidden, found.reshape(len(ids), -1), layer.out, layer.out_bias)
-            wide = linear(ops.rms_norm(hidden, layer.before_mlp, self.epsilon), layer.gate_up, layer.gate_up_bias)
+            wide = linear(
+                ops.rms_norm(hidden, layer.before_mlp, self.epsilon),
+                layer.gate_up,
+                layer.gate_up_bias,
+            )
             hidden = _add_product(hidden, ops.gated(wide), layer.down, layer.down_bias)
         normed: torch.Tensor = ops.rms_norm(hidden, self.backbone.norm.weight, self.epsilon)
         return normed
 
 
-def plain_decoder(model: torch.nn.Module, context: int, ops: ModuleType | None = None) -> PlainDecoder | None:
+def plain_decoder(
+    model: torch.nn.Module, context: int, ops: ModuleType | None = None
+) -> PlainDecoder | None:
     """The fast forward for this model, or None if it is not exactly one of the plain kind."""
     return PlainDecoder(cast("Any", model).get_decoder(), context, ops) if is_plain(model) else None
 
@@ -111,8 +144,22 @@ def _stay(fused: LayerParts, parts: LayerParts) -> bool:
     """Whether all weights of a layer are where they were when they were fused."""
     if not (_are_neighbours(parts.qkv) and _are_neighbours(parts.gate_up)):
         return False
-    kept = (fused.qkv, fused.gate_up, fused.before_attention, fused.out, fused.before_mlp, fused.down)
-    now = (parts.qkv[0], parts.gate_up[0], parts.before_attention, parts.out, parts.before_mlp, parts.down)
+    kept = (
+        fused.qkv,
+        fused.gate_up,
+        fused.before_attention,
+        fused.out,
+        fused.before_mlp,
+        fused.down,
+    )
+    now = (
+        parts.qkv[0],
+        parts.gate_up[0],
+        parts.before_attention,
+        parts.out,
+        parts.before_mlp,
+        parts.down,
+    )
     return all(one.data_ptr() == other.data_ptr() for one, other in zip(kept, now, strict=True))
 
 
@@ -124,14 +171,21 @@ def _side_by_side(parts: Sequence[torch.nn.Parameter]) -> Any:
         for part, rows in zip(parts, whole.split(heights), strict=True):
             part.data = rows
     first = parts[0].detach()
-    return first.as_strided((sum(heights), *first.shape[1:]), first.stride(), first.storage_offset())
+    return first.as_strided(
+        (sum(heights), *first.shape[1:]), first.stride(), first.storage_offset()
+    )
 
 
 def _are_neighbours(parts: Sequence[torch.nn.Parameter]) -> bool:
     same = len({part.untyped_storage().data_ptr() for part in parts}) == 1
-    return same and all(above.data_ptr() + above.numel() * above.element_size() == below.data_ptr() for above, below in pairwise(parts))
+    return same and all(
+        above.data_ptr() + above.numel() * above.element_size() == below.data_ptr()
+        for above, below in pairwise(parts)
+    )
 
 
-def _add_product(hidden: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _add_product(
+    hidden: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     hidden.addmm_(rows, weight.t())  # in place: `addmm` would first copy what it adds to
     return hidden if bias is None else hidden.add_(bias)

@@ -19,7 +19,9 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """`hidden` [rows, width] divided by its root mean square, times `weight`."""
     out = torch.empty_like(hidden)
     width = hidden.shape[-1]
-    _rms_norm[(hidden.numel() // width,)](hidden, weight, out, epsilon, width, triton.next_power_of_2(width))
+    _rms_norm[(hidden.numel() // width,)](
+        hidden, weight, out, epsilon, width, triton.next_power_of_2(width)
+    )
     return out
 
 
@@ -49,7 +51,9 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped
     real = column < width
     gate = tl.load(gate_up + row * 2 * width + column, mask=real, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + column, mask=real, other=0.0).to(tl.float32)
-    gate = (gate / (1 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)  # rounded as the module rounds it
+    gate = (
+        (gate / (1 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    )  # rounded as the module rounds it
     tl.store(out + row * width + column, (gate * up).to(out.dtype.element_ty), mask=real)
 
 
@@ -91,16 +95,32 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]
     if NORMED:
         scale = 1 / tl.sqrt(tl.sum(x * x, 1) / SIZE + epsilon)[:, None]
         asked = head < HEADS
-        weight = tl.where(asked, tl.load(query_norm + channel, mask=there, other=0.0), tl.load(key_norm + channel, mask=there, other=0.0))
-        other = tl.where(asked, tl.load(query_norm + partner, mask=there, other=0.0), tl.load(key_norm + partner, mask=there, other=0.0))
+        weight = tl.where(
+            asked,
+            tl.load(query_norm + channel, mask=there, other=0.0),
+            tl.load(key_norm + channel, mask=there, other=0.0),
+        )
+        other = tl.where(
+            asked,
+            tl.load(query_norm + partner, mask=there, other=0.0),
+            tl.load(key_norm + partner, mask=there, other=0.0),
+        )
         x = (x * scale * weight.to(tl.float32)).to(together.dtype.element_ty).to(tl.float32)
         y = (y * scale * other.to(tl.float32)).to(together.dtype.element_ty).to(tl.float32)
     cosine = tl.load(cosines + position * SIZE + channel, mask=there, other=0.0).to(tl.float32)
-    sine = tl.load(sines + position * SIZE + channel, mask=there, other=0.0).to(tl.float32)  # the first half is negated
+    sine = tl.load(sines + position * SIZE + channel, mask=there, other=0.0).to(
+        tl.float32
+    )  # the first half is negated
     x = x * cosine + y * sine
     at = head * SIZE + channel
-    tl.store(query + row * HEADS * SIZE + at, x.to(query.dtype.element_ty), mask=there & (head < HEADS))
+    tl.store(
+        query + row * HEADS * SIZE + at, x.to(query.dtype.element_ty), mask=there & (head < HEADS)
+    )
     place = tl.load(slots + row) * slot_stride + position * position_stride
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
     tl.store(keys + place + at - HEADS * SIZE, x.to(keys.dtype.element_ty), mask=there & is_key)
-    tl.store(values + place + at - (HEADS + KV_HEADS) * SIZE, z.to(values.dtype.element_ty), mask=real & (head >= HEADS + KV_HEADS))
+    tl.store(
+        values + place + at - (HEADS + KV_HEADS) * SIZE,
+        z.to(values.dtype.element_ty),
+        mask=real & (head >= HEADS + KV_HEADS),
+    )

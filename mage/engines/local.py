@@ -22,14 +22,21 @@ import numpy as np
 import torch
 
 from mage.agent.chat import Chat
-from mage.engines.attention import DecodeGroup, Plan, PrefillGroup, decode_groups, prefill_groups, register
-from mage.engines.base import Engine, Request
-from mage.engines.device_loop import DeviceLoop, Flight, Forward, Joining, Places
+from mage.engines.attention import (
+    DecodeGroup,
+    Plan,
+    PrefillGroup,
+    decode_groups,
+    prefill_groups,
+    register,
+)
+from mage.engines.base import Engine
+from mage.engines.device_loop import DeviceLoop, Forward, Joining, Places, StepInFlight
 from mage.engines.forward import plain_decoder
-from mage.engines.sampling import Choices, sample
+from mage.engines.sampling import SamplingBatch, sample
 from mage.engines.slots import KeyValuePool, Slots
 from mage.engines.stops import StopTable
-from mage.types import Completion, Finish
+from mage.types import Completion, Finish, Request
 
 Array = np.ndarray[Any, Any]
 
@@ -66,8 +73,15 @@ class LocalEngine(Engine):
         run_ahead: bool | None = None,
     ) -> None:
         if slots < 1 or context < 2 or max_batch_tokens < 1:
-            raise ValueError(f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}: allowed are 1, 2, 1 and more")
-        self.model, self.chat, self.context, self.max_batch_tokens = model, chat, context, max_batch_tokens
+            raise ValueError(
+                f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}: allowed are 1, 2, 1 and more"
+            )
+        self.model, self.chat, self.context, self.max_batch_tokens = (
+            model,
+            chat,
+            context,
+            max_batch_tokens,
+        )
         causal_lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.backbone, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.config = self.backbone.config
@@ -78,13 +92,20 @@ class LocalEngine(Engine):
         self.ops = _operations(self.device) if ahead else None
         self.decoder = plain_decoder(model, context, self.ops)
         slots = _affordable(slots, context, self.config, self.backbone, self.device)
-        self.pool = _make_pool(self.config, (slots + ahead, context), self.backbone.get_input_embeddings().weight.dtype, self.device)
+        self.pool = _make_pool(
+            self.config,
+            (slots + ahead, context),
+            self.backbone.get_input_embeddings().weight.dtype,
+            self.device,
+        )
         self.slots = Slots(slots, context, share=prefix_cache)
         self.stats = Stats()
         self.queue: deque[Request] = deque()
         self.answered: list[tuple[Request, Completion]] = []
         self.requests: list[Request | None] = [None] * slots
-        self.known, self.prompt, self.limit, self.ahead, self.lease = (np.zeros(slots, np.int64) for _ in range(5))
+        self.known, self.prompt, self.limit, self.ahead, self.lease = (
+            np.zeros(slots, np.int64) for _ in range(5)
+        )
         self.seed, self.top_k, self.stop = (np.zeros(slots, np.int64) for _ in range(3))
         self.temperature, self.top_p = np.ones(slots, np.float32), np.ones(slots, np.float32)
         self.logprobs = np.zeros((slots, context), np.float32)
@@ -96,12 +117,24 @@ class LocalEngine(Engine):
         if self.ops is not None:
             self.pool.reserve(slots + 1, context)
             heads = self.config.num_attention_heads
-            self.loop = DeviceLoop(_weakly(self._on_device), self.head, self.pool, heads=heads, slots=slots, max_tokens=max_batch_tokens + slots, ops=self.ops)
-        self.flight: tuple[Flight, Array] | None = None
+            self.loop = DeviceLoop(
+                _weakly(self._on_device),
+                self.head,
+                self.pool,
+                heads=heads,
+                slots=slots,
+                max_tokens=max_batch_tokens + slots,
+                ops=self.ops,
+            )
+        self.flight: tuple[StepInFlight, Array] | None = None
         self.prefix = np.zeros(0, np.int64)  # what all active sequences begin with
 
     def submit(self, request: Request) -> None:
-        if len(request.prompt_ids) >= self.context or request.max_tokens < 1 or not request.prompt_ids:
+        if (
+            len(request.prompt_ids) >= self.context
+            or request.max_tokens < 1
+            or not request.prompt_ids
+        ):
             self.answered.append((request, Completion((), (), "", "length", self.policy_version)))
         else:
             self.queue.append(request)
@@ -148,7 +181,9 @@ class LocalEngine(Engine):
         Returns whether more could have got a slot, had this step room for their tokens.
         """
         waiting = []
-        budget = self.max_batch_tokens - int((self.known + self.ahead - self.slots.filled)[self.active].sum())
+        budget = self.max_batch_tokens - int(
+            (self.known + self.ahead - self.slots.filled)[self.active].sum()
+        )
         while self.queue and self.slots.available and budget > 0:
             request = self.queue.popleft()
             lease = self.slots.lease(request.prompt_ids)
@@ -171,7 +206,11 @@ class LocalEngine(Engine):
         self.ahead[slot], self.lease[slot] = 0, self.lease[slot] + 1
         self.limit[slot] = min(length + request.max_tokens, self.context)
         self.seed[slot], self.stop[slot] = _signed(request.seed), self.ends.kind(request.stop)
-        self.temperature[slot], self.top_p[slot], self.top_k[slot] = request.temperature, request.top_p, request.top_k
+        self.temperature[slot], self.top_p[slot], self.top_k[slot] = (
+            request.temperature,
+            request.top_p,
+            request.top_k,
+        )
         self.pool.reserve(slot + 1, length)
 
     def _schedule(self, crowded: bool) -> tuple[Array, Array, bool]:
@@ -185,15 +224,23 @@ class LocalEngine(Engine):
         new = new[new > 1]
         order = np.argsort(new, kind="stable")
         prefills, new = prefills[order], new[order]
-        room = self.max_batch_tokens if self.loop is not None else max(self.max_batch_tokens - len(decodes), 1)
+        room = (
+            self.max_batch_tokens
+            if self.loop is not None
+            else max(self.max_batch_tokens - len(decodes), 1)
+        )
         hold = self.loop is not None and len(prefills) > 0 and (crowded or int(new.sum()) > room)
         if hold:
             decodes = decodes[:0]
         new = np.minimum(new, np.maximum(room - (np.cumsum(new) - new), 0))
         started = new > 0
-        return np.concatenate([decodes, prefills[started]]), np.concatenate([np.ones(len(decodes), np.int64), new[started]]), hold
+        return (
+            np.concatenate([decodes, prefills[started]]),
+            np.concatenate([np.ones(len(decodes), np.int64), new[started]]),
+            hold,
+        )
 
-    def _launch(self, slots: Array, new: Array, hold: bool) -> tuple[Flight, Array] | None:
+    def _launch(self, slots: Array, new: Array, hold: bool) -> tuple[StepInFlight, Array] | None:
         """Send the next step off: prompts are prefilled and, unless they `hold`, all whose prompt is done by then decode one token."""
         assert self.loop is not None, "for the device loop"
         if not len(slots):
@@ -221,7 +268,9 @@ class LocalEngine(Engine):
         ids = self.slots.tokens[owner, np.arange(len(owner)) + np.repeat(filled - offsets, new)]
         ready = filled + new == self.known[slots] + self.ahead[slots]
         options = (self.seed[slots], self.top_k[slots], self.temperature[slots], self.top_p[slots])
-        return Joining(slots, filled, new, ready, self.known[slots] - self.prompt[slots], *options, ids)
+        return Joining(
+            slots, filled, new, ready, self.known[slots] - self.prompt[slots], *options, ids
+        )
 
     def _shared(self, joined: Array) -> int:
         """How many tokens all active sequences begin with: shrinks as others join, and is found anew when all are new."""
@@ -244,7 +293,9 @@ class LocalEngine(Engine):
         finished: list[tuple[int, Finish]] = []
         # A sequence that joined has two tokens in one step; in order, and the second counts only if the first did not end it.
         second = np.zeros(len(lease), bool)
-        second[np.setdiff1d(np.arange(len(lease)), np.unique(flight.slots, return_index=True)[1])] = True
+        second[
+            np.setdiff1d(np.arange(len(lease)), np.unique(flight.slots, return_index=True)[1])
+        ] = True
         for part in (~second, second):
             ours = part & (self.lease[flight.slots] == lease) & self.active[flight.slots]
             ours &= ~np.isin(flight.slots, [slot for slot, _ in finished])
@@ -253,11 +304,15 @@ class LocalEngine(Engine):
             finished += self._append(slots, tokens[ours], logprobs[ours])
         return finished
 
-    def _on_device(self, ids: torch.Tensor, positions: torch.Tensor, places: Places) -> torch.Tensor:
+    def _on_device(
+        self, ids: torch.Tensor, positions: torch.Tensor, places: Places
+    ) -> torch.Tensor:
         if self.decoder is not None:
             return self.decoder.on_device(ids, positions, places)
         with _attending(self.model, self.config, self.attention):
-            output = self.backbone(input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=places)
+            output = self.backbone(
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=places
+            )
         return cast("torch.Tensor", output.last_hidden_state[0])
 
     def _advance(self, slots: Array, new: Array) -> list[tuple[int, Finish]]:
@@ -272,7 +327,9 @@ class LocalEngine(Engine):
         self.stats.prefilled_tokens += int(new[joining | (new > 1)].sum())
         ready = filled == self.known[slots]
         rows = self.pool.on_device(np.flatnonzero(np.repeat(ready, new) & _is_last(new)))
-        tokens, logprobs = sample(self.head(hidden.index_select(0, rows)), self._choices(slots[ready]))
+        tokens, logprobs = sample(
+            self.head(hidden.index_select(0, rows)), self._choices(slots[ready])
+        )
         return self._append(slots[ready], tokens.cpu().numpy(), logprobs.cpu().numpy())
 
     def _forward(self, slots: Array, filled: Array, new: Array) -> torch.Tensor:
@@ -280,24 +337,34 @@ class LocalEngine(Engine):
         positions = np.arange(new.sum()) + np.repeat(filled - offsets, new)
         owner = np.repeat(slots, new)
         ids = self.pool.on_device(self.slots.tokens[owner, positions])
-        plan = self._plan(slots, filled, new, self.pool.on_device(owner * self.pool.length + positions))
+        plan = self._plan(
+            slots, filled, new, self.pool.on_device(owner * self.pool.length + positions)
+        )
         places = self.pool.on_device(positions)
         if self.decoder is not None:
             return self.decoder(ids, places, plan)
         with _attending(self.model, self.config, self.attention):
-            output = self.backbone(input_ids=ids[None], position_ids=places[None], use_cache=False, plan=plan)
+            output = self.backbone(
+                input_ids=ids[None], position_ids=places[None], use_cache=False, plan=plan
+            )
         return output.last_hidden_state[0]
 
     def _plan(self, slots: Array, filled: Array, new: Array, write: torch.Tensor) -> Plan:
         decodes = int((new == 1).argmin()) if (new != 1).any() else len(new)
         groups: list[DecodeGroup | PrefillGroup] = []
-        groups += decode_groups(slots[:decodes], filled[:decodes] + 1, self.group_size, self.pool, self.slots.tokens)
-        groups += prefill_groups(decodes, slots[decodes:], filled[decodes:], new[decodes:], self.pool)
+        groups += decode_groups(
+            slots[:decodes], filled[:decodes] + 1, self.group_size, self.pool, self.slots.tokens
+        )
+        groups += prefill_groups(
+            decodes, slots[decodes:], filled[decodes:], new[decodes:], self.pool
+        )
         return Plan(self.pool, write, tuple(groups))
 
-    def _choices(self, slots: Array) -> Choices:
+    def _choices(self, slots: Array) -> SamplingBatch:
         index = self.known[slots] - self.prompt[slots]
-        return Choices(self.seed[slots], index, self.temperature[slots], self.top_p[slots], self.top_k[slots])
+        return SamplingBatch(
+            self.seed[slots], index, self.temperature[slots], self.top_p[slots], self.top_k[slots]
+        )
 
     def _append(self, slots: Array, tokens: Array, logprobs: Array) -> list[tuple[int, Finish]]:
         """Store the sampled tokens; only rows that end or may complete a stop string are looked at one by one."""
@@ -334,7 +401,9 @@ class LocalEngine(Engine):
         logprobs = tuple(self.logprobs[slot, self.prompt[slot] : self.known[slot]].tolist())
         self.requests[slot], self.active[slot] = None, False
         self.slots.release(slot)
-        return request, Completion(ids, logprobs, self.chat.decode(ids), finish, self.policy_version)
+        return request, Completion(
+            ids, logprobs, self.chat.decode(ids), finish, self.policy_version
+        )
 
 
 @contextmanager
@@ -353,7 +422,9 @@ def _attending(model: torch.nn.Module, config: Any, name: str) -> Iterator[None]
             module.training = True
 
 
-def _make_pool(config: Any, most: tuple[int, int], dtype: torch.dtype, device: torch.device) -> KeyValuePool:
+def _make_pool(
+    config: Any, most: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> KeyValuePool:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -379,14 +450,18 @@ def _operations(device: torch.device) -> ModuleType:
 
 def _affordable(slots: int, context: int, config: Any, backbone: Any, device: torch.device) -> int:
     """As many slots as their share of the memory holds: the learner needs the rest."""
-    pool = _make_pool(config, (slots, context), backbone.get_input_embeddings().weight.dtype, torch.device("meta"))
+    pool = _make_pool(
+        config, (slots, context), backbone.get_input_embeddings().weight.dtype, torch.device("meta")
+    )
     layers, two, _, _, *rest = pool.store.shape
     size = layers * two * context * math.prod(rest) * pool.dtype.itemsize
     room = memory_for_slots(device)
     if room is None:
         return slots
     if room < 2 * size:
-        raise ValueError(f"a sequence of engines.context = {context} tokens needs {size / 1e9:.1f} GB; {room / 1e9:.1f} GB are there for it: lower it")
+        raise ValueError(
+            f"a sequence of engines.context = {context} tokens needs {size / 1e9:.1f} GB; {room / 1e9:.1f} GB are there for it: lower it"
+        )
     return min(slots, room // size - 1)
 
 
@@ -403,7 +478,9 @@ def memory_for_slots(device: torch.device) -> int | None:
 def _check_full_attention(config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
-        raise ValueError(f"the local engine computes full attention; {config.model_type} has layers of kind {sorted(kinds)}")
+        raise ValueError(
+            f"the local engine computes full attention; {config.model_type} has layers of kind {sorted(kinds)}"
+        )
 
 
 def _is_last(new: Array) -> Array:

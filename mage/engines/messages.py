@@ -68,11 +68,17 @@ class MessageChat(Chat):
         return (self._id(Piece(text)),)
 
     def _decode(self, ids: Ids) -> str:
-        return "".join(f"<|{_ROLES[number]}|>" if number in _ROLES else self.pieces[number].text for number in ids if number != NOTHING)
+        return "".join(
+            f"<|{_ROLES[number]}|>" if number in _ROLES else self.pieces[number].text
+            for number in ids
+            if number != NOTHING
+        )
 
     def _id(self, piece: Piece) -> int:
         """The same in every process, so that who plays first changes nothing."""
-        digest = hashlib.blake2b(repr((piece.text, piece.behind, piece.tokens_behind)).encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(
+            repr((piece.text, piece.behind, piece.tokens_behind)).encode(), digest_size=8
+        ).digest()
         number = (int.from_bytes(digest, "little") >> 1) + len(_ROLES) + 1
         kept = self.pieces.setdefault(number, piece)
         assert kept == piece, "of a million texts two share an id once in ten million runs"

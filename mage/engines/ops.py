@@ -39,29 +39,51 @@ def rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), sin)
 
 
-def attend_decode(query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, filled: Tensor, shared: Tensor, scaling: float) -> Tensor:
+def attend_decode(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    filled: Tensor,
+    shared: Tensor,
+    scaling: float,
+) -> Tensor:
     """Row r attends to the first filled[slots[r]] + 1 keys of its slot, the first shared[1] of them read from slot shared[0]."""
     place = torch.arange(keys.shape[1], device=keys.device)
     owner = torch.where(place < shared[1], shared[0], slots[:, None])
     seen = place <= filled[slots][:, None]
-    return _attend(query[:, None], keys[owner, place], values[owner, place], seen[:, None], scaling)[:, 0]
+    return _attend(
+        query[:, None], keys[owner, place], values[owner, place], seen[:, None], scaling
+    )[:, 0]
 
 
-def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scaling: float) -> Tensor:
+def attend_blocks(
+    query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scaling: float
+) -> Tensor:
     """Blocks of neighbouring new tokens of a sequence, each attending to its slot's keys up to its own."""
     out = torch.zeros_like(query)
     place = torch.arange(keys.shape[1], device=keys.device)
-    for start, count, slot, position in torch.stack((blocks.start, blocks.count, blocks.slot, blocks.position), 1).tolist():
+    for start, count, slot, position in torch.stack(
+        (blocks.start, blocks.count, blocks.slot, blocks.position), 1
+    ).tolist():
         if count > 0:
             seen = place <= position + torch.arange(count, device=keys.device)[:, None]
-            out[start : start + count] = _attend(query[None, start : start + count], keys[slot][None], values[slot][None], seen[None], scaling)[0]
+            out[start : start + count] = _attend(
+                query[None, start : start + count],
+                keys[slot][None],
+                values[slot][None],
+                seen[None],
+                scaling,
+            )[0]
     return out
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float) -> Tensor:
     """[rows, queries, heads, size] against [rows, length, kv heads, size], as far as `seen` [rows, queries, length]."""
     query, keys, values = (part.transpose(1, 2) for part in (query, keys, values))
-    return scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None], scale=scaling, enable_gqa=True).transpose(1, 2)
+    return scaled_dot_product_attention(
+        query, keys, values, attn_mask=seen[:, None], scale=scaling, enable_gqa=True
+    ).transpose(1, 2)
 
 
 def choose(logits: Tensor, slots: Tensor, state: Sequences, answers: Tensor, grown: bool) -> None:

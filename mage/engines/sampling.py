@@ -14,7 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class SamplingBatch:
     """How each row of a batch is sampled; `index` counts the tokens of the reply."""
 
     seed: Array
@@ -27,7 +27,9 @@ class Choices:
 def uniform(seed: Array, index: Array) -> Array:
     """Numbers in (0, 1) from seed and index alone (the splitmix64 generator, entered at any place)."""
     with np.errstate(over="ignore"):
-        state = _mix(seed.astype(np.uint64)) + (index.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        state = _mix(seed.astype(np.uint64)) + (index.astype(np.uint64) + np.uint64(1)) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
         bits = _mix(state) >> np.uint64(41)
     return ((bits.astype(np.float64) + 0.5) / 2**23).astype(np.float32)
 
@@ -39,7 +41,7 @@ def _mix(state: Array) -> Array:
     return mixed
 
 
-def sample(logits: torch.Tensor, choices: Choices) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(logits: torch.Tensor, choices: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and their logprobs, one a row of `logits` [rows, vocabulary]."""
     logits = logits.float()
     greedy = choices.temperature == 0
@@ -47,19 +49,32 @@ def sample(logits: torch.Tensor, choices: Choices) -> tuple[torch.Tensor, torch.
         logits = logits / _column(np.where(greedy, 1, choices.temperature), logits)
     cut = np.flatnonzero(((choices.top_k > 0) | (choices.top_p < 1)) & ~greedy)
     if len(cut):
-        rows, top_k = torch.from_numpy(cut).to(logits.device), _column(choices.top_k[cut], logits, torch.int64)
-        logits = logits.index_copy(0, rows, truncate(logits[rows], torch.ones_like(top_k), top_k, _column(choices.top_p[cut], logits)))
+        rows, top_k = (
+            torch.from_numpy(cut).to(logits.device),
+            _column(choices.top_k[cut], logits, torch.int64),
+        )
+        logits = logits.index_copy(
+            0,
+            rows,
+            truncate(
+                logits[rows], torch.ones_like(top_k), top_k, _column(choices.top_p[cut], logits)
+            ),
+        )
     probabilities = logits.softmax(-1)
     summed = probabilities.cumsum(-1)
     # Scaled by the actual sum: rounding can then never point past the last possible token.
     point = _column(uniform(choices.seed, choices.index), logits) * summed[:, -1:]
     tokens = torch.searchsorted(summed, point, right=True).clamp_(max=logits.shape[-1] - 1)
     if greedy.any():
-        tokens = torch.where(_column(greedy, logits, torch.bool), logits.argmax(-1, keepdim=True), tokens)
+        tokens = torch.where(
+            _column(greedy, logits, torch.bool), logits.argmax(-1, keepdim=True), tokens
+        )
     return tokens[:, 0], probabilities.gather(-1, tokens)[:, 0].log()
 
 
-def truncate(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def truncate(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
     """Logits whose softmax at `temperature` is that distribution cut to the top_k likeliest and of these the fewest that reach top_p.
 
     All options are columns; top_k = 0 and top_p = 1 change nothing.
@@ -69,7 +84,9 @@ def truncate(logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tenso
     kept = (rank < top_k) | (top_k == 0)
     shares = (ordered / temperature).masked_fill(~kept, float("-inf")).softmax(-1)
     kept &= (shares.cumsum(-1) - shares < top_p) | (top_p >= 1)
-    return torch.full_like(logits, float("-inf")).scatter_(-1, order, ordered.masked_fill(~kept, float("-inf")))
+    return torch.full_like(logits, float("-inf")).scatter_(
+        -1, order, ordered.masked_fill(~kept, float("-inf"))
+    )
 
 
 def _column(numbers: Array, like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

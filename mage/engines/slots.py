@@ -25,7 +25,15 @@ Array = np.ndarray[Any, Any]
 class KeyValuePool:
     """Keys and values of all layers, [layers, 2, slots, length, kv_heads, head_size]; grows on demand up to `most`."""
 
-    def __init__(self, layers: int, kv_heads: int, head_size: int, most: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_size: int,
+        most: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.most, self.device, self.dtype = most, device, dtype
         # Zeros and not empty memory: a masked key has weight 0, and 0 times a leftover NaN would be NaN.
         self.store = torch.zeros(layers, 2, 0, 0, kv_heads, head_size, dtype=dtype, device=device)
@@ -42,7 +50,9 @@ class KeyValuePool:
             return
         new_slots = _grow(old_slots, slots, self.most[0])
         new_length = _grow(old_length, length, self.most[1])
-        store = torch.zeros(layers, two, new_slots, new_length, *rest, dtype=self.dtype, device=self.device)
+        store = torch.zeros(
+            layers, two, new_slots, new_length, *rest, dtype=self.dtype, device=self.device
+        )
         store[:, :, :old_slots, :old_length] = self.store
         self.store = store
         self.strip = torch.zeros(2 * new_length, dtype=self.dtype, device=self.device)
@@ -85,7 +95,9 @@ class Slots:
         self.count, self.share = count, share
         self.tokens = np.zeros((count, context), np.int64)
         self.filled = np.zeros(count, np.int64)
-        self.free: OrderedDict[int, int] = OrderedDict()  # used before and free now -> step of release, oldest first
+        self.free: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # used before and free now -> step of release, oldest first
         self.used = 0  # slots 0..used-1 have been used
         self.clock = 0
         self.clear()

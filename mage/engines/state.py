@@ -39,7 +39,9 @@ class Sequences:
 
     @classmethod
     def make(cls, slots: int, device: torch.device) -> "Sequences":
-        token, filled, index, seed, top_k = torch.zeros(5, slots + 1, dtype=torch.int64, device=device)
+        token, filled, index, seed, top_k = torch.zeros(
+            5, slots + 1, dtype=torch.int64, device=device
+        )
         temperature, top_p = torch.ones(2, slots + 1, device=device)
         return cls(token, filled, index, seed, top_k, temperature, top_p, slots)
 

@@ -37,6 +37,8 @@ class StopTable:
         if any(not text or text[-1].isspace() for text in stop):
             return np.ones(vocabulary, bool)
         if not self.texts:
-            self.texts = self.chat.tokenizer.decode_batch([[token] for token in range(vocabulary)], skip_special_tokens=False)
+            self.texts = self.chat.tokenizer.decode_batch(
+                [[token] for token in range(vocabulary)], skip_special_tokens=False
+            )
         last = {text[-1] for text in stop} | {"\ufffd"}
         return np.fromiter((not last.isdisjoint(text) for text in self.texts), bool, vocabulary)

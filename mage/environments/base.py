@@ -86,8 +86,13 @@ class Environment(BaseModel, ABC):
     seats: ClassVar[int] = 2
     multi_agent: ClassVar[bool] = True
 
-    restart: Literal["same", "fresh"] = Field("fresh", description="same = deal and opponent's opening are replayed; fresh = same opponent and seat, new deal")
-    max_turns: int = Field(8, ge=1, description="replies the agent may give in one episode, illegal ones included")
+    restart: Literal["same", "fresh"] = Field(
+        "fresh",
+        description="same = deal and opponent's opening are replayed; fresh = same opponent and seat, new deal",
+    )
+    max_turns: int = Field(
+        8, ge=1, description="replies the agent may give in one episode, illegal ones included"
+    )
     reward_scale: float = Field(10.0, gt=0, description="task reward of an episode = scale x score")
 
     @abstractmethod
@@ -141,7 +146,10 @@ def check(environment: Environment, games: int = 200, seed: int = 0) -> list[str
     if not environment.rules().strip():
         faults.append("rules() is empty")
     for game in range(games):
-        faults += [f"game {game}: {fault}" for fault in _check_game(environment, derive(seed, "check", game))]
+        faults += [
+            f"game {game}: {fault}"
+            for fault in _check_game(environment, derive(seed, "check", game))
+        ]
     return sorted(set(faults))[:20]
 
 
@@ -164,7 +172,9 @@ def _check_game(environment: Environment, seed: int) -> list[str]:
     return faults
 
 
-def _check_turn(environment: Environment, state: State, twin: State, seat: int, legal: tuple[str, ...]) -> list[str]:
+def _check_turn(
+    environment: Environment, state: State, twin: State, seat: int, legal: tuple[str, ...]
+) -> list[str]:
     faults = []
     if not 0 <= seat < environment.seats:
         faults.append(f"turn() names seat {seat}, but there are {environment.seats} seats")
@@ -185,7 +195,9 @@ def _check_end(environment: Environment, state: State) -> list[str]:
     if len(scores) != environment.seats:
         faults.append(f"scores() has {len(scores)} entries for {environment.seats} seats")
     if any(score < environment.forfeit_score for score in scores):
-        faults.append(f"a score of {min(scores)} lies below forfeit_score {environment.forfeit_score}")
+        faults.append(
+            f"a score of {min(scores)} lies below forfeit_score {environment.forfeit_score}"
+        )
     if any(not state.recap(seat).strip() for seat in range(environment.seats)):
         faults.append("recap() is empty")
     return faults
@@ -200,7 +212,14 @@ def golden(environment: Environment, games: int = 3, seed: int = 0) -> str:
         lines.append(f"## game {game}")
         while (seat := state.turn()) is not None:
             action = rng.choice(state.legal())
-            lines += [f"[{SEATS[seat]}] {state.observe(seat)}", f"anchor {state.anchor(seat)!r}, legal {', '.join(state.legal())} -> {action}"]
+            lines += [
+                f"[{SEATS[seat]}] {state.observe(seat)}",
+                f"anchor {state.anchor(seat)!r}, legal {', '.join(state.legal())} -> {action}",
+            ]
             state.apply(action)
-        lines += [f"scores {state.scores()}", *(f"[{SEATS[seat]}] {state.recap(seat)}" for seat in range(environment.seats)), ""]
+        lines += [
+            f"scores {state.scores()}",
+            *(f"[{SEATS[seat]}] {state.recap(seat)}" for seat in range(environment.seats)),
+            "",
+        ]
     return "\n".join(lines)

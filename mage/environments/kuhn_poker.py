@@ -51,7 +51,9 @@ class KuhnPokerState(OpenSpielState):
         return f"Your card: {CARDS[self.deal[seat]]}. Moves: {self._told(seat)}. Opponent's card: {shown}. You {'won' if chips > 0 else 'lost'} {amount}."
 
     def _told(self, seat: int) -> str:
-        return ", ".join(f"{'you' if mover == seat else 'opponent'} {action}" for mover, action in self.moves)
+        return ", ".join(
+            f"{'you' if mover == seat else 'opponent'} {action}" for mover, action in self.moves
+        )
 
     def _showdown(self) -> bool:
         return [action for _, action in self.moves][-2:] in (["pass", "pass"], ["bet", "bet"])
@@ -60,7 +62,9 @@ class KuhnPokerState(OpenSpielState):
 class KuhnPoker(OpenSpiel):
     name: ClassVar[str] = "kuhn_poker"
     game: Literal["kuhn_poker"] = "kuhn_poker"
-    max_turns: int = Field(6, ge=1, description="replies the agent may give in one episode, illegal ones included")
+    max_turns: int = Field(
+        6, ge=1, description="replies the agent may give in one episode, illegal ones included"
+    )
     reward_scale: float = Field(5.0, gt=0, description="task reward of an episode = scale x chips")
 
     def start(self, seed: int) -> KuhnPokerState:

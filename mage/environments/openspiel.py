@@ -52,7 +52,9 @@ class OpenSpielState(State):
         return tuple(self.spiel.returns())
 
     def recap(self, seat: int) -> str:
-        told = ", ".join(f"{'you' if mover == seat else 'opponent'} {action}" for mover, action in self.moves)
+        told = ", ".join(
+            f"{'you' if mover == seat else 'opponent'} {action}" for mover, action in self.moves
+        )
         return f"Moves: {told}. You {self.environment.outcome(self.scores()[seat])} ({self.scores()[seat]:+g})."
 
     def word(self, action: int) -> str:
@@ -79,8 +81,12 @@ class OpenSpiel(Environment):
     """A turn-based OpenSpiel game, named as OpenSpiel names it."""
 
     name: ClassVar[str] = "openspiel"
-    game: str = Field("connect_four", description="OpenSpiel's name of the game, with its parameters")
-    max_turns: int = Field(100, ge=1, description="replies the agent may give in one episode, illegal ones included")
+    game: str = Field(
+        "connect_four", description="OpenSpiel's name of the game, with its parameters"
+    )
+    max_turns: int = Field(
+        100, ge=1, description="replies the agent may give in one episode, illegal ones included"
+    )
 
     @field_validator("game")
     @classmethod
@@ -91,7 +97,9 @@ class OpenSpiel(Environment):
         game_type = load_game(text).get_type()
         if game_type.dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL:
             raise ValueError(f"{text!r} has simultaneous moves; only turn-based games fit")
-        if not (game_type.provides_observation_string or game_type.provides_information_state_string):
+        if not (
+            game_type.provides_observation_string or game_type.provides_information_state_string
+        ):
             raise ValueError(f"{text!r} cannot print its state")
         if load_game(text).num_players() != 2:
             raise ValueError(f"{text!r} is not a game for two")

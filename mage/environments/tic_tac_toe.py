@@ -34,11 +34,16 @@ class TicTacToeState(OpenSpielState):
         return self._board()
 
     def recap(self, seat: int) -> str:
-        told = {mover: " ".join(cell for who, cell in self.moves if who == mover) or "none" for mover in (0, 1)}
+        told = {
+            mover: " ".join(cell for who, cell in self.moves if who == mover) or "none"
+            for mover in (0, 1)
+        }
         return f"Your cells in order: {told[seat]}. Opponent's cells in order: {told[1 - seat]}. {_RESULT[self.environment.outcome(self.scores()[seat])]}"
 
     def _view(self, seat: int) -> str:
-        cells = [mark if mark != "." else str(number + 1) for number, mark in enumerate(self._board())]
+        cells = [
+            mark if mark != "." else str(number + 1) for number, mark in enumerate(self._board())
+        ]
         return "\n".join(" ".join(cells[row : row + 3]) for row in (0, 3, 6))
 
     def _board(self) -> str:
@@ -48,7 +53,9 @@ class TicTacToeState(OpenSpielState):
 class TicTacToe(OpenSpiel):
     name: ClassVar[str] = "tic_tac_toe"
     game: Literal["tic_tac_toe"] = "tic_tac_toe"
-    max_turns: int = Field(8, ge=1, description="replies the agent may give in one episode, illegal ones included")
+    max_turns: int = Field(
+        8, ge=1, description="replies the agent may give in one episode, illegal ones included"
+    )
 
     def start(self, seed: int) -> TicTacToeState:
         return TicTacToeState(self, seed)

@@ -50,7 +50,9 @@ class Ceilings:
 
 
 @cache
-def best_response(environment: Environment, opponent_name: str, seat: int, objective: Objective = "score") -> float:
+def best_response(
+    environment: Environment, opponent_name: str, seat: int, objective: Objective = "score"
+) -> float:
     """The most that any player in `seat` can expect per game against this opponent: score, or chance to win.
 
     MCTS has no policy in closed form: 200 seeded searches a state stand for it (a quarter of a minute for MCTS-100 on
@@ -65,12 +67,19 @@ def best_response(environment: Environment, opponent_name: str, seat: int, objec
 
 
 @cache
-def opening_values(environment: Environment, opponent_name: str, objective: Objective = "score") -> dict[str, float]:
+def opening_values(
+    environment: Environment, opponent_name: str, objective: Objective = "score"
+) -> dict[str, float]:
     """What every first move is worth with best play after it, where nothing is hidden; estimated as `best_response` is."""
     game, opponent = _checked(environment, 0), _rival(environment, opponent_name)
     if not _is_perfect_information(game) or game.strata() > 1:
-        raise ValueError(f"{environment.name} has hidden cards or chance: its first moves have no value of their own")
-    solver, ((_, root),) = _Expectimax(game, opponent, 0, _worth(environment, objective)), roots(game)
+        raise ValueError(
+            f"{environment.name} has hidden cards or chance: its first moves have no value of their own"
+        )
+    solver, ((_, root),) = (
+        _Expectimax(game, opponent, 0, _worth(environment, objective)),
+        roots(game),
+    )
     return {word: solver.value(moved(root, word)) for word in root.legal()}
 
 
@@ -95,8 +104,13 @@ def equilibrium_value(environment: Environment, seat: int) -> float:
     if _is_perfect_information(game):
         return _Expectimax(game, None, seat, lambda score: score).total()
     if sum(1 for _ in _positions(load_game(game.game).new_initial_state())) > MAX_NODES:
-        raise TooLarge(f"{game.game} has more than {MAX_NODES:,} positions; its equilibrium is not computed")
-    return math.fsum(chance * _self_play(find(f"cfr-{_EQUILIBRIUM_ITERATIONS}"), root, seat) for chance, root in roots(game))
+        raise TooLarge(
+            f"{game.game} has more than {MAX_NODES:,} positions; its equilibrium is not computed"
+        )
+    return math.fsum(
+        chance * _self_play(find(f"cfr-{_EQUILIBRIUM_ITERATIONS}"), root, seat)
+        for chance, root in roots(game)
+    )
 
 
 def _self_play(player: Opponent, state: OpenSpielState, seat: int) -> float:
@@ -104,12 +118,23 @@ def _self_play(player: Opponent, state: OpenSpielState, seat: int) -> float:
     if state.spiel.is_terminal():
         return state.scores()[seat]
     if state.spiel.is_chance_node():
-        return math.fsum(chance * _self_play(player, chanced(state, action), seat) for action, chance in state.spiel.chance_outcomes())
+        return math.fsum(
+            chance * _self_play(player, chanced(state, action), seat)
+            for action, chance in state.spiel.chance_outcomes()
+        )
     chances = player.policy(state, state.spiel.current_player())
-    return math.fsum(chance * _self_play(player, moved(state, word), seat) for word, chance in chances.items())
+    return math.fsum(
+        chance * _self_play(player, moved(state, word), seat) for word, chance in chances.items()
+    )
 
 
-def ceilings(environment: Environment, weights: Mapping[str, float], seat: int, episodes: int, objective: Objective = "score") -> Ceilings:
+def ceilings(
+    environment: Environment,
+    weights: Mapping[str, float],
+    seat: int,
+    episodes: int,
+    objective: Objective = "score",
+) -> Ceilings:
     """What can be reached against a weighted population, for any small OpenSpiel game with a fresh deal in every episode.
 
     Worked example (method page, section 7), Kuhn poker, {"conservative": .3, "aggressive": .3, "intermediate": .4}, first seat,
@@ -122,15 +147,22 @@ def ceilings(environment: Environment, weights: Mapping[str, float], seat: int, 
     return _ceilings(environment, _shares(environment, weights), seat, episodes, objective)
 
 
-def optimum(environment: Environment, weights: Mapping[str, float], seat: int, counts: tuple[float, ...]) -> tuple[float, ...]:
+def optimum(
+    environment: Environment, weights: Mapping[str, float], seat: int, counts: tuple[float, ...]
+) -> tuple[float, ...]:
     """The score of every episode for the learner that maximises their sum with the weights `counts`, exact.
 
     The best sum is linear in the weights wherever its learner stays the same, so its slope by a weight is that episode's
     score. Where several learners are equally good (a weight of 0), each episode's score is the best among theirs.
     """
     tree, prior = _population(environment, _shares(environment, weights), seat)
-    raised = [tuple(count + _STEP * (k == n) for k, count in enumerate(counts)) for n in range(len(counts))]
-    best, *more = (_Learner(tree, lambda score: score).value(prior, each) for each in (counts, *raised))
+    raised = [
+        tuple(count + _STEP * (k == n) for k, count in enumerate(counts))
+        for n in range(len(counts))
+    ]
+    best, *more = (
+        _Learner(tree, lambda score: score).value(prior, each) for each in (counts, *raised)
+    )
     return tuple((value - best) / _STEP for value in more)
 
 
@@ -139,7 +171,9 @@ def _shares(environment: Environment, weights: Mapping[str, float]) -> Shares:
     if not shares:
         raise ValueError("ceilings need a population: at least one opponent with a weight above 0")
     if environment.restart == "same" and environment.strata() > 1:
-        raise ValueError("ceilings are computed for fresh deals; restart = 'same' replays one deal, which the agent then knows")
+        raise ValueError(
+            "ceilings are computed for fresh deals; restart = 'same' replays one deal, which the agent then knows"
+        )
     return tuple(sorted(shares.items()))
 
 
@@ -162,15 +196,22 @@ def _population(environment: Environment, shares: Shares, seat: int) -> tuple["_
 
 
 @cache
-def _ceilings(environment: Environment, shares: Shares, seat: int, episodes: int, objective: Objective) -> Ceilings:
+def _ceilings(
+    environment: Environment, shares: Shares, seat: int, episodes: int, objective: Objective
+) -> Ceilings:
     tree, prior = _population(environment, shares, seat)
     learner = _Learner(tree, _worth(environment, objective))
-    certain = (tuple(float(mine == other) for other in range(len(prior))) for mine in range(len(prior)))
+    certain = (
+        tuple(float(mine == other) for other in range(len(prior))) for mine in range(len(prior))
+    )
     return Ceilings(
         non_adapting=learner.value(prior, (1.0,)),
         bayes_final=learner.value(prior, (*(0.0,) * (episodes - 1), 1.0)),
         bayes_mean=learner.value(prior, (1 / episodes,) * episodes),
-        knows_opponent=sum(share * learner.value(belief, (1.0,)) for share, belief in zip(prior, certain, strict=True)),
+        knows_opponent=sum(
+            share * learner.value(belief, (1.0,))
+            for share, belief in zip(prior, certain, strict=True)
+        ),
     )
 
 
@@ -179,7 +220,9 @@ def _ceilings(environment: Environment, shares: Shares, seat: int, episodes: int
 
 def _checked(environment: Environment, seat: int) -> OpenSpiel:
     if not isinstance(environment, OpenSpiel):
-        raise ValueError(f"exact ceilings need a game of OpenSpiel, and {environment.name!r} is none")
+        raise ValueError(
+            f"exact ceilings need a game of OpenSpiel, and {environment.name!r} is none"
+        )
     if seat not in range(environment.seats):
         raise ValueError(f"{environment.name} has seats 0 to {environment.seats - 1}, not {seat}")
     return environment
@@ -188,16 +231,25 @@ def _checked(environment: Environment, seat: int) -> OpenSpiel:
 def _rival(environment: Environment, name: str) -> Opponent:
     opponent = find(name)
     if opponent.plays is not None and environment.name not in opponent.plays:
-        raise ValueError(f"opponent {name!r} plays {', '.join(opponent.plays)}, not {environment.name}")
+        raise ValueError(
+            f"opponent {name!r} plays {', '.join(opponent.plays)}, not {environment.name}"
+        )
     return opponent
 
 
 def _worth(environment: Environment, objective: Objective) -> Worth:
-    return (lambda score: score) if objective == "score" else (lambda score: float(environment.outcome(score) == "won"))
+    return (
+        (lambda score: score)
+        if objective == "score"
+        else (lambda score: float(environment.outcome(score) == "won"))
+    )
 
 
 def _is_perfect_information(game: OpenSpiel) -> bool:
-    return bool(load_game(game.game).get_type().information == pyspiel.GameType.Information.PERFECT_INFORMATION)
+    return bool(
+        load_game(game.game).get_type().information
+        == pyspiel.GameType.Information.PERFECT_INFORMATION
+    )
 
 
 def roots(game: OpenSpiel) -> list[tuple[float, OpenSpielState]]:
@@ -209,7 +261,9 @@ def roots(game: OpenSpiel) -> list[tuple[float, OpenSpielState]]:
     seeds: dict[int, int] = {}
     for seed in range(100 * game.strata()):
         seeds.setdefault(game.stratum(seed), seed)
-    assert len(seeds) == game.strata(), "every stratum is as likely as any other, so small seeds meet them all"
+    assert len(seeds) == game.strata(), (
+        "every stratum is as likely as any other, so small seeds meet them all"
+    )
     return [(1 / len(seeds), game.start(seed)) for _, seed in sorted(seeds.items())]
 
 
@@ -234,7 +288,9 @@ def _positions(spiel: pyspiel.State) -> Iterator[pyspiel.State]:
             return
         here = stack.pop()
         yield here
-        stack += [here.child(action) for action in (() if here.is_terminal() else here.legal_actions())]
+        stack += [
+            here.child(action) for action in (() if here.is_terminal() else here.legal_actions())
+        ]
 
 
 # --- Perfect information: every position once ----------------------------------------------------------------------
@@ -259,19 +315,28 @@ class _Expectimax:
         key = (state.spiel.current_player(), str(state.spiel))
         if key not in self.memo:
             if len(self.memo) > MAX_NODES:
-                raise TooLarge(f"{self.game.game} has more than {MAX_NODES:,} positions; its best response is not computed")
+                raise TooLarge(
+                    f"{self.game.game} has more than {MAX_NODES:,} positions; its best response is not computed"
+                )
             self.memo[key] = self._solve(state)
         return self.memo[key]
 
     def _solve(self, state: OpenSpielState) -> float:
         if state.spiel.is_chance_node():
-            return math.fsum(chance * self.value(chanced(state, action)) for action, chance in state.spiel.chance_outcomes())
+            return math.fsum(
+                chance * self.value(chanced(state, action))
+                for action, chance in state.spiel.chance_outcomes()
+            )
         if state.spiel.current_player() == self.seat:
             return max(self.value(moved(state, word)) for word in state.legal())
         if self.opponent is None:
             return min(self.value(moved(state, word)) for word in state.legal())
         chances = self.opponent.policy(state, 1 - self.seat)
-        return math.fsum(chance * self.value(moved(state, word)) for word, chance in chances.items() if chance > 0)
+        return math.fsum(
+            chance * self.value(moved(state, word))
+            for word, chance in chances.items()
+            if chance > 0
+        )
 
 
 # --- Hidden information: the agent's own tree ----------------------------------------------------------------------
@@ -291,7 +356,9 @@ class _Point:
 
 def _tree(game: OpenSpiel, opponents: tuple[Opponent, ...], seat: int) -> _Point:
     if not load_game(game.game).get_type().provides_information_state_string:
-        raise ValueError(f"OpenSpiel gives no information states for {game.game}; its ceilings are not computed")
+        raise ValueError(
+            f"OpenSpiel gives no information states for {game.game}; its ceilings are not computed"
+        )
     grower = _Grower(opponents, seat)
     return grower.grow([((chance,) * len(opponents), root) for chance, root in roots(game)])
 
@@ -313,26 +380,42 @@ class _Grower:
                 score, before = ends.get(seen, (state.scores()[self.seat], (0.0,) * len(chances)))
                 ends[seen] = score, tuple(a + b for a, b in zip(before, chances, strict=True))
             elif state.spiel.current_player() == self.seat:
-                sets.setdefault(state.spiel.information_state_string(self.seat), []).append((chances, state))
+                sets.setdefault(state.spiel.information_state_string(self.seat), []).append(
+                    (chances, state)
+                )
             else:
                 frontier += self._others_move(chances, state)
         return _Point(tuple(ends.values()), tuple(self._decide(nodes) for nodes in sets.values()))
 
     def _decide(self, nodes: list[tuple[Belief, OpenSpielState]]) -> tuple[_Point, ...]:
         words = nodes[0][1].legal()
-        return tuple(self.grow([(chances, moved(state, word)) for chances, state in nodes]) for word in words)
+        return tuple(
+            self.grow([(chances, moved(state, word)) for chances, state in nodes]) for word in words
+        )
 
-    def _others_move(self, chances: Belief, state: OpenSpielState) -> list[tuple[Belief, OpenSpielState]]:
+    def _others_move(
+        self, chances: Belief, state: OpenSpielState
+    ) -> list[tuple[Belief, OpenSpielState]]:
         if state.spiel.is_chance_node():
-            return [(tuple(c * chance for c in chances), chanced(state, action)) for action, chance in state.spiel.chance_outcomes()]
+            return [
+                (tuple(c * chance for c in chances), chanced(state, action))
+                for action, chance in state.spiel.chance_outcomes()
+            ]
         policies = [opponent.policy(state, 1 - self.seat) for opponent in self.opponents]
-        after = {word: tuple(c * policy.get(word, 0.0) for c, policy in zip(chances, policies, strict=True)) for word in state.legal()}
+        after = {
+            word: tuple(
+                c * policy.get(word, 0.0) for c, policy in zip(chances, policies, strict=True)
+            )
+            for word in state.legal()
+        }
         return [(likely, moved(state, word)) for word, likely in after.items() if any(likely)]
 
     def _count(self, state: OpenSpielState) -> None:
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            raise TooLarge(f"{state.environment.game} has more than {MAX_NODES:,} positions against these opponents; no exact ceilings")
+            raise TooLarge(
+                f"{state.environment.game} has more than {MAX_NODES:,} positions against these opponents; no exact ceilings"
+            )
 
 
 class _Learner:
@@ -352,7 +435,9 @@ class _Learner:
         key = (tuple(round(b, 10) for b in normal), weights)
         if key not in self.memo:
             if len(self.memo) > MAX_BELIEFS:
-                raise TooLarge(f"more than {MAX_BELIEFS:,} beliefs: an exact ceiling needs fewer episodes or purer opponents")
+                raise TooLarge(
+                    f"more than {MAX_BELIEFS:,} beliefs: an exact ceiling needs fewer episodes or purer opponents"
+                )
             self.memo[key] = self._from(self.tree, normal, weights)
         return mass * self.memo[key]
 
@@ -361,4 +446,7 @@ class _Learner:
         for score, likelihoods in point.results:
             joint = tuple(b * chance for b, chance in zip(belief, likelihoods, strict=True))
             here += weights[0] * self.worth(score) * sum(joint) + self.value(joint, weights[1:])
-        return here + sum(max(self._from(child, belief, weights) for child in choices) for choices in point.decisions)
+        return here + sum(
+            max(self._from(child, belief, weights) for child in choices)
+            for choices in point.decisions
+        )

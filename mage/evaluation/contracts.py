@@ -9,11 +9,13 @@ import random
 from pathlib import Path
 
 from mage.environments.base import Environment, State, golden
-from mage.opponents.base import Opponent, luck
+from mage.opponents.base import Opponent, move_rng
 from mage.seeds import derive
 from mage.types import Task
 
-_POLICIES = 3  # games in which the stated chances are checked too: a search estimates them, which is slow
+_POLICIES = (
+    3  # games in which the stated chances are checked too: a search estimates them, which is slow
+)
 
 
 def compare_golden(environment: Environment, path: Path) -> list[str]:
@@ -21,8 +23,13 @@ def compare_golden(environment: Environment, path: Path) -> list[str]:
     stored, now = path.read_text("utf-8"), golden(environment)
     if stored == now:
         return []
-    pairs = enumerate(zip([*stored.splitlines(), "(end)"], [*now.splitlines(), "(end)"], strict=False), 1)
-    where = next((f"line {number} was {a!r} and is {b!r}" for number, (a, b) in pairs if a != b), "they differ in line ends")
+    pairs = enumerate(
+        zip([*stored.splitlines(), "(end)"], [*now.splitlines(), "(end)"], strict=False), 1
+    )
+    where = next(
+        (f"line {number} was {a!r} and is {b!r}" for number, (a, b) in pairs if a != b),
+        "they differ in line ends",
+    )
     return [f"the play-through is no longer that of {path}: {where}"]
 
 
@@ -31,20 +38,29 @@ def write_golden(environment: Environment, path: Path) -> None:
     path.write_text(golden(environment), "utf-8")
 
 
-def check_opponent(opponent: Opponent, environment: Environment, games: int = 50, seed: int = 0) -> list[str]:
+def check_opponent(
+    opponent: Opponent, environment: Environment, games: int = 50, seed: int = 0
+) -> list[str]:
     """Play against random moves from both seats; returns what is wrong, empty when all is well."""
     faults: list[str] = []
     seeds = [derive(seed, "check", game) for game in range(games)]
     player, copy = opponent.model_copy(), opponent.model_copy()
-    first = {one: _play(player, environment, one, faults, policies=number < _POLICIES) for number, one in enumerate(seeds)}
+    first = {
+        one: _play(player, environment, one, faults, policies=number < _POLICIES)
+        for number, one in enumerate(seeds)
+    }
     again = {one: _play(copy, environment, one, faults, policies=False) for one in reversed(seeds)}
     different = sum(first[one] != again[one] for one in seeds)
     if different:
-        faults.append(f"not stationary: in {different} of {games} games it moved differently when they were played in another order")
+        faults.append(
+            f"not stationary: in {different} of {games} games it moved differently when they were played in another order"
+        )
     return list(dict.fromkeys(faults))[:20]
 
 
-def _play(opponent: Opponent, environment: Environment, seed: int, faults: list[str], policies: bool) -> tuple[str, ...]:
+def _play(
+    opponent: Opponent, environment: Environment, seed: int, faults: list[str], policies: bool
+) -> tuple[str, ...]:
     """The moves of one game; the seat comes from the seed, the other side moves at random."""
     seat, rng = seed % environment.seats, random.Random(seed)
     task = Task(environment.name, seed, 1 - seat, opponent.name, "train")
@@ -53,8 +69,15 @@ def _play(opponent: Opponent, environment: Environment, seed: int, faults: list[
         action = rng.choice(state.legal())
         if mover == seat:
             faults += _policy_faults(opponent, state, seat) if policies else []
-            chosen, legal = opponent.act(state, seat, luck(task, environment, 0, len(moves))), state.legal()
-            faults += [] if chosen in legal else [f"{chosen!r} is no legal move in {state.anchor(seat)!r}: {', '.join(legal)}"]
+            chosen, legal = (
+                opponent.act(state, seat, move_rng(task, environment, 0, len(moves))),
+                state.legal(),
+            )
+            faults += (
+                []
+                if chosen in legal
+                else [f"{chosen!r} is no legal move in {state.anchor(seat)!r}: {', '.join(legal)}"]
+            )
             action = chosen if chosen in legal else action
         moves.append(action)
         state.apply(action)
@@ -63,7 +86,14 @@ def _play(opponent: Opponent, environment: Environment, seed: int, faults: list[
 
 def _policy_faults(opponent: Opponent, state: State, seat: int) -> list[str]:
     chances = opponent.policy(state, seat)
-    faults = [f"policy() gives {move!r} a chance, which is no legal move" for move in chances if move not in state.legal()]
-    if not math.isclose(math.fsum(chances.values()), 1.0, abs_tol=1e-6) or min(chances.values(), default=-1) < 0:
+    faults = [
+        f"policy() gives {move!r} a chance, which is no legal move"
+        for move in chances
+        if move not in state.legal()
+    ]
+    if (
+        not math.isclose(math.fsum(chances.values()), 1.0, abs_tol=1e-6)
+        or min(chances.values(), default=-1) < 0
+    ):
         faults.append(f"policy() gives chances that are none: {dict(chances)}")
     return faults

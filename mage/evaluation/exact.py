@@ -10,16 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mage.evaluation.ceilings import TooLarge, chanced, moved, roots
+from transformers import PreTrainedModel
+
 from mage.agent.chat import Ids
+from mage.config.sections import LearnOptions
 from mage.engines.base import run
 from mage.environments.base import Environment
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
+from mage.evaluation.ceilings import TooLarge, chanced, moved, roots
 from mage.learn.supervised import reply_logprobs
-from mage.memory.base import Entry, Memory
+from mage.memory.base import Entry
 from mage.opponents.base import find
 from mage.play import Setting, opening_prompt
-from mage.training.trainer import Parts
 from mage.types import Sample, Where
 
 MAX_LINES, MAX_RECORDS = 200, 20_000
@@ -73,20 +75,39 @@ class Exact:
         return self.cells[0]
 
 
-def exact_scores(parts: Parts, shares: Mapping[str, float], memory: Memory | None = None) -> Exact:
-    """The agent of these parts against opponents with these shares, both seats alike."""
-    setting = parts.setting(evaluating=True, memory=memory)
+def exact_scores(
+    setting: Setting, model: PreTrainedModel, shares: Mapping[str, float], learn: LearnOptions
+) -> Exact:
+    """The agent of this setting against opponents with these shares, both seats equally often."""
     _check(setting)
-    tables = [_Table(parts, setting, seat, tuple(shares)) for seat in range(setting.environment.seats)]
+    tables = [
+        _Table(setting, model, learn, seat, tuple(shares))
+        for seat in range(setting.environment.seats)
+    ]
     total = sum(shares.values())
     cells = [ExactCell(name, table.seat, table.scores[name]) for table in tables for name in shares]
 
     def mean(opponent: str | None, seat: int | None) -> ExactCell:
-        chosen = [(shares[str(cell.opponent)] / total, cell.scores) for cell in cells if opponent in (None, cell.opponent) and seat in (None, cell.seat)]
+        chosen = [
+            (shares[str(cell.opponent)] / total, cell.scores)
+            for cell in cells
+            if opponent in (None, cell.opponent) and seat in (None, cell.seat)
+        ]
         weight = sum(share for share, _ in chosen)
-        return ExactCell(opponent, seat, tuple(sum(share * scores[k] for share, scores in chosen) / weight for k in range(setting.episodes)))
+        return ExactCell(
+            opponent,
+            seat,
+            tuple(
+                sum(share * scores[k] for share, scores in chosen) / weight
+                for k in range(setting.episodes)
+            ),
+        )
 
-    summary = [mean(None, None), *(mean(None, table.seat) for table in tables), *(mean(name, None) for name in shares)]
+    summary = [
+        mean(None, None),
+        *(mean(None, table.seat) for table in tables),
+        *(mean(name, None) for name in shares),
+    ]
     situations = sum(table.situations for table in tables)
     unread = sum(table.unread for table in tables) / situations
     return Exact((*summary, *cells), situations, unread, max(table.left_out for table in tables))
@@ -95,20 +116,35 @@ def exact_scores(parts: Parts, shares: Mapping[str, float], memory: Memory | Non
 def _check(setting: Setting) -> None:
     memory, draw = setting.memory, setting.agent.sampling
     if not isinstance(setting.environment, OpenSpiel):
-        raise ValueError(f"exact scores need a game of OpenSpiel, and {setting.environment.name} is none")
+        raise ValueError(
+            f"exact scores need a game of OpenSpiel, and {setting.environment.name} is none"
+        )
     if not memory.is_plain_record:
-        raise ValueError("exact scores need a memory that follows from the play alone: memory.keep = history or none")
+        raise ValueError(
+            "exact scores need a memory that follows from the play alone: memory.keep = history or none"
+        )
     if setting.environment.restart == "same":
-        raise ValueError("exact scores need environments.restart = fresh: the deals of a replayed game are not independent")
+        raise ValueError(
+            "exact scores need environments.restart = fresh: the deals of a replayed game are not independent"
+        )
     if draw.top_p < 1 or draw.top_k:
-        raise ValueError("exact scores need evaluate.top_p = 1 and evaluate.top_k = 0: a cut distribution is not the model's own")
+        raise ValueError(
+            "exact scores need evaluate.top_p = 1 and evaluate.top_k = 0: a cut distribution is not the model's own"
+        )
 
 
 class _Table:
     """One seat: episode by episode, which records can arise, what the agent does after each, and what that scores."""
 
-    def __init__(self, parts: Parts, setting: Setting, seat: int, opponents: Sequence[str]) -> None:
-        self.parts, self.setting, self.seat = parts, setting, seat
+    def __init__(
+        self,
+        setting: Setting,
+        model: PreTrainedModel,
+        learn: LearnOptions,
+        seat: int,
+        opponents: Sequence[str],
+    ) -> None:
+        self.setting, self.model, self.learn, self.seat = setting, model, learn, seat
         self.lines = list(_lines(setting.environment, seat))
         self.remembers = bool(self._shown((self.lines[0].recap,), ""))
         self.situations, self.unread, self.left_out = 0, 0.0, 0.0
@@ -116,13 +152,20 @@ class _Table:
         chances: dict[str, dict[Record, float]] = {name: {(): 1.0} for name in opponents}
         self.scores: dict[str, tuple[float, ...]] = dict.fromkeys(opponents, ())
         for number in range(setting.episodes):
-            likely = self._likely_lines(number, {record for before in chances.values() for record in before})
+            likely = self._likely_lines(
+                number, {record for before in chances.values() for record in before}
+            )
             for name in opponents:
                 score, chances[name] = self._step(chances[name], likely, answers[name])
                 self.scores[name] += (score,)
                 self.left_out = max(self.left_out, 1 - sum(chances[name].values()))
 
-    def _step(self, before: Mapping[Record, float], likely: Mapping[Record, list[float]], answers: list[float]) -> tuple[float, dict[Record, float]]:
+    def _step(
+        self,
+        before: Mapping[Record, float],
+        likely: Mapping[Record, list[float]],
+        answers: list[float],
+    ) -> tuple[float, dict[Record, float]]:
         """One episode against one opponent: its score, and how likely each record is afterwards."""
         score, after = 0.0, dict[Record, float]()
         for record, chance in before.items():
@@ -131,12 +174,16 @@ class _Table:
                 score += weight * line.score
                 longer = (*record, line.recap) if self.remembers else ()
                 after[longer] = after.get(longer, 0.0) + weight
-        return score / sum(before.values()), {record: weight for record, weight in after.items() if weight > _NEGLIGIBLE}
+        return score / sum(before.values()), {
+            record: weight for record, weight in after.items() if weight > _NEGLIGIBLE
+        }
 
     def _likely_lines(self, number: int, records: set[Record]) -> dict[Record, list[float]]:
         """For every record: how likely the agent makes its moves of each line."""
         if len(records) > MAX_RECORDS:
-            raise TooLarge(f"more than {MAX_RECORDS:,} records can arise before episode {number + 1}; no exact scores")
+            raise TooLarge(
+                f"more than {MAX_RECORDS:,} records can arise before episode {number + 1}; no exact scores"
+            )
         prompts: dict[tuple[Record, Situation], Ids] = {}
         for record in sorted(records):
             for line in self.lines:
@@ -144,10 +191,19 @@ class _Table:
                     key = record, _situation(line, made)
                     if key not in prompts:
                         prompts[key] = self._prompt(number, record, line, made)
-        table = dict(zip(prompts, self._ask([(ids, situation[-1].legal) for (_, situation), ids in prompts.items()]), strict=True))
+        table = dict(
+            zip(
+                prompts,
+                self._ask([(ids, situation[-1].legal) for (_, situation), ids in prompts.items()]),
+                strict=True,
+            )
+        )
 
         def product(record: Record, line: Line) -> float:
-            return math.prod(table[record, _situation(line, made)][decision.word] for made, decision in enumerate(line.decisions))
+            return math.prod(
+                table[record, _situation(line, made)][decision.word]
+                for made, decision in enumerate(line.decisions)
+            )
 
         return {record: [product(record, line) for line in self.lines] for record in records}
 
@@ -168,7 +224,9 @@ class _Table:
 
         async def fill() -> str:
             for number, recap in enumerate(record, start=1):
-                await notebook.add(Entry(number, "", recap, "drawn", ""), ask)  # a plain record tells the recap alone
+                await notebook.add(
+                    Entry(number, "", recap, "drawn", ""), ask
+                )  # a plain record tells the recap alone
             return str(await notebook.show(opening, ask))
 
         (text,) = run([fill()])
@@ -176,14 +234,28 @@ class _Table:
 
     def _ask(self, prompts: list[tuple[Ids, tuple[str, ...]]]) -> list[dict[str, float]]:
         """How likely each legal move is in each situation, given that one of them is made."""
-        chat, learn = self.setting.agent.chat, self.parts.recipe.learn
-        samples = [_sample(ids, chat.encode(f"<action>{word}</action>")) for ids, legal in prompts for word in legal]
+        chat, learn = self.setting.agent.chat, self.learn
+        samples = [
+            _sample(ids, chat.encode(f"<action>{word}</action>"))
+            for ids, legal in prompts
+            for word in legal
+        ]
         temperature = self.setting.agent.sampling.temperature
-        spoken = iter(reply_logprobs(self.parts.weights(), samples, temperature=temperature, micro_tokens=learn.micro_tokens, packed=learn.packed))
+        spoken = iter(
+            reply_logprobs(
+                self.model,
+                samples,
+                temperature=temperature,
+                micro_tokens=learn.micro_tokens,
+                packed=learn.packed,
+            )
+        )
         found = []
         for _, legal in prompts:
             chances = [math.exp(next(spoken)) for _ in legal]
-            found.append({word: chance / sum(chances) for word, chance in zip(legal, chances, strict=True)})
+            found.append(
+                {word: chance / sum(chances) for word, chance in zip(legal, chances, strict=True)}
+            )
             self.unread += 1 - sum(chances)
         self.situations += len(prompts)
         return found
@@ -209,19 +281,32 @@ def _likely(line: Line, opponent: str, seat: int) -> float:
 def _lines(game: Environment, seat: int) -> Iterator[Line]:
     """All ways through a game; moves nobody would make included."""
     assert isinstance(game, OpenSpiel), "checked before"
-    stack: list[tuple[float, OpenSpielState, Situation, tuple[tuple[OpenSpielState, str], ...]]] = [(chance, root, (), ()) for chance, root in roots(game)]
+    stack: list[tuple[float, OpenSpielState, Situation, tuple[tuple[OpenSpielState, str], ...]]] = [
+        (chance, root, (), ()) for chance, root in roots(game)
+    ]
     count = 0
     while stack:
         chance, state, decisions, answers = stack.pop()
         if state.spiel.is_terminal():
             count += 1
             if count > MAX_LINES:
-                raise TooLarge(f"{game.game} has more than {MAX_LINES} lines of play; no exact scores")
+                raise TooLarge(
+                    f"{game.game} has more than {MAX_LINES} lines of play; no exact scores"
+                )
             yield Line(chance, decisions, answers, state.recap(seat), state.scores()[seat])
         elif state.spiel.is_chance_node():
-            stack += [(chance * likely, chanced(state, action), decisions, answers) for action, likely in state.spiel.chance_outcomes()]
+            stack += [
+                (chance * likely, chanced(state, action), decisions, answers)
+                for action, likely in state.spiel.chance_outcomes()
+            ]
         elif state.spiel.current_player() == seat:
             here = state.observe(seat), state.legal()
-            stack += [(chance, moved(state, word), (*decisions, Decision(*here, word)), answers) for word in state.legal()]
+            stack += [
+                (chance, moved(state, word), (*decisions, Decision(*here, word)), answers)
+                for word in state.legal()
+            ]
         else:
-            stack += [(chance, moved(state, word), decisions, (*answers, (state, word))) for word in state.legal()]
+            stack += [
+                (chance, moved(state, word), decisions, (*answers, (state, word)))
+                for word in state.legal()
+            ]

@@ -1,54 +1,49 @@
-"""The judge: what a panel of played meta-episodes says, for everybody and by opponent and seat, with intervals and ceilings.
+"""Evaluation figures computed from panel results: overall, by opponent and by seat, with intervals.
 
-A `TaskRow` keeps the little that is needed of a meta-episode; every figure is computed from rows, so stored rows give the
-same figures and can be compared in pairs later. The unit is the task: members of one task are averaged before any interval.
+Ceilings are computed beside the figures where the game is small enough.
 """
 
-import json
 import math
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from mage.evaluation.ceilings import Ceilings, TooLarge, best_response, ceilings, equilibrium_value, expert_score, exploitation
-from mage.environments.base import SEATS, Environment
+from mage.environments.base import Environment
 from mage.environments.openspiel import OpenSpiel
-from mage.opponents.base import Population, find
+from mage.evaluation.ceilings import (
+    Ceilings,
+    TooLarge,
+    best_response,
+    ceilings,
+    equilibrium_value,
+    expert_score,
+    exploitation,
+)
 from mage.evaluation.panels import NOBODY
-from mage.evaluation.statistics import Difference, Estimate, mean, paired, sign_test, stratified_mean, wilson
-from mage.types import Episode, MetaEpisode, Split, Task
-
-
-@dataclass(frozen=True, slots=True)
-class TaskRow:
-    """One member's meta-episode on one task; the sequences have one entry per episode PLAYED.
-
-    Tokens of moves are `tokens`, those of the reflection before an episode `reflected`, those that the memory asked for `asked`.
-    """
-
-    task: Task
-    member: int
-    scores: tuple[float, ...]
-    outcomes: tuple[str, ...]
-    endings: tuple[str, ...]
-    replies: tuple[int, ...]
-    illegal: tuple[int, ...]
-    tokens: tuple[int, ...]
-    regrets: tuple[float | None, ...] = ()
-    reflected: tuple[int, ...] = ()
-    asked: tuple[int, ...] = ()
-
-    @property
-    def generated(self) -> int:
-        """All tokens that the model wrote: moves, reflections, and what a memory asked it."""
-        return sum(self.tokens) + sum(self.reflected) + sum(self.asked)
-
-    def passed(self, episodes: int) -> bool:
-        """Won at least once in the first so many episodes; a win stands even if play stopped after it."""
-        return "won" in self.outcomes[:episodes]
+from mage.evaluation.rows import (
+    TaskRow,
+    average,
+    by_task,
+    finite,
+    gain_of,
+    outcome_of,
+    passed_by,
+    rate,
+    ratio,
+    regret_of,
+    score_of,
+    select_rows,
+    success_of,
+    task_row,
+)
+from mage.evaluation.statistics import (
+    Estimate,
+    mean,
+    stratified_mean,
+)
+from mage.opponents.base import Population, find
+from mage.types import MetaEpisode, Split, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +110,11 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values without the rows, which `write_tasks` stores; an infinite end of an interval is null."""
-        return {name: _finite(value) for name, value in asdict(replace(self, rows=())).items() if name != "rows"}
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeComparison:
-    """Second minus first in one episode, over the tasks on which both played it (`pass_at`: over all)."""
-
-    episode: int
-    score: Difference
-    success: Difference
-    pass_at: Difference
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    tasks: int
-    episodes: tuple[EpisodeComparison, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: _finite(value) for name, value in asdict(self).items()}
+        return {
+            name: finite(value)
+            for name, value in asdict(replace(self, rows=())).items()
+            if name != "rows"
+        }
 
 
 def summarise(
@@ -149,7 +129,9 @@ def summarise(
     """The figures of a played panel. `search` also computes best responses to MCTS (slow, estimated); `stratified` takes the
     narrower intervals of scores that a stratified panel allows."""
     rows = [task_row(played) for played in meta_episodes]
-    return summarise_rows(rows, environment, population, split, search=search, stratified=stratified)
+    return summarise_rows(
+        rows, environment, population, split, search=search, stratified=stratified
+    )
 
 
 def summarise_rows(
@@ -163,10 +145,25 @@ def summarise_rows(
 ) -> Evaluation:
     """The same from rows, fresh or read back."""
     _check_rows(rows, environment, population, split)
-    judge = _Judge(environment, population.pool(split), max(len(row.scores) for row in rows), search, stratified)
-    opponents = [name for name in (*population.pool(split), NOBODY) if any(row.task.opponent == name for row in rows)]
+    judge = _FigureBuilder(
+        environment,
+        population.pool(split),
+        max(len(row.scores) for row in rows),
+        search,
+        stratified,
+    )
+    opponents = [
+        name
+        for name in (*population.pool(split), NOBODY)
+        if any(row.task.opponent == name for row in rows)
+    ]
     seats = sorted({row.task.seat for row in rows})
-    pairs = [(opponent, seat) for opponent in opponents for seat in seats if _chosen(rows, opponent, seat)]
+    pairs = [
+        (opponent, seat)
+        for opponent in opponents
+        for seat in seats
+        if select_rows(rows, opponent, seat)
+    ]
     return Evaluation(
         environment=environment.name,
         split=split,
@@ -178,131 +175,17 @@ def summarise_rows(
     )
 
 
-def compare(
-    first: Evaluation | Sequence[TaskRow], second: Evaluation | Sequence[TaskRow], *, opponent: str | None = None, seat: int | None = None
-) -> Comparison:
-    """Second minus first over the SAME tasks: mean differences with paired intervals; wins are tested by the sign test."""
-    ours, theirs = (one.rows if isinstance(one, Evaluation) else one for one in (first, second))
-    _check_same_panel(ours, theirs)
-    a, b = (_chosen(rows, opponent, seat) for rows in (ours, theirs))
-    if not a:
-        raise ValueError(f"the panel has no task with opponent {opponent!r} and seat {seat!r}")
-    shared = min(max(len(row.scores) for row in rows) for rows in (a, b))
-    played = [k for k in range(shared) if _both(a, b, _score(k))[0]]
-    return Comparison(len({row.task for row in a}), tuple(_compare_episode(a, b, k) for k in played))
-
-
-def task_row(played: MetaEpisode) -> TaskRow:
-    """What is kept of a meta-episode. Replies are moves; reflections are counted apart."""
-    episodes = played.episodes
-    return TaskRow(
-        task=played.task,
-        member=played.member,
-        scores=tuple(episode.score for episode in episodes),
-        outcomes=tuple(episode.outcome for episode in episodes),
-        endings=tuple(episode.ending for episode in episodes),
-        replies=tuple(len(episode.turns) for episode in episodes),
-        illegal=tuple(sum(not turn.legal for turn in episode.turns) for episode in episodes),
-        tokens=tuple(_reply_tokens(episode) for episode in episodes),
-        regrets=tuple(episode.regret for episode in episodes),
-        reflected=tuple(_reflection_tokens(episode) for episode in episodes),
-        asked=played.asked,
-    )
-
-
-def _reply_tokens(episode: Episode) -> int:
-    return sum(len(turn.completion.token_ids) for turn in episode.turns)
-
-
-def _reflection_tokens(episode: Episode) -> int:
-    return 0 if episode.reflection is None else len(episode.reflection.completion.token_ids)
-
-
-def write_tasks(path: Path, rows: Iterable[TaskRow]) -> None:
-    """One JSON line per row, whole or not at all."""
-    lines = [json.dumps(row_to_json(row)) for row in rows]
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    os.replace(part, path)
-
-
-def read_tasks(path: Path) -> tuple[TaskRow, ...]:
-    return tuple(row_from_json(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line)
-
-
-def row_to_json(row: TaskRow) -> dict[str, Any]:
-    """A row as plain values, its task's beside its own."""
-    return {**asdict(row.task), **{name: value for name, value in asdict(row).items() if name != "task"}}
-
-
-def row_from_json(fields: dict[str, Any]) -> TaskRow:
-    task = Task(**{name: fields.pop(name) for name in Task.__dataclass_fields__})
-    member = fields.pop("member")
-    return TaskRow(task=task, member=member, **{name: tuple(value) for name, value in fields.items()})
-
-
-# --- Figures of one cell -------------------------------------------------------------------------------------------
-
-Measure = Callable[[TaskRow], float | None]
-
-
-def _score(k: int) -> Measure:
-    return lambda row: row.scores[k] if k < len(row.scores) else None
-
-
-def _outcome(k: int, outcome: str) -> Measure:
-    return lambda row: float(row.outcomes[k] == outcome) if k < len(row.outcomes) else None
-
-
-def _success(k: int) -> Measure:
-    return _outcome(k, "won")
-
-
-def _regret(k: int) -> Measure:
-    return lambda row: row.regrets[k] if k < len(row.regrets) else None
-
-
-def _passed(k: int) -> Measure:
-    return lambda row: float(row.passed(k + 1))
-
-
-def _gain(k: int, measure: Callable[[int], Measure]) -> Measure:
-    def gain(row: TaskRow) -> float | None:
-        first, now = measure(0)(row), measure(k)(row)
-        return None if first is None or now is None else now - first
-
-    return gain
-
-
-def _by_task(rows: Sequence[TaskRow], measure: Measure) -> dict[Task, float]:
-    """The mean over members for every task on which there is something to measure."""
-    found: dict[Task, list[float]] = {}
-    for row in rows:
-        value = measure(row)
-        if value is not None:
-            found.setdefault(row.task, []).append(value)
-    return {task: math.fsum(values) / len(values) for task, values in found.items()}
-
-
-def _rate(rows: Sequence[TaskRow], measure: Measure) -> Estimate | None:
-    values = _by_task(rows, measure)
-    return wilson(math.fsum(values.values()), len(values)) if values else None
-
-
-def _average(rows: Sequence[TaskRow], measure: Measure) -> Estimate | None:
-    values = _by_task(rows, measure)
-    return mean(list(values.values())) if values else None
-
-
-def _ratio(above: Iterable[float], below: Iterable[float]) -> float | None:
-    total = sum(below)
-    return sum(above) / total if total else None
-
-
-class _Judge:
+class _FigureBuilder:
     """Computes cells; holds what they share: the world, and the bounds that come with it."""
 
-    def __init__(self, environment: Environment, pool: Mapping[str, float], episodes: int, search: bool, stratified: bool) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        pool: Mapping[str, float],
+        episodes: int,
+        search: bool,
+        stratified: bool,
+    ) -> None:
         self.environment, self.pool = environment, pool
         self.episodes, self.search, self.stratified = episodes, search, stratified
         self.ceilings: dict[int, tuple[Ceilings, ...]] = {}
@@ -310,7 +193,7 @@ class _Judge:
         self.expert_scores: dict[Task, float | None] = {}
 
     def cell(self, rows: Sequence[TaskRow], opponent: str | None, seat: int | None) -> Cell:
-        chosen = _chosen(rows, opponent, seat)
+        chosen = select_rows(rows, opponent, seat)
         tasks = list(dict.fromkeys(row.task for row in chosen))
         bounds = self._bounds(tasks)
         # One opponent's games are not bounded by what is best against all of them together.
@@ -323,7 +206,9 @@ class _Judge:
             best_response=bounds[1] if bounds else None,
             non_adapting=first.non_adapting if first else None,
             knows_opponent=first.knows_opponent if first else None,
-            episodes=tuple(self._figures(chosen, tasks, k, opponent is None) for k in range(self.episodes)),
+            episodes=tuple(
+                self._figures(chosen, tasks, k, opponent is None) for k in range(self.episodes)
+            ),
             expert=self._expert(tasks),
         )
 
@@ -341,33 +226,40 @@ class _Judge:
         wins = sum(self.environment.outcome(score) == "won" for score in known)
         return Expert(wins / len(known), math.fsum(known) / len(known))
 
-    def _figures(self, rows: Sequence[TaskRow], tasks: list[Task], k: int, everybody: bool) -> EpisodeFigures:
+    def _figures(
+        self, rows: Sequence[TaskRow], tasks: list[Task], k: int, everybody: bool
+    ) -> EpisodeFigures:
         played = [row for row in rows if k < len(row.scores)]
-        passed, score = _rate(rows, _passed(k)), self._mean_score(played, k)
+        passed, score = rate(rows, passed_by(k)), self._mean_score(played, k)
         ceiling = self._ceiling(tasks, k) if everybody else None
         assert passed is not None, "a cell has at least one task"
         return EpisodeFigures(
             episode=k + 1,
             pass_at=passed,
-            success=_rate(played, _success(k)),
-            draws=_rate(played, _outcome(k, "drawn")),
+            success=rate(played, success_of(k)),
+            draws=rate(played, outcome_of(k, "drawn")),
             score=score,
-            success_gain=_average(played, _gain(k, _success)) if k else None,
-            score_gain=_average(played, _gain(k, _score)) if k else None,
+            success_gain=average(played, gain_of(k, success_of)) if k else None,
+            score_gain=average(played, gain_of(k, score_of)) if k else None,
             exploitation=self._exploitation(score, played),
             ceiling=ceiling.bayes_final if ceiling else None,
-            illegal=_ratio((row.illegal[k] for row in played), (row.replies[k] for row in played)),
-            tokens=_ratio((row.tokens[k] for row in played), (row.replies[k] for row in played)),
-            unfinished=_ratio((float(row.endings[k] != "finished") for row in played), (1 for _ in played)),
-            regret=_average(played, _regret(k)),
+            illegal=ratio((row.illegal[k] for row in played), (row.replies[k] for row in played)),
+            tokens=ratio((row.tokens[k] for row in played), (row.replies[k] for row in played)),
+            unfinished=ratio(
+                (float(row.endings[k] != "finished") for row in played), (1 for _ in played)
+            ),
+            regret=average(played, regret_of(k)),
         )
 
     def _mean_score(self, played: Sequence[TaskRow], k: int) -> Estimate | None:
-        values = _by_task(played, _score(k))
+        values = by_task(played, score_of(k))
         if not values or not self.stratified:
             return mean(list(values.values())) if values else None
         world = self.environment
-        strata = [(task.opponent, task.seat, world.stratum(world.episode_seed(task.seed, k))) for task in values]
+        strata = [
+            (task.opponent, task.seat, world.stratum(world.episode_seed(task.seed, k)))
+            for task in values
+        ]
         return stratified_mean(list(values.values()), strata)
 
     def _exploitation(self, score: Estimate | None, played: Sequence[TaskRow]) -> Estimate | None:
@@ -380,7 +272,11 @@ class _Judge:
     def _bounds(self, tasks: list[Task]) -> tuple[float, float] | None:
         """Equilibrium and best-response score, averaged over the tasks. Not for `restart = "same"`: whoever has seen the
         deal and the opponent's draws once may beat the best response to a stranger."""
-        if not tasks or self.environment.restart == "same" or not isinstance(self.environment, OpenSpiel):
+        if (
+            not tasks
+            or self.environment.restart == "same"
+            or not isinstance(self.environment, OpenSpiel)
+        ):
             return None
         if not all(self._is_exact(task.opponent) for task in tasks):
             return None
@@ -389,12 +285,17 @@ class _Judge:
             bounds = [(count, *self._pair_bounds(*pair)) for pair, count in pairs.items()]
         except TooLarge:
             return None
-        return math.fsum(count * low for count, low, _ in bounds) / len(tasks), math.fsum(count * high for count, _, high in bounds) / len(tasks)
+        return math.fsum(count * low for count, low, _ in bounds) / len(tasks), math.fsum(
+            count * high for count, _, high in bounds
+        ) / len(tasks)
 
     def _pair_bounds(self, opponent: str, seat: int) -> tuple[float, float]:
         """Equilibrium and best-response score of one seat against one opponent: a walk of the game tree, made once."""
         if (opponent, seat) not in self.bounds:
-            self.bounds[opponent, seat] = equilibrium_value(self.environment, seat), best_response(self.environment, opponent, seat)
+            self.bounds[opponent, seat] = (
+                equilibrium_value(self.environment, seat),
+                best_response(self.environment, opponent, seat),
+            )
         return self.bounds[opponent, seat]
 
     def _is_exact(self, opponent: str) -> bool:
@@ -407,7 +308,9 @@ class _Judge:
         if not all(len(found) > k for found in per_seat):
             return None
         chosen = [asdict(found[k]) for found in per_seat]
-        return Ceilings(**{name: math.fsum(one[name] for one in chosen) / len(chosen) for name in chosen[0]})
+        return Ceilings(
+            **{name: math.fsum(one[name] for one in chosen) / len(chosen) for name in chosen[0]}
+        )
 
     def _seat_ceilings(self, seat: int) -> tuple[Ceilings, ...]:
         if seat not in self.ceilings:
@@ -431,100 +334,23 @@ class _Judge:
         return tuple(found)
 
 
-# --- Pairs ---------------------------------------------------------------------------------------------------------
-
-
-def _compare_episode(a: Sequence[TaskRow], b: Sequence[TaskRow], k: int) -> EpisodeComparison:
-    return EpisodeComparison(
-        episode=k + 1,
-        score=paired(*_both(a, b, _score(k))),
-        success=_wins(*_both(a, b, _success(k))),
-        pass_at=_wins(*_both(a, b, _passed(k))),
-    )
-
-
-def _both(a: Sequence[TaskRow], b: Sequence[TaskRow], measure: Measure) -> tuple[list[float], list[float]]:
-    """The per-task values of both sides, on the tasks on which both have something to measure."""
-    first, second = (_by_task(rows, measure) for rows in (a, b))
-    tasks = [task for task in first if task in second]
-    return [first[task] for task in tasks], [second[task] for task in tasks]
-
-
-def _wins(first: Sequence[float], second: Sequence[float]) -> Difference:
-    pairs = list(zip(first, second, strict=True))
-    return Difference(paired(first, second).difference, sign_test(sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)))
-
-
-def _chosen(rows: Sequence[TaskRow], opponent: str | None, seat: int | None) -> list[TaskRow]:
-    return [row for row in rows if opponent in (None, row.task.opponent) and seat in (None, row.task.seat)]
-
-
-def _check_rows(rows: Sequence[TaskRow], environment: Environment, population: Population, split: Split) -> None:
+def _check_rows(
+    rows: Sequence[TaskRow], environment: Environment, population: Population, split: Split
+) -> None:
     if not rows:
         raise ValueError("there is nothing to evaluate: no meta-episode was played")
     strangers = {row.task.environment for row in rows} - {environment.name}
     if strangers:
-        raise ValueError(f"these meta-episodes were played in {', '.join(sorted(strangers))}, not in {environment.name}")
+        raise ValueError(
+            f"these meta-episodes were played in {', '.join(sorted(strangers))}, not in {environment.name}"
+        )
     if {row.task.split for row in rows} != {split}:
-        raise ValueError(f"these meta-episodes belong to split {', '.join(sorted({row.task.split for row in rows}))}, not to {split}")
+        raise ValueError(
+            f"these meta-episodes belong to split {', '.join(sorted({row.task.split for row in rows}))}, not to {split}"
+        )
     pool = set(population.pool(split)) if environment.multi_agent else {NOBODY}
     unknown = {row.task.opponent for row in rows} - pool
     if unknown:
-        raise ValueError(f"opponents {', '.join(sorted(unknown))} are not in the population's {split} pool ({', '.join(sorted(pool))})")
-
-
-def _check_same_panel(a: Sequence[TaskRow], b: Sequence[TaskRow]) -> None:
-    first, second = ({row.task for row in rows} for rows in (a, b))
-    if first != second:
         raise ValueError(
-            f"the two evaluations were not played on the same panel: {len(first - second)} of {len(first)} tasks are in the first only, "
-            f"{len(second - first)} of {len(second)} in the second only; compare runs with the same panel name, size, seats and episodes"
+            f"opponents {', '.join(sorted(unknown))} are not in the population's {split} pool ({', '.join(sorted(pool))})"
         )
-
-
-# --- For people ----------------------------------------------------------------------------------------------------
-
-HEADER = ("opponent", "seat", "episode", "tasks", "success", "Pass@k", "draws", "score", "gain", "regret", "ceiling", "exploits", "illegal", "tokens")
-
-
-def table(evaluation: Evaluation) -> list[tuple[str, ...]]:
-    """The header and one row per cell and episode, as plain strings; `88 % (80-93)` is a rate and its 95 % interval."""
-    return [HEADER, *(_table_row(cell, figures) for cell in evaluation.cells for figures in cell.episodes)]
-
-
-def _table_row(cell: Cell, figures: EpisodeFigures) -> tuple[str, ...]:
-    return (
-        "all" if cell.opponent is None else cell.opponent,
-        "both" if cell.seat is None else SEATS[cell.seat],
-        str(figures.episode),
-        str(figures.score.count if figures.score else 0),
-        _show_rate(figures.success),
-        _show_rate(figures.pass_at),
-        _show_rate(figures.draws),
-        _show_score(figures.score),
-        _show_score(figures.score_gain),
-        "-" if figures.regret is None else f"{figures.regret.value:.2f}",
-        "-" if figures.ceiling is None else f"{figures.ceiling:.3f}",
-        "-" if figures.exploitation is None else f"{figures.exploitation.value:.2f}",
-        "-" if figures.illegal is None else f"{100 * figures.illegal:.1f} %",
-        "-" if figures.tokens is None else f"{figures.tokens:.0f}",
-    )
-
-
-def _show_rate(rate: Estimate | None) -> str:
-    return "-" if rate is None else f"{100 * rate.value:.0f} % ({100 * rate.low:.0f}-{100 * rate.high:.0f})"
-
-
-def _show_score(score: Estimate | None) -> str:
-    if score is None:
-        return "-"
-    return f"{score.value:+.3f}" + (f" ({score.low:+.3f} to {score.high:+.3f})" if math.isfinite(score.low) else "")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no tuples."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

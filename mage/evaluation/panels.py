@@ -11,16 +11,18 @@ from collections.abc import Mapping
 from typing import Literal
 
 from mage.environments.base import Environment
-from mage.opponents.base import Population, spread
+from mage.opponents.base import Population, allocate
 from mage.seeds import derive
 from mage.types import Split, Task
 
 Seats = Literal["first", "second", "both"]
-Name = Literal["select", "final"]
+PanelName = Literal["select", "final"]
 
 VERSION = 1
 NOBODY = ""  # the opponent of a task in a world without one
-_CONTROLLED = 3  # episodes whose deals are balanced; a search for more would take 6 times as long for each
+_CONTROLLED = (
+    3  # episodes whose deals are balanced; a search for more would take 6 times as long for each
+)
 _SEATS = {"first": (0,), "second": (1,), "both": (0, 1)}
 
 
@@ -31,7 +33,7 @@ def make_panel(
     *,
     size: int,
     seats: Seats = "both",
-    name: Name = "final",
+    name: PanelName = "final",
     episodes: int = 3,
 ) -> tuple[Task, ...]:
     """`size` tasks, stratified over opponent x seat x deal, in random order (so that a cut-off run is still a fair sample).
@@ -41,18 +43,30 @@ def make_panel(
     """
     environment = environment.for_split(split)
     if size < 1 or episodes < 1:
-        raise ValueError(f"a panel needs at least one task and one episode, not size = {size} and episodes = {episodes}")
+        raise ValueError(
+            f"a panel needs at least one task and one episode, not size = {size} and episodes = {episodes}"
+        )
     if seats not in _SEATS:
         raise ValueError(f"seats must be one of {', '.join(_SEATS)}, not {seats!r}")
     places = tuple(seat for seat in _SEATS[seats] if seat < environment.seats)
     if not places:
-        raise ValueError(f"{environment.name} has one seat only; a panel for seats = {seats!r} is empty")
+        raise ValueError(
+            f"{environment.name} has one seat only; a panel for seats = {seats!r} is empty"
+        )
     source = _Seeds(environment, (name, environment.name, split), _positions(environment, episodes))
     tasks = [
-        Task(environment=environment.name, seed=source.take(deals), seat=seat, opponent=opponent, split=split)
+        Task(
+            environment=environment.name,
+            seed=source.take(deals),
+            seat=seat,
+            opponent=opponent,
+            split=split,
+        )
         for seat, count in zip(places, _halves(size, len(places)), strict=True)
         for opponent, block in _blocks(environment, population, split, count, source).items()
-        for deals in _deals(environment.strata(), block, source.positions, source.derive("deals", opponent, seat))
+        for deals in _deals(
+            environment.strata(), block, source.positions, source.derive("deals", opponent, seat)
+        )
     ]
     random.Random(source.derive("order")).shuffle(tasks)
     return tuple(tasks)
@@ -66,14 +80,18 @@ def _halves(size: int, parts: int) -> list[int]:
     return [size // parts + (part < size % parts) for part in range(parts)]
 
 
-def _blocks(environment: Environment, population: Population, split: Split, count: int, source: "_Seeds") -> Mapping[str, int]:
+def _blocks(
+    environment: Environment, population: Population, split: Split, count: int, source: "_Seeds"
+) -> Mapping[str, int]:
     """How many tasks each opponent gets; the same in both seats, since the seed is."""
     if not environment.multi_agent:
         return {NOBODY: count}
     pool = population.pool(split)
     if not pool:
-        raise ValueError(f"the population has no opponents for split {split!r}; name some under opponents.{split}")
-    drawn = Counter(spread(pool, count, source.derive("opponents")))
+        raise ValueError(
+            f"the population has no opponents for split {split!r}; name some under opponents.{split}"
+        )
+    drawn = Counter(allocate(pool, count, source.derive("opponents")))
     return {opponent: drawn[opponent] for opponent in pool}
 
 
@@ -92,7 +110,11 @@ def _deals(strata: int, count: int, positions: int, seed: int) -> list[tuple[int
     for row in range(count):
         run = row // strata
         shifts = (0, run % strata, order[run % strata] + run // strata)
-        rows.append(tuple(label[(row + shift) % strata] for label, shift in zip(labels, shifts, strict=False)))
+        rows.append(
+            tuple(
+                label[(row + shift) % strata] for label, shift in zip(labels, shifts, strict=False)
+            )
+        )
     return rows
 
 
@@ -117,4 +139,6 @@ class _Seeds:
 
     def _deals_of(self, seed: int) -> tuple[int, ...]:
         world = self.environment
-        return tuple(world.stratum(world.episode_seed(seed, episode)) for episode in range(self.positions))
+        return tuple(
+            world.stratum(world.episode_seed(seed, episode)) for episode in range(self.positions)
+        )

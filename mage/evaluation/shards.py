@@ -1,8 +1,8 @@
-"""Sittings: a panel is played some tasks at a time, and each sitting is stored when it ends, so a killed evaluation goes on.
+"""Shards: a panel is played some tasks at a time, and each shard is stored when it ends, so a killed evaluation goes on.
 
 Of a meta-episode only its row is kept once it ends, so a panel takes the memory of the games under way, however long it is.
-Every sitting starts with an empty cache: what it finds depends on its tasks, not on whether the one before was played or read.
-A memory that lasts from task to task has sittings of its own size, and what it took from the finished ones is stored with them.
+Every shard starts with an empty cache: what it finds depends on its tasks, not on whether the one before was played or read.
+A memory that lasts from task to task has shards of its own size, and what it took from the finished ones is stored with them.
 """
 
 import json
@@ -11,78 +11,91 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mage.evaluation.figures import TaskRow, row_from_json, row_to_json, task_row
-from mage.learn.ranks import Team, weave
+from mage.evaluation.rows import TaskRow, row_from_json, row_to_json, task_row
+from mage.learn.ranks import Ranks, interleave
 from mage.memory.base import Entry
 from mage.play import Entries, Setting, in_order, keep_entries, play_wave
 from mage.types import MetaEpisode, Task
 
-_LEAST = 128  # tasks of a sitting
+_LEAST = 128  # tasks of a shard
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
+class Shard:
     """What is left of some tasks of a panel: their rows, and the episodes for a memory that lasts."""
 
     rows: tuple[TaskRow, ...]
     entries: tuple[Entry, ...]
 
 
-class Store:
-    """The finished sittings of one evaluation, one line each; `about` says of what, and lines about something else are not read."""
+class ShardStore:
+    """The finished shards of one evaluation, one line each; `about` says of what, and lines about something else are not read."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self.path, self.about = path, about
 
-    def read(self) -> list[Sitting]:
-        """All whole sittings; a file that is about something else is begun anew."""
-        lines = self.path.read_bytes().rpartition(b"\n")[0].splitlines() if self.path.is_file() else []
+    def read(self) -> list[Shard]:
+        """All whole shards; a file that is about something else is begun anew."""
+        lines = (
+            self.path.read_bytes().rpartition(b"\n")[0].splitlines() if self.path.is_file() else []
+        )
         if not lines or json.loads(lines[0]) != self.about:
             self.path.write_bytes(json.dumps(self.about).encode() + b"\n")
             return []
-        self.path.write_bytes(b"".join(line + b"\n" for line in lines))  # without the half line that a kill may leave
-        return [_read_sitting(json.loads(line)) for line in lines[1:]]
+        self.path.write_bytes(
+            b"".join(line + b"\n" for line in lines)
+        )  # without the half line that a kill may leave
+        return [_read_shard(json.loads(line)) for line in lines[1:]]
 
-    def add(self, sitting: Sitting) -> None:
-        line = {"rows": [row_to_json(row) for row in sitting.rows], "entries": [asdict(entry) for entry in sitting.entries]}
+    def add(self, shard: Shard) -> None:
+        line = {
+            "rows": [row_to_json(row) for row in shard.rows],
+            "entries": [asdict(entry) for entry in shard.entries],
+        }
         with open(self.path, "ab") as file:
             file.write(json.dumps(line).encode() + b"\n")
 
 
-def _read_sitting(line: dict[str, Any]) -> Sitting:
-    return Sitting(tuple(map(row_from_json, line["rows"])), tuple(Entry(**entry) for entry in line["entries"]))
+def _read_shard(line: dict[str, Any]) -> Shard:
+    return Shard(
+        tuple(map(row_from_json, line["rows"])), tuple(Entry(**entry) for entry in line["entries"])
+    )
 
 
-def play_sittings(
+def play_shards(
     setting: Setting,
     tasks: Sequence[Task],
     seed: int,
     *,
-    team: Team,
+    ranks: Ranks,
     transcripts: int | None,
-    store: Store | None = None,
+    store: ShardStore | None = None,
     on_played: Callable[[int], None] = lambda done: None,
     on_transcripts: Callable[[list[MetaEpisode]], None] = lambda metas: None,
 ) -> tuple[list[TaskRow], list[MetaEpisode]]:
     """All rows in the tasks' order, and this member's meta-episodes of the first `transcripts` tasks (None = all) as far as
-    they were played now; the leader hears of them after every sitting that has some."""
-    found: list[Sitting] = team.tell(store.read() if store is not None and team.leads else [])
+    they were played now; the leader hears of them after every shard that has some."""
+    found: list[Shard] = ranks.broadcast(
+        store.read() if store is not None and ranks.is_main else []
+    )
     metas: list[MetaEpisode] = []
     for start, end in _spans(setting, len(tasks)):
         number = start // _size(setting)
         if number == len(found):
-            sitting, kept = _sit(setting, tasks[start:end], start, seed, team, transcripts, on_played)
-            found.append(sitting)
+            shard, kept = _sit(
+                setting, tasks[start:end], start, seed, ranks, transcripts, on_played
+            )
+            found.append(shard)
             metas += kept
-            if team.leads:
+            if ranks.is_main:
                 if kept:
                     on_transcripts(metas)
                 if store is not None:
-                    store.add(sitting)
+                    store.add(shard)
         if setting.memory.tasks_at_once is not None:
             setting = replace(setting, memory=setting.memory.after(found[number].entries))
         on_played(end)
-    return [row for sitting in found for row in sitting.rows], metas
+    return [row for shard in found for row in shard.rows], metas
 
 
 def _size(setting: Setting) -> int:
@@ -96,8 +109,14 @@ def _spans(setting: Setting, count: int) -> list[tuple[int, int]]:
 
 
 def _sit(
-    setting: Setting, tasks: Sequence[Task], start: int, seed: int, team: Team, transcripts: int | None, on_played: Callable[[int], None]
-) -> tuple[Sitting, list[MetaEpisode]]:
+    setting: Setting,
+    tasks: Sequence[Task],
+    start: int,
+    seed: int,
+    ranks: Ranks,
+    transcripts: int | None,
+    on_played: Callable[[int], None],
+) -> tuple[Shard, list[MetaEpisode]]:
     engine, lasts = setting.agent.engine, setting.memory.tasks_at_once is not None
     engine.refresh(engine.policy_version)
     metas: list[MetaEpisode] = []
@@ -106,13 +125,13 @@ def _sit(
     def keep(meta: MetaEpisode) -> tuple[TaskRow, Entries | None]:
         nonlocal done
         done += 1
-        on_played(min(start + done * team.size, start + len(tasks)))
+        on_played(min(start + done * ranks.size, start + len(tasks)))
         if transcripts is None or meta.group < transcripts:
             metas.append(meta)
         return task_row(meta), keep_entries(setting, meta) if lasts else None
 
-    numbers = team.share(range(start, start + len(tasks)))
+    numbers = ranks.split(range(start, start + len(tasks)))
     played = play_wave(setting, {number: [tasks[number - start]] for number in numbers}, seed, keep)
-    rows = weave(team.gather([row for row, _ in played]))
-    entries = in_order(team.gather([one for _, one in played if one is not None])) if lasts else []
-    return Sitting(tuple(rows), tuple(entries)), sorted(metas, key=lambda meta: meta.group)
+    rows = interleave(ranks.gather([row for row, _ in played]))
+    entries = in_order(ranks.gather([one for _, one in played if one is not None])) if lasts else []
+    return Shard(tuple(rows), tuple(entries)), sorted(metas, key=lambda meta: meta.group)

@@ -24,7 +24,9 @@ class Estimate:
 
     def shifted(self, by: float, scale: float = 1.0) -> "Estimate":
         """(value + by) * scale, for a positive scale."""
-        return Estimate((self.value + by) * scale, (self.low + by) * scale, (self.high + by) * scale, self.count)
+        return Estimate(
+            (self.value + by) * scale, (self.low + by) * scale, (self.high + by) * scale, self.count
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,19 @@ def wilson(successes: float, count: int, level: float = 0.95) -> Estimate:
     `successes` may be a sum of per-task means: with several members a task, counting tasks only is the careful choice.
     """
     if count < 1 or not -1e-9 <= successes <= count + 1e-9:
-        raise ValueError(f"a rate needs at least one task and at most one success for each, not {successes} of {count}")
+        raise ValueError(
+            f"a rate needs at least one task and at most one success for each, not {successes} of {count}"
+        )
     rate, z = successes / count, float(ndtri(0.5 + level / 2))
     centre = (rate + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(max(0.0, rate * (1 - rate)) / count + z * z / (4 * count * count))
-    return Estimate(rate, max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half)), count)
+    half = (
+        z
+        / (1 + z * z / count)
+        * math.sqrt(max(0.0, rate * (1 - rate)) / count + z * z / (4 * count * count))
+    )
+    return Estimate(
+        rate, max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half)), count
+    )
 
 
 def mean(values: Sequence[float], level: float = 0.95) -> Estimate:
@@ -58,7 +68,9 @@ def mean(values: Sequence[float], level: float = 0.95) -> Estimate:
     return _t_interval(average, error, len(values) - 1, len(values), level)
 
 
-def stratified_mean(values: Sequence[float], strata: Sequence[Hashable], level: float = 0.95) -> Estimate:
+def stratified_mean(
+    values: Sequence[float], strata: Sequence[Hashable], level: float = 0.95
+) -> Estimate:
     """The same mean, its interval from the variance WITHIN strata: a panel fixes how often each (opponent, seat, deal) comes.
 
     error^2 = sum_h (n_h / n)^2 s_h^2 / n_h. Strata of one task have no variance of their own and are pooled into one, which
@@ -76,7 +88,9 @@ def stratified_mean(values: Sequence[float], strata: Sequence[Hashable], level: 
     if len(values) == 1:
         return mean(values, level)
     error = math.sqrt(sum(len(block) * _variance(block) for block in blocks)) / len(values)
-    return _t_interval(math.fsum(values) / len(values), error, len(values) - len(blocks), len(values), level)
+    return _t_interval(
+        math.fsum(values) / len(values), error, len(values) - len(blocks), len(values), level
+    )
 
 
 def bootstrap(
@@ -95,7 +109,9 @@ def bootstrap(
     return Estimate(float(statistic(data)), float(low), float(high), len(data))
 
 
-def crossed_bootstrap(values_ST: np.ndarray, *, seed: int, draws: int = 4_000, level: float = 0.95) -> Difference:
+def crossed_bootstrap(
+    values_ST: np.ndarray, *, seed: int, draws: int = 4_000, level: float = 0.95
+) -> Difference:
     """The mean over training seeds (rows) and tasks (columns), both drawn anew: what another set of either would give.
 
     Of n seeds n - 1 are drawn, and likewise of tasks: the variance of such a mean is s^2 / n, where n draws would give
@@ -112,7 +128,9 @@ def crossed_bootstrap(values_ST: np.ndarray, *, seed: int, draws: int = 4_000, l
     found = np.einsum("bt,bt->b", by_seed @ values_ST.astype(np.float32), by_task)
     low, high = np.quantile(found, [0.5 - level / 2, 0.5 + level / 2])
     farther = int((np.abs(found - average) >= abs(average)).sum())
-    return Difference(Estimate(average, float(low), float(high), tasks), (farther + 1) / (draws + 1))
+    return Difference(
+        Estimate(average, float(low), float(high), tasks), (farther + 1) / (draws + 1)
+    )
 
 
 @lru_cache(maxsize=8)
@@ -122,7 +140,9 @@ def _weights(count: int, draws: int, seed: int) -> np.ndarray:
         return np.ones((draws, 1), np.float32)
     rng = np.random.default_rng(seed)
     chosen = rng.integers(count, size=(draws, count - 1)) + count * np.arange(draws)[:, None]
-    return (np.bincount(chosen.ravel(), minlength=count * draws).reshape(draws, count) / (count - 1)).astype(np.float32)
+    return (
+        np.bincount(chosen.ravel(), minlength=count * draws).reshape(draws, count) / (count - 1)
+    ).astype(np.float32)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -148,7 +168,9 @@ def paired(first: Sequence[float], second: Sequence[float], level: float = 0.95)
     error = math.sqrt(_variance(gaps) / len(gaps))
     if error == 0:
         return Difference(difference, 1.0 if difference.value == 0 else 0.0)
-    return Difference(difference, min(1.0, 2 * float(stdtr(len(gaps) - 1, -abs(difference.value) / error))))
+    return Difference(
+        difference, min(1.0, 2 * float(stdtr(len(gaps) - 1, -abs(difference.value) / error)))
+    )
 
 
 def sign_test(better: int, worse: int) -> float:

@@ -59,36 +59,50 @@ def forest_attention(
     if forest.root:
         above_key, above_value = (above for above, _ in others)
         grouped = query.shape[1] != key.shape[1]
-        out = scaled_dot_product_attention(above_query, above_key, above_value, is_causal=True, scale=scaling, enable_gqa=grouped)
+        out = scaled_dot_product_attention(
+            above_query, above_key, above_value, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
         parts.append(out.transpose(1, 2))
     if forest.trees:
         keys, values = (_with_root(above, own, forest) for above, own in others)
         queries, repeats = _fold(own_query, forest, key.shape[1])
-        out = scaled_dot_product_attention(queries, keys, values, attn_mask=attention_mask, scale=scaling)
-        parts.append(out.unflatten(2, (-1, repeats)).transpose(1, 2).reshape(1, sizes[1], *query.shape[1::2]))
+        out = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=attention_mask, scale=scaling
+        )
+        parts.append(
+            out.unflatten(2, (-1, repeats)).transpose(1, 2).reshape(1, sizes[1], *query.shape[1::2])
+        )
     return torch.cat(parts, 1), None
 
 
 def _fold(query: torch.Tensor, forest: Shape, kv_heads: int) -> tuple[torch.Tensor, int]:
     """[1, heads, B n, D] to [B, kv heads, n repeats, D]: heads that share keys become queries of one head, so keys are not copied."""
     blocks, repeats = (forest.trees, forest.width), query.shape[1] // kv_heads
-    return query[0].unflatten(0, (kv_heads, repeats)).unflatten(2, blocks).permute(2, 0, 3, 1, 4).flatten(2, 3), repeats
+    return query[0].unflatten(0, (kv_heads, repeats)).unflatten(2, blocks).permute(
+        2, 0, 3, 1, 4
+    ).flatten(2, 3), repeats
 
 
 def _with_root(root: torch.Tensor, own: torch.Tensor, forest: Shape) -> torch.Tensor:
     """[1, kv heads, R, D] and [1, kv heads, B n, D] to [B, kv heads, R + n, D]."""
     blocks = (forest.trees, forest.width)
-    return torch.cat((root.expand(forest.trees, -1, -1, -1), own[0].unflatten(1, blocks).transpose(0, 1)), 2)
+    return torch.cat(
+        (root.expand(forest.trees, -1, -1, -1), own[0].unflatten(1, blocks).transpose(0, 1)), 2
+    )
 
 
-def forest_mask(reach: torch.Tensor, forest: Shape, *, repeats: int, dtype: torch.dtype) -> torch.Tensor:
+def forest_mask(
+    reach: torch.Tensor, forest: Shape, *, repeats: int, dtype: torch.dtype
+) -> torch.Tensor:
     """Additive mask [B, 1, n repeats, R + n]: zero where `j <= i < end[j]`, minus infinity elsewhere; the root is open to all."""
     key = torch.arange(forest.width, device=reach.device)
     query = key.repeat_interleave(repeats)[:, None]
     closed = (query >= reach[:, None, :]).logical_or_(key > query)
     # CUDA kernels want rows that begin at multiples of 8 and would otherwise copy the mask in every layer.
     columns = -(-(forest.root + forest.width) // 8) * 8
-    mask = torch.zeros(forest.trees, 1, len(query), columns, dtype=dtype, device=reach.device)[..., : forest.root + forest.width]
+    mask = torch.zeros(forest.trees, 1, len(query), columns, dtype=dtype, device=reach.device)[
+        ..., : forest.root + forest.width
+    ]
     mask[:, 0, :, forest.root :].masked_fill_(closed, float("-inf"))
     return mask
 
@@ -111,7 +125,9 @@ def check_packable(model: PreTrainedModel) -> None:
     """A forest needs every layer to be full attention: windows and recurrent states follow the line, not the trie."""
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or not model._supports_attention_backend:
-        raise ValueError(f"{type(model).__name__} has layers of kind {sorted(kinds)}; packed training needs full attention: set learn.packed = false")
+        raise ValueError(
+            f"{type(model).__name__} has layers of kind {sorted(kinds)}; packed training needs full attention: set learn.packed = false"
+        )
 
 
 def exchange_rate(model: PreTrainedModel) -> float:
@@ -126,13 +142,21 @@ def exchange_rate(model: PreTrainedModel) -> float:
     return 2 * 6 * weights / (14 * config.num_hidden_layers * config.num_attention_heads * head)
 
 
-def hidden_states(model: PreTrainedModel, packed: Packed, *, recompute: bool = False) -> torch.Tensor:
+def hidden_states(
+    model: PreTrainedModel, packed: Packed, *, recompute: bool = False
+) -> torch.Tensor:
     """The last hidden state of every token as [tokens, width]; the model must be `attending` as the layout needs.
 
     `recompute`: keep only what goes from layer to layer for the backward pass.
     """
     if packed.layout == "trie" and is_plain(model):
-        return run_layers(model.get_decoder(), packed.input_ids[0], packed.positions[0], trie_mask(packed.reach), recompute=recompute)
+        return run_layers(
+            model.get_decoder(),
+            packed.input_ids[0],
+            packed.positions[0],
+            trie_mask(packed.reach),
+            recompute=recompute,
+        )
     extra: dict[str, Any] = {"attention_mask": packed.reach if packed.layout == "rows" else None}
     if packed.layout == "trie":
         extra["trie"] = trie_mask(packed.reach)
@@ -140,9 +164,13 @@ def hidden_states(model: PreTrainedModel, packed: Packed, *, recompute: bool = F
         extra["forest"] = packed.shape
         if packed.shape.trees:
             repeats = model.config.num_attention_heads // model.config.num_key_value_heads
-            extra["attention_mask"] = forest_mask(packed.reach, packed.shape, repeats=repeats, dtype=model.dtype)
+            extra["attention_mask"] = forest_mask(
+                packed.reach, packed.shape, repeats=repeats, dtype=model.dtype
+            )
     with recomputing(model) if recompute else nullcontext():
-        out = model.get_decoder()(input_ids=packed.input_ids, position_ids=packed.positions, use_cache=False, **extra)
+        out = model.get_decoder()(
+            input_ids=packed.input_ids, position_ids=packed.positions, use_cache=False, **extra
+        )
     return out.last_hidden_state.flatten(0, 1)
 
 

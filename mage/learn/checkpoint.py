@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from mage.models.base import share
+from mage.models.base import copy_permissions
 
 MODEL, ADAPTER, OPTIMIZER, STATE, MANIFEST = (
     "model.safetensors",
@@ -66,20 +66,30 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         _write(partial, checkpoint)
         _move(partial, target)
     except (OSError, SafetensorError) as error:
-        raise RuntimeError(f"checkpoint {target} could not be saved ({error}); earlier checkpoints are untouched") from error
+        raise RuntimeError(
+            f"checkpoint {target} could not be saved ({error}); earlier checkpoints are untouched"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
 def _write(partial: Path, checkpoint: Checkpoint) -> None:
-    tensors = {ADAPTER if checkpoint.adapter else MODEL: checkpoint.weights, OPTIMIZER: checkpoint.optimizer}
+    tensors = {
+        ADAPTER if checkpoint.adapter else MODEL: checkpoint.weights,
+        OPTIMIZER: checkpoint.optimizer,
+    }
     _write_json(partial / STATE, {"update": checkpoint.update, "state": checkpoint.state})
     for name, named in tensors.items():
-        save_file({key: tensor.detach().contiguous() for key, tensor in named.items()}, partial / name)
-        share(partial / name, partial / STATE)
+        save_file(
+            {key: tensor.detach().contiguous() for key, tensor in named.items()}, partial / name
+        )
+        copy_permissions(partial / name, partial / STATE)
         _sync(partial / name)
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in sorted(partial.iterdir())}
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        for path in sorted(partial.iterdir())
+    }
     _write_json(partial / MANIFEST, {"format": FORMAT, "files": files})
     _sync(partial)
 
@@ -119,9 +129,13 @@ def verify(path: Path) -> frozenset[str]:
         if not file.is_file():
             raise ValueError(f"checkpoint {path} is broken: {name} is missing")
         if (size := file.stat().st_size) != entry["bytes"]:
-            raise ValueError(f"checkpoint {path} is broken: {name} has {size} bytes, {entry['bytes']} were written")
+            raise ValueError(
+                f"checkpoint {path} is broken: {name} has {size} bytes, {entry['bytes']} were written"
+            )
         if _digest(file) != entry["sha256"]:
-            raise ValueError(f"checkpoint {path} is broken: {name} does not have the SHA-256 it was written with")
+            raise ValueError(
+                f"checkpoint {path} is broken: {name} does not have the SHA-256 it was written with"
+            )
     return frozenset(files)
 
 
@@ -131,17 +145,27 @@ def _manifest(path: Path) -> dict[str, dict[str, Any]]:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"checkpoint {path} is broken: {MANIFEST} cannot be read ({error})") from error
-    files: dict[str, dict[str, Any]] | None = manifest.get("files") if isinstance(manifest, dict) else None
+        raise ValueError(
+            f"checkpoint {path} is broken: {MANIFEST} cannot be read ({error})"
+        ) from error
+    files: dict[str, dict[str, Any]] | None = (
+        manifest.get("files") if isinstance(manifest, dict) else None
+    )
     if not isinstance(files, dict) or not _lists_a_checkpoint(files):
-        raise ValueError(f"checkpoint {path} is broken: {MANIFEST} does not list the files of a checkpoint")
+        raise ValueError(
+            f"checkpoint {path} is broken: {MANIFEST} does not list the files of a checkpoint"
+        )
     if manifest.get("format") != FORMAT:
-        raise ValueError(f"checkpoint {path} has format {manifest.get('format')}; this version reads format {FORMAT}")
+        raise ValueError(
+            f"checkpoint {path} has format {manifest.get('format')}; this version reads format {FORMAT}"
+        )
     return files
 
 
 def _lists_a_checkpoint(files: dict[str, Any]) -> bool:
-    described = all(isinstance(entry, dict) and set(entry) == {"bytes", "sha256"} for entry in files.values())
+    described = all(
+        isinstance(entry, dict) and set(entry) == {"bytes", "sha256"} for entry in files.values()
+    )
     return described and {OPTIMIZER, STATE} < set(files) and bool({MODEL, ADAPTER} & set(files))
 
 
@@ -168,7 +192,11 @@ def prune(folder: Path, *, keep: int, also: Collection[int] = ()) -> None:
 def _newest_first(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if path.is_dir() and re.fullmatch(r"update_\d+", path.name)]
+    found = [
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and re.fullmatch(r"update_\d+", path.name)
+    ]
     return sorted(found, key=update_of, reverse=True)
 
 

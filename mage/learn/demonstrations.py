@@ -12,15 +12,15 @@ from typing import Any
 
 from mage.agent.agent import random_move
 from mage.agent.chat import Ids
-from mage.engines.base import Request, ScriptedEngine, run
+from mage.engines.base import ScriptedEngine, run
 from mage.environments.base import Environment, State
 from mage.play import RAN_OUT, Setting, play_meta_episode
 from mage.seeds import derive
-from mage.types import MetaEpisode, Sample, Task, Turn, Where
+from mage.types import MetaEpisode, Request, Sample, Task, Turn, Where
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Demonstration:
     """A turn of scripted play; `reply_ids` is what a model should write there, and where it should end.
 
     `legal` are the moves it could have been; a note has none.
@@ -32,18 +32,36 @@ class Lesson:
     where: Where
 
     def sample(self) -> Sample:
-        """The lesson as a row of training data."""
-        return Sample(self.turn.prompt_ids, self.reply_ids, (0.0,) * len(self.reply_ids), 1.0, self.turn.choices, self.turn.kind, self.where)
+        """The demonstration as a row of training data."""
+        return Sample(
+            self.turn.prompt_ids,
+            self.reply_ids,
+            (0.0,) * len(self.reply_ids),
+            1.0,
+            self.turn.choices,
+            self.turn.kind,
+            self.where,
+        )
 
 
-def write_lessons(setting: Setting, tasks: Sequence[Task], seed: int) -> list[Lesson]:
+def write_demonstrations(setting: Setting, tasks: Sequence[Task], seed: int) -> list[Demonstration]:
     """All turns of one scripted meta-episode a task, moves and notes, in the order in which they were written."""
-    scribes = [Scribe(setting, task, derive(seed, number)) for number, task in enumerate(tasks)]
-    games = [play_meta_episode(scribe.setting, scribe.task, number, 0, derive(seed, number)) for number, scribe in enumerate(scribes)]
-    return [lesson for scribe, meta in zip(scribes, run(games), strict=True) for lesson in scribe.read(meta)]
+    players = [
+        DemonstrationPlayer(setting, task, derive(seed, number))
+        for number, task in enumerate(tasks)
+    ]
+    games = [
+        play_meta_episode(scribe.setting, scribe.task, number, 0, derive(seed, number))
+        for number, scribe in enumerate(players)
+    ]
+    return [
+        demonstration
+        for scribe, meta in zip(players, run(games), strict=True)
+        for demonstration in scribe.read(meta)
+    ]
 
 
-class Scribe:
+class DemonstrationPlayer:
     """The scripted player of one meta-episode."""
 
     def __init__(self, setting: Setting, task: Task, seed: int) -> None:
@@ -52,9 +70,14 @@ class Scribe:
         self.states: list[State] = []
         self.legal: list[tuple[str, ...]] = []
         engine = ScriptedEngine(self._reply, self.chat.encode)
-        seeds = {setting.environment.episode_seed(task.seed, number) for number in range(setting.episodes)}
+        seeds = {
+            setting.environment.episode_seed(task.seed, number)
+            for number in range(setting.episodes)
+        }
         world = _watched(setting.environment, seeds, self.states)
-        self.setting = replace(setting, environment=world, agent=replace(setting.agent, engine=engine))
+        self.setting = replace(
+            setting, environment=world, agent=replace(setting.agent, engine=engine)
+        )
 
     def _reply(self, request: Request) -> str:
         """A request that stops at the end of an action asks for a move; any other is for text."""
@@ -62,23 +85,34 @@ class Scribe:
         if not request.stop:
             over = state.turn() is None
             known = over or not self.setting.environment.multi_agent
-            recap = " ".join(([] if over else [RAN_OUT]) + ([state.recap(self.task.seat)] if known else []))  # as `play` tells it
-            return factual_note(recap, self.rng, lambda text: len(self.chat.encode(text)) < request.max_tokens)
+            recap = " ".join(
+                ([] if over else [RAN_OUT]) + ([state.recap(self.task.seat)] if known else [])
+            )  # as `play` tells it
+            return factual_note(
+                recap, self.rng, lambda text: len(self.chat.encode(text)) < request.max_tokens
+            )
         self.legal.append(state.legal())
         text = f"<action>{random_move(state, self.rng)}</action>"
         if (length := len(self.chat.encode(text))) > request.max_tokens:
-            raise ValueError(f"agent.max_tokens = {request.max_tokens}: this model needs {length} tokens for the bare answer {text}; allow more")
+            raise ValueError(
+                f"agent.max_tokens = {request.max_tokens}: this model needs {length} tokens for the bare answer {text}; allow more"
+            )
         return text
 
-    def read(self, meta: MetaEpisode) -> Iterator[Lesson]:
-        """The lessons of the finished meta-episode."""
+    def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
+        """The demonstrations of the finished meta-episode."""
         legal = iter(self.legal)
         for number, episode in enumerate(meta.episodes):
             for index, turn in enumerate((episode.reflection, *episode.turns), start=-1):
                 if turn is not None:
                     end = self.chat.end_ids[:1] if turn.kind == "reflect" else ()
                     where = Where(meta.group, meta.member, number, index, meta.task.opponent)
-                    yield Lesson(turn, turn.completion.token_ids + end, next(legal) if turn.kind == "play" else (), where)
+                    yield Demonstration(
+                        turn,
+                        turn.completion.token_ids + end,
+                        next(legal) if turn.kind == "play" else (),
+                        where,
+                    )
 
 
 def _watched(environment: Environment, seeds: Collection[int], states: list[State]) -> Environment:
@@ -104,10 +138,17 @@ def facts_of(recap: str) -> list[str]:
     >>> facts_of("Your card: J. Moves: you pass. You lost 1 chip.")
     ['Your card: J.', 'Moves: you pass.', 'You lost 1 chip.']
     """
-    return [fact for line in recap.splitlines() for fact in re.split(r"(?<=[.!?])\s+", line.strip()) if fact]
+    return [
+        fact
+        for line in recap.splitlines()
+        for fact in re.split(r"(?<=[.!?])\s+", line.strip())
+        if fact
+    ]
 
 
-def factual_note(recap: str, rng: random.Random, fits: Callable[[str], bool] = lambda text: True) -> str:
+def factual_note(
+    recap: str, rng: random.Random, fits: Callable[[str], bool] = lambda text: True
+) -> str:
     """Some of the facts of a finished episode, at least one, in random order: nothing is judged worth more than another.
 
     Facts that make the note longer than what `fits` are left out; one that fits nowhere is told all the same.

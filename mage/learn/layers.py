@@ -29,10 +29,14 @@ class Sizes(NamedTuple):
     epsilon: float
 
 
-def run_layers(backbone: Any, ids: Tensor, positions: Tensor, mask: Mask, *, recompute: bool = False) -> Tensor:
+def run_layers(
+    backbone: Any, ids: Tensor, positions: Tensor, mask: Mask, *, recompute: bool = False
+) -> Tensor:
     """Last hidden states [tokens, width]; `recompute`: keep only what goes from layer to layer for the backward pass."""
     config, first = backbone.config, backbone.layers[0].self_attn
-    sizes = Sizes(config.num_attention_heads, config.num_key_value_heads, first.scaling, config.rms_norm_eps)
+    sizes = Sizes(
+        config.num_attention_heads, config.num_key_value_heads, first.scaling, config.rms_norm_eps
+    )
     hidden = backbone.embed_tokens(ids)
     cos, sin = (table[0] for table in backbone.rotary_emb(hidden, positions[None]))
     layer = _layer_for(ids.device.type)
@@ -48,18 +52,29 @@ def _layer_for(device: str) -> Callable[..., Tensor]:
     return torch.compile(_layer, dynamic=True) if device == "cuda" else _layer
 
 
-def _layer(hidden: Tensor, own: LayerParts, cos: Tensor, sin: Tensor, mask: Mask, sizes: Sizes) -> Tensor:
+def _layer(
+    hidden: Tensor, own: LayerParts, cos: Tensor, sin: Tensor, mask: Mask, sizes: Sizes
+) -> Tensor:
     heads, kv_heads = sizes.heads, sizes.kv_heads
     bias = None if own.qkv_bias is None else torch.cat(own.qkv_bias)
     together = linear(_norm(hidden, own.before_attention, sizes.epsilon), torch.cat(own.qkv), bias)
-    query, key, value = together.unflatten(1, (heads + 2 * kv_heads, -1)).transpose(0, 1).split((heads, kv_heads, kv_heads))
+    query, key, value = (
+        together.unflatten(1, (heads + 2 * kv_heads, -1))
+        .transpose(0, 1)
+        .split((heads, kv_heads, kv_heads))
+    )
     if own.norms is not None:
-        query, key = _norm(query, own.norms[0], sizes.epsilon), _norm(key, own.norms[1], sizes.epsilon)
+        query, key = (
+            _norm(query, own.norms[0], sizes.epsilon),
+            _norm(key, own.norms[1], sizes.epsilon),
+        )
     query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
     found = attend(query[None], key[None], value[None], mask, sizes.scaling)
     hidden = hidden + linear(found[0].transpose(0, 1).flatten(1), own.out, own.out_bias)
     bias = None if own.gate_up_bias is None else torch.cat(own.gate_up_bias)
-    gate, up = linear(_norm(hidden, own.before_mlp, sizes.epsilon), torch.cat(own.gate_up), bias).chunk(2, -1)
+    gate, up = linear(
+        _norm(hidden, own.before_mlp, sizes.epsilon), torch.cat(own.gate_up), bias
+    ).chunk(2, -1)
     return hidden + linear(silu(gate) * up, own.down, own.down_bias)
 
 
@@ -67,8 +82,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float
     """[1, heads, L, D] in and out."""
     grouped = query.shape[1] != key.shape[1]
     if isinstance(mask, Tensor):
-        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
-    found: Any = flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=grouped)
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped
+        )
+    found: Any = flex_attention(
+        query, key, value, block_mask=mask, scale=scaling, enable_gqa=grouped
+    )
     return cast("Tensor", found)
 
 
@@ -93,9 +112,13 @@ def block_mask(end: Tensor, block: int = BLOCK) -> BlockMask:
     last = (first + block - 1).clamp(max=len(end) - 1)
     earlier = number[None, :] < number[:, None]
     full = earlier & (padded.amin(1)[None, :] > last)
-    some = ((earlier & (padded.amax(1)[None, :] > first)) | (number[None, :] == number[:, None])) & ~full
+    some = (
+        (earlier & (padded.amax(1)[None, :] > first)) | (number[None, :] == number[:, None])
+    ) & ~full
     listed = [part for chosen in (some, full) for part in _listed(chosen)]
-    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=block, mask_mod=rule, seq_lengths=(len(end), len(end)))
+    return BlockMask.from_kv_blocks(
+        *listed, BLOCK_SIZE=block, mask_mod=rule, seq_lengths=(len(end), len(end))
+    )
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +129,9 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 def _norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     wide = hidden if hidden.dtype == torch.float64 else hidden.float()
-    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(hidden.dtype)
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(
+        hidden.dtype
+    )
 
 
 def _rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

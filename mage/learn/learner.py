@@ -14,14 +14,25 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
+from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
 from mage.learn.attention import attending, check_packable, exchange_rate, hidden_states
 from mage.learn.layers import BLOCK
-from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, score
-from mage.learn.packing import Layout, Packed, Row, pack_forest, pack_rows, pack_trie, plan_forests, plan_rows, plan_tries, prepare
-from mage.learn.ranks import Team
-from mage.learn.trainable import Adapters, AllWeights, Trained
-from mage.config.sections import LearnOptions
+from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, token_logprobs
+from mage.learn.packing import (
+    Layout,
+    Packed,
+    Row,
+    pack_forest,
+    pack_rows,
+    pack_trie,
+    plan_forests,
+    plan_rows,
+    plan_tries,
+    prepare,
+)
+from mage.learn.ranks import Ranks
+from mage.learn.trainable import Adapters, AllWeights, Trainable
 from mage.seeds import derive
 from mage.types import Sample
 
@@ -70,7 +81,7 @@ class Learner:
         seed: int = 0,
         temperature: float = 1.0,
         total_updates: int = 1,
-        team: Team | None = None,
+        ranks: Ranks | None = None,
         start: Path | None = None,
         layout: Layout | None = None,
     ) -> None:
@@ -78,12 +89,23 @@ class Learner:
         if self.layout != "rows":
             check_packable(model)
             self._exchange = exchange_rate(model)
-        self.options, self.seed, self.temperature, self.total_updates = options, seed, temperature, total_updates
-        self.team = team or Team()
+        self.options, self.seed, self.temperature, self.total_updates = (
+            options,
+            seed,
+            temperature,
+            total_updates,
+        )
+        self.ranks = ranks or Ranks()
         self.module: PreTrainedModel = model.eval()
-        self.trained = what_is_trained(model, options, seed=seed, start=start)
+        self.trained = make_trainable(model, options, seed=seed, start=start)
         self._masters = self.trained.masters
-        self._optimizer = torch.optim.AdamW(self._masters.values(), lr=options.lr, betas=options.betas, weight_decay=options.weight_decay, fused=True)
+        self._optimizer = torch.optim.AdamW(
+            self._masters.values(),
+            lr=options.lr,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
 
     def update(self, samples: Sequence[Sample], *, entropy: float, update: int) -> Metrics:
         """One update from freshly played samples: `epochs` x `minibatches` optimizer steps."""
@@ -97,15 +119,27 @@ class Learner:
         proximal = self.logprobs(rows) if self.options.importance_cap is not None else None
         steps = []
         for epoch in range(self.options.epochs):
-            for batch in split(rows, self.options.minibatches, derive(self.seed, "minibatches", update, epoch)):
-                sums, computed = self.accumulate(batch, entropy=entropy, reference=reference, proximal=proximal)
+            for batch in split(
+                rows, self.options.minibatches, derive(self.seed, "minibatches", update, epoch)
+            ):
+                sums, computed = self.accumulate(
+                    batch, entropy=entropy, reference=reference, proximal=proximal
+                )
                 steps.append(_Step(sums, computed, *self._descend()))
         return self._measure(rows, steps, lr, entropy)
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> torch.Tensor:
         """Logprob of every reply token of an update under the policy or the frozen reference, by its index there."""
-        found = torch.empty(sum(len(row.sample.reply_ids) for row in rows), dtype=self._real, device=self.module.device)
-        with self.trained.reference() if reference else nullcontext(self.module) as model, torch.no_grad(), attending(model, self.layout):
+        found = torch.empty(
+            sum(len(row.sample.reply_ids) for row in rows),
+            dtype=self._real,
+            device=self.module.device,
+        )
+        with (
+            self.trained.reference() if reference else nullcontext(self.module) as model,
+            torch.no_grad(),
+            attending(model, self.layout),
+        ):
             for packed in self.pack(rows):
                 found[packed.terms.index] = self._score(model, packed)[0]
         return found
@@ -115,18 +149,41 @@ class Learner:
         where: dict[str, Any] = {"dtype": self.module.dtype, "device": self.module.device}
         limit = self.options.micro_tokens
         if self.layout == "trie":
-            return (pack_trie(batch, **where, multiple=BLOCK) for batch in plan_tries(rows, micro_tokens=limit, tree_tokens=self.options.tree_tokens))
+            return (
+                pack_trie(batch, **where, multiple=BLOCK)
+                for batch in plan_tries(
+                    rows, micro_tokens=limit, tree_tokens=self.options.tree_tokens
+                )
+            )
         if self.layout == "forest":
-            trees = plan_forests(rows, micro_tokens=limit, exchange=self._exchange, tree_tokens=self.options.tree_tokens)
+            trees = plan_forests(
+                rows,
+                micro_tokens=limit,
+                exchange=self._exchange,
+                tree_tokens=self.options.tree_tokens,
+            )
             return (pack_forest(batch, **where) for batch in trees)
         return (pack_rows(batch, **where) for batch in plan_rows(rows, micro_tokens=limit))
 
-    def _score(self, model: PreTrainedModel, packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _score(
+        self, model: PreTrainedModel, packed: Packed
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logprobs and entropies of the reply tokens, and the entropies where legal moves part."""
         recompute = self.options.recompute and torch.is_grad_enabled()
-        hidden, head, terms = hidden_states(model, packed, recompute=recompute), model.get_output_embeddings(), packed.terms
-        logprobs, entropies = score(hidden.index_select(0, terms.parents), head, terms.targets, temperature=self.temperature)
-        choices = choice_entropies(hidden.index_select(0, terms.choice_parents), head, terms.choice_tokens, temperature=self.temperature)
+        hidden, head, terms = (
+            hidden_states(model, packed, recompute=recompute),
+            model.get_output_embeddings(),
+            packed.terms,
+        )
+        logprobs, entropies = token_logprobs(
+            hidden.index_select(0, terms.parents), head, terms.targets, temperature=self.temperature
+        )
+        choices = choice_entropies(
+            hidden.index_select(0, terms.choice_parents),
+            head,
+            terms.choice_tokens,
+            temperature=self.temperature,
+        )
         return logprobs, entropies, choices
 
     @property
@@ -134,17 +191,35 @@ class Learner:
         return torch.float64 if self.module.dtype == torch.float64 else torch.float32
 
     def accumulate(
-        self, rows: Sequence[Row], *, entropy: float, reference: torch.Tensor | None = None, proximal: torch.Tensor | None = None
+        self,
+        rows: Sequence[Row],
+        *,
+        entropy: float,
+        reference: torch.Tensor | None = None,
+        proximal: torch.Tensor | None = None,
     ) -> tuple[Sums, int]:
         """Add the gradient of the loss over these rows, the samples of one optimizer step, micro-batch by micro-batch."""
-        normaliser = self.team.total(sum(len(row.sample.reply_ids) for row in rows))
-        given = {name: values for name, values in (("reference", reference), ("proximal", proximal)) if values is not None}
+        normaliser = self.ranks.total(sum(len(row.sample.reply_ids) for row in rows))
+        given = {
+            name: values
+            for name, values in (("reference", reference), ("proximal", proximal))
+            if values is not None
+        }
         readings, computed = list[Reading](), 0
         with attending(self.module, self.layout):
             for packed in self.pack(rows):
                 logprobs, entropies, choices = self._score(self.module, packed)
                 own = {name: values[packed.terms.index] for name, values in given.items()}
-                loss, reading = policy_loss(logprobs, entropies, choices, packed.terms, self.options, entropy=entropy, normaliser=normaliser, **own)
+                loss, reading = policy_loss(
+                    logprobs,
+                    entropies,
+                    choices,
+                    packed.terms,
+                    self.options,
+                    entropy=entropy,
+                    normaliser=normaliser,
+                    **own,
+                )
                 loss.backward()
                 self.trained.collect()
                 readings.append(reading)
@@ -153,7 +228,7 @@ class Learner:
 
     def _descend(self) -> tuple[float, bool]:
         """The gradient's norm, and whether the step was made."""
-        self.team.sum_gradients(self._masters.values())
+        self.ranks.sum_gradients(self._masters.values())
         norm = float(clip_grad_norm_(self._masters.values(), self.options.grad_clip))
         finite = norm < float("inf")
         if finite:
@@ -163,9 +238,13 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         return norm, finite
 
-    def _measure(self, rows: Sequence[Row], steps: Sequence["_Step"], lr: float, entropy: float) -> Metrics:
+    def _measure(
+        self, rows: Sequence[Row], steps: Sequence["_Step"], lr: float, entropy: float
+    ) -> Metrics:
         own = (steps[0].sums, sum((step.sums for step in steps), Sums()), *self._sizes(rows, steps))
-        first, total, samples, replies, computed, in_rows = (sum(parts[1:], parts[0]) for parts in zip(*self.team.gather(own), strict=True))
+        first, total, samples, replies, computed, in_rows = (
+            sum(parts[1:], parts[0]) for parts in zip(*self.ranks.gather(own), strict=True)
+        )
         norms = [step.norm for step in steps if step.made]
         return Metrics(
             policy_loss=total.policy / total.tokens,
@@ -189,14 +268,28 @@ class Learner:
         )
 
     def _sizes(self, rows: Sequence[Row], steps: Sequence["_Step"]) -> tuple[int, int, int, int]:
-        replies, tokens = sum(len(row.sample.reply_ids) for row in rows), sum(len(row.ids) for row in rows)
-        return len(rows), replies, sum(step.computed for step in steps), tokens * self.options.epochs
+        replies, tokens = (
+            sum(len(row.sample.reply_ids) for row in rows),
+            sum(len(row.ids) for row in rows),
+        )
+        return (
+            len(rows),
+            replies,
+            sum(step.computed for step in steps),
+            tokens * self.options.epochs,
+        )
 
     def save(self, folder: Path, *, update: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint of everything that changes while learning."""
-        moments = {f"{name}.{key}": value for name, master in self._masters.items() for key, value in self._optimizer.state.get(master, {}).items()}
+        moments = {
+            f"{name}.{key}": value
+            for name, master in self._masters.items()
+            for key, value in self._optimizer.state.get(master, {}).items()
+        }
         adapter = isinstance(self.trained, Adapters)
-        return checkpoint.save(folder, checkpoint.Checkpoint(update, dict(self._masters), adapter, moments, state))
+        return checkpoint.save(
+            folder, checkpoint.Checkpoint(update, dict(self._masters), adapter, moments, state)
+        )
 
     def load(self, path: Path) -> checkpoint.Checkpoint:
         """Go on from a checkpoint: afterwards every update gives the numbers that the uninterrupted run gives."""
@@ -204,7 +297,9 @@ class Learner:
         expected = {name: master.shape for name, master in self._masters.items()}
         if expected != {name: value.shape for name, value in found.weights.items()}:
             kind = "adapters" if found.adapter else "weights"
-            raise ValueError(f"checkpoint {path} holds {kind} of another model or another learn.lora_rank than this recipe's")
+            raise ValueError(
+                f"checkpoint {path} holds {kind} of another model or another learn.lora_rank than this recipe's"
+            )
         with torch.no_grad():
             for name, master in self._masters.items():
                 master.copy_(found.weights[name])
@@ -225,7 +320,9 @@ class _Step:
     made: bool
 
 
-def what_is_trained(model: PreTrainedModel, options: LearnOptions, *, seed: int = 0, start: Path | None = None) -> Trained:
+def make_trainable(
+    model: PreTrainedModel, options: LearnOptions, *, seed: int = 0, start: Path | None = None
+) -> Trainable:
     """All weights, or adapters of the rank that is asked for."""
     if not options.lora_rank:
         return AllWeights(model, reference=options.kl > 0)

@@ -10,8 +10,8 @@ from typing import Any, Self
 import torch
 from torch.nn.functional import linear
 
-from mage.learn.packing import Terms
 from mage.config.sections import LearnOptions
+from mage.learn.packing import Terms
 
 # exp(20) is 5e8: beyond it a ratio says nothing more, and an overflow would turn a zero gradient into NaN.
 LARGEST_LOG_RATIO = 20.0
@@ -37,7 +37,10 @@ class Sums:
     ratio_max: float = 0.0
 
     def __add__(self, other: Self) -> "Sums":
-        added = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        added = {
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in fields(self)
+        }
         return Sums(**added | {"ratio_max": max(self.ratio_max, other.ratio_max)})
 
 
@@ -53,18 +56,31 @@ class Reading:
 def read(readings: Sequence[Reading]) -> Sums:
     """The sums of some micro-batches, or of none; here the host waits, once."""
     rows = torch.stack([reading.measured for reading in readings]).tolist() if readings else []
-    return sum((Sums(reading.tokens, reading.plays, *row) for reading, row in zip(readings, rows, strict=True)), Sums())
+    return sum(
+        (
+            Sums(reading.tokens, reading.plays, *row)
+            for reading, row in zip(readings, rows, strict=True)
+        ),
+        Sums(),
+    )
 
 
-def score(
-    hidden: torch.Tensor, head: torch.nn.Module, targets: torch.Tensor, *, temperature: float, at_once: int | None = None
+def token_logprobs(
+    hidden: torch.Tensor,
+    head: torch.nn.Module,
+    targets: torch.Tensor,
+    *,
+    temperature: float,
+    at_once: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logprob of each target, and the entropy of its distribution as a figure, from the hidden states that predict them [T, width].
 
     The logits of all of them are never there at once: a piece at a time, and again in the backward pass.
     """
     bias = getattr(head, "bias", None)
-    length = max(1, (at_once or LOGITS_AT_ONCE.get(hidden.device.type, 2**24)) // head.weight.shape[0])
+    length = max(
+        1, (at_once or LOGITS_AT_ONCE.get(hidden.device.type, 2**24)) // head.weight.shape[0]
+    )
     if len(targets) <= length and hidden.device.type == "cpu":
         logprobs, entropies, _ = _look(head(hidden), targets, temperature)
         return logprobs, entropies.detach()
@@ -76,10 +92,19 @@ class _Scored(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, temperature: float, length: int
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: float,
+        length: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         look = _compiled(_look, hidden.device.type)
-        pieces = [look(linear(states, weight, bias), wanted, temperature) for states, wanted in _pieces(length, hidden, targets)]
+        pieces = [
+            look(linear(states, weight, bias), wanted, temperature)
+            for states, wanted in _pieces(length, hidden, targets)
+        ]
         logprobs, entropies, sums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         ctx.save_for_backward(hidden, weight, bias, targets, sums)
         ctx.temperature, ctx.length = temperature, length
@@ -94,21 +119,32 @@ class _Scored(torch.autograd.Function):
         total = torch.zeros_like(weight, dtype=sums.dtype)
         shift = None if bias is None else torch.zeros_like(bias, dtype=sums.dtype)
         done = 0
-        for states, wanted, exponents, above in _pieces(ctx.length, hidden, targets, sums, gradients[0]):
+        for states, wanted, exponents, above in _pieces(
+            ctx.length, hidden, targets, sums, gradients[0]
+        ):
             steep = slope(linear(states, weight, bias), wanted, exponents, above, ctx.temperature)
             own[done : done + len(states)] = steep @ weight
             total += steep.t() @ states
             if shift is not None:
                 shift += steep.sum(0, dtype=sums.dtype)
             done += len(states)
-        return own, total.to(weight.dtype), None if shift is None else shift.to(weight.dtype), None, None, None
+        return (
+            own,
+            total.to(weight.dtype),
+            None if shift is None else shift.to(weight.dtype),
+            None,
+            None,
+            None,
+        )
 
 
 def _pieces(length: int, *rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     return zip(*(part.split(length) for part in rows), strict=True)
 
 
-def _look(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _look(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Logprobs of the targets, entropies, and the logarithms of the sums of exponentials, a row each."""
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     sums = wide.logsumexp(-1)
@@ -118,11 +154,19 @@ def _look(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> tu
     return chosen, entropies, sums
 
 
-def _slope(logits: torch.Tensor, targets: torch.Tensor, sums: torch.Tensor, above: torch.Tensor, temperature: float) -> torch.Tensor:
+def _slope(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    sums: torch.Tensor,
+    above: torch.Tensor,
+    temperature: float,
+) -> torch.Tensor:
     """How the chosen logprobs, each weighed with the gradient from above, change with the logits."""
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
-    return ((is_target.to(wide.dtype) - (wide - sums[:, None]).exp()) * (above / temperature)[:, None]).to(logits.dtype)
+    return (
+        (is_target.to(wide.dtype) - (wide - sums[:, None]).exp()) * (above / temperature)[:, None]
+    ).to(logits.dtype)
 
 
 @cache
@@ -131,7 +175,9 @@ def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True) if device == "cuda" else function
 
 
-def choice_entropies(hidden: torch.Tensor, head: torch.nn.Module, tokens: torch.Tensor, *, temperature: float) -> torch.Tensor:
+def choice_entropies(
+    hidden: torch.Tensor, head: torch.nn.Module, tokens: torch.Tensor, *, temperature: float
+) -> torch.Tensor:
     """Entropy among the tokens that legal moves part into [places, tokens], filled up with -1; gradients flow."""
     real = tokens >= 0
     logits = torch.einsum("cd,ckd->ck", hidden, head.weight[tokens.clamp(min=0)])
@@ -142,7 +188,9 @@ def choice_entropies(hidden: torch.Tensor, head: torch.nn.Module, tokens: torch.
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
-def policy_objective(ratio: torch.Tensor, advantages: torch.Tensor, options: LearnOptions) -> tuple[torch.Tensor, torch.Tensor]:
+def policy_objective(
+    ratio: torch.Tensor, advantages: torch.Tensor, options: LearnOptions
+) -> tuple[torch.Tensor, torch.Tensor]:
     """PPO's clipped objective per token, and which tokens the clip has taken out of the gradient.
 
     min(r A, clip(r, 1 - c, 1 + c) A); for A < 0 never below `dual_clip` A (Ye et al. 2020, eq. 5), or else one token
@@ -190,10 +238,16 @@ def policy_loss(
     ratio = log_ratio.exp()
     objective, cut = policy_objective(ratio, terms.advantages, options)
     if proximal is not None:
-        objective = objective * (proximal - terms.old_logprobs).exp().clamp(max=options.importance_cap)
+        objective = objective * (proximal - terms.old_logprobs).exp().clamp(
+            max=options.importance_cap
+        )
     policy = -objective.sum()
     bonus = choices.sum()
-    kl = low_variance_kl(logprobs, reference).sum() if reference is not None else torch.zeros_like(policy)
+    kl = (
+        low_variance_kl(logprobs, reference).sum()
+        if reference is not None
+        else torch.zeros_like(policy)
+    )
     loss = (policy + options.kl * kl - entropy * bonus) / normaliser
     with torch.no_grad():
         measured = torch.stack((

@@ -101,11 +101,17 @@ def prepare(samples: Iterable[Sample]) -> list[Row]:
 def _check(sample: Sample) -> None:
     replies = len(sample.reply_ids)
     if not sample.prompt_ids or not replies:
-        raise ValueError(f"sample {sample.where} needs at least one prompt token and one reply token")
+        raise ValueError(
+            f"sample {sample.where} needs at least one prompt token and one reply token"
+        )
     if len(sample.old_logprobs) != replies:
-        raise ValueError(f"sample {sample.where} has {replies} reply tokens but {len(sample.old_logprobs)} old logprobs")
+        raise ValueError(
+            f"sample {sample.where} has {replies} reply tokens but {len(sample.old_logprobs)} old logprobs"
+        )
     if any(not 0 <= place < replies or len(tokens) < 2 for place, tokens in sample.choices):
-        raise ValueError(f"sample {sample.where} has choices {sample.choices}: places are 0 to {replies - 1}, with two tokens or more")
+        raise ValueError(
+            f"sample {sample.where} has choices {sample.choices}: places are 0 to {replies - 1}, with two tokens or more"
+        )
 
 
 def common(one: Row, other: Row) -> int:
@@ -116,7 +122,7 @@ def common(one: Row, other: Row) -> int:
     return first if differs[first] else length
 
 
-def plant(rows: Iterable[Row], *, deepest_first: bool = False) -> Tree:
+def build_tree(rows: Iterable[Row], *, deepest_first: bool = False) -> Tree:
     """The trie of these rows: in sorted order all that is shared is shared with the neighbour."""
     ordered = sorted(rows, key=attrgetter("key"))
     shared = [0, *(common(one, other) for one, other in pairwise(ordered))]
@@ -132,7 +138,10 @@ def _deepest_first(rows: list[Row], shared: list[int]) -> tuple[list[Row], list[
         return rows, shared
     least = min(shared[1:])
     forks = [0, *(place for place in range(1, len(rows)) if shared[place] == least), len(rows)]
-    branches = [_deepest_first(rows[start:end], [0, *shared[start + 1 : end]]) for start, end in pairwise(forks)]
+    branches = [
+        _deepest_first(rows[start:end], [0, *shared[start + 1 : end]])
+        for start, end in pairwise(forks)
+    ]
     branches.sort(key=lambda branch: -max(len(row.ids) for row in branch[0]))
     lengths = [length for _, own in branches for length in (least, *own[1:])]
     return [row for own, _ in branches for row in own], [0, *lengths[1:]]
@@ -143,7 +152,7 @@ def _size(rows: Sequence[Row], shared: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Thrift:
+class SplitCost:
     """When a trie is better computed in parts. With a `limit`: when it is larger. Without: when what attention saves is
     more than the repeated trunks cost, one token costing as much as `exchange` pairs of query and key."""
 
@@ -161,18 +170,18 @@ class Thrift:
         return self.price(tree) > sum(map(self.price, parts))
 
 
-def cut(tree: Tree, thrift: Thrift) -> list[Tree]:
+def split_tree(tree: Tree, split_cost: SplitCost) -> list[Tree]:
     """Split a tree where the least is shared (the nearest such place to its middle), again and again, if that pays."""
     if len(tree.rows) == 1:
         return [tree]
     middle = len(tree.rows) / 2
     place = min(range(1, len(tree.rows)), key=lambda row: (tree.shared[row], abs(row - middle)))
-    halves = (_part(tree, 0, place), _part(tree, place, len(tree.rows)))
-    parts = [part for half in halves for part in cut(half, thrift)]
-    return parts if thrift.better_apart(tree, parts) else [tree]
+    halves = (_subtree(tree, 0, place), _subtree(tree, place, len(tree.rows)))
+    parts = [part for half in halves for part in split_tree(half, split_cost)]
+    return parts if split_cost.better_apart(tree, parts) else [tree]
 
 
-def _part(tree: Tree, start: int, end: int) -> Tree:
+def _subtree(tree: Tree, start: int, end: int) -> Tree:
     rows, shared = tree.rows[start:end], (0, *tree.shared[start + 1 : end])
     return Tree(rows, shared, _size(rows, shared))
 
@@ -185,7 +194,13 @@ def root_of(trees: Sequence[Tree]) -> int:
     return min(*within, *between)
 
 
-def plan_forests(rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | None = None, exchange: float = EXCHANGE) -> list[list[Tree]]:
+def plan_forests(
+    rows: Sequence[Row],
+    *,
+    micro_tokens: int,
+    tree_tokens: int | None = None,
+    exchange: float = EXCHANGE,
+) -> list[list[Tree]]:
     """Micro-batches of trees of like size, each of about `micro_tokens` tokens with padding.
 
     Only samples of one group are looked at together: what groups share is the root, and that is computed once anyway.
@@ -196,8 +211,10 @@ def plan_forests(rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | N
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.sample.where.group, []).append(row)
-    thrift = Thrift(root, exchange, tree_tokens)
-    trees = [tree for group in groups.values() for tree in cut(plant(group), thrift)]
+    split_cost = SplitCost(root, exchange, tree_tokens)
+    trees = [
+        tree for group in groups.values() for tree in split_tree(build_tree(group), split_cost)
+    ]
     batches: list[list[Tree]] = []
     room = 0
     for tree in sorted(trees, key=attrgetter("size"), reverse=True):
@@ -209,7 +226,9 @@ def plan_forests(rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | N
     return batches
 
 
-def plan_tries(rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | None = None) -> list[list[Tree]]:
+def plan_tries(
+    rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | None = None
+) -> list[list[Tree]]:
     """Micro-batches of about `micro_tokens` tokens, filled with trees of samples of one group.
 
     Trees are cut at `tree_tokens`: in the backward pass a key gathers from all its queries one after the other, and the first keys of
@@ -218,8 +237,12 @@ def plan_tries(rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | Non
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.sample.where.group, []).append(row)
-    thrift = Thrift(0, EXCHANGE, min(tree_tokens or TREE, micro_tokens))
-    trees = [tree for group in groups.values() for tree in cut(plant(group, deepest_first=True), thrift)]
+    split_cost = SplitCost(0, EXCHANGE, min(tree_tokens or TREE, micro_tokens))
+    trees = [
+        tree
+        for group in groups.values()
+        for tree in split_tree(build_tree(group, deepest_first=True), split_cost)
+    ]
     batches: list[tuple[list[Tree], int]] = []
     for tree in sorted(trees, key=attrgetter("size"), reverse=True):
         place = next((n for n, (_, room) in enumerate(batches) if room >= tree.size), None)
@@ -243,7 +266,13 @@ def plan_rows(rows: Sequence[Row], *, micro_tokens: int) -> list[list[Row]]:
     return batches
 
 
-def pack_trie(trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", multiple: int = 1) -> Packed:
+def pack_trie(
+    trees: Sequence[Tree],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    multiple: int = 1,
+) -> Packed:
     """Lay trees out one after the other in one line, and fill up to a multiple, as kernels work in blocks."""
     total = sum(tree.size for tree in trees)
     ids = np.zeros(-(-total // multiple) * multiple, dtype=np.int64)
@@ -257,11 +286,15 @@ def pack_trie(trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, devi
         own += base
         base += tree.size
     terms = _terms([row for tree in trees for row in tree.rows], parents, dtype, device)
-    flat, depths, reach = (torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends))
+    flat, depths, reach = (
+        torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends)
+    )
     return Packed("trie", flat, depths, reach, None, terms, tokens=total)
 
 
-def pack_forest(trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Packed:
+def pack_forest(
+    trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Packed:
     """Lay trees out as one root and equally wide blocks. `dtype` is the network's."""
     root = root_of(trees)
     sizes = [tree.size - root for tree in trees]
@@ -276,11 +309,15 @@ def pack_forest(trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, de
     for block, tree in enumerate(trees):
         parents += _lay(tree, root, root + block * width, ids, positions, ends[block])
     terms = _terms([row for tree in trees for row in tree.rows], parents, dtype, device)
-    flat, depths, reach = (torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends))
+    flat, depths, reach = (
+        torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends)
+    )
     return Packed("forest", flat, depths, reach, shape, terms, tokens=root + sum(sizes))
 
 
-def _lay(tree: Tree, root: int, base: int, ids: np.ndarray, positions: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+def _lay(
+    tree: Tree, root: int, base: int, ids: np.ndarray, positions: np.ndarray, ends: np.ndarray
+) -> list[np.ndarray]:
     """Write one tree at `base`; returns for every row the flat positions that predict its reply tokens.
 
     `path[d]` is the flat position of the current row's token at depth d; a new row keeps what it shares with the last.
@@ -300,20 +337,35 @@ def _lay(tree: Tree, root: int, base: int, ids: np.ndarray, positions: np.ndarra
     return parents
 
 
-def pack_rows(rows: Sequence[Row], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Packed:
+def pack_rows(
+    rows: Sequence[Row], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Packed:
     """One padded line per sample: the reference that the forest is held against."""
     width = max(len(row.ids) for row in rows)
     ids = np.zeros((len(rows), width), dtype=np.int64)
     real = np.zeros_like(ids)
     for line, row in enumerate(rows):
         ids[line, : len(row.ids)], real[line, : len(row.ids)] = row.ids, 1
-    parents = [line * width + np.arange(len(row.sample.prompt_ids) - 1, len(row.ids) - 1) for line, row in enumerate(rows)]
+    parents = [
+        line * width + np.arange(len(row.sample.prompt_ids) - 1, len(row.ids) - 1)
+        for line, row in enumerate(rows)
+    ]
     positions = np.broadcast_to(np.arange(width), ids.shape).copy()
     lines, depths, reach = (torch.from_numpy(array).to(device) for array in (ids, positions, real))
-    return Packed("rows", lines, depths, reach, None, _terms(rows, parents, dtype, device), tokens=int(real.sum()))
+    return Packed(
+        "rows",
+        lines,
+        depths,
+        reach,
+        None,
+        _terms(rows, parents, dtype, device),
+        tokens=int(real.sum()),
+    )
 
 
-def _terms(rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, device: torch.device | str) -> Terms:
+def _terms(
+    rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, device: torch.device | str
+) -> Terms:
     """The loss terms of rows in this order. Half precision is for the network: the loss is computed in float32 at least."""
     samples = [row.sample for row in rows]
     lengths = np.array([len(sample.reply_ids) for sample in samples])
@@ -341,7 +393,16 @@ def _terms(rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, d
 
 def _choices(samples: Sequence[Sample], parents: list[np.ndarray]) -> dict[str, np.ndarray]:
     """The places where legal moves part, padded to the widest."""
-    found = [(above[place], tokens) for sample, above in zip(samples, parents, strict=True) for place, tokens in sample.choices]
+    found = [
+        (above[place], tokens)
+        for sample, above in zip(samples, parents, strict=True)
+        for place, tokens in sample.choices
+    ]
     width = max((len(tokens) for _, tokens in found), default=0)
-    padded = np.array([tokens + (-1,) * (width - len(tokens)) for _, tokens in found], dtype=np.int64).reshape(len(found), width)
-    return {"choice_parents": np.array([at for at, _ in found], dtype=np.int64), "choice_tokens": padded}
+    padded = np.array(
+        [tokens + (-1,) * (width - len(tokens)) for _, tokens in found], dtype=np.int64
+    ).reshape(len(found), width)
+    return {
+        "choice_parents": np.array([at for at, _ in found], dtype=np.int64),
+        "choice_tokens": padded,
+    }

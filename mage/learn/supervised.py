@@ -7,9 +7,9 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from mage.learn.attention import attending, hidden_states
-from mage.learn.loss import choice_entropies, score
+from mage.learn.loss import choice_entropies, token_logprobs
 from mage.learn.packing import Packed, Row, pack_forest, pack_rows, plan_forests, plan_rows, prepare
-from mage.learn.trainable import AllWeights, Trained
+from mage.learn.trainable import AllWeights, Trainable
 from mage.types import Sample
 
 
@@ -21,7 +21,7 @@ def imitate(
     tree_tokens: int = 512,
     micro_tokens: int = 8192,
     packed: bool = True,
-    trained: Trained | None = None,
+    trained: Trainable | None = None,
 ) -> float:
     """One optimizer step towards the replies; returns the mean loss a reply token. `trained`: what the optimizer moves, if not the model's own weights."""
     trained = trained or AllWeights(model)
@@ -30,7 +30,9 @@ def imitate(
     with attending(model, "forest" if packed else "rows"):
         for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, packed):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)
-            logprobs, _ = score(hidden, model.get_output_embeddings(), batch.terms.targets, temperature=1.0)
+            logprobs, _ = token_logprobs(
+                hidden, model.get_output_embeddings(), batch.terms.targets, temperature=1.0
+            )
             loss = -logprobs.sum() / tokens
             loss.backward()
             trained.collect()
@@ -44,7 +46,13 @@ def imitate(
 
 @torch.no_grad()
 def action_entropy(
-    model: PreTrainedModel, samples: Sequence[Sample], *, temperature: float = 1.0, tree_tokens: int = 512, micro_tokens: int = 8192, packed: bool = True
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    *,
+    temperature: float = 1.0,
+    tree_tokens: int = 512,
+    micro_tokens: int = 8192,
+    packed: bool = True,
 ) -> float:
     """Entropy among the legal moves along the given replies, mean over the samples (nats).
 
@@ -54,13 +62,26 @@ def action_entropy(
     with attending(model, "forest" if packed else "rows"):
         for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, packed):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.choice_parents)
-            total += float(choice_entropies(hidden, model.get_output_embeddings(), batch.terms.choice_tokens, temperature=temperature).sum())
+            total += float(
+                choice_entropies(
+                    hidden,
+                    model.get_output_embeddings(),
+                    batch.terms.choice_tokens,
+                    temperature=temperature,
+                ).sum()
+            )
     return total / len(samples)
 
 
 @torch.no_grad()
 def reply_logprobs(
-    model: PreTrainedModel, samples: Sequence[Sample], *, temperature: float = 1.0, tree_tokens: int = 512, micro_tokens: int = 8192, packed: bool = True
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    *,
+    temperature: float = 1.0,
+    tree_tokens: int = 512,
+    micro_tokens: int = 8192,
+    packed: bool = True,
 ) -> list[float]:
     """The logarithm of the chance of every sample's whole reply."""
     rows = prepare(samples)
@@ -68,13 +89,23 @@ def reply_logprobs(
     with attending(model, "forest" if packed else "rows"):
         for batch in _pack(model, rows, tree_tokens, micro_tokens, packed):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)
-            logprobs, _ = score(hidden, model.get_output_embeddings(), batch.terms.targets, temperature=temperature)
+            logprobs, _ = token_logprobs(
+                hidden, model.get_output_embeddings(), batch.terms.targets, temperature=temperature
+            )
             found[batch.terms.index.cpu()] = logprobs.double().cpu()
-    return [float(found[row.offset : row.offset + len(row.sample.reply_ids)].sum()) for row in sorted(rows, key=lambda row: row.offset)]
+    return [
+        float(found[row.offset : row.offset + len(row.sample.reply_ids)].sum())
+        for row in sorted(rows, key=lambda row: row.offset)
+    ]
 
 
-def _pack(model: PreTrainedModel, rows: Sequence[Row], tree_tokens: int, micro_tokens: int, packed: bool) -> Iterator[Packed]:
+def _pack(
+    model: PreTrainedModel, rows: Sequence[Row], tree_tokens: int, micro_tokens: int, packed: bool
+) -> Iterator[Packed]:
     if packed:
         trees = plan_forests(rows, tree_tokens=tree_tokens, micro_tokens=micro_tokens)
         return (pack_forest(batch, dtype=model.dtype, device=model.device) for batch in trees)
-    return (pack_rows(batch, dtype=model.dtype, device=model.device) for batch in plan_rows(rows, micro_tokens=micro_tokens))
+    return (
+        pack_rows(batch, dtype=model.dtype, device=model.device)
+        for batch in plan_rows(rows, micro_tokens=micro_tokens)
+    )

@@ -1,6 +1,6 @@
 """The warm-up: a short supervised stage that teaches a small model how an answer is written, and nothing about winning.
 
-It imitates scripted play (`lessons.py`) in float32, with all weights or the recipe's adapters, and is measured in situations that it was not taught:
+It imitates scripted play (`demonstrations.py`) in float32, with all weights or the recipe's adapters, and is measured in situations that it was not taught:
 how many answers can be read, how many moves are legal, and how evenly they are spread over the legal ones. All skill is left to
 reinforcement learning, and that needs the spread.
 """
@@ -19,20 +19,24 @@ import torch
 from transformers import PreTrainedModel
 
 from mage.agent.agent import Agent, read_action
+from mage.config.sections import LearnOptions, WarmupOptions
 from mage.engines.base import run
 from mage.environments.base import named
 from mage.learn.attention import check_packable
-from mage.learn.demonstrations import Lesson, facts_of, write_lessons
+from mage.learn.demonstrations import Demonstration, facts_of, write_demonstrations
 from mage.learn.supervised import action_entropy, imitate
-from mage.learn.trainable import Adapters, Trained, save_adapters
-from mage.models.base import share, written_whole
-from mage.config.sections import LearnOptions, WarmupOptions
+from mage.learn.trainable import Adapters, Trainable
+from mage.models.adapters import save_adapters
+from mage.models.base import atomic_folder, copy_permissions
 from mage.play import Setting
 from mage.seeds import derive
 from mage.types import Task
 
 _AT_ONCE = 8  # tasks of scripted play; small, because half of them may be more than is needed
-_RISE, _FALL = 0.1, 0.1  # share of the steps in which the learning rate rises; what is left of it at the end
+_RISE, _FALL = (
+    0.1,
+    0.1,
+)  # share of the steps in which the learning rate rises; what is left of it at the end
 _KEPT = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
     "chat_template.jinja", "generation_config.json", "LICENSE",
@@ -80,7 +84,7 @@ def warm_up(
     seed: int,
     *,
     learn: LearnOptions,
-    trained: Trained,
+    trained: Trainable,
     watch: Watch,
 ) -> Warmup:
     """Train `model` in place, which the setting's agent plays with, on scripted play; measure it before and after.
@@ -90,47 +94,76 @@ def warm_up(
     if learn.packed:
         check_packable(model)
     moves, notes = _panel(setting, tasks, options.turns, derive(seed, "measured"))
-    lessons = _enough(setting, tasks, options.steps * options.batch, derive(seed, "taught"))
-    random.Random(derive(seed, "order")).shuffle(lessons)
+    demonstrations = _enough(setting, tasks, options.steps * options.batch, derive(seed, "taught"))
+    random.Random(derive(seed, "order")).shuffle(demonstrations)
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
     before = measure(model, setting.agent, moves, notes, learn)
-    losses = _teach(model, trained, lessons, options, learn, watch)
+    losses = _teach(model, trained, demonstrations, options, learn, watch)
     setting.agent.engine.refresh(setting.agent.engine.policy_version + 1)
     watch("measuring again")
     after = measure(model, setting.agent, moves, notes, learn) if options.steps else before
-    uniform = sum(math.log(len(lesson.legal)) for lesson in moves) / len(moves)
+    uniform = sum(math.log(len(demonstration.legal)) for demonstration in moves) / len(moves)
     return Warmup(len(moves), len(notes), before, after, uniform, _blind(moves), tuple(losses))
 
 
-def _panel(setting: Setting, tasks: Iterator[Task], turns: int, seed: int) -> tuple[list[Lesson], list[Lesson]]:
+def _panel(
+    setting: Setting, tasks: Iterator[Task], turns: int, seed: int
+) -> tuple[list[Demonstration], list[Demonstration]]:
     """`turns` moves, and a quarter as many notes where notes are written, from scripted play."""
-    wanted = {"play": turns, "reflect": -(-turns // 4) if setting.memory.reflects and setting.episodes > 1 else 0}
-    found: dict[str, list[Lesson]] = {"play": [], "reflect": []}
+    wanted = {
+        "play": turns,
+        "reflect": -(-turns // 4) if setting.memory.reflects and setting.episodes > 1 else 0,
+    }
+    found: dict[str, list[Demonstration]] = {"play": [], "reflect": []}
     while any(len(found[kind]) < count for kind, count in wanted.items()):
         seed = derive(seed)
-        for lesson in write_lessons(setting, list(itertools.islice(tasks, _AT_ONCE)), seed):
-            found[lesson.turn.kind].append(lesson)
+        for demonstration in write_demonstrations(
+            setting, list(itertools.islice(tasks, _AT_ONCE)), seed
+        ):
+            found[demonstration.turn.kind].append(demonstration)
     rng = random.Random(seed)
-    return rng.sample(found["play"], wanted["play"]), rng.sample(found["reflect"], wanted["reflect"])
+    return rng.sample(found["play"], wanted["play"]), rng.sample(
+        found["reflect"], wanted["reflect"]
+    )
 
 
-def _enough(setting: Setting, tasks: Iterator[Task], count: int, seed: int) -> list[Lesson]:
-    lessons: list[Lesson] = []
-    while len(lessons) < count:
-        lessons += write_lessons(setting, list(itertools.islice(tasks, _AT_ONCE)), derive(seed, len(lessons)))
-    return lessons
+def _enough(setting: Setting, tasks: Iterator[Task], count: int, seed: int) -> list[Demonstration]:
+    demonstrations: list[Demonstration] = []
+    while len(demonstrations) < count:
+        demonstrations += write_demonstrations(
+            setting, list(itertools.islice(tasks, _AT_ONCE)), derive(seed, len(demonstrations))
+        )
+    return demonstrations
 
 
-def _teach(model: PreTrainedModel, trained: Trained, lessons: Sequence[Lesson], options: WarmupOptions, learn: LearnOptions, watch: Watch) -> list[float]:
-    """One step a batch of lessons, none of which comes twice."""
-    optimizer = torch.optim.AdamW(trained.masters.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0)
+def _teach(
+    model: PreTrainedModel,
+    trained: Trainable,
+    demonstrations: Sequence[Demonstration],
+    options: WarmupOptions,
+    learn: LearnOptions,
+    watch: Watch,
+) -> list[float]:
+    """One step a batch of demonstrations, none of which comes twice."""
+    optimizer = torch.optim.AdamW(
+        trained.masters.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0
+    )
     losses = []
     for step in range(options.steps):
         for group in optimizer.param_groups:
             group["lr"] = lr_at(options, step)
-        batch = lessons[step * options.batch : (step + 1) * options.batch]
-        samples = [lesson.sample() for lesson in batch]
-        losses.append(imitate(model, optimizer, samples, packed=learn.packed, micro_tokens=learn.micro_tokens, trained=trained))
+        batch = demonstrations[step * options.batch : (step + 1) * options.batch]
+        samples = [demonstration.sample() for demonstration in batch]
+        losses.append(
+            imitate(
+                model,
+                optimizer,
+                samples,
+                packed=learn.packed,
+                micro_tokens=learn.micro_tokens,
+                trained=trained,
+            )
+        )
         watch(f"step {step + 1} of {options.steps}, loss {losses[-1]:.3f}")
     return losses
 
@@ -138,42 +171,82 @@ def _teach(model: PreTrainedModel, trained: Trained, lessons: Sequence[Lesson], 
 def lr_at(options: WarmupOptions, step: int) -> float:
     """The learning rate rises over the first steps and then falls linearly."""
     rise = max(1, round(_RISE * options.steps))
-    return options.lr * min(1.0, (step + 1) / rise) * (1 - (1 - _FALL) * step / max(1, options.steps - 1))
+    return (
+        options.lr
+        * min(1.0, (step + 1) / rise)
+        * (1 - (1 - _FALL) * step / max(1, options.steps - 1))
+    )
 
 
-def measure(model: PreTrainedModel, agent: Agent, moves: Sequence[Lesson], notes: Sequence[Lesson], learn: LearnOptions) -> Skill:
+def measure(
+    model: PreTrainedModel,
+    agent: Agent,
+    moves: Sequence[Demonstration],
+    notes: Sequence[Demonstration],
+    learn: LearnOptions,
+) -> Skill:
     """Ask for a reply in every situation, drawn as in training. Seeds are the situation's number: before and after have the same luck."""
-    drawn = run((agent.reply(lesson.turn.prompt_ids, number) for number, lesson in enumerate(moves)), limit=agent.engine.capacity)
+    drawn = run(
+        (
+            agent.reply(demonstration.turn.prompt_ids, number)
+            for number, demonstration in enumerate(moves)
+        ),
+        limit=agent.engine.capacity,
+    )
     words = [read_action(completion.text) for completion in drawn]
-    legal = [word is not None and named(word, lesson.legal) is not None for word, lesson in zip(words, moves, strict=True)]
-    written = run((agent.write(lesson.turn.prompt_ids, number) for number, lesson in enumerate(notes)), limit=agent.engine.capacity)
-    true = [reply.finish == "eos" and _is_true(reply.text, lesson) for reply, lesson in zip(written, notes, strict=True)]
-    asked = [lesson.sample() for lesson in moves]
+    legal = [
+        word is not None and named(word, demonstration.legal) is not None
+        for word, demonstration in zip(words, moves, strict=True)
+    ]
+    written = run(
+        (
+            agent.write(demonstration.turn.prompt_ids, number)
+            for number, demonstration in enumerate(notes)
+        ),
+        limit=agent.engine.capacity,
+    )
+    true = [
+        reply.finish == "eos" and _is_true(reply.text, demonstration)
+        for reply, demonstration in zip(written, notes, strict=True)
+    ]
+    asked = [demonstration.sample() for demonstration in moves]
     return Skill(
         readable=sum(word is not None for word in words) / len(words),
         legal=sum(legal) / len(legal),
-        entropy=action_entropy(model, asked, temperature=agent.sampling.temperature, packed=learn.packed, micro_tokens=learn.micro_tokens),
+        entropy=action_entropy(
+            model,
+            asked,
+            temperature=agent.sampling.temperature,
+            packed=learn.packed,
+            micro_tokens=learn.micro_tokens,
+        ),
         true_notes=sum(true) / len(true) if true else None,
     )
 
 
-def _is_true(note: str, lesson: Lesson) -> bool:
+def _is_true(note: str, demonstration: Demonstration) -> bool:
     said = facts_of(note)
-    return bool(said) and set(said) <= set(facts_of(lesson.turn.observation))
+    return bool(said) and set(said) <= set(facts_of(demonstration.turn.observation))
 
 
-def _blind(moves: Sequence[Lesson]) -> float:
+def _blind(moves: Sequence[Demonstration]) -> float:
     """How often the move of another situation would be legal."""
     pairs = [(one, other) for one, other in itertools.permutations(moves, 2)]
-    return sum(other.turn.action in one.legal for one, other in pairs) / len(pairs) if pairs else 1.0
+    return (
+        sum(other.turn.action in one.legal for one, other in pairs) / len(pairs) if pairs else 1.0
+    )
 
 
-def save_warm(trained: Trained, source: Path, base: str, target: Path, record: dict[str, Any]) -> None:
+def save_warm(
+    trained: Trainable, source: Path, base: str, target: Path, record: dict[str, Any]
+) -> None:
     """Write a folder that appears whole: the model in the numbers of the source with its tokenizer, or
     the adapters alone, of the model that `model.path` calls `base`; and `warmup.json`."""
-    with written_whole(target) as partial:
+    with atomic_folder(target) as partial:
         if isinstance(trained, Adapters):
-            save_adapters(partial, trained.masters, rank=trained.rank, alpha=trained.alpha, base=base)
+            save_adapters(
+                partial, trained.masters, rank=trained.rank, alpha=trained.alpha, base=base
+            )
         else:
             save_model(trained.model, source, partial)
         (partial / "warmup.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -186,7 +259,7 @@ def save_model(model: PreTrainedModel, source: Path, target: Path) -> None:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
     for path in target.glob("*.safetensors"):
-        share(path, target / "config.json")
+        copy_permissions(path, target / "config.json")
 
 
 def _stored_dtype(source: Path) -> torch.dtype:

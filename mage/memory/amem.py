@@ -39,7 +39,11 @@ class AMem(Memory):
 
     name: ClassVar[str] = "amem"
     recalled: int = Field(5, ge=1, description="most notes shown before an episode")
-    links: int = Field(3, ge=0, description="nearest earlier notes that a new note is linked with and may revise; 0 = none")
+    links: int = Field(
+        3,
+        ge=0,
+        description="nearest earlier notes that a new note is linked with and may revise; 0 = none",
+    )
     embedding: Embedding = "auto"
 
     @property
@@ -62,10 +66,17 @@ class Note:
 
     def told(self) -> str:
         parts = {"Context": self.context, "Tags": self.tags}
-        return " ".join([self.entry.reflection, *(f"{title}: {text}" for title, text in parts.items() if text)])
+        return " ".join(
+            [self.entry.reflection, *(f"{title}: {text}" for title, text in parts.items() if text)]
+        )
 
     def vector(self, embedding: Embedding) -> Vector:
-        return embed(" ".join((self.entry.opening, self.entry.reflection, self.keywords, self.context, self.tags)), embedding)
+        return embed(
+            " ".join(
+                (self.entry.opening, self.entry.reflection, self.keywords, self.context, self.tags)
+            ),
+            embedding,
+        )
 
 
 class AMemNotebook(Notebook):
@@ -74,7 +85,17 @@ class AMemNotebook(Notebook):
         self.notes: dict[int, Note] = {}  # by number, oldest first
 
     async def add(self, entry: Entry, ask: Ask) -> None:
-        note = read_description(entry, await ask(_DESCRIBE.format(opening=entry.opening, number=entry.number, recap=entry.recap, reflection=entry.reflection)))
+        note = read_description(
+            entry,
+            await ask(
+                _DESCRIBE.format(
+                    opening=entry.opening,
+                    number=entry.number,
+                    recap=entry.recap,
+                    reflection=entry.reflection,
+                )
+            ),
+        )
         near = self._nearest(note.vector(self.options.embedding))[: self.options.links]
         if near:
             await self._revise(note, near, ask)
@@ -86,7 +107,9 @@ class AMemNotebook(Notebook):
         for number, context, tags in _REVISION.findall(_after_thinking(answer)):
             if int(number) in near:
                 held = self.notes[int(number)]
-                self.notes[int(number)] = replace(held, context=_squeeze(context), tags=_squeeze(tags) or held.tags)
+                self.notes[int(number)] = replace(
+                    held, context=_squeeze(context), tags=_squeeze(tags) or held.tags
+                )
 
     async def show(self, opening: str, ask: Ask) -> str:
         chosen = self._recall(embed(opening, self.options.embedding))
@@ -94,7 +117,9 @@ class AMemNotebook(Notebook):
 
     def _recall(self, query: Vector) -> list[int]:
         """The nearest note, the notes linked with it, the next nearest, and so on; each once."""
-        found = [one for number in self._nearest(query) for one in (number, *self.notes[number].links)]
+        found = [
+            one for number in self._nearest(query) for one in (number, *self.notes[number].links)
+        ]
         return list(dict.fromkeys(found))[: self.options.recalled]
 
     def _nearest(self, query: Vector) -> list[int]:
@@ -102,7 +127,13 @@ class AMemNotebook(Notebook):
         if not self.notes:
             return []
         numbers = list(self.notes)
-        return [numbers[row] for row in rank(query, np.stack([note.vector(self.options.embedding) for note in self.notes.values()]))]
+        return [
+            numbers[row]
+            for row in rank(
+                query,
+                np.stack([note.vector(self.options.embedding) for note in self.notes.values()]),
+            )
+        ]
 
 
 def read_description(entry: Entry, answer: str) -> Note:
@@ -112,7 +143,11 @@ def read_description(entry: Entry, answer: str) -> Note:
     'bluff, call'
     """
     lines = _after_thinking(answer).splitlines()
-    found = {match[1].lower(): _squeeze(match[2]) for line in lines if (match := re.match(r"\W*(keywords|context|tags)\W*:\W*(.*)", line, re.IGNORECASE))}
+    found = {
+        match[1].lower(): _squeeze(match[2])
+        for line in lines
+        if (match := re.match(r"\W*(keywords|context|tags)\W*:\W*(.*)", line, re.IGNORECASE))
+    }
     return Note(entry, found.get("keywords", ""), found.get("context", ""), found.get("tags", ""))
 
 

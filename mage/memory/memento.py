@@ -44,7 +44,9 @@ def nearest(query: Vector, banks: Sequence[Cases], won: bool, count: int) -> lis
     held = [bank for bank in banks if bank.vectors is not None]
     entries = [entry for bank in held for entry in bank.entries]
     found: dict[tuple[str, str], Entry] = {}
-    for row in rank(query, *(bank.vectors for bank in held if bank.vectors is not None)) if held else ():
+    for row in (
+        rank(query, *(bank.vectors for bank in held if bank.vectors is not None)) if held else ()
+    ):
         entry = entries[row]
         if len(found) < count and (entry.outcome == "won") == won:
             found.setdefault((entry.opening, entry.recap), entry)
@@ -57,7 +59,9 @@ class Memento(Memory):
     name: ClassVar[str] = "memento"
     successes: int = Field(2, ge=0, description="most similar won episodes shown before an episode")
     failures: int = Field(2, ge=0, description="most similar episodes shown that were not won")
-    wave: int = Field(32, ge=1, description="tasks played side by side before their episodes join the bank")
+    wave: int = Field(
+        32, ge=1, description="tasks played side by side before their episodes join the bank"
+    )
     most: int = Field(4096, ge=1, description="episodes in the bank; the oldest make room")
     embedding: Embedding = "auto"
     _bank: Cases = PrivateAttr(Cases())
@@ -88,9 +92,16 @@ class MementoNotebook(Notebook):
 
     async def show(self, opening: str, ask: Ask) -> str:
         query, banks = embed(opening, self.options.embedding), (self.bank, self.own)
-        found = [*nearest(query, banks, True, self.options.successes), *nearest(query, banks, False, self.options.failures)]
+        found = [
+            *nearest(query, banks, True, self.options.successes),
+            *nearest(query, banks, False, self.options.failures),
+        ]
         return "\n".join(map(self._tell, found))
 
     def _tell(self, entry: Entry) -> str:
-        whose = f"Game {entry.number}" if any(entry is one for one in self.own.entries) else "Another task"
+        whose = (
+            f"Game {entry.number}"
+            if any(entry is one for one in self.own.entries)
+            else "Another task"
+        )
         return f"{whose}, {'won' if entry.outcome == 'won' else 'not won'}: {entry.opening} {entry.recap}"

@@ -13,7 +13,9 @@ from mage.memory.base import Ask, Entry, Memory, Notebook
 
 class Notes(Memory):
     name: ClassVar[str] = "notes"
-    keep: Literal["none", "reflections", "history", "both"] = Field("reflections", description="what is carried from episode to episode")
+    keep: Literal["none", "reflections", "history", "both"] = Field(
+        "reflections", description="what is carried from episode to episode"
+    )
 
     @property
     def reflects(self) -> bool:

@@ -2,8 +2,16 @@
 
 from typing import Any, NamedTuple
 
-_PLAIN = {"transformers.models.llama.modeling_llama": "LlamaForCausalLM", "transformers.models.qwen3.modeling_qwen3": "Qwen3ForCausalLM"}
-_KNOWN = ("torch.nn.modules", "transformers.models.llama.", "transformers.models.qwen3.", "transformers.activations")
+_PLAIN = {
+    "transformers.models.llama.modeling_llama": "LlamaForCausalLM",
+    "transformers.models.qwen3.modeling_qwen3": "Qwen3ForCausalLM",
+}
+_KNOWN = (
+    "torch.nn.modules",
+    "transformers.models.llama.",
+    "transformers.models.qwen3.",
+    "transformers.activations",
+)
 
 
 class LayerParts(NamedTuple):
@@ -25,12 +33,20 @@ class LayerParts(NamedTuple):
 def parts_of(layer: Any) -> LayerParts:
     """The parameters of a transformers layer."""
     attention, mlp = layer.self_attn, layer.mlp
-    query, key, value, gate, up = attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj
+    query, key, value, gate, up = (
+        attention.q_proj,
+        attention.k_proj,
+        attention.v_proj,
+        mlp.gate_proj,
+        mlp.up_proj,
+    )
     return LayerParts(
         before_attention=layer.input_layernorm.weight,
         qkv=(query.weight, key.weight, value.weight),
         qkv_bias=None if query.bias is None else (query.bias, key.bias, value.bias),
-        norms=(attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None,
+        norms=(attention.q_norm.weight, attention.k_norm.weight)
+        if hasattr(attention, "q_norm")
+        else None,
         out=attention.o_proj.weight,
         out_bias=attention.o_proj.bias,
         before_mlp=layer.post_attention_layernorm.weight,
@@ -56,4 +72,6 @@ def is_plain(model: Any) -> bool:
 
 def _has_no_additions(module: Any) -> bool:
     """No hooks, and no module that is neither torch's own nor of these two models, as adapters and quantised layers are."""
-    return type(module).__module__.startswith(_KNOWN) and not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    return type(module).__module__.startswith(_KNOWN) and not (
+        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    )

@@ -23,9 +23,13 @@ from mage.config.menus import PACKAGE
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
-EMBEDDED = ("embedded", "embedded-worlds")  # models that ship with MAGE, folders of the package: for the two games, for Sokoban and ALFWorld
+EMBEDDED = (
+    "embedded",
+    "embedded-worlds",
+)  # models that ship with MAGE, folders of the package: for the two games, for Sokoban and ALFWorld
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_ORIGIN = "origin.json"
+SHIPPED = PACKAGE / "models" / "shipped"  # models and adapters that come with the package
+ORIGIN = "origin.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -33,7 +37,9 @@ class Source(ABC):
     """Where a model can be had. One file of this folder, one class; `what` is the word after `mage model add`."""
 
     title: ClassVar[str]  # how `mage model list` announces it
-    is_named: ClassVar[bool] = False  # one model that is had by the file's name, or many by a path or an address
+    is_named: ClassVar[bool] = (
+        False  # one model that is had by the file's name, or many by a path or an address
+    )
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -67,14 +73,6 @@ class Model:
         return asdict(self) | {"folder": str(self.folder)}
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
-    """What `add_model` did: the model, and the line it said; no line if it was there before."""
-
-    model: Model
-    line: str | None
-
-
 # ------------------------------------------------------------------------------------------------------------- finding
 
 
@@ -86,17 +84,21 @@ def models_folder() -> Path:
 def find_model(path: str) -> Path:
     """The folder meant by `model.path`: a model that ships with MAGE, a folder, the name of adapters that ship with MAGE, or of a model that was added."""
     if path in EMBEDDED:
-        return PACKAGE / path
+        return SHIPPED / path
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file() or is_adapter(folder):
         return folder
     if path in shipped_adapters():
-        return PACKAGE / "adapters" / path
+        return SHIPPED / "adapters" / path
     if not _NAME.fullmatch(path):
         raise ValueError(f"{folder} has no config.json")
     if not (models_folder() / path / "config.json").is_file():
-        known = ", ".join([*EMBEDDED, *shipped_adapters(), *(model.name for model in list_models())])
-        raise ValueError(f"no folder with a config.json and no model that was added. There are {known}; {_ways()}")
+        known = ", ".join(
+            [*EMBEDDED, *shipped_adapters(), *(model.name for model in list_models())]
+        )
+        raise ValueError(
+            f"no folder with a config.json and no model that was added. There are {known}; {_ways()}"
+        )
     return models_folder() / path
 
 
@@ -113,17 +115,23 @@ def base_of(folder: Path) -> Path:
     try:
         return find_model(name)
     except ValueError:
-        raise ValueError(f"the adapters of {folder} need the model {name}: get it with mage model add {name}") from None
+        raise ValueError(
+            f"the adapters of {folder} need the model {name}: get it with mage model add {name}"
+        ) from None
 
 
 def base_name(folder: Path, path: str) -> str:
     """What `model.path` calls the whole model: `path`, or what the adapters in this folder belong to."""
-    return str(json.loads((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]) if is_adapter(folder) else path
+    return (
+        str(json.loads((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"])
+        if is_adapter(folder)
+        else path
+    )
 
 
 def shipped_adapters() -> list[str]:
     """The names of the adapters that ship with MAGE."""
-    return sorted(path.parent.name for path in (PACKAGE / "adapters").glob(f"*/{ADAPTER_CONFIG}"))
+    return sorted(path.parent.name for path in (SHIPPED / "adapters").glob(f"*/{ADAPTER_CONFIG}"))
 
 
 def _ways() -> str:
@@ -133,17 +141,25 @@ def _ways() -> str:
 def list_models() -> list[Model]:
     """The models that were added, by name."""
     folder = models_folder()
-    names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)) if folder.is_dir() else []
-    return [read_model(folder / name) for name in names if (folder / name / "config.json").is_file()]
+    names = (
+        sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
+        if folder.is_dir()
+        else []
+    )
+    return [
+        read_model(folder / name) for name in names if (folder / name / "config.json").is_file()
+    ]
 
 
 def read_model(folder: Path) -> Model:
     """A model's figures, from the heads of its files."""
-    tensors = [entry for path in sorted(folder.glob("*.safetensors")) for entry in _safetensors_head(path)]
+    tensors = [
+        entry for path in sorted(folder.glob("*.safetensors")) for entry in _safetensors_head(path)
+    ]
     parameters = sum(_product(entry["shape"]) for entry in tensors)
     dtypes = {str(entry["dtype"]) for entry in tensors}
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    note = folder / _ORIGIN
+    note = folder / ORIGIN
     origin = str(json.loads(note.read_text()).get("origin", "")) if note.is_file() else ""
     return Model(folder.name, parameters, size, "+".join(sorted(dtypes)), origin, folder)
 
@@ -167,14 +183,27 @@ def _product(shape: list[int]) -> int:
 
 def sources() -> dict[str, type[Source]]:
     """Every source of this folder by its file's name; those of one model first, since their names are theirs."""
-    files = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ("__init__", "base"))
-    modules = {file: importlib.import_module(f"mage.models.{file}") for file in files}
-    found = {file: item for file, module in modules.items() for item in vars(module).values() if _is_source(item, file)}
+    files = sorted(
+        path.stem
+        for path in (Path(__file__).parent / "sources").glob("*.py")
+        if path.stem != "__init__"
+    )
+    modules = {file: importlib.import_module(f"mage.models.sources.{file}") for file in files}
+    found = {
+        file: item
+        for file, module in modules.items()
+        for item in vars(module).values()
+        if _is_source(item, file)
+    }
     return dict(sorted(found.items(), key=lambda pair: (not pair[1].is_named, pair[0])))
 
 
 def _is_source(item: Any, file: str) -> bool:
-    return isinstance(item, type) and issubclass(item, Source) and item.__module__ == f"mage.models.{file}"
+    return (
+        isinstance(item, type)
+        and issubclass(item, Source)
+        and item.__module__ == f"mage.models.sources.{file}"
+    )
 
 
 def named_sources() -> dict[str, str]:
@@ -187,50 +216,29 @@ def find_source(what: str) -> Source:
     for source in sources().values():
         if source.takes(what):
             return source(what)
-    raise ValueError(f"{what} is no folder here, no .gguf file and no name of a model; {_ways()} (of the model hub)")
+    raise ValueError(
+        f"{what} is no folder here, no .gguf file and no name of a model; {_ways()} (of the model hub)"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def add_model(
-    what: str,
-    *,
-    name: str | None = None,
-    out: Path | None = None,
-    dtype: Dtype | None = None,
-    template: str | None = None,
-    force: bool = False,
-    say: Say = lambda line: None,
-) -> Added:
-    """Make a model folder from a source and let it say a line. One that is there already is left alone unless `force`."""
-    source = find_source(what)
-    place = out.expanduser() if out else models_folder() / _checked(name or source.name())
-    if place.exists() and not force:
-        if not (place / "config.json").is_file():
-            raise ValueError(f"{place} exists and is no model folder: choose another place, or write over it with --force")
-        return Added(read_model(place), None)
-    with written_whole(place) as folder:
-        origin = source.write(folder, dtype, template, say)
-        (folder / _ORIGIN).write_text(json.dumps({"origin": origin}, indent=2) + "\n")
-        say("letting it say a line")
-        line = say_a_line(folder)
-    return Added(read_model(place), line)
-
-
-def _checked(name: str) -> str:
+def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in EMBEDDED:
-        raise ValueError(f"a model cannot be called {name!r}: take letters, digits, _ . - and another name than {' or '.join(EMBEDDED)}, with --name")
+        raise ValueError(
+            f"a model cannot be called {name!r}: take letters, digits, _ . - and another name than {' or '.join(EMBEDDED)}, with --name"
+        )
     return name
 
 
-def share(weights: Path, like: Path) -> None:
+def copy_permissions(weights: Path, like: Path) -> None:
     """Let those read a file of safetensors who may read the file beside it: it is made for its owner alone."""
     shutil.copymode(like, weights)
 
 
 @contextmanager
-def written_whole(place: Path) -> Iterator[Path]:
+def atomic_folder(place: Path) -> Iterator[Path]:
     """A folder beside `place` that takes its name if all went well, and is gone otherwise."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as beside:
@@ -242,29 +250,11 @@ def written_whole(place: Path) -> Iterator[Path]:
         folder.rename(place)
 
 
-def say_a_line(folder: Path, question: str = "What is the capital of France?", tokens: int = 24) -> str:
-    """The model's most likely answer, computed by MAGE's own engine on the CPU: a folder that passes can be played and trained."""
-    from mage.agent.chat import Chat
-    from mage.engines.base import Request, run
-    from mage.models.loading import load_model
-    from mage.config.menus import find_item
-
-    chat = Chat.load(folder)
-    engine = find_item("engines", "local")(load_model(folder, "float32", "cpu"), chat, slots=1, context=256)
-    request = Request(chat.first("You are a helpful assistant.", question), tokens, seed=0, temperature=0)
-
-    async def answer() -> str:
-        return str((await engine.sample(request)).text)
-
-    (text,) = run([answer()])
-    if not text.strip():
-        raise ValueError(f"the model of {folder} answers with nothing: its weights, its tokenizer and its chat template do not fit together")
-    return " ".join(text.split())
-
-
 def check_sha256(path: Path, expected: str) -> None:
     """Refuse a file that is not the one this was tested with."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
-        raise ValueError(f"{path} is not the file it should be: its sha256 is {found}, expected {expected}; remove it and get it again")
+        raise ValueError(
+            f"{path} is not the file it should be: its sha256 is {found}, expected {expected}; remove it and get it again"
+        )

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from mage.learn.trainable import merge_adapters
+from mage.models.adapters import merge_adapters
 from mage.models.base import base_of, is_adapter
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -22,10 +22,14 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
     place = pick_device(device)
     number = _DTYPES.get(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
     if not list(folder.glob("*.safetensors")):
-        raise ValueError(f"{folder} has no *.safetensors: a model folder needs its weights in that format")
+        raise ValueError(
+            f"{folder} has no *.safetensors: a model folder needs its weights in that format"
+        )
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=number, use_safetensors=True, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=number, use_safetensors=True, local_files_only=True
+        )
     except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder} cannot be loaded as a causal language model: {error}") from None
     return model.to(place).eval()
@@ -38,5 +42,7 @@ def pick_device(name: str) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"run.device = {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ValueError(
+            f"run.device = {name!r} cannot be used here: {str(error).splitlines()[0]}"
+        ) from None
     return torch.device(name)

@@ -28,7 +28,9 @@ class Opponent(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str]
     plays: ClassVar[tuple[str, ...] | None] = None  # the environments it knows; None = all
-    policy_is: ClassVar[Knowledge] = "exact"  # how well `policy` knows it; exact ceilings need "exact"
+    policy_is: ClassVar[Knowledge] = (
+        "exact"  # how well `policy` knows it; exact ceilings need "exact"
+    )
 
     @abstractmethod
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
@@ -44,13 +46,17 @@ class Opponent(BaseModel, ABC):
         return self.act(state, seat, rng)
 
 
-def luck(task: Task, environment: Environment, episode: int, move: int) -> random.Random:
+def move_rng(task: Task, environment: Environment, episode: int, move: int) -> random.Random:
     """The random numbers of one move: same task, same episode, same number of moves before it, same luck.
 
     An opening is part of the instance, so `restart = "same"` replays it. Every later move is new luck in every episode: what
     stays the same in a meta-episode is whom one plays, not what the other side rolls; otherwise one won game could be replayed.
     """
-    seed = environment.episode_seed(task.seed, episode) if move == 0 else derive(task.seed, "episode", episode)
+    seed = (
+        environment.episode_seed(task.seed, episode)
+        if move == 0
+        else derive(task.seed, "episode", episode)
+    )
     return random.Random(derive(seed, "opponent", task.opponent, move))
 
 
@@ -69,7 +75,7 @@ class Population(BaseModel):
         return {name: share / total for name, share in chosen.items()} if total else {}
 
 
-def spread(pool: Mapping[str, float], count: int, seed: int) -> list[str]:
+def allocate(pool: Mapping[str, float], count: int, seed: int) -> list[str]:
     """`count` names in proportion to their shares, as even as whole numbers allow, in random order.
 
     Systematic sampling: shares .3/.3/.4 of 10 give exactly 3, 3 and 4, and over many draws every share is met exactly.
@@ -95,16 +101,22 @@ def find(name: str) -> Opponent:
     word, *options = name.split("-")
     kinds = {word: _load(word)} if "." in word else known()
     if word not in kinds:
-        raise ValueError(f"unknown opponent {name!r}; known are {', '.join(sorted(kinds))}, with options behind dashes (mcts-100)")
+        raise ValueError(
+            f"unknown opponent {name!r}; known are {', '.join(sorted(kinds))}, with options behind dashes (mcts-100)"
+        )
     kind = kinds[word]
     fields = list(kind.model_fields)
     if len(options) > len(fields):
-        raise ValueError(f"opponent {name!r} has {len(options)} options, but {word} takes {len(fields)} ({', '.join(fields)})")
+        raise ValueError(
+            f"opponent {name!r} has {len(options)} options, but {word} takes {len(fields)} ({', '.join(fields)})"
+        )
     try:
         return kind.model_validate(dict(zip(fields, options, strict=False)))
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"opponent {name!r}: {'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}") from None
+        raise ValueError(
+            f"opponent {name!r}: {'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}"
+        ) from None
 
 
 @cache
@@ -112,8 +124,16 @@ def known() -> dict[str, type[Opponent]]:
     """Every opponent of this folder by the first word of its name."""
     import mage.opponents as menu
 
-    modules = [importlib.import_module(f"{menu.__name__}.{module.name}") for module in pkgutil.iter_modules(menu.__path__)]
-    kinds = [item for module in modules for item in vars(module).values() if _is_opponent(item) and item.__module__ == module.__name__]
+    modules = [
+        importlib.import_module(f"{menu.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(menu.__path__)
+    ]
+    kinds = [
+        item
+        for module in modules
+        for item in vars(module).values()
+        if _is_opponent(item) and item.__module__ == module.__name__
+    ]
     return {kind.name: kind for kind in kinds}
 
 

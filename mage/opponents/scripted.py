@@ -57,7 +57,9 @@ class Biased(Opponent):
     alpha: float = Field(2.0, ge=0)
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
-        weights = {cell: (1 / (1 + self._distance(int(cell) - 1))) ** self.alpha for cell in state.legal()}
+        weights = {
+            cell: (1 / (1 + self._distance(int(cell) - 1))) ** self.alpha for cell in state.legal()
+        }
         total = sum(weights.values())
         return {cell: weight / total for cell, weight in weights.items()}
 

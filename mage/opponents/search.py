@@ -32,5 +32,7 @@ class MonteCarloTreeSearch(Opponent):
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         """Estimated from 200 seeded searches; the game tree of the search itself has no closed form."""
-        counts = Counter(self.act(state, seat, random.Random(draw)) for draw in range(_POLICY_DRAWS))
+        counts = Counter(
+            self.act(state, seat, random.Random(draw)) for draw in range(_POLICY_DRAWS)
+        )
         return {action: count / _POLICY_DRAWS for action, count in sorted(counts.items())}

@@ -6,9 +6,9 @@ A run may be reported at any time, also while it runs or after a kill: whatever 
 from pathlib import Path
 
 from mage.report.curves import DARK, LIGHT, draw_curves
-from mage.report.tensorboard import write_events
-from mage.report.run_results import read_findings
 from mage.report.page import make_page
+from mage.report.run_results import read_run_results
+from mage.report.tensorboard import write_events
 from mage.report.transcripts import choose_sections, to_markdown
 from mage.run_folder import RunError, RunFolder, write_atomic
 
@@ -17,14 +17,14 @@ __all__ = ["write_report"]
 
 def write_report(folder: RunFolder) -> list[Path]:
     """Write RUN/report/ and RUN/tensorboard/ anew; returns the files, the picture first."""
-    findings = read_findings(folder)
-    sections = choose_sections(findings)
-    light, dark = draw_curves(findings, LIGHT), draw_curves(findings, DARK)
+    results = read_run_results(folder)
+    sections = choose_sections(results)
+    light, dark = draw_curves(results, LIGHT), draw_curves(results, DARK)
     place = _make(folder.path / "report")
     return [
         write_atomic(place / "curves.png", light),
-        write_atomic(place / "transcripts.md", to_markdown(findings, sections).encode()),
-        write_atomic(place / "report.html", make_page(findings, sections, light, dark).encode()),
+        write_atomic(place / "transcripts.md", to_markdown(results, sections).encode()),
+        write_atomic(place / "report.html", make_page(results, sections, light, dark).encode()),
         write_events(folder),
     ]
 

@@ -1,4 +1,4 @@
-"""Findings: what a run folder holds so far, read once and as records. A killed run has fewer of them, never broken ones."""
+"""RunResults: what a run folder holds so far, read once and as records. A killed run has fewer of them, never broken ones."""
 
 import re
 from collections.abc import Callable, Container
@@ -7,15 +7,20 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from mage.evaluation.figures import Cell, EpisodeFigures, Evaluation, TaskRow, read_tasks
-from mage.run_folder import Json, RunError, RunFolder, read_json
+from mage.evaluation.figures import Cell, EpisodeFigures, Evaluation
+from mage.evaluation.rows import TaskRow, read_tasks
 from mage.evaluation.statistics import Estimate
+from mage.run_folder import Json, RunError, RunFolder, read_json
 from mage.types import Split
 
 Stage = Literal["before", "after", "emptied"]
 STAGES: tuple[Stage, ...] = ("before", "after", "emptied")
 SPLITS: tuple[Split, ...] = ("test", "ood", "train")
-TITLES: dict[Stage, str] = {"before": "before training", "after": "after training", "emptied": "memory emptied"}
+TITLES: dict[Stage, str] = {
+    "before": "before training",
+    "after": "after training",
+    "emptied": "memory emptied",
+}
 
 _EVALUATION = TypeAdapter(Evaluation)
 _SELECT = re.compile(r"select_(\d+)")
@@ -44,7 +49,7 @@ REGRET = Measure("regret", "regret a turn", False, lambda figures: figures.regre
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class RunResults:
     """`selections` are the overall figures on the select panel by update; `finals` those of the final panel."""
 
     folder: RunFolder
@@ -58,7 +63,11 @@ class Findings:
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Updates and values of one metric, where it has a value."""
-        found = [(record["update"], record[name]) for record in self.metrics if record.get(name) is not None]
+        found = [
+            (record["update"], record[name])
+            for record in self.metrics
+            if record.get(name) is not None
+        ]
         return [update for update, _ in found], [float(value) for _, value in found]
 
     @property
@@ -92,7 +101,9 @@ class Findings:
     @property
     def bounds(self) -> Cell | None:
         """Any overall figures that carry ceilings; they are the same in all of one split."""
-        cells = [cell for _, cell in self.selections] + [self.finals[key].overall for key in self.finals if key[1] == "test"]
+        cells = [cell for _, cell in self.selections] + [
+            self.finals[key].overall for key in self.finals if key[1] == "test"
+        ]
         return next((cell for cell in cells if cell.non_adapting is not None), None)
 
     @property
@@ -102,11 +113,19 @@ class Findings:
 
     def overall(self, split: Split) -> dict[Stage, Cell]:
         """The overall figures of a split's final panel, as far as it has been played."""
-        return {stage: self.finals[stage, split].overall for stage in STAGES if (stage, split) in self.finals}
+        return {
+            stage: self.finals[stage, split].overall
+            for stage in STAGES
+            if (stage, split) in self.finals
+        }
 
     def measure_of(self, split: Split) -> Measure:
         """`measure`, for the final panel of one split."""
-        return SCORE if any(cell.non_adapting is not None for cell in self.overall(split).values()) else SUCCESS
+        return (
+            SCORE
+            if any(cell.non_adapting is not None for cell in self.overall(split).values())
+            else SUCCESS
+        )
 
     def rows(self, stage: Stage, split: Split) -> tuple[TaskRow, ...] | None:
         """What was stored of every task of a final panel, for comparisons in pairs."""
@@ -114,17 +133,21 @@ class Findings:
         return read_tasks(path) if path.is_file() else None
 
 
-def read_findings(folder: RunFolder) -> Findings:
+def read_run_results(folder: RunFolder) -> RunResults:
     names = folder.evaluation_names()
     finals = {(stage, split): f"{stage}_{split}" for split in SPLITS for stage in STAGES}
-    selections = sorted((int(match[1]), name) for name in names if (match := _SELECT.fullmatch(name)))
+    selections = sorted(
+        (int(match[1]), name) for name in names if (match := _SELECT.fullmatch(name))
+    )
     cells = tuple((update, read_evaluation(folder, name).overall) for update, name in selections)
     summary = folder.read_summary() if (folder.path / "summary.json").is_file() else None
-    return Findings(
+    return RunResults(
         folder=folder,
         metrics=tuple(folder.metrics()),
         selections=cells,
-        finals={key: read_evaluation(folder, name) for key, name in finals.items() if name in names},
+        finals={
+            key: read_evaluation(folder, name) for key, name in finals.items() if name in names
+        },
         chosen_update=_chosen(cells) if summary is None else int(summary["chosen_update"]),
         finished=summary is not None,
         seconds=float(sum(record["total"] for record in folder.timing())),
@@ -139,12 +162,18 @@ def read_evaluation(folder: RunFolder, name: str) -> Evaluation:
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"]))
-        raise RunError(f"evaluation {name} of {folder.path} is not as this version of MAGE writes it ({place}: {fault['msg']})") from None
+        raise RunError(
+            f"evaluation {name} of {folder.path} is not as this version of MAGE writes it ({place}: {fault['msg']})"
+        ) from None
 
 
 def _chosen(selections: tuple[tuple[int, Cell], ...]) -> int | None:
     """The update that the trainer would choose now: the first with the best last episode."""
-    scores = {update: score.value for update, cell in selections if (score := cell.episodes[-1].score) is not None}
+    scores = {
+        update: score.value
+        for update, cell in selections
+        if (score := cell.episodes[-1].score) is not None
+    }
     return max(scores, key=lambda update: scores[update]) if scores else None
 
 
@@ -159,5 +188,12 @@ def _unbounded(value: Any) -> Any:
         return [_unbounded(item) for item in value]
     if not isinstance(value, dict):
         return value
-    ends = {"low": float("-inf"), "high": float("inf")} if {"value", "low", "high"} <= value.keys() else {}
-    return {name: ends[name] if item is None and name in ends else _unbounded(item) for name, item in value.items()}
+    ends = (
+        {"low": float("-inf"), "high": float("inf")}
+        if {"value", "low", "high"} <= value.keys()
+        else {}
+    )
+    return {
+        name: ends[name] if item is None and name in ends else _unbounded(item)
+        for name, item in value.items()
+    }

@@ -14,9 +14,18 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from mage.evaluation.figures import Cell
-from mage.report.run_results import DRAWS, PASS, REGRET, SCORE, SUCCESS, Findings, read_findings
+from mage.evaluation.figures import Cell, Evaluation
+from mage.report.run_results import (
+    DRAWS,
+    PASS,
+    REGRET,
+    SCORE,
+    SUCCESS,
+    RunResults,
+    read_run_results,
+)
 from mage.run_folder import RunError, RunFolder, write_atomic
+from mage.training.callbacks import Callback, Metrics
 
 _PATTERN = "events.out.tfevents.*"
 
@@ -26,6 +35,27 @@ def write_events(folder: RunFolder) -> Path:
     writer = EventWriter(folder)
     writer.close()
     return writer.path
+
+
+class TensorBoardCallback(Callback):
+    """Mirrors a run into RUN/tensorboard/ while it trains."""
+
+    def __init__(self) -> None:
+        self.writer: EventWriter | None = None
+
+    def on_start(self, folder: RunFolder, update: int) -> None:
+        self.writer = EventWriter(folder)
+
+    def on_update(
+        self, update: int, total: int, metrics: Metrics, timing: Mapping[str, float]
+    ) -> None:
+        assert self.writer is not None, "on_start comes first"
+        self.writer.add(update, metrics)
+        self.writer.add(update, timing, "time")
+
+    def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
+        if self.writer is not None and name.startswith("select"):
+            self.writer.add_evaluation(update, evaluation.overall)
 
 
 class EventWriter:
@@ -72,7 +102,10 @@ class EventWriter:
 
 def flatten(cell: Cell) -> dict[str, float | None]:
     """The figures of a cell by name and episode: score_1, score_1_low, .., ceiling_3, non_adapting."""
-    found: dict[str, float | None] = {"non_adapting": cell.non_adapting, "knows_opponent": cell.knows_opponent}
+    found: dict[str, float | None] = {
+        "non_adapting": cell.non_adapting,
+        "knows_opponent": cell.knows_opponent,
+    }
     for figures in cell.episodes:
         number = figures.episode
         for measure in (SCORE, SUCCESS, PASS, DRAWS, REGRET):
@@ -86,15 +119,15 @@ def flatten(cell: Cell) -> dict[str, float | None]:
 
 def _history(folder: RunFolder) -> Iterator[Event]:
     """Everything so far. The session log tells a TensorBoard that looks on to forget what it had read."""
-    findings, began = read_findings(folder), (folder.path / "recipe.toml").stat().st_mtime
+    results, began = read_run_results(folder), (folder.path / "recipe.toml").stat().st_mtime
     yield Event(wall_time=began, file_version="brain.Event:2")
     yield Event(wall_time=began, step=0, session_log=SessionLog(status=SessionLog.START))
     clock = _clock(folder, began)
     for record in folder.timing():
         yield _scalars(record["update"], clock[record["update"]], "time", record)
-    for record in findings.metrics:
+    for record in results.metrics:
         yield _scalars(record["update"], clock.get(record["update"], began), "train", record)
-    for update, section, cell in _measured(findings):
+    for update, section, cell in _measured(results):
         yield _scalars(update, clock.get(update, began), section, flatten(cell))
 
 
@@ -107,18 +140,25 @@ def _clock(folder: RunFolder, began: float) -> dict[int, float]:
     return clock
 
 
-def _measured(findings: Findings) -> Iterator[tuple[int, str, Cell]]:
+def _measured(results: RunResults) -> Iterator[tuple[int, str, Cell]]:
     """Evaluations by update: before and after training are two points of one curve, memory emptied is a curve of its own."""
-    for update, cell in findings.selections:
+    for update, cell in results.selections:
         yield update, "select", cell
-    for (stage, split), evaluation in findings.finals.items():
+    for (stage, split), evaluation in results.finals.items():
         section = f"final_{split}_emptied" if stage == "emptied" else f"final_{split}"
-        yield 0 if stage == "before" else findings.chosen_update or 0, section, evaluation.overall
+        yield 0 if stage == "before" else results.chosen_update or 0, section, evaluation.overall
 
 
 def _scalars(update: int, when: float, section: str, figures: Mapping[str, Any]) -> Event:
-    numbers = {name: value for name, value in figures.items() if isinstance(value, int | float) and name != "update"}
-    values = [Summary.Value(tag=f"{section}/{name}", simple_value=float(value)) for name, value in numbers.items()]
+    numbers = {
+        name: value
+        for name, value in figures.items()
+        if isinstance(value, int | float) and name != "update"
+    }
+    values = [
+        Summary.Value(tag=f"{section}/{name}", simple_value=float(value))
+        for name, value in numbers.items()
+    ]
     return Event(wall_time=when, step=update, summary=Summary(value=values))
 
 

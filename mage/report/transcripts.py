@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mage.environments.base import SEATS
-from mage.report.run_results import Findings, Stage
+from mage.report.run_results import RunResults, Stage
 from mage.run_folder import RunFolder
 from mage.types import Episode, MetaEpisode, Split, Task, Turn
 
@@ -59,14 +59,14 @@ class Section:
 # --- Choosing ------------------------------------------------------------------------------------------------------
 
 
-def choose_sections(findings: Findings) -> list[Section]:
+def choose_sections(results: RunResults) -> list[Section]:
     """The final panels, the same task before training, and training itself; what is not stored is left out."""
-    folder, sections = findings.folder, []
-    for split in findings.splits:
+    folder, sections = results.folder, []
+    for split in results.splits:
         after = _stored(folder, "after", split)
         if after:
             picks = choose(after)
-            note = f"Policy of update {findings.chosen_update}, chosen among the first {len(after)} tasks of the panel."
+            note = f"Policy of update {results.chosen_update}, chosen among the first {len(after)} tasks of the panel."
             sections.append(_section(f"After training, {split} panel", note, picks))
             sections += _before(folder, split, picks[0][1].task)
     return sections + _training(folder, all_kinds=not sections)
@@ -76,7 +76,10 @@ def _before(folder: RunFolder, split: Split, task: Task) -> list[Section]:
     """The first chosen task as the untrained agent played it."""
     same = [meta for meta in _stored(folder, "before", split) if meta.task == task]
     note = "The first task above, before any update."
-    return [_section(f"Before training, {split} panel", note, [("same task", meta)]) for meta in same[:1]]
+    return [
+        _section(f"Before training, {split} panel", note, [("same task", meta)])
+        for meta in same[:1]
+    ]
 
 
 def _training(folder: RunFolder, all_kinds: bool) -> list[Section]:
@@ -86,21 +89,40 @@ def _training(folder: RunFolder, all_kinds: bool) -> list[Section]:
     if not metas:
         return []
     picks = choose(metas) if all_kinds else choose(metas)[:1]
-    return [_section(f"In training, update {steps[-1]}", f"Chosen among {len(metas)} meta-episodes.", picks)]
+    return [
+        _section(
+            f"In training, update {steps[-1]}", f"Chosen among {len(metas)} meta-episodes.", picks
+        )
+    ]
 
 
 def _stored(folder: RunFolder, stage: Stage, split: Split) -> list[MetaEpisode]:
     name = f"{stage}_{split}"
-    return folder.read_episodes_of(name) if (folder.path / "episodes" / f"{name}.jsonl.gz").is_file() else []
+    return (
+        folder.read_episodes_of(name)
+        if (folder.path / "episodes" / f"{name}.jsonl.gz").is_file()
+        else []
+    )
 
 
 def choose(metas: Sequence[MetaEpisode]) -> list[tuple[str, MetaEpisode]]:
     """The meta-episodes worth reading, each with the reason; at least one of every opponent."""
-    gains = [("large gain", meta) for meta in _extreme([meta for meta in metas if gain(meta) > 0], GAINS, +1)]
-    losses = [("loss", meta) for meta in _extreme([meta for meta in metas if gain(meta) < 0], LOSSES, -1)]
+    gains = [
+        ("large gain", meta)
+        for meta in _extreme([meta for meta in metas if gain(meta) > 0], GAINS, +1)
+    ]
+    losses = [
+        ("loss", meta) for meta in _extreme([meta for meta in metas if gain(meta) < 0], LOSSES, -1)
+    ]
     seen = {meta.task.opponent for _, meta in gains + losses}
-    others = {meta.task.opponent: meta for meta in reversed(metas) if meta.task.opponent not in seen}
-    return gains + losses + [("an opponent not shown above", meta) for _, meta in sorted(others.items())]
+    others = {
+        meta.task.opponent: meta for meta in reversed(metas) if meta.task.opponent not in seen
+    }
+    return (
+        gains
+        + losses
+        + [("an opponent not shown above", meta) for _, meta in sorted(others.items())]
+    )
 
 
 def _extreme(metas: Sequence[MetaEpisode], count: int, sign: int) -> list[MetaEpisode]:
@@ -130,16 +152,27 @@ def _section(title: str, note: str, picks: Sequence[tuple[str, MetaEpisode]]) ->
 def tell(meta: MetaEpisode, reason: str) -> Transcript:
     """A meta-episode move by move."""
     task, scores = meta.task, ", ".join(f"{episode.score:+g}" for episode in meta.episodes)
-    against = f"against {task.opponent}, agent {SEATS[task.seat]}" if task.opponent else task.environment
+    against = (
+        f"against {task.opponent}, agent {SEATS[task.seat]}" if task.opponent else task.environment
+    )
     details = f"{task.environment}, task seed {task.seed}, {task.split} split, policy version {meta.policy_version}"
     told = tuple(_tell_episode(meta, number) for number in range(len(meta.episodes)))
-    return Transcript(f"{against}: scores {scores}", f"{reason} ({gain(meta):+g} from first to last)", details, told)
+    return Transcript(
+        f"{against}: scores {scores}",
+        f"{reason} ({gain(meta):+g} from first to last)",
+        details,
+        told,
+    )
 
 
 def _tell_episode(meta: MetaEpisode, number: int) -> Told:
     episode = meta.episodes[number]
     after = meta.episodes[number + 1].reflection if number + 1 < len(meta.episodes) else None
-    lines = [Line("memory", meta.memories[number]), *_tell_moves(episode, meta.task.seat), _tell_result(episode)]
+    lines = [
+        Line("memory", meta.memories[number]),
+        *_tell_moves(episode, meta.task.seat),
+        _tell_result(episode),
+    ]
     if after is not None:
         lines.append(Line("reflects", after.completion.text, _cut(after)))
     return Told(number + 1, f"{episode.outcome}, score {episode.score:+g}", tuple(lines))
@@ -162,14 +195,24 @@ def _tell_moves(episode: Episode, seat: int) -> Iterator[Line]:
 
 def _tell_turn(turn: Turn) -> Iterator[Line]:
     yield Line("sees", turn.observation)
-    read = "no action found, illegal" if turn.action is None else f"{'legal' if turn.legal else 'ILLEGAL'}: {turn.action}"
-    cost = f"penalty {turn.reward:+g}" if turn.reward else ""
+    read = (
+        "no action found, illegal"
+        if turn.action is None
+        else f"{'legal' if turn.legal else 'ILLEGAL'}: {turn.action}"
+    )
+    cost = f"penalty {turn.penalty:+g}" if turn.penalty else ""
     yield Line("replies", turn.completion.text, ", ".join(filter(None, (read, cost, _cut(turn)))))
 
 
 def _tell_result(episode: Episode) -> Line:
-    ending = "" if episode.ending == "finished" else f", ended by {episode.ending.replace('_', ' ')}"
-    return Line("result", episode.recap, f"{episode.outcome}, score {episode.score:+g}, reward {episode.reward:+g}{ending}")
+    ending = (
+        "" if episode.ending == "finished" else f", ended by {episode.ending.replace('_', ' ')}"
+    )
+    return Line(
+        "result",
+        episode.recap,
+        f"{episode.outcome}, score {episode.score:+g}, reward {episode.reward:+g}{ending}",
+    )
 
 
 def _cut(turn: Turn) -> str:
@@ -188,9 +231,12 @@ LABELS: dict[Kind, str] = {
 }
 
 
-def to_markdown(findings: Findings, sections: Sequence[Section]) -> str:
+def to_markdown(results: RunResults, sections: Sequence[Section]) -> str:
     """All sections as one file for a person."""
-    lines = [f"# Transcripts of {findings.title} ({findings.environment}, {findings.updates:,} updates)", ""]
+    lines = [
+        f"# Transcripts of {results.title} ({results.environment}, {results.updates:,} updates)",
+        "",
+    ]
     if not sections:
         lines += ["No episodes are stored yet.", ""]
     for section in sections:
@@ -201,9 +247,19 @@ def to_markdown(findings: Findings, sections: Sequence[Section]) -> str:
 
 
 def _markdown_transcript(number: int, transcript: Transcript) -> list[str]:
-    lines = [f"### {number}. {transcript.title}", "", f"Chosen as: {transcript.reason}. {transcript.details}.", ""]
+    lines = [
+        f"### {number}. {transcript.title}",
+        "",
+        f"Chosen as: {transcript.reason}. {transcript.details}.",
+        "",
+    ]
     for told in transcript.episodes:
-        lines += [f"**Episode {told.number}: {told.headline}**", "", *(_markdown_line(line) for line in told.lines), ""]
+        lines += [
+            f"**Episode {told.number}: {told.headline}**",
+            "",
+            *(_markdown_line(line) for line in told.lines),
+            "",
+        ]
     return lines
 
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mage.report.run_results import REGRET, SCORE, Measure
 from mage.evaluation.statistics import Estimate
+from mage.report.run_results import REGRET, SCORE, Measure
 
 NOTHING = "–"
 
@@ -40,4 +40,6 @@ def _writer(measure: Measure, signed: bool) -> Callable[[float], str]:
         return lambda value: f"{value:.3f}"
     if not measure.percent:
         return lambda value: show(value, SCORE)
-    return lambda value: (f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}").replace("-", "−")
+    return lambda value: (f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}").replace(
+        "-", "−"
+    )

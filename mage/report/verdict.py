@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from mage.evaluation.figures import Cell
+from mage.evaluation.statistics import Estimate
 from mage.report.run_results import SCORE, SUCCESS, Measure, Stage, title_of
 from mage.report.values import show, show_estimate
-from mage.evaluation.statistics import Estimate
 
 
 def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[str]:
@@ -26,7 +26,12 @@ def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[st
     for stage, cell in overall.items():
         last = cell.episodes[-1].score
         if stage != "before" and last is not None:
-            place = _side(last, after.non_adapting, "above it" + (", so the agent adapts" if stage == "after" else ""), "below it")
+            place = _side(
+                last,
+                after.non_adapting,
+                "above it" + (", so the agent adapts" if stage == "after" else ""),
+                "below it",
+            )
             found = f"Episode {len(cell.episodes)}, {title_of(stage, overall)}, scores {_told(last, SCORE)}"
             yield f"{found}. The best policy that does not adapt gets {show(after.non_adapting, SCORE)}: {place}."
     last, ceiling = after.episodes[-1].score, after.episodes[-1].ceiling
@@ -37,7 +42,11 @@ def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[st
 def _side(found: Estimate, line: float, above: str, below: str) -> str:
     if found.low > line:
         return f"the whole 95 % interval is {above}"
-    return f"the whole 95 % interval is {below}" if found.high < line else "the 95 % interval leaves it open"
+    return (
+        f"the whole 95 % interval is {below}"
+        if found.high < line
+        else "the 95 % interval leaves it open"
+    )
 
 
 def _told(found: Estimate, measure: Measure) -> str:

@@ -40,18 +40,30 @@ def read_choices(plan: Plan, world: str, split: Split, runs: Path) -> WorldChoic
         if job.world == world and job.name in there and is_done(there[job.name]):
             name = f"after_{split}"
             if (there[job.name].path / "episodes" / f"{name}.jsonl.gz").is_file():
-                counts.setdefault(job.arm.label, []).extend(map(count_choices, there[job.name].read_episodes_of(name)))
+                counts.setdefault(job.arm.label, []).extend(
+                    map(count_choices, there[job.name].read_episodes_of(name))
+                )
     if not counts:
         return None
     totals = {label: _sum(found) for label, found in counts.items()}
     rows = _choose_rows(_sum(totals.values()))
     episodes = 1 + max(episode for total in totals.values() for episode, _, _ in total)
-    return WorldChoices(rows, tuple(ArmChoices(label, len(counts[label]), shares(total, rows, episodes)) for label, total in totals.items()))
+    return WorldChoices(
+        rows,
+        tuple(
+            ArmChoices(label, len(counts[label]), shares(total, rows, episodes))
+            for label, total in totals.items()
+        ),
+    )
 
 
 def count_choices(meta: MetaEpisode) -> Count:
     """Moves by episode and state; an illegal one counts as such."""
-    return Counter((k, turn.anchor, str(turn.action) if turn.legal else "(illegal)") for k, episode in enumerate(meta.episodes) for turn in episode.turns)
+    return Counter(
+        (k, turn.anchor, str(turn.action) if turn.legal else "(illegal)")
+        for k, episode in enumerate(meta.episodes)
+        for turn in episode.turns
+    )
 
 
 def shares(count: Count, rows: Sequence[tuple[str, str]], episodes: int) -> np.ndarray:
@@ -59,7 +71,15 @@ def shares(count: Count, rows: Sequence[tuple[str, str]], episodes: int) -> np.n
     met: Counter[tuple[int, str]] = Counter()
     for (episode, state, _), times in count.items():
         met[episode, state] += times
-    return np.array([[count[k, state, move] / met[k, state] if met[k, state] else np.nan for k in range(episodes)] for state, move in rows])
+    return np.array(
+        [
+            [
+                count[k, state, move] / met[k, state] if met[k, state] else np.nan
+                for k in range(episodes)
+            ]
+            for state, move in rows
+        ]
+    )
 
 
 def _choose_rows(total: Count) -> tuple[tuple[str, str], ...]:
@@ -69,7 +89,11 @@ def _choose_rows(total: Count) -> tuple[tuple[str, str], ...]:
         states[state] += times
         moves[state, move] += times
     chosen = [state for state, _ in states.most_common(_STATES)]
-    return tuple((state, move) for one in chosen for state, move in [pair for pair, _ in moves.most_common() if pair[0] == one][:_MOVES])
+    return tuple(
+        (state, move)
+        for one in chosen
+        for state, move in [pair for pair, _ in moves.most_common() if pair[0] == one][:_MOVES]
+    )
 
 
 def _sum(counts: Iterable[Count]) -> Count:

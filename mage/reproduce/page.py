@@ -10,8 +10,8 @@ from jinja2 import Environment, StrictUndefined
 
 from mage.report.layout import STYLE
 from mage.reproduce.action_shares import WorldChoices, read_choices
-from mage.reproduce.plots import draw_choices, draw_results
 from mage.reproduce.plan import Plan
+from mage.reproduce.plots import draw_choices, draw_results
 from mage.reproduce.results import ArmResult, WorldResult, read_results
 from mage.reproduce.text import show, tell
 from mage.run_folder import versions, write_atomic, write_json
@@ -99,7 +99,10 @@ class PageSection:
 def write_page(plan: Plan, out: Path) -> list[Path]:
     """Write the three files from whatever runs are finished; returns them, the page first."""
     results = read_results(plan, out / "runs")
-    sections = [_section(result, read_choices(plan, result.world, result.split, out / "runs")) for result in results]
+    sections = [
+        _section(result, read_choices(plan, result.world, result.split, out / "runs"))
+        for result in results
+    ]
     return [
         write_atomic(out / f"{plan.name}.html", _render(plan, sections).encode()),
         write_atomic(out / f"{plan.name}.md", _markdown(plan, sections).encode()),
@@ -108,28 +111,67 @@ def write_page(plan: Plan, out: Path) -> list[Path]:
 
 
 def _section(result: WorldResult, choices: WorldChoices | None) -> PageSection:
-    tables = (_main_table(result), _episode_table(result), _pair_table(result), _budget_table(result)) if result.arms else ()
-    return PageSection(result.world, result.split, tuple(tell(result)), tables, tuple(_pictures(result, choices)))
+    tables = (
+        (_main_table(result), _episode_table(result), _pair_table(result), _budget_table(result))
+        if result.arms
+        else ()
+    )
+    return PageSection(
+        result.world, result.split, tuple(tell(result)), tables, tuple(_pictures(result, choices))
+    )
 
 
 def _main_table(result: WorldResult) -> TextTable:
     paper = any(arm.paper is not None for arm in result.arms)
     last = len(result.arms[0].episodes)
-    figures = (f"score, episode {last}", f"success, episode {last}", f"draws, episode {last}", f"Pass@{last}", f"gain in {result.measure}, 1 to {last}")
+    figures = (
+        f"score, episode {last}",
+        f"success, episode {last}",
+        f"draws, episode {last}",
+        f"Pass@{last}",
+        f"gain in {result.measure}, 1 to {last}",
+    )
     header = ("arm", "seeds", "tasks", *figures)
-    rows = tuple((*_main_row(arm, result), *([_paper(arm)] if paper else [])) for arm in result.arms)
-    return TextTable("Result", f"{_range_note(result)}", (*header, "seeds, lowest to highest", *(["the paper"] if paper else [])), rows)
+    rows = tuple(
+        (*_main_row(arm, result), *([_paper(arm)] if paper else [])) for arm in result.arms
+    )
+    return TextTable(
+        "Result",
+        f"{_range_note(result)}",
+        (*header, "seeds, lowest to highest", *(["the paper"] if paper else [])),
+        rows,
+    )
 
 
 def _main_row(arm: ArmResult, result: WorldResult) -> tuple[str, ...]:
-    one, scale, unit = arm.episodes[-1], (100 if result.measure == "success" else 1), (" %" if result.measure == "success" else "")
-    spread = f"{scale * min(arm.by_seed):.{1 if unit else 3}f} to {scale * max(arm.by_seed):.{1 if unit else 3}f}{unit}" if len(arm.by_seed) > 1 else "-"
+    one, scale, unit = (
+        arm.episodes[-1],
+        (100 if result.measure == "success" else 1),
+        (" %" if result.measure == "success" else ""),
+    )
+    spread = (
+        f"{scale * min(arm.by_seed):.{1 if unit else 3}f} to {scale * max(arm.by_seed):.{1 if unit else 3}f}{unit}"
+        if len(arm.by_seed) > 1
+        else "-"
+    )
     rates = (show(rate, "success") for rate in (one.success, one.draws, one.pass_at))
-    return (arm.label, str(len(arm.seeds)), f"{arm.tasks:,}", show(one.score, "score"), *rates, show(arm.gain, result.measure, signed=True), spread)
+    return (
+        arm.label,
+        str(len(arm.seeds)),
+        f"{arm.tasks:,}",
+        show(one.score, "score"),
+        *rates,
+        show(arm.gain, result.measure, signed=True),
+        spread,
+    )
 
 
 def _range_note(result: WorldResult) -> str:
-    told = "" if result.bounds is None else f"Best without adapting {result.bounds.non_adapting:.3f}, best learner {_bound(result.bounds.learner[-1])}. "
+    told = (
+        ""
+        if result.bounds is None
+        else f"Best without adapting {result.bounds.non_adapting:.3f}, best learner {_bound(result.bounds.learner[-1])}. "
+    )
     return f"{told}Compared is the {result.measure} in the last episode."
 
 
@@ -143,8 +185,12 @@ def _paper(arm: ArmResult) -> str:
 
 def _episode_table(result: WorldResult) -> TextTable:
     header = ("arm", *(f"{one.episode}" for one in result.arms[0].episodes))
-    rows = tuple((arm.label, *(show(one.success, "success") for one in arm.episodes)) for arm in result.arms)
-    return TextTable("Success in episode k", "Share of tasks won in that very episode.", header, rows)
+    rows = tuple(
+        (arm.label, *(show(one.success, "success") for one in arm.episodes)) for arm in result.arms
+    )
+    return TextTable(
+        "Success in episode k", "Share of tasks won in that very episode.", header, rows
+    )
 
 
 def _pair_table(result: WorldResult) -> TextTable:
@@ -160,23 +206,50 @@ def _pair_table(result: WorldResult) -> TextTable:
         for pair in sorted(result.pairs, key=lambda pair: pair.adjusted)
     )
     note = "In the last episode, paired by task and seed. Holm's correction is over all pairs of this world."
-    return TextTable("Differences", note, ("pair", "seeds", f"difference in {result.measure}", "p", "p, Holm", "a difference?"), rows)
+    return TextTable(
+        "Differences",
+        note,
+        ("pair", "seeds", f"difference in {result.measure}", "p", "p, Holm", "a difference?"),
+        rows,
+    )
 
 
 def _budget_table(result: WorldResult) -> TextTable:
-    header = ("arm", "training episodes", "training tokens", "evaluation episodes", "evaluation tokens")
-    rows = tuple((arm.label, *(f"{value:,.0f}" for value in asdict(arm.budget).values())) for arm in result.arms)
-    return TextTable("Budget", "Mean of a run. Tokens are all that the model wrote: moves, reflections, and what its memory asked.", header, rows)
+    header = (
+        "arm",
+        "training episodes",
+        "training tokens",
+        "evaluation episodes",
+        "evaluation tokens",
+    )
+    rows = tuple(
+        (arm.label, *(f"{value:,.0f}" for value in asdict(arm.budget).values()))
+        for arm in result.arms
+    )
+    return TextTable(
+        "Budget",
+        "Mean of a run. Tokens are all that the model wrote: moves, reflections, and what its memory asked.",
+        header,
+        rows,
+    )
 
 
 def _pictures(result: WorldResult, choices: WorldChoices | None) -> list[Picture]:
     if not result.arms:
         return []
-    made = [Picture("Learning, and episode by episode", "Left: mean and range of the seeds. Right: means with 95 % intervals.", _encode(draw_results(result)))]
+    made = [
+        Picture(
+            "Learning, and episode by episode",
+            "Left: mean and range of the seeds. Right: means with 95 % intervals.",
+            _encode(draw_results(result)),
+        )
+    ]
     if choices is not None:
         tasks = ", ".join(f"{arm.label} {arm.meta_episodes}" for arm in choices.arms)
         note = f"Per cent of the times a state was met in which the move was made, by episode. Stored meta-episodes: {tasks}."
-        made.append(Picture("What is done where, over the episodes", note, _encode(draw_choices(choices))))
+        made.append(
+            Picture("What is done where, over the episodes", note, _encode(draw_choices(choices)))
+        )
     return made
 
 
@@ -195,20 +268,51 @@ def _paper_note(plan: Plan) -> str:
 
 
 def _render(plan: Plan, sections: Sequence[PageSection]) -> str:
-    layout = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(_PAGE)
+    layout = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(_PAGE)
     made = versions()
-    told = "\n".join(f"{name} {value}" for name, value in ({"mage": made["mage"], "python": made["python"]} | made["packages"]).items())
+    told = "\n".join(
+        f"{name} {value}"
+        for name, value in (
+            {"mage": made["mage"], "python": made["python"]} | made["packages"]
+        ).items()
+    )
     seeds = ", ".join(map(str, plan.seeds))
-    facts: Mapping[str, Any] = {"name": plan.name, "title": plan.table.title, "model": _model(plan), "scale": plan.scale, "seeds": seeds}
+    facts: Mapping[str, Any] = {
+        "name": plan.name,
+        "title": plan.table.title,
+        "model": _model(plan),
+        "scale": plan.scale,
+        "seeds": seeds,
+    }
     return layout.render(**facts, sections=sections, paper=_paper_note(plan), versions=told)
 
 
 def _markdown(plan: Plan, sections: Sequence[PageSection]) -> str:
-    lines = [f"# {plan.name}", "", f"{plan.table.title}. Model {_model(plan)}, scale {plan.scale}, seeds {', '.join(map(str, plan.seeds))}."]
+    lines = [
+        f"# {plan.name}",
+        "",
+        f"{plan.table.title}. Model {_model(plan)}, scale {plan.scale}, seeds {', '.join(map(str, plan.seeds))}.",
+    ]
     for section in sections:
-        lines += ["", f"## {section.world}, {section.split} panel", "", *(f"- {sentence}" for sentence in section.sentences)]
+        lines += [
+            "",
+            f"## {section.world}, {section.split} panel",
+            "",
+            *(f"- {sentence}" for sentence in section.sentences),
+        ]
         for table in section.tables:
-            lines += ["", f"### {table.title}", "", table.note, "", _row(table.header), _row("---" for _ in table.header), *map(_row, table.rows)]
+            lines += [
+                "",
+                f"### {table.title}",
+                "",
+                table.note,
+                "",
+                _row(table.header),
+                _row("---" for _ in table.header),
+                *map(_row, table.rows),
+            ]
     return "\n".join([*lines, "", _paper_note(plan), ""])
 
 
@@ -217,6 +321,19 @@ def _row(cells: Any) -> str:
 
 
 def _json(plan: Plan, results: Sequence[WorldResult]) -> dict[str, Any]:
-    about = {"table": plan.name, "scale": plan.scale, "model": _model(plan), "seeds": list(plan.seeds), "worlds": list(plan.worlds)}
-    real = {result.world: [[pair.first, pair.second] for pair in result.pairs if pair.is_real] for result in results}
-    return about | {"results": [asdict(result) for result in results], "differences": real, "versions": versions()}
+    about = {
+        "table": plan.name,
+        "scale": plan.scale,
+        "model": _model(plan),
+        "seeds": list(plan.seeds),
+        "worlds": list(plan.worlds),
+    }
+    real = {
+        result.world: [[pair.first, pair.second] for pair in result.pairs if pair.is_real]
+        for result in results
+    }
+    return about | {
+        "results": [asdict(result) for result in results],
+        "differences": real,
+        "versions": versions(),
+    }

@@ -10,17 +10,25 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mage.config.recipe import Recipe, load_recipe
 from mage.config.errors import did_you_mean
+from mage.config.loading import change_recipe, load_recipe, recipe_tables
+from mage.config.recipe import Recipe
+from mage.config.toml import Tables, show_value
 from mage.reproduce import scales, tables
 from mage.reproduce.scales import SCALES, Scale
 from mage.reproduce.tables import TABLES, Arm, Table
 from mage.run_folder import RunError, RunFolder
-from mage.config.toml import Tables, show_value
 
 FIRST = 0  # the seed under which arms without training run
 _STAGES = 3  # final panels of a training: before, after, memory emptied
-_IDLE = ("name", "device", "threads", "save_every", "keep", "episodes_every")  # options of [run] that change no figure
+_IDLE = (
+    "name",
+    "device",
+    "threads",
+    "save_every",
+    "keep",
+    "episodes_every",
+)  # options of [run] that change no figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{self.world}-{'+'.join(self.arm.parts)}" + (f"-seed{self.seed}" if self.trains else "")
+        return f"{self.world}-{'+'.join(self.arm.parts)}" + (
+            f"-seed{self.seed}" if self.trains else ""
+        )
 
     @property
     def training_episodes(self) -> int:
@@ -50,7 +60,9 @@ class Job:
         sizes, updates = self.recipe.evaluate, self.recipe.run.updates
         every = self.recipe.run.evaluate_every
         selects = 1 + (-(-updates // every) if every else 1) if updates else 0
-        panels = selects * sizes.size + len(sizes.splits) * sizes.final_size * (_STAGES if updates else 1)
+        panels = selects * sizes.size + len(sizes.splits) * sizes.final_size * (
+            _STAGES if updates else 1
+        )
         return panels * self.recipe.evaluation_episodes()
 
 
@@ -89,8 +101,16 @@ def make_plan(
     _check_names("arm", only, [arm.label for arm in table.arms], f"table {name}")
     extra = [*overrides, *([f"--model.path={model}"] if model else [])]
     arms = [arm for arm in table.arms if not only or arm.label in only]
-    recipes = [(world, arm, _make_recipe(size, world, arm, budget, extra)) for world in chosen for arm in arms]
-    found = [_make_job(size, world, arm, seed, recipe) for world, arm, recipe in recipes for seed in seeds]
+    recipes = [
+        (world, arm, _make_recipe(size, world, arm, budget, extra))
+        for world in chosen
+        for arm in arms
+    ]
+    found = [
+        _make_job(size, world, arm, seed, recipe)
+        for world, arm, recipe in recipes
+        for seed in seeds
+    ]
     jobs = [job for job in found if job.trains or job.seed == FIRST]
     return Plan(name, table, scale, chosen, tuple(seeds), tuple(jobs))
 
@@ -98,18 +118,30 @@ def make_plan(
 def _check_names(kind: str, given: Iterable[str], known: Sequence[str], where: str) -> None:
     for one in given:
         if one not in known:
-            raise ValueError(f"{where} has no {kind} {one!r}{did_you_mean(one, known)}: there are {', '.join(known)}")
+            raise ValueError(
+                f"{where} has no {kind} {one!r}{did_you_mean(one, known)}: there are {', '.join(known)}"
+            )
 
 
-def _make_recipe(scale: Scale, world: str, arm: Arm, budget: int | None, extra: Sequence[str]) -> Recipe:
+def _make_recipe(
+    scale: Scale, world: str, arm: Arm, budget: int | None, extra: Sequence[str]
+) -> Recipe:
     """The recipe of an arm, for any seed."""
     name = "+".join((scale.base.format(world), *arm.parts))
     plain = load_recipe(name)
-    changes = [*_pinned(scale.base.format(world)), *scale.overrides(world, arm.parts, plain), *extra]
+    changes = [
+        *_pinned(scale.base.format(world)),
+        *scale.overrides(world, arm.parts, plain),
+        *extra,
+    ]
     if not plain.run.updates:
         return load_recipe(name, [*changes, "--run.updates=0"])
     recipe = load_recipe(name, changes)
-    return recipe if budget is None else recipe.changed([f"--run.updates={_updates_for(budget, recipe)}"])
+    return (
+        recipe
+        if budget is None
+        else change_recipe(recipe, [f"--run.updates={_updates_for(budget, recipe)}"])
+    )
 
 
 def _make_job(scale: Scale, world: str, arm: Arm, seed: int, recipe: Recipe) -> Job:
@@ -124,7 +156,11 @@ def _pinned(name: str) -> list[str]:
     population, many = base.population(), base.environment().multi_agent
     splits = ["test", *(["ood"] if population.pool("ood") or not many else [])]
     pool = [f"--opponents.test={show_value(dict(population.pool('test')))}"] if many else []
-    return [f"--evaluate.episodes={base.evaluation_episodes()}", f"--evaluate.splits={show_value(splits)}", *pool]
+    return [
+        f"--evaluate.episodes={base.evaluation_episodes()}",
+        f"--evaluate.splits={show_value(splits)}",
+        *pool,
+    ]
 
 
 def episodes_of_update(recipe: Recipe) -> int:
@@ -134,13 +170,20 @@ def episodes_of_update(recipe: Recipe) -> int:
 
 def _updates_for(budget: int, recipe: Recipe) -> int:
     if budget < episodes_of_update(recipe):
-        raise ValueError(f"a budget of {budget:,} episodes is less than one update of {episodes_of_update(recipe):,}; give more, or lower play.groups")
+        raise ValueError(
+            f"a budget of {budget:,} episodes is less than one update of {episodes_of_update(recipe):,}; give more, or lower play.groups"
+        )
     return budget // episodes_of_update(recipe)
 
 
 def _cost(scale: Scale, job: Job) -> float | None:
     pace = scale.pace.get(job.world) if job.recipe.model.path == "embedded" else None
-    return None if pace is None else (job.training_episodes * pace.training + job.evaluation_episodes * pace.evaluation) / 1000
+    return (
+        None
+        if pace is None
+        else (job.training_episodes * pace.training + job.evaluation_episodes * pace.evaluation)
+        / 1000
+    )
 
 
 # --- Folders -----------------------------------------------------------------------------------------------------------
@@ -148,7 +191,11 @@ def _cost(scale: Scale, job: Job) -> float | None:
 
 def open_runs(plan: Plan, runs: Path) -> dict[str, RunFolder]:
     """The folders of a plan that are there, by name; one that was made with other options is a mistake."""
-    found = {job.name: RunFolder.open(runs / job.name) for job in plan.jobs if (runs / job.name / "recipe.toml").is_file()}
+    found = {
+        job.name: RunFolder.open(runs / job.name)
+        for job in plan.jobs
+        if (runs / job.name / "recipe.toml").is_file()
+    }
     for job in plan.jobs:
         if job.name in found:
             _check_same(found[job.name], job.recipe)
@@ -164,11 +211,22 @@ def _check_same(folder: RunFolder, planned: Recipe) -> None:
     there, wanted = _figures_of(folder.recipe), _figures_of(planned)
     differing = [key for key in sorted({*there, *wanted}) if there.get(key) != wanted.get(key)]
     if differing:
-        told = "; ".join(f"{key} is {show_value(there.get(key, 'not given'))}, planned {show_value(wanted.get(key, 'not given'))}" for key in differing[:4])
-        raise RunError(f"{folder.path} was made with other options: {told}. Move it away, or name another place with --out")
+        told = "; ".join(
+            f"{key} is {show_value(there.get(key, 'not given'))}, planned {show_value(wanted.get(key, 'not given'))}"
+            for key in differing[:4]
+        )
+        raise RunError(
+            f"{folder.path} was made with other options: {told}. Move it away, or name another place with --out"
+        )
 
 
 def _figures_of(recipe: Recipe) -> Tables:
-    flat = {f"{section}.{name}": value for section, table in recipe.to_dict().items() for name, value in table.items()}
+    flat = {
+        f"{section}.{name}": value
+        for section, table in recipe_tables(recipe).items()
+        for name, value in table.items()
+    }
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flat.items()}
-    return {key: value for key, value in plain.items() if key not in {f"run.{name}" for name in _IDLE}}
+    return {
+        key: value for key, value in plain.items() if key not in {f"run.{name}" for name in _IDLE}
+    }

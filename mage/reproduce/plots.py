@@ -11,10 +11,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from mage.evaluation.statistics import Estimate
 from mage.report.curves import LIGHT, _style
 from mage.reproduce.action_shares import WorldChoices
 from mage.reproduce.results import ArmResult, EpisodeResult, WorldResult
-from mage.evaluation.statistics import Estimate
 
 # Okabe and Ito's colours, and three greys for arms that nobody trained.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
@@ -30,12 +30,20 @@ def draw_results(result: WorldResult) -> bytes:
         colours = _colours(result)
         for number, arm in enumerate(result.arms):
             _curve(left, arm, colours[arm.label])
-            _episodes(right, arm, colours[arm.label], result, 0.03 * (number - len(result.arms) / 2))
+            _episodes(
+                right, arm, colours[arm.label], result, 0.03 * (number - len(result.arms) / 2)
+            )
         _bounds(left, result, last=True)
         _bounds(right, result, last=False)
         left.xaxis.set_major_locator(MaxNLocator(integer=True))
-        left.set(title="Last episode over training, select panel", xlabel="update", ylabel=result.measure)
-        right.set(title=f"Episode by episode, final {result.split} panel", xlabel="episode", ylabel=result.measure)
+        left.set(
+            title="Last episode over training, select panel", xlabel="update", ylabel=result.measure
+        )
+        right.set(
+            title=f"Episode by episode, final {result.split} panel",
+            xlabel="episode",
+            ylabel=result.measure,
+        )
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
         right.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
@@ -43,8 +51,12 @@ def draw_results(result: WorldResult) -> bytes:
 
 
 def _colours(result: WorldResult) -> dict[str, str]:
-    trained, plain = ([arm.label for arm in result.arms if arm.trains == trains] for trains in (True, False))
-    pick = lambda labels, palette: {label: palette[k % len(palette)] for k, label in enumerate(labels)}  # noqa: E731
+    trained, plain = (
+        [arm.label for arm in result.arms if arm.trains == trains] for trains in (True, False)
+    )
+    pick = lambda labels, palette: {
+        label: palette[k % len(palette)] for k, label in enumerate(labels)
+    }  # noqa: E731
     return pick(trained, _COLOURS) | pick(plain, _GREYS)
 
 
@@ -53,15 +65,34 @@ def _curve(axes: Axes, arm: ArmResult, colour: str) -> None:
         return
     updates = [update for update, _ in arm.curve]
     axes.plot(updates, [fmean(values) for _, values in arm.curve], color=colour, label=arm.label)
-    axes.fill_between(updates, [min(values) for _, values in arm.curve], [max(values) for _, values in arm.curve], color=colour, alpha=0.15, linewidth=0)
+    axes.fill_between(
+        updates,
+        [min(values) for _, values in arm.curve],
+        [max(values) for _, values in arm.curve],
+        color=colour,
+        alpha=0.15,
+        linewidth=0,
+    )
 
 
 def _episodes(axes: Axes, arm: ArmResult, colour: str, result: WorldResult, aside: float) -> None:
     found = [_of(one, result) for one in arm.episodes]
-    x = [one.episode + aside for one in arm.episodes]  # beside each other, so that intervals can be told apart
+    x = [
+        one.episode + aside for one in arm.episodes
+    ]  # beside each other, so that intervals can be told apart
     values = [one.value for one in found]
     spread = [[one.value - one.low for one in found], [one.high - one.value for one in found]]
-    axes.errorbar(x, values, yerr=spread, color=colour, label=arm.label, marker="o", markersize=4, capsize=2, linestyle="-" if arm.trains else ":")
+    axes.errorbar(
+        x,
+        values,
+        yerr=spread,
+        color=colour,
+        label=arm.label,
+        marker="o",
+        markersize=4,
+        capsize=2,
+        linestyle="-" if arm.trains else ":",
+    )
 
 
 def _of(one: EpisodeResult, result: WorldResult) -> Estimate:
@@ -71,12 +102,25 @@ def _of(one: EpisodeResult, result: WorldResult) -> Estimate:
 def _bounds(axes: Axes, result: WorldResult, last: bool) -> None:
     if result.bounds is None:
         return
-    axes.axhline(result.bounds.non_adapting, color=LIGHT.quiet, linestyle="--", linewidth=1, label="best without adapting")
+    axes.axhline(
+        result.bounds.non_adapting,
+        color=LIGHT.quiet,
+        linestyle="--",
+        linewidth=1,
+        label="best without adapting",
+    )
     known = [(k + 1, value) for k, value in enumerate(result.bounds.learner) if value is not None]
     if last and known:
         axes.axhline(known[-1][1], color=LIGHT.ink, linestyle="--", linewidth=1)
     elif known:
-        axes.plot([k for k, _ in known], [value for _, value in known], color=LIGHT.ink, linestyle="--", linewidth=1, label="best learner")
+        axes.plot(
+            [k for k, _ in known],
+            [value for _, value in known],
+            color=LIGHT.ink,
+            linestyle="--",
+            linewidth=1,
+            label="best learner",
+        )
 
 
 def draw_choices(choices: WorldChoices) -> bytes:
@@ -89,9 +133,19 @@ def draw_choices(choices: WorldChoices) -> bytes:
             axes.imshow(arm.shares, vmin=0, vmax=1, cmap="Blues", aspect="auto")
             for (row, k), share in np.ndenumerate(arm.shares):
                 if np.isfinite(share) and arm.shares.shape[1] <= 5:
-                    axes.text(k, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color="white" if share > 0.6 else LIGHT.ink)
+                    axes.text(
+                        k,
+                        row,
+                        f"{100 * share:.0f}",
+                        ha="center",
+                        va="center",
+                        fontsize=7,
+                        color="white" if share > 0.6 else LIGHT.ink,
+                    )
             axes.set_title(arm.label, fontsize=10, loc="center")
-            axes.set_xticks(range(arm.shares.shape[1]), [str(k + 1) for k in range(arm.shares.shape[1])])
+            axes.set_xticks(
+                range(arm.shares.shape[1]), [str(k + 1) for k in range(arm.shares.shape[1])]
+            )
             axes.grid(False)
         panels[0].set_yticks(range(len(labels)), labels, fontsize=8)
 

@@ -12,13 +12,13 @@ from typing import Literal
 
 import numpy as np
 
-from mage.evaluation.figures import TaskRow, read_tasks
+from mage.evaluation.rows import TaskRow, read_tasks
+from mage.evaluation.statistics import Difference, Estimate, crossed_bootstrap, holm, wilson
 from mage.report.run_results import read_evaluation
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
 from mage.reproduce.tables import Arm
 from mage.run_folder import RunFolder
 from mage.seeds import derive
-from mage.evaluation.statistics import Difference, Estimate, crossed_bootstrap, holm, wilson
 from mage.types import Split, Task
 
 LEVEL = 0.05
@@ -78,7 +78,11 @@ class Pair:
     def is_real(self) -> bool:
         """Of trained arms one seed each says something about two runs, not about two methods."""
         found = self.difference.difference
-        return (self.seeds > 1 or not self.trained) and self.adjusted < LEVEL and (found.low > 0 or found.high < 0)
+        return (
+            (self.seeds > 1 or not self.trained)
+            and self.adjusted < LEVEL
+            and (found.low > 0 or found.high < 0)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +116,49 @@ def read_results(plan: Plan, runs: Path) -> list[WorldResult]:
 def _read_world(plan: Plan, world: str, there: dict[str, RunFolder]) -> WorldResult:
     jobs = [job for job in plan.jobs if job.world == world]
     split = _split_of(plan, jobs)
-    held = {arm: [(job, there[job.name]) for job in jobs if job.arm == arm and job.name in there] for arm in dict.fromkeys(job.arm for job in jobs)}
+    held = {
+        arm: [(job, there[job.name]) for job in jobs if job.arm == arm and job.name in there]
+        for arm in dict.fromkeys(job.arm for job in jobs)
+    }
     held = {arm: found for arm, found in held.items() if found}
-    bounds = next((bound for found in held.values() for _, folder in found if (bound := _bounds(folder, split))), None)
+    bounds = next(
+        (
+            bound
+            for found in held.values()
+            for _, folder in found
+            if (bound := _bounds(folder, split))
+        ),
+        None,
+    )
     measure: MeasureName = "score" if bounds else "success"
-    played = {arm: _Played([(job.seed, _rows(folder, split)) for job, folder in found], found[0][0].trains) for arm, found in held.items()}
+    played = {
+        arm: _Played(
+            [(job.seed, _rows(folder, split)) for job, folder in found], found[0][0].trains
+        )
+        for arm, found in held.items()
+    }
     paper = plan.table.paper.get(world, {}) if plan.scale == "paper" else {}
-    arms = tuple(_arm(arm, played[arm], found, measure, paper.get(arm.label)) for arm, found in held.items())
+    arms = tuple(
+        _arm(arm, played[arm], found, measure, paper.get(arm.label)) for arm, found in held.items()
+    )
     pairs = _pairs(played, measure)
-    return WorldResult(world, split, measure, arms, pairs, bounds, tuple(job.name for job in jobs if job.name not in there), _budget_faults(arms))
+    return WorldResult(
+        world,
+        split,
+        measure,
+        arms,
+        pairs,
+        bounds,
+        tuple(job.name for job in jobs if job.name not in there),
+        _budget_faults(arms),
+    )
 
 
 def _split_of(plan: Plan, jobs: Sequence[Job]) -> Split:
     if plan.table.split not in jobs[0].recipe.evaluate.splits:
-        raise ValueError(f"{jobs[0].world} has no {plan.table.split} panel: name opponents under opponents.{plan.table.split} of its recipe")
+        raise ValueError(
+            f"{jobs[0].world} has no {plan.table.split} panel: name opponents under opponents.{plan.table.split} of its recipe"
+        )
     return plan.table.split
 
 
@@ -145,13 +178,21 @@ class _Played:
         self.rows = [rows for _, rows in found]
         self.score = np.array([[row.scores for row in rows] for rows in self.rows], dtype=float)
         outcomes = np.array([[row.outcomes for row in rows] for rows in self.rows])
-        self.success, self.drawn = ((outcomes == outcome).astype(float) for outcome in ("won", "drawn"))
+        self.success, self.drawn = (
+            (outcomes == outcome).astype(float) for outcome in ("won", "drawn")
+        )
 
     def measured(self, measure: MeasureName) -> np.ndarray:
         return self.score if measure == "score" else self.success
 
 
-def _arm(arm: Arm, played: _Played, runs: Sequence[tuple[Job, RunFolder]], measure: MeasureName, paper: float | None) -> ArmResult:
+def _arm(
+    arm: Arm,
+    played: _Played,
+    runs: Sequence[tuple[Job, RunFolder]],
+    measure: MeasureName,
+    paper: float | None,
+) -> ArmResult:
     values = played.measured(measure)
     gain = crossed_bootstrap(values[:, :, -1] - values[:, :, 0], seed=_luck("gain")).difference
     return ArmResult(
@@ -190,13 +231,18 @@ def _budget(played: _Played, folders: Sequence[RunFolder]) -> Budget:
     rows = [row for one in played.rows for row in one]
     return Budget(
         training_episodes=sum(record["episodes"] for one in records for record in one) / runs,
-        training_tokens=sum(record.get("generated_tokens", 0.0) for one in records for record in one) / runs,
+        training_tokens=sum(
+            record.get("generated_tokens", 0.0) for one in records for record in one
+        )
+        / runs,
         evaluation_episodes=sum(len(row.scores) for row in rows) / runs,
         evaluation_tokens=sum(row.generated for row in rows) / runs,
     )
 
 
-def _curve(folders: Sequence[RunFolder], measure: MeasureName) -> tuple[tuple[int, tuple[float, ...]], ...]:
+def _curve(
+    folders: Sequence[RunFolder], measure: MeasureName
+) -> tuple[tuple[int, tuple[float, ...]], ...]:
     found: dict[int, list[float]] = {}
     for folder in folders:
         for name in folder.evaluation_names():
@@ -210,27 +256,43 @@ def _curve(folders: Sequence[RunFolder], measure: MeasureName) -> tuple[tuple[in
 
 def _bounds(folder: RunFolder, split: Split) -> Bounds | None:
     cell = read_evaluation(folder, f"after_{split}").overall
-    return None if cell.non_adapting is None else Bounds(cell.non_adapting, tuple(figures.ceiling for figures in cell.episodes))
+    return (
+        None
+        if cell.non_adapting is None
+        else Bounds(cell.non_adapting, tuple(figures.ceiling for figures in cell.episodes))
+    )
 
 
 # --- Pairs and budgets -----------------------------------------------------------------------------------------------
 
 
 def _pairs(played: dict[Arm, _Played], measure: MeasureName) -> tuple[Pair, ...]:
-    found = [(a, b, one) for a, b in combinations(played, 2) if (one := _compare(played[a], played[b], measure)) is not None]
+    found = [
+        (a, b, one)
+        for a, b in combinations(played, 2)
+        if (one := _compare(played[a], played[b], measure)) is not None
+    ]
     adjusted = holm([difference.p_value for _, _, (_, difference) in found])
     trained = {arm: one.trains for arm, one in played.items()}
-    return tuple(Pair(a.label, b.label, seeds, difference, p, trained[a] or trained[b]) for (a, b, (seeds, difference)), p in zip(found, adjusted, strict=True))
+    return tuple(
+        Pair(a.label, b.label, seeds, difference, p, trained[a] or trained[b])
+        for (a, b, (seeds, difference)), p in zip(found, adjusted, strict=True)
+    )
 
 
-def _compare(first: _Played, second: _Played, measure: MeasureName) -> tuple[int, Difference] | None:
+def _compare(
+    first: _Played, second: _Played, measure: MeasureName
+) -> tuple[int, Difference] | None:
     """The same tasks, and the same seeds where both depend on them; None where there is nothing in common."""
     if first.tasks != second.tasks:
         raise ValueError("two arms of one world were evaluated on different panels")
     a, b = (one.measured(measure)[:, :, -1] for one in (first, second))
     if first.trains and second.trains:
         shared = [seed for seed in first.seeds if seed in second.seeds]
-        a, b = (values[[one.seeds.index(seed) for seed in shared]] for one, values in ((first, a), (second, b)))
+        a, b = (
+            values[[one.seeds.index(seed) for seed in shared]]
+            for one, values in ((first, a), (second, b))
+        )
     gaps = b - a
     return None if not len(gaps) else (len(gaps), crossed_bootstrap(gaps, seed=_luck("pair")))
 
@@ -246,7 +308,13 @@ def _budget_faults(arms: Sequence[ArmResult]) -> tuple[str, ...]:
     tokens = {arm.label: arm.budget.training_tokens for arm in trained}
     faults = []
     if len(set(episodes.values())) > 1:
-        faults.append("training episodes differ: " + ", ".join(f"{label} {count:,.0f}" for label, count in episodes.items()))
+        faults.append(
+            "training episodes differ: "
+            + ", ".join(f"{label} {count:,.0f}" for label, count in episodes.items())
+        )
     if tokens and max(tokens.values()) > (1 + TOLERANCE) * min(tokens.values()):
-        faults.append(f"generated tokens differ by more than {TOLERANCE:.0%}: " + ", ".join(f"{label} {count:,.0f}" for label, count in tokens.items()))
+        faults.append(
+            f"generated tokens differ by more than {TOLERANCE:.0%}: "
+            + ", ".join(f"{label} {count:,.0f}" for label, count in tokens.items())
+        )
     return tuple(faults)

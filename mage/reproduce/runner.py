@@ -1,4 +1,4 @@
-"""The crew: runs what is missing of a plan, several processes side by side, and tells how far all of it is.
+"""The runner: runs what is missing of a plan, several processes side by side, and tells how far all of it is.
 
 How far a run is can be read from its folder, so nothing is passed between processes, and runs that were made elsewhere or
 before a kill count as what they are. What is in a folder is never thrown away.
@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mage.config.errors import EXIT_STOPPED
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
 from mage.run_folder import RunFolder
-from mage.cli.verbs import STOPPED
 
 LOG = "worker.log"
 _TICK = 0.5
@@ -22,7 +22,7 @@ _TRAINING = 0.9  # the share of a training in a run's work, for the bar
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RunnerProgress:
     """How far a reproduction is: runs done and under way, and the part of all work that is done; seconds left if known."""
 
     done: int
@@ -41,7 +41,7 @@ class Failure:
 
 
 @dataclass
-class Crew:
+class Runner:
     """Starts workers for the jobs that are not done, `size` at a time."""
 
     plan: Plan
@@ -50,11 +50,17 @@ class Crew:
     failures: list[Failure] = field(default_factory=list)
     working: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def run(self, tell: Callable[[Standing], None], stop: Callable[[], bool]) -> bool:
+    def run(self, tell: Callable[[RunnerProgress], None], stop: Callable[[], bool]) -> bool:
         """Run all that is missing; False if it was asked to stop. What failed is in `failures`."""
         folders = open_runs(self.plan, self.runs)
-        waiting = [job for job in self.plan.jobs if job.name not in folders or not is_done(folders[job.name])]
-        waiting.sort(key=lambda job: job.core_seconds or 0.0, reverse=True)  # long ones first, so that none runs alone at the end
+        waiting = [
+            job
+            for job in self.plan.jobs
+            if job.name not in folders or not is_done(folders[job.name])
+        ]
+        waiting.sort(
+            key=lambda job: job.core_seconds or 0.0, reverse=True
+        )  # long ones first, so that none runs alone at the end
         pace = _Progress(self.plan, self.runs)
         try:
             while (waiting or self.working) and not stop():
@@ -72,18 +78,27 @@ class Crew:
         if not (path / "recipe.toml").is_file():
             RunFolder.create(path, job.recipe)
         command = [sys.executable, "-m", "mage.reproduce.worker", str(path)]
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1") if job.recipe.run.threads == 1 else {}
+        threads = (
+            dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+            if job.recipe.run.threads == 1
+            else {}
+        )
         with open(path / LOG, "ab") as log:
-            # A session of its own: Ctrl-C is the crew's business.
+            # A session of its own: Ctrl-C is the runner's business.
             self.working[job.name] = subprocess.Popen(
-                command, env=os.environ | threads, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=os.environ | threads,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def _collect(self) -> None:
         for name, process in list(self.working.items()):
             if process.poll() is not None:
                 del self.working[name]
-                if process.returncode not in (0, STOPPED):
+                if process.returncode not in (0, EXIT_STOPPED):
                     self.failures.append(Failure(name, _last_lines(self.runs / name / LOG)))
 
     def _dismiss(self) -> None:
@@ -118,12 +133,16 @@ class _Progress:
         updates = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
         return _TRAINING * min(1.0, updates / job.recipe.run.updates) if job.trains else 0.0
 
-    def standing(self, running: Sequence[str]) -> Standing:
+    def standing(self, running: Sequence[str]) -> RunnerProgress:
         total, now = sum(map(_weight, self.jobs)), self._work()
         gained, spent = now - self.before, time.monotonic() - self.began
         left = (total - now) * spent / gained if gained > 0 else None
-        return Standing(len(self.finished), len(self.jobs), tuple(running), now / total, left)
+        return RunnerProgress(len(self.finished), len(self.jobs), tuple(running), now / total, left)
 
 
 def _weight(job: Job) -> float:
-    return job.core_seconds if job.core_seconds is not None else float(job.training_episodes + job.evaluation_episodes)
+    return (
+        job.core_seconds
+        if job.core_seconds is not None
+        else float(job.training_episodes + job.evaluation_episodes)
+    )

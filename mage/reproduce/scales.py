@@ -36,7 +36,12 @@ class Scale:
     def overrides(self, world: str, parts: tuple[str, ...], recipe: Recipe) -> list[str]:
         """What this scale changes in a recipe."""
         tuned = [change for part in parts for change in self.by_part.get(part, ())]
-        return [*self.every, *self.by_world.get(world, ()), *tuned, *(self.reflecting if recipe.memory().reflects else ())]
+        return [
+            *self.every,
+            *self.by_world.get(world, ()),
+            *tuned,
+            *(self.reflecting if recipe.memory().reflects else ()),
+        ]
 
 
 SCALES: Mapping[Name, Scale] = {
@@ -53,12 +58,21 @@ SCALES: Mapping[Name, Scale] = {
                 "--evaluate.size=600",
                 "--evaluate.final_size=3600",
             ),
-            "tic_tac_toe": ("--run.updates=90", "--run.save_every=18", "--run.evaluate_every=18", "--run.episodes_every=0"),
+            "tic_tac_toe": (
+                "--run.updates=90",
+                "--run.save_every=18",
+                "--run.evaluate_every=18",
+                "--run.episodes_every=0",
+            ),
         },
         # GRPO divides by the spread of the rewards (6 to 8 here), so its advantages are that much smaller beside the entropy.
         by_part={"grpo": ("--learn.entropy=0.15", "--learn.entropy_final=0.02")},
         reflecting=("--agent.reflection_tokens=32",),
         pace={"kuhn_poker": Pace(1.3, 1.0), "tic_tac_toe": Pace(8.5, 3.7)},
     ),
-    "paper": Scale(base="paper_{}", worlds=("kuhn_poker", "tic_tac_toe", "alfworld", "sokoban", "webshop"), every=("--evaluate.episodes=10",)),
+    "paper": Scale(
+        base="paper_{}",
+        worlds=("kuhn_poker", "tic_tac_toe", "alfworld", "sokoban", "webshop"),
+        every=("--evaluate.episodes=10",),
+    ),
 }

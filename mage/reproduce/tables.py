@@ -9,7 +9,17 @@ from typing import Literal
 
 from mage.types import Split
 
-Name = Literal["table1", "ood", "rewards", "population", "grouping", "anchor", "memory", "stopping", "published"]
+Name = Literal[
+    "table1",
+    "ood",
+    "rewards",
+    "population",
+    "grouping",
+    "anchor",
+    "memory",
+    "stopping",
+    "published",
+]
 GAMES = ("kuhn_poker", "tic_tac_toe")
 WORLDS = (*GAMES, "alfworld", "sokoban", "webshop")
 
@@ -52,21 +62,37 @@ TABLES: Mapping[Name, Table] = {
     "table1": Table(
         "Every method on the opponents and tasks of its own domain",
         METHODS,
-        paper={world: dict(zip((arm.label for arm in METHODS), rates, strict=False)) for world, rates in _TABLE1.items()},
+        paper={
+            world: dict(zip((arm.label for arm in METHODS), rates, strict=False))
+            for world, rates in _TABLE1.items()
+        },
     ),
     "ood": Table(
         "The same runs on opponents and tasks that training never met",
         METHODS,
         split="ood",
-        paper={"kuhn_poker": {"mage": 0.508}, "alfworld": {"mage": 0.789}, "webshop": {"gigpo": 0.688, "mage": 0.961}},
+        paper={
+            "kuhn_poker": {"mage": 0.508},
+            "alfworld": {"mage": 0.789},
+            "webshop": {"gigpo": 0.688, "mage": 0.961},
+        },
     ),
     "rewards": Table(
         "What an episode is credited with",
-        (Arm("differential", ("mage",)), Arm("cumulative", ("lamer",)), Arm("single", ("mage", "returns_single")), Arm("final", ("final",))),
+        (
+            Arm("differential", ("mage",)),
+            Arm("cumulative", ("lamer",)),
+            Arm("single", ("mage", "returns_single")),
+            Arm("final", ("final",)),
+        ),
     ),
     "population": Table(
         "Whom the agent meets in training",
-        (Arm("full", ("mage",)), Arm("fixed MCTS", ("mage", "population_mcts")), Arm("pattern-skewed", ("mage", "population_patterns"))),
+        (
+            Arm("full", ("mage",)),
+            Arm("fixed MCTS", ("mage", "population_mcts")),
+            Arm("pattern-skewed", ("mage", "population_patterns")),
+        ),
         worlds=("tic_tac_toe",),
         paper={"tic_tac_toe": {"full": 0.672, "pattern-skewed": 0.578}},
     ),
@@ -82,7 +108,10 @@ TABLES: Mapping[Name, Table] = {
     ),
     "memory": Table(
         "What is carried from episode to episode",
-        tuple(Arm(keep, ("mage", f"memory_{keep}")) for keep in ("reflections", "history", "both", "none")),
+        tuple(
+            Arm(keep, ("mage", f"memory_{keep}"))
+            for keep in ("reflections", "history", "both", "none")
+        ),
     ),
     "stopping": Table(
         "Whether a win ends a meta-episode in training",
@@ -90,6 +119,10 @@ TABLES: Mapping[Name, Table] = {
     ),
     "published": Table(
         "The published code's choices, one at a time and all at once",
-        (_MAGE, *(Arm(fault, ("mage", f"published_{fault}")) for fault in _FAULTS), Arm("all", ("as_published",))),
+        (
+            _MAGE,
+            *(Arm(fault, ("mage", f"published_{fault}")) for fault in _FAULTS),
+            Arm("all", ("as_published",)),
+        ),
     ),
 }

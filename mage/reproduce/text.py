@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from mage.reproduce.results import ArmResult, MeasureName, Pair, WorldResult
 from mage.evaluation.statistics import Estimate
+from mage.reproduce.results import ArmResult, MeasureName, Pair, WorldResult
 
 
 def tell(result: WorldResult) -> Iterator[str]:
@@ -14,8 +14,16 @@ def tell(result: WorldResult) -> Iterator[str]:
     real = [pair for pair in result.pairs if pair.is_real]
     if result.pairs:
         yield f"{len(real)} of {len(result.pairs)} pairs of arms differ in the last episode (paired interval without zero, Holm-corrected p below .05)."
-    returns = [pair for pair in result.pairs if {pair.first, pair.second} in ({"lamer", "mage"}, {"mage", "final"}, {"cumulative", "differential"})]
-    yield from (f"{pair.second} minus {pair.first}: {_difference(pair, result.measure)}." for pair in returns)
+    returns = [
+        pair
+        for pair in result.pairs
+        if {pair.first, pair.second}
+        in ({"lamer", "mage"}, {"mage", "final"}, {"cumulative", "differential"})
+    ]
+    yield from (
+        f"{pair.second} minus {pair.first}: {_difference(pair, result.measure)}."
+        for pair in returns
+    )
     if result.bounds is not None:
         yield from (_against_bounds(arm, result) for arm in result.arms if arm.trains)
     yield from (f"Budgets are not equal: {fault}." for fault in result.budget_faults)
@@ -34,7 +42,9 @@ def _against_bounds(arm: ArmResult, result: WorldResult) -> str:
     assert result.bounds is not None, "there are bounds"
     last, line, best = arm.episodes[-1].score, result.bounds.non_adapting, result.bounds.learner[-1]
     place = "above" if last.low > line else "below" if last.high < line else "not told apart from"
-    gap = "" if best is None else f"; the best learner's is {best:.3f}, {best - last.value:.3f} more"
+    gap = (
+        "" if best is None else f"; the best learner's is {best:.3f}, {best - last.value:.3f} more"
+    )
     return f"{arm.label} scores {show(last, 'score')} in the last episode, {place} the best without adapting ({line:.3f}){gap}."
 
 

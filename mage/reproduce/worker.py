@@ -1,6 +1,6 @@
 """One run of a reproduction in its own process: `python -m mage.reproduce.worker RUN`. Loads torch.
 
-A run folder has one worker at a time: it holds a lock that ends with its process. When the crew that started it is gone, it
+A run folder has one worker at a time: it holds a lock that ends with its process. When the runner that started it is gone, it
 saves and stops after the update in hand, so whoever goes on finds the run where it was.
 """
 
@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from mage.training.trainer import Stopped, Watcher, train
-from mage.cli.verbs import STOPPED
+from mage.config.errors import EXIT_STOPPED
+from mage.report.tensorboard import TensorBoardCallback
+from mage.training.callbacks import Stopped
+from mage.training.trainer import train
 
 
 class Leave:
-    """Whether to stop: the crew has asked (SIGTERM) or is gone."""
+    """Whether to stop: the runner has asked (SIGTERM) or is gone."""
 
     def __init__(self) -> None:
         self.asked, self.parent = False, os.getppid()
@@ -44,9 +46,9 @@ def work(run: Path) -> int:
     with locked(run):
         try:
             if not (run / "summary.json").is_file():  # whoever had the lock may have finished it
-                train(run, Watcher(), leave)
+                train(run, TensorBoardCallback(), leave)
         except Stopped:
-            return STOPPED
+            return EXIT_STOPPED
     return 0
 
 

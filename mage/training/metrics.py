@@ -5,31 +5,42 @@ from collections.abc import Sequence
 
 from mage.types import Credit, MetaEpisode
 
-Tally = dict[str, tuple[float, float]]  # name -> sum and count, so that members' figures add up exactly
+MetricSums = dict[
+    str, tuple[float, float]
+]  # name -> sum and count, so that members' figures add up exactly
 
 
-def play_tally(metas: Sequence[MetaEpisode]) -> Tally:
+def play_sums(metas: Sequence[MetaEpisode]) -> MetricSums:
     """How an update's meta-episodes went, by episode position."""
-    tally: dict[str, list[float]] = defaultdict(list)
+    sums: dict[str, list[float]] = defaultdict(list)
     for meta in metas:
         for number, episode in enumerate(meta.episodes, start=1):
-            tally[f"score_{number}"].append(episode.score)
-            tally[f"success_{number}"].append(episode.outcome == "won")
-            tally["illegal_rate"] += [not turn.legal for turn in episode.turns]
-            tally["reply_length"] += [len(turn.completion.token_ids) for turn in episode.turns]
+            sums[f"score_{number}"].append(episode.score)
+            sums[f"success_{number}"].append(episode.outcome == "won")
+            sums["illegal_rate"] += [not turn.legal for turn in episode.turns]
+            sums["reply_length"] += [len(turn.completion.token_ids) for turn in episode.turns]
             if episode.reflection is not None:
-                tally["reflection_length"].append(len(episode.reflection.completion.token_ids))
-    totals = {"episodes": (float(sum(len(meta.episodes) for meta in metas)), 0.0), "generated_tokens": (float(sum(map(_generated, metas))), 0.0)}
-    return {name: (float(sum(values)), float(len(values))) for name, values in tally.items()} | totals
+                sums["reflection_length"].append(len(episode.reflection.completion.token_ids))
+    totals = {
+        "episodes": (float(sum(len(meta.episodes) for meta in metas)), 0.0),
+        "generated_tokens": (float(sum(map(_generated, metas))), 0.0),
+    }
+    return {
+        name: (float(sum(values)), float(len(values))) for name, values in sums.items()
+    } | totals
 
 
 def _generated(meta: MetaEpisode) -> int:
     """All tokens that the model wrote: moves, reflections, and what a memory asked it."""
-    turns = [turn for episode in meta.episodes for turn in (*episode.turns, *([episode.reflection] if episode.reflection else ()))]
+    turns = [
+        turn
+        for episode in meta.episodes
+        for turn in (*episode.turns, *([episode.reflection] if episode.reflection else ()))
+    ]
     return sum(len(turn.completion.token_ids) for turn in turns) + sum(meta.asked)
 
 
-def credit_tally(credits: Sequence[Credit]) -> Tally:
+def credit_sums(credits: Sequence[Credit]) -> MetricSums:
     """How far apart members of a group were: where all did the same there is nothing to learn from."""
     groups: dict[int, set[float]] = defaultdict(set)
     for one in credits:
@@ -41,8 +52,14 @@ def credit_tally(credits: Sequence[Credit]) -> Tally:
     }
 
 
-def means(tallies: Sequence[Tally]) -> dict[str, float]:
-    """Members' tallies as one set of figures."""
-    names = sorted({name for tally in tallies for name in tally})
-    sums = {name: [sum(part) for part in zip(*(tally.get(name, (0.0, 0.0)) for tally in tallies), strict=True)] for name in names}
+def means(all_sums: Sequence[MetricSums]) -> dict[str, float]:
+    """Members' all_sums as one set of figures."""
+    names = sorted({name for sums in all_sums for name in sums})
+    sums = {
+        name: [
+            sum(part)
+            for part in zip(*(sums.get(name, (0.0, 0.0)) for sums in all_sums), strict=True)
+        ]
+        for name in names
+    }
     return {name: total / count if count else total for name, (total, count) in sums.items()}

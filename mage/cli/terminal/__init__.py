@@ -5,7 +5,7 @@ from rich.console import Console
 WIDE = 200  # where nobody looks on (a file, a pipe) nothing is wrapped
 
 
-class Mistake(ValueError):
+class UsageError(ValueError):
     """Arguments that do not go together."""
 
 

@@ -4,19 +4,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mage.config.recipe import Recipe, build_recipe, load_recipe
+from mage.cli.terminal import UsageError, console
+from mage.config.loading import build_recipe, change_recipe, load_recipe, recipe_toml
+from mage.config.recipe import Recipe
 from mage.environments.base import Environment
 from mage.evaluation.figures import Evaluation
+from mage.evaluation.panels import PanelName
+from mage.evaluation.run import evaluate_panel
 from mage.learn import checkpoint
-from mage.learn.ranks import Team
-from mage.learn.trainable import Adapters, Trained, save_adapters
+from mage.learn.ranks import Ranks
+from mage.learn.trainable import Adapters, Trainable
 from mage.learn.warmup import save_model
 from mage.memory.base import Memory
-from mage.models.base import base_name, base_of, find_model, shipped_adapters, written_whole
-from mage.evaluation.panels import Name
+from mage.models.adapters import save_adapters
+from mage.models.base import atomic_folder, base_name, base_of, find_model, shipped_adapters
 from mage.run_folder import RunFolder
-from mage.cli.terminal import Mistake, console
-from mage.training.trainer import Parts, Trainer, Watcher, build, evaluate_panel
+from mage.training.build import Components, build_components
+from mage.training.callbacks import Callback
+from mage.training.trainer import Trainer
 from mage.types import Split
 
 RECIPE = "recipe.toml"
@@ -26,30 +31,38 @@ RECIPE = "recipe.toml"
 class Candidate:
     title: str
     update: int
-    parts: Parts
-    trained: Trained | None = None
+    components: Components
+    trained: Trainable | None = None
 
 
 def find_candidate(name: str, overrides: Sequence[str], which: str | None) -> Candidate:
     """A run folder at a checkpoint (`best`, `latest` or a number), or a recipe before any training."""
     if Path(name).is_dir():
         folder = RunFolder.open(name)
-        return load_run(folder, folder.recipe.changed(overrides) if overrides else folder.recipe, which or "best")
+        return load_run(
+            folder,
+            change_recipe(folder.recipe, overrides) if overrides else folder.recipe,
+            which or "best",
+        )
     if which is not None:
-        raise Mistake(f"--checkpoint {which} has no effect on {name}, which is no run folder")
-    return Candidate(name, 0, build(load_recipe(name, overrides)))
+        raise UsageError(f"--checkpoint {which} has no effect on {name}, which is no run folder")
+    return Candidate(name, 0, build_components(load_recipe(name, overrides)))
 
 
-def find_player(name: str, world: Environment, options: Mapping[str, str], run: Path | None, model: str | None) -> Candidate:
+def find_player(
+    name: str, world: Environment, options: Mapping[str, str], run: Path | None, model: str | None
+) -> Candidate:
     """Who plays in an environment of this name: the agent of a run at its best, else a model as it is, else the best that is there."""
     if run is None:
         model = model or _best_model(name)
-        return Candidate(model, 0, build(_recipe_of(name, world, options, model)))
+        return Candidate(model, 0, build_components(_recipe_of(name, world, options, model)))
     folder = RunFolder.open(run)
     if folder.recipe.environments.name != name:
-        raise Mistake(f"{run} was trained on {folder.recipe.environments.name}, not on {name}")
+        raise UsageError(f"{run} was trained on {folder.recipe.environments.name}, not on {name}")
     changes = [f"--environments.{option}={value}" for option, value in options.items()]
-    return load_run(folder, folder.recipe.changed(changes) if changes else folder.recipe, "best")
+    return load_run(
+        folder, change_recipe(folder.recipe, changes) if changes else folder.recipe, "best"
+    )
 
 
 def _best_model(name: str) -> str:
@@ -61,7 +74,10 @@ def _best_model(name: str) -> str:
                 base_of(kept)
             except ValueError:
                 base = base_name(kept, "")
-                console(stderr=True).print(f"the embedded model plays; mage model add {base} gets one that was trained for this game", style="dim")
+                console(stderr=True).print(
+                    f"the embedded model plays; mage model add {base} gets one that was trained for this game",
+                    style="dim",
+                )
             else:
                 return adapters
     return "embedded"
@@ -71,60 +87,103 @@ def _recipe_of(name: str, world: Environment, options: Mapping[str, str], model:
     """How a model plays in an environment: as it was trained to, where it has come with its recipe and that is of this environment."""
     kept = find_model(model) / RECIPE
     if kept.is_file() and (trained := load_recipe(kept)).environments.name == name:
-        return trained.changed([f"--model.path={model}", "--engines.slots=4", *(f"--environments.{option}={value}" for option, value in options.items())])
+        return change_recipe(
+            trained,
+            [
+                f"--model.path={model}",
+                "--engines.slots=4",
+                *(f"--environments.{option}={value}" for option, value in options.items()),
+            ],
+        )
     opponents = {"opponents": {"train": {"random": 1.0}}} if world.multi_agent else {}
-    return build_recipe({"environments": {"name": name, **world.model_dump()}, "model": {"path": model}, **opponents})
+    return build_recipe(
+        {
+            "environments": {"name": name, **world.model_dump()},
+            "model": {"path": model},
+            **opponents,
+        }
+    )
 
 
 def load_run(folder: RunFolder, recipe: Recipe, which: str) -> Candidate:
     """The parts of a run with the weights of one of its checkpoints."""
     path = _find_checkpoint(folder, which)
-    run = Trainer(RunFolder(folder.path, recipe), Team(), Watcher(), lambda: False)
+    run = Trainer(RunFolder(folder.path, recipe), Ranks(), Callback(), lambda: False)
     loaded = run.learner.load(path)
     best = loaded.state.get("best")
     if which == "best" and best and best[1] != loaded.update:
         loaded = run.learner.load(checkpoint.place(folder.checkpoints, best[1]))
-    run.parts.engine.refresh(loaded.update)
-    return Candidate(str(folder.path), loaded.update, run.parts, run.learner.trained)
+    run.components.engine.refresh(loaded.update)
+    return Candidate(str(folder.path), loaded.update, run.components, run.learner.trained)
 
 
 def export_run(folder: RunFolder, which: str, target: Path) -> int:
     """Write the weights of a checkpoint, and the recipe they were trained with, to a folder that appears whole; returns the update."""
     chosen = load_run(folder, folder.recipe, which)
     recipe = folder.recipe
-    with written_whole(target) as partial:
+    with atomic_folder(target) as partial:
         if isinstance(chosen.trained, Adapters):
             base = base_name(recipe.model_folder(), recipe.model.path)
-            save_adapters(partial, chosen.trained.masters, rank=chosen.trained.rank, alpha=chosen.trained.alpha, base=base)
+            save_adapters(
+                partial,
+                chosen.trained.masters,
+                rank=chosen.trained.rank,
+                alpha=chosen.trained.alpha,
+                base=base,
+            )
         else:
-            save_model(chosen.parts.weights(), recipe.base_folder(), partial)
-        (partial / RECIPE).write_text(recipe.changed(["--run.name="]).to_toml())
+            save_model(chosen.components.weights(), recipe.base_folder(), partial)
+        (partial / RECIPE).write_text(recipe_toml(change_recipe(recipe, ["--run.name="])))
     return chosen.update
 
 
 def _find_checkpoint(folder: RunFolder, which: str) -> Path:
     """The checkpoint of a number, else the newest: it knows the best one."""
-    there = sorted(int(path.name.removeprefix("update_")) for path in folder.checkpoints.glob("update_*"))
+    there = sorted(
+        int(path.name.removeprefix("update_")) for path in folder.checkpoints.glob("update_*")
+    )
     if which.isdigit() and int(which) in there:
         return checkpoint.place(folder.checkpoints, int(which))
     if which not in ("best", "latest"):
         numbers = ", ".join(map(str, there)) or "no number yet"
-        raise Mistake(f"--checkpoint {which}: allowed are best, latest and, in {folder.path}, {numbers}")
+        raise UsageError(
+            f"--checkpoint {which}: allowed are best, latest and, in {folder.path}, {numbers}"
+        )
     found = checkpoint.latest(folder.checkpoints)
     if found.broken:
-        raise Mistake("\n".join([*found.broken, f"Another one may be whole: --checkpoint with one of {', '.join(map(str, there))}"]))
+        raise UsageError(
+            "\n".join(
+                [
+                    *found.broken,
+                    f"Another one may be whole: --checkpoint with one of {', '.join(map(str, there))}",
+                ]
+            )
+        )
     if found.path is None:
-        raise Mistake(f"{folder.path} has no checkpoint yet")
+        raise UsageError(f"{folder.path} has no checkpoint yet")
     return found.path
 
 
-def play_panel(candidate: Candidate, split: Split, panel: Name, size: int | None, memory: Memory | None) -> Evaluation:
+def play_panel(
+    candidate: Candidate, split: Split, panel: PanelName, size: int | None, memory: Memory | None
+) -> Evaluation:
     """A candidate's figures on a fixed panel, with a line that counts while it plays."""
-    options = candidate.parts.recipe.evaluate
+    options = candidate.components.recipe.evaluate
     count = size or (options.final_size if panel == "final" else options.size)
     with console(stderr=True).status(f"{candidate.title}: playing {count:,} tasks") as status:
 
         def tell(done: int) -> None:
             status.update(f"{candidate.title}: task {done:,} of {count:,}")
 
-        return evaluate_panel(candidate.parts, split, panel, count, memory, on_played=tell, transcripts=0)[0]
+        recipe = candidate.components.recipe
+        setting = candidate.components.setting(evaluating=True, memory=memory)
+        return evaluate_panel(
+            setting,
+            recipe.population(),
+            split,
+            panel,
+            count,
+            recipe.play.seats,
+            on_played=tell,
+            transcripts=0,
+        )[0]

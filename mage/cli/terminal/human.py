@@ -13,11 +13,11 @@ from rich.text import Text
 
 from mage.agent.agent import system_text
 from mage.agent.chat import Ids
+from mage.cli.terminal import console as make_console
 from mage.engines.base import run
 from mage.environments.base import SEATS, Environment, State
-from mage.opponents.base import Knowledge, Opponent, find, luck
+from mage.opponents.base import Knowledge, Opponent, find, move_rng
 from mage.play import Setting, play_meta_episode
-from mage.cli.terminal import console as make_console
 from mage.types import Episode, MetaEpisode, Task, Turn
 
 _KEYS = "type a move, ? for the legal moves, q to leave"
@@ -32,7 +32,9 @@ class Left(Exception):
 
 def play_person(environment: Environment, task: Task, games: int, console: Console) -> list[float]:
     """Games of a person against the task's opponent; the scores of those that were finished."""
-    environment.start(environment.episode_seed(task.seed, 0))  # missing data is told before the rules are
+    environment.start(
+        environment.episode_seed(task.seed, 0)
+    )  # missing data is told before the rules are
     _welcome(environment, task.seat, console)
     scores: list[float] = []
     try:
@@ -40,7 +42,9 @@ def play_person(environment: Environment, task: Task, games: int, console: Conso
             _head(console, f"game {number + 1} of {games}")
             state = _play_game(environment, task, number, console)
             scores.append(state.scores()[task.seat])
-            if not environment.multi_agent:  # what the last move led to; in a game the account tells it
+            if (
+                not environment.multi_agent
+            ):  # what the last move led to; in a game the account tells it
                 _say(console, state.observe(task.seat))
             _say(console, state.recap(task.seat), style="bold")
             _say(console, running_score(scores))
@@ -53,7 +57,11 @@ def _play_game(environment: Environment, task: Task, number: int, console: Conso
     state, moves = environment.start(environment.episode_seed(task.seed, number)), 0
     while (mover := state.turn()) is not None:
         mine = mover == task.seat
-        action = _ask_move(state, mover, console) if mine else find(task.opponent).act(state, mover, luck(task, environment, number, moves))
+        action = (
+            _ask_move(state, mover, console)
+            if mine
+            else find(task.opponent).act(state, mover, move_rng(task, environment, number, moves))
+        )
         if not mine:
             _say(console, f"opponent: {action}", style="dim")
         state.apply(action)
@@ -79,7 +87,10 @@ def _ask_move(state: State, seat: int, console: Console) -> str:
             more = f" and {len(legal) - LISTED} more" if len(legal) > LISTED else ""
             _say(console, f"legal moves: {', '.join(legal[:LISTED])}{more}")
         elif said:
-            _say(console, f"{said[:LONGEST]!r}{'...' if len(said) > LONGEST else ''} is no legal move here ({_KEYS})")
+            _say(
+                console,
+                f"{said[:LONGEST]!r}{'...' if len(said) > LONGEST else ''} is no legal move here ({_KEYS})",
+            )
 
 
 def _ask(console: Console) -> str:
@@ -138,7 +149,11 @@ def play_agent(setting: Setting, task: Task, console: Console) -> list[float]:
         state = _replay(environment, environment.episode_seed(task.seed, number), episode)
         over = state.turn() is None
         scores.append(state.scores()[seat] if over else -episode.score)
-        _say(console, state.recap(seat) if over else "The agent found no legal move and forfeits.", style="bold")
+        _say(
+            console,
+            state.recap(seat) if over else "The agent found no legal move and forfeits.",
+            style="bold",
+        )
         _say(console, running_score(scores))
         if number + 1 < setting.episodes:
             _head(console, f"game {number + 2} of {setting.episodes}")
@@ -195,11 +210,20 @@ class _Shown:
         known = common if common == len(self.before) else min(common, self.rules)
         self.before = turn.prompt_ids
         _say(self.console, self.chat.decode(turn.prompt_ids[known:]), style="dim")
-        read = "" if turn.kind == "reflect" else f"   [{'legal' if turn.legal else 'not legal'}: {turn.action or 'no action'}]"
-        self.console.print(Text(turn.completion.text, style="green"), Text(read, style="" if turn.legal else "red"))
+        read = (
+            ""
+            if turn.kind == "reflect"
+            else f"   [{'legal' if turn.legal else 'not legal'}: {turn.action or 'no action'}]"
+        )
+        self.console.print(
+            Text(turn.completion.text, style="green"), Text(read, style="" if turn.legal else "red")
+        )
 
 
 def _common(one: Ids, other: Ids) -> Ids:
     """What both begin with."""
-    length = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    length = next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
     return one[:length]

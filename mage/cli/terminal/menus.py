@@ -17,7 +17,9 @@ class ItemOption:
     description: str
 
     def __str__(self) -> str:
-        return f"{self.name} = {self.default}" + (f": {self.description}" if self.description else "")
+        return f"{self.name} = {self.default}" + (
+            f": {self.description}" if self.description else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,16 @@ class Item:
     plays: tuple[str, ...] | None = None
 
     def details(self) -> str:
-        return "\n".join([*map(str, self.options), *([f"(plays {', '.join(self.plays)})"] if self.plays else [])])
+        return "\n".join(
+            [*map(str, self.options), *([f"(plays {', '.join(self.plays)})"] if self.plays else [])]
+        )
 
 
 def read_menu(kind: str, with_options: bool) -> list[Item]:
-    return [_read_item(kind, name, line) if with_options else Item(name, line) for name, line in menu(kind)]
+    return [
+        _read_item(kind, name, line) if with_options else Item(name, line)
+        for name, line in menu(kind)
+    ]
 
 
 def _read_item(kind: str, name: str, description: str) -> Item:
@@ -42,10 +49,21 @@ def _read_item(kind: str, name: str, description: str) -> Item:
         return Item(name, description)
     item = known()[name] if kind == "opponents" else find_item(kind, name)
     if isinstance(item, type) and issubclass(item, BaseModel):
-        options = (ItemOption(option, field.default, field.description or "") for option, field in item.model_fields.items())
+        options = (
+            ItemOption(option, field.default, field.description or "")
+            for option, field in item.model_fields.items()
+        )
         return Item(name, description, tuple(options), getattr(item, "plays", None))
     arguments = inspect.signature(item).parameters.values()
-    return Item(name, description, tuple(ItemOption(one.name, one.default, "") for one in arguments if one.kind is one.KEYWORD_ONLY))
+    return Item(
+        name,
+        description,
+        tuple(
+            ItemOption(one.name, one.default, "")
+            for one in arguments
+            if one.kind is one.KEYWORD_ONLY
+        ),
+    )
 
 
 def names(kind: str) -> str:

@@ -6,7 +6,7 @@ Without a terminal (a log file, a pipe) the same figures come as one plain line 
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from statistics import fmean
@@ -17,11 +17,11 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
+from mage.cli.terminal.results import show
 from mage.config.recipe import Recipe
 from mage.evaluation.figures import Cell, Evaluation
 from mage.report.run_results import SCORE
-from mage.cli.terminal.results import show
-from mage.training.trainer import Figures, Watcher
+from mage.training.callbacks import Callback, Metrics
 
 _RECENT = 20  # updates whose mean is shown: one alone is mostly luck
 _EVERY = 30.0  # seconds between plain lines
@@ -51,23 +51,28 @@ class Pace:
             return None
         run, sizes = self.recipe.run, self.recipe.evaluate
         select = self.panels.get("select", 0.0)
-        final = next((self.panels[kind] for kind in ("after", "before") if kind in self.panels), select * sizes.final_size / sizes.size)
+        final = next(
+            (self.panels[kind] for kind in ("after", "before") if kind in self.panels),
+            select * sizes.final_size / sizes.size,
+        )
         every, rest = run.evaluate_every or run.updates, range(done + 1, run.updates + 1)
         selects = sum(number % every == 0 or number == run.updates for number in rest)
         finals = len(sizes.splits) * sum(kind not in self.panels for kind in ("after", "emptied"))
         return (run.updates - done) * fmean(self.updates) + selects * select + finals * final
 
 
-class Onlooker(Watcher):
+class TerminalCallback(Callback):
     """Shows a run while it runs. Use it as a context, so that the terminal is left in order."""
 
     def __init__(self, recipe: Recipe, console: Console, bounds: Cell | None = None) -> None:
         self.recipe, self.console = recipe, console
         self.bounds = bounds if _same_pool(recipe) else None
-        self.pace, self.recent = Pace(recipe), deque[Figures](maxlen=_RECENT)
+        self.pace, self.recent = Pace(recipe), deque[Metrics](maxlen=_RECENT)
         self.done, self.told = 0, time.monotonic()
         self.display = _Display(console)
-        self.training = self.display.add_task("training", total=recipe.run.updates, visible=False, unit="update")
+        self.training = self.display.add_task(
+            "training", total=recipe.run.updates, visible=False, unit="update"
+        )
         self.panel: TaskID | None = None
 
     def __enter__(self) -> Self:
@@ -75,7 +80,12 @@ class Onlooker(Watcher):
             self.display.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.console.is_terminal:
             self.display.stop()
 
@@ -84,38 +94,50 @@ class Onlooker(Watcher):
 
     # -- what the trainer tells
 
-    def updated(self, done: int, total: int, figures: Figures, seconds: float) -> None:
-        self.pace.updated(seconds)
-        self.recent.append(figures)
+    def on_update(
+        self, done: int, total: int, metrics: Metrics, timing: Mapping[str, float]
+    ) -> None:
+        self.pace.updated(timing["total"])
+        self.recent.append(metrics)
         self.done = done
         left = self.pace.left(done)
         ends = None if left is None else time.monotonic() + left
         self.display.lines = _lines(self.recent, self.bounds)
         self.display.update(self.training, completed=done, visible=True, ends=ends)
-        if not self.console.is_terminal and (done == total or time.monotonic() - self.told > _EVERY):
+        if not self.console.is_terminal and (
+            done == total or time.monotonic() - self.told > _EVERY
+        ):
             self.told = time.monotonic()
-            self.say(" ".join("; ".join([f"update {done} of {total}{_time_left(ends)}", *self.display.lines]).split()))
+            self.say(
+                " ".join(
+                    "; ".join(
+                        [f"update {done} of {total}{_time_left(ends)}", *self.display.lines]
+                    ).split()
+                )
+            )
 
-    def played(self, done: int, total: int, name: str) -> None:
+    def on_tasks_played(self, done: int, total: int, name: str) -> None:
         if self.panel is None:
             self.panel = self.display.add_task(_title(name), total=total, unit="task")
         self.display.update(self.panel, completed=done)
 
-    def evaluated(self, name: str, evaluation: Evaluation) -> None:
+    def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
         self.pace.evaluated(name.split("_")[0])
         if self.panel is not None:
             self.display.remove_task(self.panel)
             self.panel = None
         if self.bounds is None and evaluation.split == "test" and _same_pool(self.recipe):
             self.bounds = evaluation.overall
-        self.say(f"{_title(name):<27} score {', '.join(show(SCORE, figures) for figures in evaluation.overall.episodes)}")
+        self.say(
+            f"{_title(name):<27} score {', '.join(show(SCORE, figures) for figures in evaluation.overall.episodes)}"
+        )
 
-    def warmed(self, line: str) -> None:
+    def on_warmup(self, line: str) -> None:
         if not line.startswith("step") or time.monotonic() - self.told > _EVERY:
             self.told = time.monotonic()
             self.say(f"warm-up: {line}")
 
-    def warned(self, line: str) -> None:
+    def on_warning(self, line: str) -> None:
         self.say(f"warning: {line}")
 
 
@@ -125,7 +147,14 @@ class _Display(Progress):
     def __init__(self, console: Console) -> None:
         self.lines: list[str] = []
         count = TextColumn("{task.fields[unit]} {task.completed:.0f} of {task.total:.0f}")
-        super().__init__(TextColumn("{task.description}"), BarColumn(), count, _Left(), console=console, transient=True)
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            count,
+            _Left(),
+            console=console,
+            transient=True,
+        )
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
@@ -153,19 +182,32 @@ def _same_pool(recipe: Recipe) -> bool:
 
 def _title(name: str) -> str:
     kind, _, rest = name.partition("_")
-    return f"update {int(rest)} (select)" if kind == "select" else f"{_STAGES.get(kind, kind)} (final {rest})"
+    return (
+        f"update {int(rest)} (select)"
+        if kind == "select"
+        else f"{_STAGES.get(kind, kind)} (final {rest})"
+    )
 
 
 def _lines(recent: Iterable[dict[str, Any]], bounds: Cell | None) -> list[str]:
     """Means of the last updates: scores by episode, ceilings by episode, entropy."""
     held = list(recent)
     names = [name for name in held[-1] if name.startswith("score_")]
-    scores = "  ".join(f"{fmean(one[name] for one in held if one.get(name) is not None):+.3f}" for name in sorted(names, key=_number))
+    scores = "  ".join(
+        f"{fmean(one[name] for one in held if one.get(name) is not None):+.3f}"
+        for name in sorted(names, key=_number)
+    )
     lines = [f"score by episode in training  {scores}  (mean of {len(held)} updates)"]
     if bounds is not None and bounds.non_adapting is not None:
-        best = "  ".join("-" if one.ceiling is None else f"{one.ceiling:+.3f}" for one in bounds.episodes)
-        lines.append(f"best possible learner         {best}  (without adapting {bounds.non_adapting:+.3f})")
-    entropy, illegal = (fmean(one.get(name) or 0.0 for one in held) for name in ("action_entropy", "illegal_rate"))
+        best = "  ".join(
+            "-" if one.ceiling is None else f"{one.ceiling:+.3f}" for one in bounds.episodes
+        )
+        lines.append(
+            f"best possible learner         {best}  (without adapting {bounds.non_adapting:+.3f})"
+        )
+    entropy, illegal = (
+        fmean(one.get(name) or 0.0 for one in held) for name in ("action_entropy", "illegal_rate")
+    )
     return [*lines, f"action entropy {entropy:.3f}, illegal replies {100 * illegal:.1f} %"]
 
 
@@ -186,7 +228,12 @@ class Interrupt:
         self.before = signal.signal(signal.SIGINT, self._hear)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         signal.signal(signal.SIGINT, self.before)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:

@@ -6,32 +6,53 @@ from dataclasses import replace
 
 from rich.console import RenderableType
 
-from mage.evaluation.figures import Cell, Comparison, EpisodeFigures, Evaluation, table
-from mage.evaluation.panels import NOBODY
-from mage.report.run_results import SCORE, Findings, Measure, title_of
-from mage.evaluation.statistics import Difference, Estimate
+from mage.cli.terminal.evaluation_table import table
 from mage.cli.terminal.tables import GAP, plain_table
+from mage.evaluation.compare import Comparison
+from mage.evaluation.figures import Cell, EpisodeFigures, Evaluation
+from mage.evaluation.panels import NOBODY
+from mage.evaluation.statistics import Difference, Estimate
+from mage.report.run_results import SCORE, Measure, RunResults, title_of
 from mage.types import Split
 
-_NARROW = ("tokens", "draws", "Pass@k", "exploits", "gain", "tasks")  # columns that a narrow terminal goes without, in this order
+_NARROW = (
+    "tokens",
+    "draws",
+    "Pass@k",
+    "exploits",
+    "gain",
+    "tasks",
+)  # columns that a narrow terminal goes without, in this order
 
 
 # --- A run ---------------------------------------------------------------------------------------------------------
 
 
-def result_table(findings: Findings, split: Split) -> RenderableType:
+def result_table(results: RunResults, split: Split) -> RenderableType:
     """One row an episode: before, after, memory emptied, and what is possible at all."""
-    measure = findings.measure
-    cells = findings.overall(split)
+    measure = results.measure
+    cells = results.overall(split)
     first = next(iter(cells.values()))
     bounds = first if measure is SCORE and first.non_adapting is not None else None
-    header = ["episode", *(title_of(stage, cells) for stage in cells), *(("best without adapting", "best learner") if bounds else ())]
+    header = [
+        "episode",
+        *(title_of(stage, cells) for stage in cells),
+        *(("best without adapting", "best learner") if bounds else ()),
+    ]
     rows = [
-        (str(number + 1), *(_at(measure, cell, number) for cell in cells.values()), *(_bound_cells(bounds, number) if bounds else ()))
+        (
+            str(number + 1),
+            *(_at(measure, cell, number) for cell in cells.values()),
+            *(_bound_cells(bounds, number) if bounds else ()),
+        )
         for number in range(max(len(cell.episodes) for cell in cells.values()))
     ]
     unit = "rate of won episodes" if measure.percent else f"{measure.title} an episode"
-    return plain_table(header, rows, f"{findings.environment}, {split} panel of {first.tasks:,} tasks: {unit}, with 95 % interval")
+    return plain_table(
+        header,
+        rows,
+        f"{results.environment}, {split} panel of {first.tasks:,} tasks: {unit}, with 95 % interval",
+    )
 
 
 def _at(measure: Measure, cell: Cell, number: int) -> str:
@@ -48,7 +69,11 @@ def show(measure: Measure, figures: EpisodeFigures) -> str:
     estimate = measure.of(figures)
     if estimate is None:
         return "-"
-    return f"{100 * estimate.value:.0f} % ({100 * estimate.low:.0f}-{100 * estimate.high:.0f})" if measure.percent else show_score(estimate)
+    return (
+        f"{100 * estimate.value:.0f} % ({100 * estimate.low:.0f}-{100 * estimate.high:.0f})"
+        if measure.percent
+        else show_score(estimate)
+    )
 
 
 def show_score(estimate: Estimate) -> str:
@@ -59,12 +84,24 @@ def show_score(estimate: Estimate) -> str:
 # --- An evaluation -------------------------------------------------------------------------------------------------
 
 
-def evaluation_table(evaluation: Evaluation, title: str, width: int) -> tuple[RenderableType, list[str]]:
+def evaluation_table(
+    evaluation: Evaluation, title: str, width: int
+) -> tuple[RenderableType, list[str]]:
     """All cells and episodes, and the names of the columns that had no room."""
     alone = all(cell.opponent == NOBODY for cell in evaluation.by_opponent)
-    header, *rows = _shortened(replace(evaluation, by_opponent=(), by_seat=(), by_opponent_seat=()) if alone else evaluation)
-    idle = ("opponent", "seat", "draws") if alone else ()  # a world without other agents has none of them
-    for name in [name for at, name in enumerate(header) if name in idle or all(row[at] == "-" for row in rows)]:
+    header, *rows = _shortened(
+        replace(evaluation, by_opponent=(), by_seat=(), by_opponent_seat=())
+        if alone
+        else evaluation
+    )
+    idle = (
+        ("opponent", "seat", "draws") if alone else ()
+    )  # a world without other agents has none of them
+    for name in [
+        name
+        for at, name in enumerate(header)
+        if name in idle or all(row[at] == "-" for row in rows)
+    ]:
         header, *rows = _without(name, header, rows)
     hidden: list[str] = []
     for name in _NARROW:
@@ -79,8 +116,21 @@ def _shortened(evaluation: Evaluation) -> list[tuple[str, ...]]:
     header, *rows = table(evaluation)
     figures = [one for cell in evaluation.cells for one in cell.episodes]
     score, gain, regret = (header.index(name) for name in ("score", "gain", "regret"))
-    short = [{score: _score_or_none(one.score), gain: _score_or_none(one.score_gain), regret: _regret_or_none(one.regret)} for one in figures]
-    return [header, *(tuple(found.get(at) or text for at, text in enumerate(row)) for row, found in zip(rows, short, strict=True))]
+    short = [
+        {
+            score: _score_or_none(one.score),
+            gain: _score_or_none(one.score_gain),
+            regret: _regret_or_none(one.regret),
+        }
+        for one in figures
+    ]
+    return [
+        header,
+        *(
+            tuple(found.get(at) or text for at, text in enumerate(row))
+            for row, found in zip(rows, short, strict=True)
+        ),
+    ]
 
 
 def _score_or_none(estimate: Estimate | None) -> str | None:
@@ -96,17 +146,27 @@ def _needed(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     return sum(max(len(row[at]) for row in (header, *rows)) + GAP for at in range(len(header)))
 
 
-def _without(name: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _without(
+    name: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
     at = header.index(name)
     return [row[:at] + row[at + 1 :] for row in (header, *rows)]
 
 
 def comparison_table(comparison: Comparison, title: str) -> RenderableType:
-    rows = [(str(one.episode), *_difference(one.score), *_difference(one.success, percent=True)) for one in comparison.episodes]
+    rows = [
+        (str(one.episode), *_difference(one.score), *_difference(one.success, percent=True))
+        for one in comparison.episodes
+    ]
     return plain_table(("episode", "score", "p", "success, points", "p"), rows, title)
 
 
 def _difference(found: Difference, percent: bool = False) -> tuple[str, str]:
     scale, places = (100, 1) if percent else (1, 3)
-    value, half = scale * found.difference.value, scale * (found.difference.high - found.difference.low) / 2
-    return f"{value:+.{places}f}" + (f" ±{half:.{places}f}" if math.isfinite(half) else ""), f"{found.p_value:.3f}"
+    value, half = (
+        scale * found.difference.value,
+        scale * (found.difference.high - found.difference.low) / 2,
+    )
+    return f"{value:+.{places}f}" + (
+        f" ±{half:.{places}f}" if math.isfinite(half) else ""
+    ), f"{found.p_value:.3f}"

@@ -10,7 +10,9 @@ from rich.text import Text
 GAP = 2  # blanks between columns
 
 
-def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None, group: int = 0) -> RenderableType:
+def plain_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None, group: int = 0
+) -> RenderableType:
     """Words to the left, figures to the right; a line wherever one of the first `group` columns changes."""
     made = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False)
     for number, name in enumerate(header):

@@ -3,5 +3,3 @@
 Results go to standard output, everything else to standard error. What loads torch is imported inside the verb that needs it,
 so that `mage list` and a game against a scripted opponent start at once.
 """
-
-STOPPED, MISTAKE = 130, 2  # exit codes

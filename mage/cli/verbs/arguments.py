@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from mage.environments.base import SEATS, Environment
+from mage.cli.terminal import UsageError
 from mage.config.menus import find_item
+from mage.environments.base import SEATS, Environment
 from mage.opponents.base import find, known
-from mage.cli.terminal import Mistake
 
 if TYPE_CHECKING:
     from mage.memory.base import Memory
@@ -20,8 +20,15 @@ Keep = Literal["none", "reflections", "history", "both"]
 AGENT = "agent"
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
-Options = Annotated[list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="An option of the environment; may be repeated.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", metavar="KEY=VALUE", help="An option of the environment; may be repeated."
+    ),
+]
 
 
 def split_words(first: str | None, others: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -29,7 +36,9 @@ def split_words(first: str | None, others: Sequence[str]) -> tuple[str | None, l
     words = [word for word in (first, *others) if word is not None]
     names = [word for word in words if not word.startswith("-")]
     if len(names) > 1:
-        raise Mistake(f"one name is enough, not {', '.join(names)}; an option is changed by --section.option=value, with an equals sign")
+        raise UsageError(
+            f"one name is enough, not {', '.join(names)}; an option is changed by --section.option=value, with an equals sign"
+        )
     return (names[0] if names else None), [word for word in words if word.startswith("-")]
 
 
@@ -38,7 +47,7 @@ def read_pairs(texts: Sequence[str] | None, flag: str) -> dict[str, str]:
     for text in texts or ():
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key or not value or key in found:
-            raise Mistake(f"{flag} {text}: write name=value, each name once")
+            raise UsageError(f"{flag} {text}: write name=value, each name once")
         found[key] = value
     return found
 
@@ -51,29 +60,41 @@ def make_environment(name: str, options: dict[str, str]) -> Environment:
         fault = error.errors()[0]
         key = ".".join(map(str, fault["loc"]))
         if fault["type"] == "extra_forbidden":
-            raise Mistake(f"--option {key} is unknown; {name} takes {', '.join(kind.model_fields)}") from None
-        given = f"{key}={fault['input']}" if key else " ".join(f"{one}={value}" for one, value in options.items())
-        raise Mistake(f"--option {given}: {fault['msg'].removeprefix('Value error, ')}") from None
+            raise UsageError(
+                f"--option {key} is unknown; {name} takes {', '.join(kind.model_fields)}"
+            ) from None
+        given = (
+            f"{key}={fault['input']}"
+            if key
+            else " ".join(f"{one}={value}" for one, value in options.items())
+        )
+        raise UsageError(
+            f"--option {given}: {fault['msg'].removeprefix('Value error, ')}"
+        ) from None
 
 
 def check_opponent_of(world: Environment, name: str | None) -> str:
     """The name of an opponent that plays this; empty where nobody sits on the other side."""
     if not world.multi_agent:
         if name is not None:
-            raise Mistake(f"{world.name} has no opponents, so {name} has nobody to play against")
+            raise UsageError(f"{world.name} has no opponents, so {name} has nobody to play against")
         return ""
-    fitting = sorted(word for word, kind in known().items() if kind.plays is None or world.name in kind.plays)
+    fitting = sorted(
+        word for word, kind in known().items() if kind.plays is None or world.name in kind.plays
+    )
     if name is None:
-        raise Mistake(f"against whom? --against takes {', '.join(fitting)}, or {AGENT}")
+        raise UsageError(f"against whom? --against takes {', '.join(fitting)}, or {AGENT}")
     opponent = find(name)
     if opponent.plays is not None and world.name not in opponent.plays:
-        raise Mistake(f"{name} plays {', '.join(opponent.plays)}, not {world.name}; for that there are {', '.join(fitting)}")
+        raise UsageError(
+            f"{name} plays {', '.join(opponent.plays)}, not {world.name}; for that there are {', '.join(fitting)}"
+        )
     return name
 
 
 def find_seat(world: Environment, seat: Seat) -> int:
     if SEATS.index(seat) >= world.seats:
-        raise Mistake(f"--seat {seat}: {world.name} has one seat only")
+        raise UsageError(f"--seat {seat}: {world.name} has one seat only")
     return SEATS.index(seat)
 
 

@@ -7,14 +7,21 @@ from typing import Annotated
 
 import typer
 
-from mage.environments.base import Environment, check
-from mage.config.menus import FILES, MENUS, find_item, menu
-from mage.config.errors import ConfigError
-from mage.opponents.base import Opponent, find, known
-from mage.cli.terminal import Mistake, console
+from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.menus import names, read_menu
 from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import AsJson, Options, check_opponent_of, make_environment, print_json, read_pairs
+from mage.cli.verbs.arguments import (
+    AsJson,
+    Options,
+    check_opponent_of,
+    make_environment,
+    print_json,
+    read_pairs,
+)
+from mage.config.errors import ConfigError
+from mage.config.menus import FILES, MENUS, find_item, menu
+from mage.environments.base import Environment, check
+from mage.opponents.base import Opponent, find, known
 
 verbs = typer.Typer()
 Verdict = tuple[list[str], list[str]]  # faults and remarks
@@ -22,7 +29,12 @@ Verdict = tuple[list[str], list[str]]  # faults and remarks
 
 @verbs.command(name="list", epilog="Example: mage list opponents")
 def list_menus(
-    kind: Annotated[str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join((*MENUS, *FILES))}; all by default.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KIND", help=f"One of {', '.join((*MENUS, *FILES))}; all by default."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """What a recipe can name: environments, opponents, memories, engines, advantages; the recipes themselves, and parts to put on them."""
@@ -33,11 +45,17 @@ def list_menus(
         return
     out = console()
     for one, items in found.items():
-        header = ("name", "what it is", "options") if any(item.details() for item in items) else ("name", "what it is")
+        header = (
+            ("name", "what it is", "options")
+            if any(item.details() for item in items)
+            else ("name", "what it is")
+        )
         rows = [(item.name, item.description, item.details())[: len(header)] for item in items]
         out.print(plain_table(header, rows, one) if rows else f"{one}: none")
     if kind == "opponents":
-        out.print("Options stand behind dashes, in this order: mcts-100, biased-corner-2.", style="dim")
+        out.print(
+            "Options stand behind dashes, in this order: mcts-100, biased-corner-2.", style="dim"
+        )
     elif kind is None:
         out.print("`mage list KIND` also shows options.", style="dim")
 
@@ -48,11 +66,20 @@ def list_menus(
 @verbs.command(name="check", epilog="Example: mage check kuhn_poker")
 def check_item(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An environment or an opponent.")],
-    environment: Annotated[str | None, typer.Option(metavar="NAME", help="Where to check an opponent; by default wherever it plays.")] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Where to check an opponent; by default wherever it plays."
+        ),
+    ] = None,
     option: Options = None,
     games: Annotated[int, typer.Option(min=1, help="Random games.")] = 50,
-    folder: Annotated[Path, typer.Option("--golden", metavar="FOLDER", help="Where golden play-throughs lie.")] = Path("tests/golden"),
-    write: Annotated[bool, typer.Option("--write", help="Write the environment's golden play-through.")] = False,
+    folder: Annotated[
+        Path, typer.Option("--golden", metavar="FOLDER", help="Where golden play-throughs lie.")
+    ] = Path("tests/golden"),
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the environment's golden play-through.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Hold an environment or an opponent against its contract; exit code 1 if something is wrong."""
@@ -60,15 +87,26 @@ def check_item(
     opponent = _known_opponent(name)
     if opponent is None:
         if environment is not None:
-            raise Mistake(f"--environment has no effect: {name} is an environment itself")
+            raise UsageError(f"--environment has no effect: {name} is an environment itself")
         path = folder / f"{'-'.join([name, *options.values()])}.txt"
         faults, notes = _check_environment(make_environment(name, options), path, games, write)
     else:
         if write:
-            raise Mistake(f"--write has no effect: {name} is an opponent, and only environments have a golden play-through")
-        faults, notes = _check_opponent(name, opponent, [environment] if environment else _plays(opponent), options, games)
+            raise UsageError(
+                f"--write has no effect: {name} is an opponent, and only environments have a golden play-through"
+            )
+        faults, notes = _check_opponent(
+            name, opponent, [environment] if environment else _plays(opponent), options, games
+        )
     if as_json:
-        print_json({"name": name, "kind": "environment" if opponent is None else "opponent", "faults": faults, "notes": notes})
+        print_json(
+            {
+                "name": name,
+                "kind": "environment" if opponent is None else "opponent",
+                "faults": faults,
+                "notes": notes,
+            }
+        )
     else:
         verdict = f"{name}: {f'{len(faults)} faults' if faults else 'all is well'}"
         for line in (*(f"fault: {fault}" for fault in faults), *notes, verdict):
@@ -88,7 +126,7 @@ def _known_opponent(name: str) -> Opponent | None:
         return None
     if name.split("-")[0] not in known():
         known_names = f"environments are {names('environments')}; opponents {names('opponents')}"
-        raise Mistake(f"there is no environment and no opponent {name!r}: {known_names}")
+        raise UsageError(f"there is no environment and no opponent {name!r}: {known_names}")
     return find(name)
 
 
@@ -102,10 +140,14 @@ def _check_environment(world: Environment, path: Path, games: int, write: bool) 
     if not path.is_file():
         return faults, [f"no golden play-through {path} yet: --write makes it"]
     changed = compare_golden(world, path)
-    return faults + changed, ["if that is meant: --write" if changed else f"the play-through equals {path}"]
+    return faults + changed, [
+        "if that is meant: --write" if changed else f"the play-through equals {path}"
+    ]
 
 
-def _check_opponent(name: str, opponent: Opponent, worlds: Sequence[str], options: dict[str, str], games: int) -> Verdict:
+def _check_opponent(
+    name: str, opponent: Opponent, worlds: Sequence[str], options: dict[str, str], games: int
+) -> Verdict:
     from mage.evaluation.contracts import check_opponent
 
     faults: list[str] = []
@@ -118,5 +160,11 @@ def _check_opponent(name: str, opponent: Opponent, worlds: Sequence[str], option
 
 def _plays(opponent: Opponent) -> list[str]:
     """Where it plays; `openspiel` stands for any game, so it is checked only when named."""
-    worlds = [name for name, _ in menu("environments") if name != "openspiel" and find_item("environments", name).multi_agent]
-    return [name for name in worlds if opponent.plays is None or name in opponent.plays] or list(opponent.plays or worlds)
+    worlds = [
+        name
+        for name, _ in menu("environments")
+        if name != "openspiel" and find_item("environments", name).multi_agent
+    ]
+    return [name for name in worlds if opponent.plays is None or name in opponent.plays] or list(
+        opponent.plays or worlds
+    )

@@ -6,11 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mage.environments.base import SEATS, Environment
-from mage.opponents.base import find
-from mage.cli.terminal import Mistake, console
+from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
-from mage.types import Split
 from mage.cli.verbs.arguments import (
     OVERRIDES,
     AsJson,
@@ -25,28 +22,61 @@ from mage.cli.verbs.arguments import (
     read_pairs,
     split_words,
 )
+from mage.environments.base import SEATS, Environment
+from mage.opponents.base import find
+from mage.types import Split
 
 if TYPE_CHECKING:  # these are slow to load
-    from mage.evaluation.figures import Comparison, Evaluation
     from mage.cli.terminal.agents import Candidate
+    from mage.evaluation.compare import Comparison
+    from mage.evaluation.figures import Evaluation
 
 verbs = typer.Typer()
 
 
-@verbs.command(context_settings=OVERRIDES, epilog="Example: mage evaluate runs/demo-1 --memory none --size 600")
+@verbs.command(
+    context_settings=OVERRIDES, epilog="Example: mage evaluate runs/demo-1 --memory none --size 600"
+)
 def evaluate(
     ctx: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="A run folder, or a recipe for its untrained model.")],
-    checkpoint: Annotated[str | None, typer.Option(metavar="best|latest|N", help="Which checkpoint of the run; best by default.")] = None,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|RECIPE", help="A run folder, or a recipe for its untrained model."
+        ),
+    ],
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="best|latest|N", help="Which checkpoint of the run; best by default."),
+    ] = None,
     split: Annotated[Split, typer.Option(help="The pool of opponents.")] = "test",
-    size: Annotated[int | None, typer.Option(min=1, help="Tasks of the panel; as the recipe says by default.")] = None,
-    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes of a meta-episode; as the recipe says by default.")] = None,
-    memory: Annotated[Keep | None, typer.Option(help="Another memory than the recipe's; none = emptied.")] = None,
-    panel: Annotated[Literal["final", "select"], typer.Option(help="That of final figures, or that which chooses checkpoints.")] = "final",
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Tasks of the panel; as the recipe says by default.")
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Episodes of a meta-episode; as the recipe says by default."),
+    ] = None,
+    memory: Annotated[
+        Keep | None, typer.Option(help="Another memory than the recipe's; none = emptied.")
+    ] = None,
+    panel: Annotated[
+        Literal["final", "select"],
+        typer.Option(help="That of final figures, or that which chooses checkpoints."),
+    ] = "final",
     exact: Annotated[
-        bool, typer.Option("--exact", help="In a small game with a plain memory: sum over all that can happen instead of playing a panel.")
+        bool,
+        typer.Option(
+            "--exact",
+            help="In a small game with a plain memory: sum over all that can happen instead of playing a panel.",
+        ),
     ] = False,
-    compare: Annotated[str | None, typer.Option(metavar="RUN|RECIPE", help="Play with this one too; show the paired difference.")] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN|RECIPE", help="Play with this one too; show the paired difference."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Play a fixed panel and show every figure with its 95 % interval. Recipe options may be changed by --section.option=value."""
@@ -54,14 +84,14 @@ def evaluate(
     overrides += [f"--evaluate.episodes={episodes}"] if episodes else []
     chosen = [one for one in (name, compare) if one is not None]
     if name is None:
-        raise Mistake("what is to be evaluated? Name a run folder or a recipe")
-    from mage.evaluation.figures import compare as compare_pairs
+        raise UsageError("what is to be evaluated? Name a run folder or a recipe")
     from mage.cli.terminal.agents import find_candidate, play_panel
+    from mage.evaluation.compare import compare as compare_pairs
 
     notes = None if memory is None else make_notes(memory)
     if exact:
         if compare or size or panel != "final":
-            raise Mistake("--exact plays no panel: leave out --compare, --size and --panel")
+            raise UsageError("--exact plays no panel: leave out --compare, --size and --panel")
         _evaluate_exactly(find_candidate(name, overrides, checkpoint), split, notes, as_json)
         return
     candidates = [find_candidate(one, overrides, checkpoint) for one in chosen]
@@ -69,14 +99,30 @@ def evaluate(
     paired = compare_pairs(found[1], found[0]) if len(found) == 2 else None
     if as_json:
         pairs = zip(candidates, found, strict=True)
-        sides = [{"of": one.title, "update": one.update, "evaluation": result.to_json()} | _bill(one) for one, result in pairs]
+        sides = [
+            {"of": one.title, "update": one.update, "evaluation": result.to_json()} | _bill(one)
+            for one, result in pairs
+        ]
         extra = {"compared_with": sides[1], "comparison": paired.to_json()} if paired else {}
-        print_json({**sides[0], "split": split, "panel": panel, "memory": memory or "as in the recipe"} | extra)
+        print_json(
+            {**sides[0], "split": split, "panel": panel, "memory": memory or "as in the recipe"}
+            | extra
+        )
     else:
-        _show_evaluations(candidates, found, paired, f"{panel} {split} panel, memory {memory or 'as in the recipe'}")
+        _show_evaluations(
+            candidates,
+            found,
+            paired,
+            f"{panel} {split} panel, memory {memory or 'as in the recipe'}",
+        )
 
 
-def _show_evaluations(candidates: Sequence["Candidate"], found: Sequence["Evaluation"], paired: "Comparison | None", what: str) -> None:
+def _show_evaluations(
+    candidates: Sequence["Candidate"],
+    found: Sequence["Evaluation"],
+    paired: "Comparison | None",
+    what: str,
+) -> None:
     from mage.cli.terminal.results import comparison_table, evaluation_table
 
     out, hidden = console(), list[str]()
@@ -85,11 +131,24 @@ def _show_evaluations(candidates: Sequence["Candidate"], found: Sequence["Evalua
         shown, hidden = evaluation_table(result, title, out.width)
         out.print(shown)
         if (expert := result.overall.expert) is not None:
-            out.print(f"the world's own expert on these tasks: success {100 * expert.success:.0f} %, score {expert.score:+.3f}", style="dim")
+            out.print(
+                f"the world's own expert on these tasks: success {100 * expert.success:.0f} %, score {expert.score:+.3f}",
+                style="dim",
+            )
         for bill in _bill(one).values():
-            out.print(", ".join(f"{name.replace('_', ' ')} {figure:,.6g}" for name, figure in bill.items()), style="dim")
+            out.print(
+                ", ".join(
+                    f"{name.replace('_', ' ')} {figure:,.6g}" for name, figure in bill.items()
+                ),
+                style="dim",
+            )
     if paired:
-        out.print(comparison_table(paired, f"{candidates[0].title} minus {candidates[1].title}, paired over {paired.tasks:,} tasks"))
+        out.print(
+            comparison_table(
+                paired,
+                f"{candidates[0].title} minus {candidates[1].title}, paired over {paired.tasks:,} tasks",
+            )
+        )
     if hidden:
         out.print(f"no room for {', '.join(hidden)}: widen the window, or use --json", style="dim")
 
@@ -98,12 +157,27 @@ def _evaluate_exactly(one: "Candidate", split: Split, notes: Any, as_json: bool)
     from mage.evaluation.exact import exact_scores
 
     with console(stderr=True).status(f"{one.title}: asking the model in every situation"):
-        found = exact_scores(one.parts, one.parts.recipe.population().pool(split), notes)
+        recipe, setting = (
+            one.components.recipe,
+            one.components.setting(evaluating=True, memory=notes),
+        )
+        found = exact_scores(
+            setting, one.components.weights(), recipe.population().pool(split), recipe.learn
+        )
     keep = "as in the recipe" if notes is None else notes.keep
     if as_json:
-        print_json({"of": one.title, "update": one.update, "split": split, "memory": keep, **asdict(found)})
+        print_json(
+            {"of": one.title, "update": one.update, "split": split, "memory": keep, **asdict(found)}
+        )
         return
-    rows = [(cell.opponent or "all", "both" if cell.seat is None else SEATS[cell.seat], *(f"{score:+.4f}" for score in cell.scores)) for cell in found.cells]
+    rows = [
+        (
+            cell.opponent or "all",
+            "both" if cell.seat is None else SEATS[cell.seat],
+            *(f"{score:+.4f}" for score in cell.scores),
+        )
+        for cell in found.cells
+    ]
     episodes = [f"episode {number + 1}" for number in range(len(found.overall.scores))]
     title = f"{one.title}, update {one.update}: exact score an episode, {split} opponents, memory {keep}"
     out = console()
@@ -114,7 +188,7 @@ def _evaluate_exactly(one: "Candidate", split: Split, notes: Any, as_json: bool)
 
 def _bill(one: "Candidate") -> dict[str, dict[str, float]]:
     """What the model's owner was asked for, if it is not ours."""
-    bill = one.parts.engine.bill()
+    bill = one.components.engine.bill()
     return {"bill": bill} if bill else {}
 
 
@@ -126,26 +200,46 @@ def _bill(one: "Candidate") -> dict[str, dict[str, float]]:
     epilog="Example: mage ceilings kuhn_poker --seat first --episodes 3 --weights conservative=.3,aggressive=.3,intermediate=.4",
 )
 def show_ceilings(
-    environment: Annotated[str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")],
-    weights: Annotated[str, typer.Option(metavar="NAME=SHARE,...", help="The opponents and their shares.")],
+    environment: Annotated[
+        str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")
+    ],
+    weights: Annotated[
+        str, typer.Option(metavar="NAME=SHARE,...", help="The opponents and their shares.")
+    ],
     seat: Annotated[Seat, typer.Option(help="Where the agent sits.")] = "first",
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of a meta-episode (N).")] = 3,
     objective: Annotated[
-        str, typer.Option(metavar="score|win|W1,W2,...", help="Mean score of an episode, chance to win it, or a sum of scores with one weight an episode.")
+        str,
+        typer.Option(
+            metavar="score|win|W1,W2,...",
+            help="Mean score of an episode, chance to win it, or a sum of scores with one weight an episode.",
+        ),
     ] = "score",
     option: Options = None,
     as_json: AsJson = False,
 ) -> None:
     """What no player can beat: the best without adapting, the best learner's episode N, and one that knows the opponent."""
     world = make_environment(environment, read_pairs(option, "--option"))
-    shares = {name: _share(name, text) for name, text in read_pairs(weights.split(","), "--weights").items()}
+    shares = {
+        name: _share(name, text)
+        for name, text in read_pairs(weights.split(","), "--weights").items()
+    }
     for name in shares:
         check_opponent_of(world, name)
     kind, counts = _read_objective(objective, episodes)
     with console(stderr=True).status("walking the game tree"):
         found = _ceilings(world, shares, find_seat(world, seat), episodes, kind, counts)
     if as_json:
-        print_json({"environment": environment, "seat": seat, "episodes": episodes, "weights": shares, "objective": counts or kind} | found)
+        print_json(
+            {
+                "environment": environment,
+                "seat": seat,
+                "episodes": episodes,
+                "weights": shares,
+                "objective": counts or kind,
+            }
+            | found
+        )
         return
     titles = {
         "non_adapting": "best policy that does not adapt",
@@ -153,9 +247,17 @@ def show_ceilings(
         "bayes_mean": f"best learner of all, mean of {episodes} episodes",
         "knows_opponent": "best that knows the opponent",
     }
-    rows = [(title, f"{found[key]:+.4f}") for key, title in titles.items() if found[key] is not None]
-    rows += [(f"best response to {name}", f"{value:+.4f}") for name, value in found["best_response"].items()]
-    rows += [(f"best learner of the sum {objective}, episode {k}", f"{value:+.4f}") for k, value in enumerate(found["weighted"] or (), start=1)]
+    rows = [
+        (title, f"{found[key]:+.4f}") for key, title in titles.items() if found[key] is not None
+    ]
+    rows += [
+        (f"best response to {name}", f"{value:+.4f}")
+        for name, value in found["best_response"].items()
+    ]
+    rows += [
+        (f"best learner of the sum {objective}, episode {k}", f"{value:+.4f}")
+        for k, value in enumerate(found["weighted"] or (), start=1)
+    ]
     console().print(plain_table((f"{environment}, agent {seat}", f"{kind} an episode"), rows))
     if found["note"]:
         console().print(found["note"], style="dim")
@@ -168,40 +270,69 @@ def _read_objective(text: str, episodes: int) -> tuple[Literal["score", "win"], 
     try:
         counts = tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise Mistake(f"--objective {text}: allowed are score, win, or one weight an episode, as in .25,.25,1") from None
-    if len(counts) != episodes or not all(0 <= count < float("inf") for count in counts) or not any(counts):
-        raise Mistake(f"--objective {text}: {episodes} episodes need {episodes} weights of at least 0, and one above it")
+        raise UsageError(
+            f"--objective {text}: allowed are score, win, or one weight an episode, as in .25,.25,1"
+        ) from None
+    if (
+        len(counts) != episodes
+        or not all(0 <= count < float("inf") for count in counts)
+        or not any(counts)
+    ):
+        raise UsageError(
+            f"--objective {text}: {episodes} episodes need {episodes} weights of at least 0, and one above it"
+        )
     return "score", counts
 
 
 def _ceilings(
-    world: Environment, shares: dict[str, float], seat: int, episodes: int, objective: Literal["score", "win"], counts: tuple[float, ...]
+    world: Environment,
+    shares: dict[str, float],
+    seat: int,
+    episodes: int,
+    objective: Literal["score", "win"],
+    counts: tuple[float, ...],
 ) -> dict[str, Any]:
     """All ceilings; where the tree is too large for a learner, those that know the opponent."""
     from mage.evaluation.ceilings import TooLarge, best_response, ceilings, optimum
 
     total = sum(shares.values())
     searches = [name for name in shares if find(name).policy_is == "sampled"]
-    note = f"{', '.join(searches)} has no exact policy: 200 searches a position stand for it." if searches else ""
+    note = (
+        f"{', '.join(searches)} has no exact policy: 200 searches a position stand for it."
+        if searches
+        else ""
+    )
     exact: dict[str, float | None] = dict.fromkeys(("non_adapting", "bayes_final", "bayes_mean"))
     weighted: tuple[float, ...] | None = None
     try:
         if searches and world.strata() == 1:
             raise TooLarge(f"{world.name} has too many positions to search each 200 times")
-        exact |= {name: value for name, value in asdict(ceilings(world, shares, seat, episodes, objective)).items() if name in exact}
+        exact |= {
+            name: value
+            for name, value in asdict(ceilings(world, shares, seat, episodes, objective)).items()
+            if name in exact
+        }
         weighted = optimum(world, shares, seat, counts) if counts else None
     except TooLarge as error:
         note = f"No learner's ceiling: {error}. Shown is what is best against each opponent. {note}".strip()
     responses = {name: best_response(world, name, seat, objective) for name in shares}
     knows = sum(share * responses[name] for name, share in shares.items()) / total
-    return {**exact, "knows_opponent": knows, "best_response": responses, "weighted": weighted, "note": note}
+    return {
+        **exact,
+        "knows_opponent": knows,
+        "best_response": responses,
+        "weighted": weighted,
+        "note": note,
+    }
 
 
 def _share(name: str, text: str) -> float:
     try:
         share = float(text)
     except ValueError:
-        raise Mistake(f"--weights {name}={text}: a share is a number, as in {name}=0.3") from None
+        raise UsageError(
+            f"--weights {name}={text}: a share is a number, as in {name}=0.3"
+        ) from None
     if not 0 < share < float("inf"):
-        raise Mistake(f"--weights {name}={text}: a share must be greater than 0")
+        raise UsageError(f"--weights {name}={text}: a share must be greater than 0")
     return share

@@ -7,26 +7,62 @@ from typing import Annotated, Any
 
 import typer
 
-from mage.config.menus import find_item
-from mage.cli.terminal import Mistake, console
+from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.menus import names
+from mage.cli.verbs.arguments import (
+    AGENT,
+    AsJson,
+    Keep,
+    Options,
+    Seat,
+    check_opponent_of,
+    find_seat,
+    make_environment,
+    make_notes,
+    print_json,
+    read_pairs,
+)
+from mage.config.menus import find_item
 from mage.types import MetaEpisode, Task
-from mage.cli.verbs.arguments import AGENT, AsJson, Keep, Options, Seat, check_opponent_of, find_seat, make_environment, make_notes, print_json, read_pairs
 
 verbs = typer.Typer()
 
 
 @verbs.command(epilog="Example: mage play kuhn_poker --against conservative --seat second")
 def play(
-    environment: Annotated[str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")],
-    against: Annotated[str | None, typer.Option(metavar="OPPONENT", help="A name of `mage list opponents`, or `agent`.")] = None,
-    seat: Annotated[Seat, typer.Option(help="Where you sit; with --watch, where the agent sits.")] = "first",
+    environment: Annotated[
+        str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")
+    ],
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="OPPONENT", help="A name of `mage list opponents`, or `agent`."),
+    ] = None,
+    seat: Annotated[
+        Seat, typer.Option(help="Where you sit; with --watch, where the agent sits.")
+    ] = "first",
     episodes: Annotated[int, typer.Option(min=1, help="Games.")] = 3,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same seed gives the same deals; drawn anew by default.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="The same seed gives the same deals; drawn anew by default."),
+    ] = None,
     option: Options = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Watch an agent play instead: its prompts, replies, notes and memory.")] = False,
-    run: Annotated[Path | None, typer.Option(metavar="RUN", help="The agent of this run, at its best checkpoint.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="FOLDER", help="Without --run: the agent's model; the best that is there by default.")] = None,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Watch an agent play instead: its prompts, replies, notes and memory."
+        ),
+    ] = False,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="The agent of this run, at its best checkpoint."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Without --run: the agent's model; the best that is there by default.",
+        ),
+    ] = None,
     memory: Annotated[Keep | None, typer.Option(help="The agent's memory.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -39,7 +75,7 @@ def play(
     place = find_seat(world, seat)
     seed = secrets.randbits(31) if seed is None else seed
     task = Task(world.name, seed, place, opponent, "test")
-    from mage.cli.main.terminal import human as person
+    from mage.cli.terminal import human as person
 
     if not watch and against != AGENT:
         person.play_person(world, task, episodes, console())
@@ -47,8 +83,10 @@ def play(
         return
     from mage.cli.terminal.agents import find_player
 
-    parts = find_player(environment, world, options, run, model).parts
-    setting = parts.setting(evaluating=True, memory=None if memory is None else make_notes(memory))
+    components = find_player(environment, world, options, run, model).components
+    setting = components.setting(
+        evaluating=True, memory=None if memory is None else make_notes(memory)
+    )
     setting = replace(setting, episodes=episodes)
     if against == AGENT:
         person.play_agent(setting, replace(task, seat=1 - place, opponent=person.PERSON), console())
@@ -58,18 +96,26 @@ def play(
             print_json(_transcript(played))
 
 
-def _check_play(environment: str, against: str | None, watch: bool, as_json: bool, of_agent: dict[str, Any]) -> None:
+def _check_play(
+    environment: str, against: str | None, watch: bool, as_json: bool, of_agent: dict[str, Any]
+) -> None:
     given = [name for name, value in of_agent.items() if value is not None]
     if given and not watch and against != AGENT:
-        raise Mistake(f"{', '.join(given)} has no effect without an agent: add --watch, or play --against {AGENT}")
+        raise UsageError(
+            f"{', '.join(given)} has no effect without an agent: add --watch, or play --against {AGENT}"
+        )
     if {"--run", "--model"} <= set(given):
-        raise Mistake("--model has no effect with --run: the run has its own model")
+        raise UsageError("--model has no effect with --run: the run has its own model")
     if as_json and not watch:
-        raise Mistake("--json has no effect without --watch: a game at the keyboard is played in words")
+        raise UsageError(
+            "--json has no effect without --watch: a game at the keyboard is played in words"
+        )
     if against == AGENT and not find_item("environments", environment).multi_agent:
-        raise Mistake(f"{environment} is played alone, not --against {AGENT}")
+        raise UsageError(f"{environment} is played alone, not --against {AGENT}")
     if watch and against == AGENT:
-        raise Mistake(f"--watch shows the agent against an opponent: --against one of {names('opponents')}")
+        raise UsageError(
+            f"--watch shows the agent against an opponent: --against one of {names('opponents')}"
+        )
 
 
 def _transcript(played: MetaEpisode) -> dict[str, Any]:
@@ -79,7 +125,14 @@ def _transcript(played: MetaEpisode) -> dict[str, Any]:
             {
                 "memory": memory,
                 "reflection": episode.reflection.completion.text if episode.reflection else None,
-                "replies": [{"observation": turn.observation, "text": turn.completion.text, "legal": turn.legal} for turn in episode.turns],
+                "replies": [
+                    {
+                        "observation": turn.observation,
+                        "text": turn.completion.text,
+                        "legal": turn.legal,
+                    }
+                    for turn in episode.turns
+                ],
                 "moves": [asdict(move) for move in episode.moves],
                 "score": episode.score,
                 "outcome": episode.outcome,

@@ -9,34 +9,66 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from mage.reproduce import scales, tables
-from mage.cli.terminal import Mistake, console
+from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs import STOPPED
 from mage.cli.verbs.arguments import OVERRIDES, split_words
+from mage.config.errors import EXIT_STOPPED
+from mage.reproduce import scales, tables
 
 if TYPE_CHECKING:
-    from mage.reproduce.runner import Crew, Standing
-    from mage.reproduce.plan import Plan
     from mage.cli.terminal.progress import Interrupt
+    from mage.reproduce.plan import Plan
+    from mage.reproduce.runner import Runner, RunnerProgress
 
 verbs = typer.Typer()
 _EVERY = 30.0  # seconds between lines where nobody looks on
 
 
-@verbs.command(context_settings=OVERRIDES, epilog="Example: mage reproduce table1 --scale small --seeds 5 --out reproduction")
+@verbs.command(
+    context_settings=OVERRIDES,
+    epilog="Example: mage reproduce table1 --scale small --seeds 5 --out reproduction",
+)
 def reproduce(
     ctx: typer.Context,
-    table: Annotated[tables.Name, typer.Argument(metavar="TABLE", help=f"One of {', '.join(tables.TABLES)}.")],
-    scale: Annotated[scales.Name, typer.Option(help="small = the embedded model on a CPU; paper = the paper's own sizes.")] = "small",
-    environment: Annotated[str, typer.Option(metavar="NAME,...", help="Worlds; all of the scale by default.")] = "",
-    seeds: Annotated[str, typer.Option(metavar="K|A-B", help="So many seeds from 0 on, or those from A to B.")] = "5",
-    only: Annotated[str, typer.Option(metavar="ARM,...", help="Only these lines of the table.")] = "",
-    model: Annotated[str | None, typer.Option(metavar="M", help="Another model than the recipes'; see `mage model list`.")] = None,
-    budget: Annotated[int | None, typer.Option(min=1, metavar="EPISODES", help="Training episodes of a run; as the scale says by default.")] = None,
+    table: Annotated[
+        tables.Name, typer.Argument(metavar="TABLE", help=f"One of {', '.join(tables.TABLES)}.")
+    ],
+    scale: Annotated[
+        scales.Name,
+        typer.Option(help="small = the embedded model on a CPU; paper = the paper's own sizes."),
+    ] = "small",
+    environment: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Worlds; all of the scale by default.")
+    ] = "",
+    seeds: Annotated[
+        str, typer.Option(metavar="K|A-B", help="So many seeds from 0 on, or those from A to B.")
+    ] = "5",
+    only: Annotated[
+        str, typer.Option(metavar="ARM,...", help="Only these lines of the table.")
+    ] = "",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="M", help="Another model than the recipes'; see `mage model list`."),
+    ] = None,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="EPISODES",
+            help="Training episodes of a run; as the scale says by default.",
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0 = one a core.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs and pages go; runs made elsewhere count in its runs/.")] = Path("reproduction"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its cost, and leave.")] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where runs and pages go; runs made elsewhere count in its runs/.",
+        ),
+    ] = Path("reproduction"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and its cost, and leave.")
+    ] = False,
 ) -> None:
     """Run what is missing of one of the paper's tables and write its page. Options of all recipes may be changed by --section.option=value."""
     from mage.reproduce.plan import make_plan
@@ -62,10 +94,12 @@ def read_seeds(text: str) -> list[int]:
     """`5` is 0 to 4, `3-4` is 3 and 4."""
     first, dash, last = text.partition("-")
     if not first.isdigit() or (dash and not last.isdigit()):
-        raise Mistake(f"--seeds {text}: write how many, as in 5, or from which to which, as in 3-4")
+        raise UsageError(
+            f"--seeds {text}: write how many, as in 5, or from which to which, as in 3-4"
+        )
     found = list(range(int(first), int(last) + 1) if dash else range(int(first)))
     if not found:
-        raise Mistake(f"--seeds {text}: that is no seed at all")
+        raise UsageError(f"--seeds {text}: that is no seed at all")
     return found
 
 
@@ -83,32 +117,61 @@ def _show_plan(plan: "Plan", out: Path, size: int) -> None:
         first, done = held[0], sum(job.name in there and is_done(there[job.name]) for job in held)
         cost = "?" if first.core_seconds is None else f"{first.core_seconds / 60:.1f}"
         runs = f"{len(held)}" + (f" ({done} done)" if done else "")
-        rows.append((*key, runs, f"{first.recipe.run.updates}", f"{first.training_episodes:,}", f"{first.evaluation_episodes:,}", cost))
-    header = ("world", "arm", "runs", "updates", "training episodes a run", "evaluation episodes a run", "core-minutes a run")
+        rows.append(
+            (
+                *key,
+                runs,
+                f"{first.recipe.run.updates}",
+                f"{first.training_episodes:,}",
+                f"{first.evaluation_episodes:,}",
+                cost,
+            )
+        )
+    header = (
+        "world",
+        "arm",
+        "runs",
+        "updates",
+        "training episodes a run",
+        "evaluation episodes a run",
+        "core-minutes a run",
+    )
     err = console(stderr=True)
     err.print(plain_table(header, rows, f"{plan.name}: {plan.table.title}", group=1))
-    left = [job.core_seconds for job in plan.jobs if job.name not in there or not is_done(there[job.name])]
+    left = [
+        job.core_seconds
+        for job in plan.jobs
+        if job.name not in there or not is_done(there[job.name])
+    ]
     known = [cost for cost in left if cost is not None]
-    cost = f"about {timedelta(seconds=round(sum(known) / size))} on {size} free cores" if len(known) == len(left) else "time is told after the first updates"
+    cost = (
+        f"about {timedelta(seconds=round(sum(known) / size))} on {size} free cores"
+        if len(known) == len(left)
+        else "time is told after the first updates"
+    )
     err.print(f"{len(plan.jobs)} runs in {out / 'runs'}, {len(left)} to do; {cost}", soft_wrap=True)
 
 
 def _run(plan: "Plan", out: Path, size: int) -> None:
-    from mage.reproduce.runner import Crew
     from mage.cli.terminal.progress import Interrupt
+    from mage.reproduce.runner import Runner
 
     err = console(stderr=True)
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    crew = Crew(plan, out / "runs", size)
+    runner = Runner(plan, out / "runs", size)
     with Interrupt(lambda _: err.print("Stopping; runs under way are saved first.")) as interrupt:
-        finished = _follow(crew, err, interrupt)
-    for failure in crew.failures:
-        err.print(f"{failure.name} failed; all it said is in {out / 'runs' / failure.name}:\n{failure.text}", markup=False, soft_wrap=True)
+        finished = _follow(runner, err, interrupt)
+    for failure in runner.failures:
+        err.print(
+            f"{failure.name} failed; all it said is in {out / 'runs' / failure.name}:\n{failure.text}",
+            markup=False,
+            soft_wrap=True,
+        )
     if not finished:
         err.print("Stopped. The same command goes on where it was.")
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(EXIT_STOPPED)
     _write(plan, out)
-    if crew.failures:
+    if runner.failures:
         raise typer.Exit(1)
 
 
@@ -121,22 +184,26 @@ def _write(plan: "Plan", out: Path) -> None:
         console().print(f"{title:<8} {path}", markup=False, soft_wrap=True)
 
 
-def _follow(crew: "Crew", err: Console, interrupt: "Interrupt") -> bool:
+def _follow(runner: "Runner", err: Console, interrupt: "Interrupt") -> bool:
     """Run with one line that is kept up to date, or with a line now and then."""
     if err.is_terminal:
         with err.status("starting") as status:
-            return crew.run(lambda standing: status.update(_line(standing)), interrupt)
+            return runner.run(lambda standing: status.update(_line(standing)), interrupt)
     told = time.monotonic() - _EVERY
 
-    def tell(standing: "Standing") -> None:
+    def tell(standing: "RunnerProgress") -> None:
         nonlocal told
         if time.monotonic() - told >= _EVERY:
             told = time.monotonic()
             err.print(_line(standing), soft_wrap=True)
 
-    return crew.run(tell, interrupt)
+    return runner.run(tell, interrupt)
 
 
-def _line(standing: "Standing") -> str:
-    left = "" if standing.seconds_left is None else f", {timedelta(seconds=round(standing.seconds_left))} left"
+def _line(standing: "RunnerProgress") -> str:
+    left = (
+        ""
+        if standing.seconds_left is None
+        else f", {timedelta(seconds=round(standing.seconds_left))} left"
+    )
     return f"{standing.done} of {standing.total} runs, {100 * standing.fraction:.1f} %{left}; now {', '.join(standing.running) or 'none'}"

@@ -8,33 +8,46 @@ from typing import Annotated
 import typer
 from rich.console import Group
 
-from mage.config.recipe import load_recipe
-from mage.run_folder import RunFolder, choose_path
-from mage.cli.terminal import Mistake, console
+from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.menus import names
-from mage.cli.verbs import STOPPED
 from mage.cli.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
+from mage.config.errors import EXIT_STOPPED
+from mage.config.loading import load_recipe
+from mage.run_folder import RunFolder, choose_path
 
 verbs = typer.Typer()
-Overridden = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A name of `mage list recipes` or a .toml file.")]
+Overridden = Annotated[
+    str | None,
+    typer.Argument(metavar="RECIPE", help="A name of `mage list recipes` or a .toml file."),
+]
 
 
-@verbs.command(context_settings=OVERRIDES, epilog="Example: mage train demo --run.seed=1 --play.groups=32")
+@verbs.command(
+    context_settings=OVERRIDES, epilog="Example: mage train demo --run.seed=1 --play.groups=32"
+)
 def train(
     ctx: typer.Context,
     recipe: Overridden = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run folder instead.")] = None,
-    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where new run folders go.")] = Path("runs"),
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with this run folder instead.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where new run folders go.")] = Path(
+        "runs"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe and measure it before and after. Any option of the recipe may be changed by --section.option=value."""
     name, overrides = split_words(recipe, ctx.args)
     if resume is not None:
         if name or overrides:
-            raise Mistake(f"--resume goes on with the run's own recipe: leave out {' '.join(filter(None, (name, *overrides)))}")
+            raise UsageError(
+                f"--resume goes on with the run's own recipe: leave out {' '.join(filter(None, (name, *overrides)))}"
+            )
         folder = _open_to_resume(resume)
     elif name is None:
-        raise Mistake(f"which recipe? There are {names('recipes')}, or a .toml file of your own; or go on with a run: --resume RUN")
+        raise UsageError(
+            f"which recipe? There are {names('recipes')}, or a .toml file of your own; or go on with a run: --resume RUN"
+        )
     else:
         folder = _new_run(name, overrides, runs)
     if not (folder.path / "summary.json").is_file():
@@ -57,26 +70,46 @@ def _open_to_resume(path: Path) -> RunFolder:
     folder = RunFolder.open(path)
     found = checkpoint.latest(folder.checkpoints)
     if found.broken:
-        rest = f"the run goes on from {found.path.name}" if found.path else "the run starts again from its first update"
-        raise Mistake("\n".join([*found.broken, f"Nothing was changed. Move the broken ones out of {folder.checkpoints}, and {rest}."]))
+        rest = (
+            f"the run goes on from {found.path.name}"
+            if found.path
+            else "the run starts again from its first update"
+        )
+        raise UsageError(
+            "\n".join(
+                [
+                    *found.broken,
+                    f"Nothing was changed. Move the broken ones out of {folder.checkpoints}, and {rest}.",
+                ]
+            )
+        )
     return folder
 
 
 def _train(folder: RunFolder, is_new: bool) -> None:
     err = console(stderr=True)
     err.print(f"run folder {folder.path}; loading the model", markup=False, soft_wrap=True)
-    from mage.training import trainer
-    from mage.report.run_results import read_findings
-    from mage.cli.terminal.progress import Interrupt, Onlooker
+    from mage.cli.terminal.progress import Interrupt, TerminalCallback
+    from mage.report.run_results import read_run_results
+    from mage.report.tensorboard import TensorBoardCallback
+    from mage.training.callbacks import CallbackList, Stopped
+    from mage.training.trainer import train as train_run
 
     go_on = f"go on with mage train --resume {folder.path}"
-    with Onlooker(folder.recipe, err, read_findings(folder).bounds) as onlooker, Interrupt(onlooker.say) as interrupt:
+    with (
+        TerminalCallback(folder.recipe, err, read_run_results(folder).bounds) as display,
+        Interrupt(display.say) as interrupt,
+    ):
         try:
-            trainer.train(folder.path, onlooker, interrupt)
-        except (trainer.Stopped, KeyboardInterrupt) as stop:
-            saved = "saved" if isinstance(stop, trainer.Stopped) else "at once; all up to the last checkpoint is kept"
-            onlooker.say(f"Stopped, {saved}. To finish, {go_on}")
-            raise typer.Exit(STOPPED) from None
+            train_run(folder.path, CallbackList([display, TensorBoardCallback()]), interrupt)
+        except (Stopped, KeyboardInterrupt) as stop:
+            saved = (
+                "saved"
+                if isinstance(stop, Stopped)
+                else "at once; all up to the last checkpoint is kept"
+            )
+            display.say(f"Stopped, {saved}. To finish, {go_on}")
+            raise typer.Exit(EXIT_STOPPED) from None
         except (ValueError, OSError, RuntimeError) as error:
             if is_new and not _has_begun(folder):
                 shutil.rmtree(folder.path, ignore_errors=True)
@@ -87,33 +120,53 @@ def _train(folder: RunFolder, is_new: bool) -> None:
 
 def _has_begun(folder: RunFolder) -> bool:
     """Whether there is anything in the folder that a run has worked for."""
-    return any(any((folder.path / name).iterdir()) for name in ("checkpoints", "evaluations", "episodes"))
+    return any(
+        any((folder.path / name).iterdir()) for name in ("checkpoints", "evaluations", "episodes")
+    )
 
 
 @verbs.command(epilog="Example: mage report runs/demo-1")
-def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: AsJson = False) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    as_json: AsJson = False,
+) -> None:
     """Write a run's curves, transcripts and page anew and show its table; also of a run that is still going."""
     _report(RunFolder.open(run), as_json)
 
 
 def _report(folder: RunFolder, as_json: bool) -> None:
-    from mage.report import write_report
-    from mage.report.run_results import read_findings
-    from mage.report.verdict import tell_verdict
     from mage.cli.terminal.results import result_table
+    from mage.report import write_report
+    from mage.report.run_results import read_run_results
+    from mage.report.verdict import tell_verdict
 
-    files, findings = write_report(folder), read_findings(folder)
+    files, results = write_report(folder), read_run_results(folder)
     if as_json:
-        summary = folder.read_summary() if findings.finished else {"run": str(folder.path)}
-        print_json({**summary, "finished": findings.finished, "files": [str(path) for path in files]})
+        summary = folder.read_summary() if results.finished else {"run": str(folder.path)}
+        print_json(
+            {**summary, "finished": results.finished, "files": [str(path) for path in files]}
+        )
         return
     out = console()
-    for split in findings.splits:
-        out.print(Group(result_table(findings, split), *tell_verdict(findings.overall(split), findings.measure_of(split))))
-    if not findings.finished:
-        out.print(f"not finished: update {findings.updates} of {folder.recipe.run.updates}; go on with mage train --resume {folder.path}")
-    paths = {"plot": files[0], "page": next((path for path in files if path.suffix == ".html"), None)}
-    paths |= {"summary": folder.path / "summary.json" if findings.finished else None, "run folder": folder.path}
+    for split in results.splits:
+        out.print(
+            Group(
+                result_table(results, split),
+                *tell_verdict(results.overall(split), results.measure_of(split)),
+            )
+        )
+    if not results.finished:
+        out.print(
+            f"not finished: update {results.updates} of {folder.recipe.run.updates}; go on with mage train --resume {folder.path}"
+        )
+    paths = {
+        "plot": files[0],
+        "page": next((path for path in files if path.suffix == ".html"), None),
+    }
+    paths |= {
+        "summary": folder.path / "summary.json" if results.finished else None,
+        "run folder": folder.path,
+    }
     for title, path in paths.items():
         if path is not None:
             out.print(f"{title:<10} {path}", soft_wrap=True)

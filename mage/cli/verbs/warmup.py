@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mage.config.recipe import Recipe, load_recipe
-from mage.cli.terminal import Mistake, console
+from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.menus import names
 from mage.cli.terminal.tables import plain_table
 from mage.cli.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
+from mage.config.loading import load_recipe
+from mage.config.recipe import Recipe
 
 if TYPE_CHECKING:  # slow to load
     from mage.learn.warmup import Skill, Warmup
@@ -17,11 +18,20 @@ if TYPE_CHECKING:  # slow to load
 verbs = typer.Typer()
 
 
-@verbs.command(context_settings=OVERRIDES, epilog="Example: mage warmup tic_tac_toe --model.path=models/smollm2 --agent.max_tokens=16 --warmup.steps=24")
+@verbs.command(
+    context_settings=OVERRIDES,
+    epilog="Example: mage warmup tic_tac_toe --model.path=models/smollm2 --agent.max_tokens=16 --warmup.steps=24",
+)
 def warmup(
     ctx: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A name of `mage list recipes` or a .toml file.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the model goes; runs/RECIPE-warm by default.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE", help="A name of `mage list recipes` or a .toml file."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where the model goes; runs/RECIPE-warm by default."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Teach a recipe's model the answer format on scripted play: random legal moves and plain notes, no skill.
@@ -30,13 +40,20 @@ def warmup(
     """
     name, overrides = split_words(recipe, ctx.args)
     if name is None:
-        raise Mistake(f"which recipe? There are {names('recipes')}, or a .toml file of your own")
+        raise UsageError(f"which recipe? There are {names('recipes')}, or a .toml file of your own")
     target = out or Path("runs") / f"{Path(name).stem}-warm"
     if target.exists():
-        raise Mistake(f"{target} exists already: name another folder with --out, or remove it")
+        raise UsageError(f"{target} exists already: name another folder with --out, or remove it")
     chosen = load_recipe(name, overrides)
     found = _warm_up(chosen, target)
-    command = " ".join(["mage train", name, *(word for word in overrides if not word.startswith(("--model.", "--warmup."))), f"--model.path={target}"])
+    command = " ".join(
+        [
+            "mage train",
+            name,
+            *(word for word in overrides if not word.startswith(("--model.", "--warmup."))),
+            f"--model.path={target}",
+        ]
+    )
     made = {"model": str(target), "train": command} if chosen.warmup.steps else {}
     if as_json:
         print_json({**made, **found.to_json()})
@@ -53,7 +70,10 @@ def _warm_up(recipe: Recipe, target: Path) -> "Warmup":
 
 
 def _show(found: "Warmup", made: dict[str, str]) -> None:
-    rows = [(title, *(_figure(skill, key) for skill in (found.before, found.after)), told) for title, key, told in _rows(found)]
+    rows = [
+        (title, *(_figure(skill, key) for skill in (found.before, found.after)), told)
+        for title, key, told in _rows(found)
+    ]
     out = console()
     title = f"warm-up of {len(found.losses)} steps, measured in {found.turns} situations and {found.notes} notes that it was not taught"
     out.print(plain_table(("", "before", "after", "to compare with"), rows, title))

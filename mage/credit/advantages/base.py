@@ -20,7 +20,9 @@ class Estimator(Protocol):
     def __call__(self, returns: Sequence[Return]) -> list[Credit]: ...
 
 
-def by_key(items: Iterable[Return], key: Callable[[Return], Hashable]) -> dict[Hashable, list[Return]]:
+def by_key(
+    items: Iterable[Return], key: Callable[[Return], Hashable]
+) -> dict[Hashable, list[Return]]:
     """Items in groups, in the order of their first appearance."""
     groups: dict[Hashable, list[Return]] = defaultdict(list)
     for item in items:
@@ -28,7 +30,9 @@ def by_key(items: Iterable[Return], key: Callable[[Return], Hashable]) -> dict[H
     return groups
 
 
-def against_others(values: dict[int, float], leave_one_out: bool, normalise: Normalise) -> dict[int, float]:
+def against_others(
+    values: dict[int, float], leave_one_out: bool, normalise: Normalise
+) -> dict[int, float]:
     """Each member's value minus the mean of the others (or of all); 0 for a member that is alone.
 
     >>> against_others({0: 1.0, 1: 3.0}, True, "mean")
@@ -37,9 +41,12 @@ def against_others(values: dict[int, float], leave_one_out: bool, normalise: Nor
     if len(values) < 2:
         return dict.fromkeys(values, 0.0)
     total, count = sum(values.values()), len(values)
-    scale = _spread(list(values.values())) if normalise == "mean_std" else 1.0
+    scale = _standard_deviation(list(values.values())) if normalise == "mean_std" else 1.0
     if leave_one_out:
-        return {member: (value - (total - value) / (count - 1)) / scale for member, value in values.items()}
+        return {
+            member: (value - (total - value) / (count - 1)) / scale
+            for member, value in values.items()
+        }
     return {member: (value - total / count) / scale for member, value in values.items()}
 
 
@@ -51,6 +58,6 @@ def member_means(items: Iterable[Return], value: Callable[[Return], float]) -> d
     return {member: fmean(values) for member, values in found.items()}
 
 
-def _spread(values: list[float]) -> float:
+def _standard_deviation(values: list[float]) -> float:
     """Standard deviation, kept away from zero so that equal values give zero advantages, not noise."""
     return pstdev(values) + 1e-6

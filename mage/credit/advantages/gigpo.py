@@ -12,7 +12,13 @@ from collections.abc import Callable, Hashable, Sequence
 from statistics import fmean
 from typing import Literal
 
-from mage.credit.advantages.base import Normalise, _spread, against_others, by_key, member_means
+from mage.credit.advantages.base import (
+    Normalise,
+    _standard_deviation,
+    against_others,
+    by_key,
+    member_means,
+)
 from mage.types import Credit, Return
 
 
@@ -41,7 +47,11 @@ def estimate(
     """
 
     def group(item: Return) -> Hashable:
-        return (item.where.group, item.where.opponent) if grouping == "stationary" else item.where.group
+        return (
+            (item.where.group, item.where.opponent)
+            if grouping == "stationary"
+            else item.where.group
+        )
 
     def score(item: Return) -> float:
         if reflections_score_zero and item.where.index < 0:
@@ -50,27 +60,55 @@ def estimate(
 
     level = _levels(returns, group) if per_position else {}
     episode_part: dict[int, float] = {}
-    for items in by_key(returns, lambda item: (group(item), item.where.episode if per_position else None)).values():
-        compared = _compare(items, [score(item) for item in items], leave_one_out, per_trajectory, normalise)
-        episode_part |= {id(item): compared[id(item)] * (reflection_weight if item.where.index < 0 else 1.0) for item in items}
+    for items in by_key(
+        returns, lambda item: (group(item), item.where.episode if per_position else None)
+    ).values():
+        compared = _compare(
+            items, [score(item) for item in items], leave_one_out, per_trajectory, normalise
+        )
+        episode_part |= {
+            id(item): compared[id(item)] * (reflection_weight if item.where.index < 0 else 1.0)
+            for item in items
+        }
     step_part: dict[int, float] = {}
     plays = [item for item in returns if item.where.index >= 0 or reflections_score_zero]
-    for items in by_key(plays, lambda item: (group(item), item.turn.anchor, item.where.episode if anchor == "local" else None)).values():
+    for items in by_key(
+        plays,
+        lambda item: (
+            group(item),
+            item.turn.anchor,
+            item.where.episode if anchor == "local" else None,
+        ),
+    ).values():
         values = [item.value - level.get((group(item), item.where.episode), 0.0) for item in items]
         step_part |= _compare(items, values, leave_one_out, per_trajectory, normalise)
-    return [_credit(item, episode_part[id(item)], step_weight * step_part.get(id(item), 0.0)) for item in returns]
+    return [
+        _credit(item, episode_part[id(item)], step_weight * step_part.get(id(item), 0.0))
+        for item in returns
+    ]
 
 
-def _levels(returns: Sequence[Return], group: Callable[[Return], Hashable]) -> dict[Hashable, float]:
+def _levels(
+    returns: Sequence[Return], group: Callable[[Return], Hashable]
+) -> dict[Hashable, float]:
     """Mean return of each episode position of a group: what pooled episodes are centred by."""
     found = by_key(returns, lambda item: (group(item), item.where.episode))
-    return {key: fmean(member_means(items, lambda item: item.episode_value).values()) for key, items in found.items()}
+    return {
+        key: fmean(member_means(items, lambda item: item.episode_value).values())
+        for key, items in found.items()
+    }
 
 
-def _compare(items: list[Return], values: list[float], leave_one_out: bool, per_trajectory: bool, normalise: Normalise) -> dict[int, float]:
+def _compare(
+    items: list[Return],
+    values: list[float],
+    leave_one_out: bool,
+    per_trajectory: bool,
+    normalise: Normalise,
+) -> dict[int, float]:
     """Each value against the baseline of its group, by the identity of its return."""
     if not per_trajectory:
-        mean, scale = fmean(values), _spread(values) if normalise == "mean_std" else 1.0
+        mean, scale = fmean(values), _standard_deviation(values) if normalise == "mean_std" else 1.0
         return {id(item): (value - mean) / scale for item, value in zip(items, values, strict=True)}
     members: dict[int, list[float]] = defaultdict(list)
     for item, value in zip(items, values, strict=True):
@@ -79,8 +117,11 @@ def _compare(items: list[Return], values: list[float], leave_one_out: bool, per_
     if len(means) < 2:
         return {id(item): 0.0 for item in items}
     relative = against_others(means, leave_one_out, "mean")
-    scale = _spread(values) if normalise == "mean_std" else 1.0
-    return {id(item): (value - means[item.where.member] + relative[item.where.member]) / scale for item, value in zip(items, values, strict=True)}
+    scale = _standard_deviation(values) if normalise == "mean_std" else 1.0
+    return {
+        id(item): (value - means[item.where.member] + relative[item.where.member]) / scale
+        for item, value in zip(items, values, strict=True)
+    }
 
 
 def _credit(item: Return, episode: float, step: float) -> Credit:

@@ -6,11 +6,15 @@ from mage.credit.advantages.base import Normalise, against_others, by_key
 from mage.types import Credit, Return
 
 
-def estimate(returns: Sequence[Return], *, normalise: Normalise = "mean_std", leave_one_out: bool = False) -> list[Credit]:
+def estimate(
+    returns: Sequence[Return], *, normalise: Normalise = "mean_std", leave_one_out: bool = False
+) -> list[Credit]:
     """Every turn and reflection of a member gets the member's advantage."""
     advantage: dict[tuple[int, int], float] = {}
     for items in by_key(returns, lambda item: item.where.group).values():
-        scores = {item.where.member: item.episode_value for item in items if item.where.episode == 0}
+        scores = {
+            item.where.member: item.episode_value for item in items if item.where.episode == 0
+        }
         for member, value in against_others(scores, leave_one_out, normalise).items():
             advantage[(items[0].where.group, member)] = value
     found = []

@@ -10,7 +10,14 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mage.environments.alfworld.engine import BANNER, IDLE, NOTHING_HAPPENS, Game, World
-from mage.environments.alfworld.games import GENERATED, OFFICIAL, find_folder, list_games, load_game, make_game
+from mage.environments.alfworld.games import (
+    GENERATED,
+    OFFICIAL,
+    find_folder,
+    list_games,
+    load_game,
+    make_game,
+)
 from mage.environments.alfworld.generator import SHORTEST
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TASK_TYPES, TaskType
@@ -31,14 +38,20 @@ class AlfworldState(State):
         self.environment, self.world = environment, World(game)
         self.answer = self.world.introduction().removeprefix(BANNER).strip().replace("\n\n", "\n")
         self.commands: list[str] = []
-        self.seen: dict[int, tuple[int, ...]] = {}  # receptacle -> what was in it at first sight: so it will be in the next episode
+        self.seen: dict[
+            int, tuple[int, ...]
+        ] = {}  # receptacle -> what was in it at first sight: so it will be in the next episode
 
     def turn(self) -> int | None:
         return None if self.world.won or len(self.commands) >= self.environment.max_turns else 0
 
     def legal(self) -> tuple[str, ...]:
         commands = self.world.admissible()
-        return tuple(commands if self.environment.idle else (one for one in commands if not one.startswith(IDLE)))
+        return tuple(
+            commands
+            if self.environment.idle
+            else (one for one in commands if not one.startswith(IDLE))
+        )
 
     def apply(self, action: str) -> None:
         self.answer = self.world.step(action)
@@ -53,20 +66,44 @@ class AlfworldState(State):
     def observe(self, seat: int) -> str:
         legal, most = self.legal(), self.environment.commands
         # What can be done here comes first, so that a cut falls on the ways that lead elsewhere.
-        shown = sorted(legal, key=lambda command: command.startswith("go to"))[:most] if len(legal) > most else legal
+        shown = (
+            sorted(legal, key=lambda command: command.startswith("go to"))[:most]
+            if len(legal) > most
+            else legal
+        )
         more = f" (and {len(legal) - most} more, not shown)" if len(legal) > most else ""
-        return f"{_cut(self.answer, self.environment.characters)}\nCommands: {', '.join(shown)}{more}."
+        return (
+            f"{_cut(self.answer, self.environment.characters)}\nCommands: {', '.join(shown)}{more}."
+        )
 
     def anchor(self, seat: int) -> str:
         """Where the agent is, what it has looked into, and everything that is no longer as it was."""
         world, game = self.world, self.world.game
         here = " ".join(game.receptacles[r] for r in game.here[world.at]) or "the middle"
         held = "nothing" if world.held is None else game.objects[world.held]
-        changed = [f"{verb} {game.objects[o]}" for verb, objects in world.done.items() for o in sorted(objects - game.done[verb])]
-        moved = [f"{game.objects[o]} to {game.receptacles[r]}" for r, now in enumerate(world.inside) for o in now if o not in game.inside[r]]
-        lists = (("open", [game.receptacles[r] for r in sorted(world.opened)]), ("seen", [game.receptacles[r] for r in sorted(self.seen)]))
-        told = [f"{word}: {', '.join(names)}" for word, names in (*lists, ("moved", moved), ("did", changed)) if names]
-        return "; ".join([game.task.removeprefix("Your task is to: "), f"at {here}", f"holds {held}", *told])
+        changed = [
+            f"{verb} {game.objects[o]}"
+            for verb, objects in world.done.items()
+            for o in sorted(objects - game.done[verb])
+        ]
+        moved = [
+            f"{game.objects[o]} to {game.receptacles[r]}"
+            for r, now in enumerate(world.inside)
+            for o in now
+            if o not in game.inside[r]
+        ]
+        lists = (
+            ("open", [game.receptacles[r] for r in sorted(world.opened)]),
+            ("seen", [game.receptacles[r] for r in sorted(self.seen)]),
+        )
+        told = [
+            f"{word}: {', '.join(names)}"
+            for word, names in (*lists, ("moved", moved), ("did", changed))
+            if names
+        ]
+        return "; ".join(
+            [game.task.removeprefix("Your task is to: "), f"at {here}", f"holds {held}", *told]
+        )
 
     def scores(self) -> tuple[float, ...]:
         return (1.0 if self.world.won else 0.0,)
@@ -74,13 +111,24 @@ class AlfworldState(State):
     def recap(self, seat: int) -> str:
         did = f"You did: {', '.join(self.commands)}." if self.commands else "You did nothing."
         steps = f"{len(self.commands)} step{'s' if len(self.commands) != 1 else ''}"
-        end = f"You did the task in {steps}." if self.world.won else f"You did not finish the task in {steps}."
-        return _cut(" ".join([self.world.game.task, did, *self._sights(), end]), self.environment.characters, end)
+        end = (
+            f"You did the task in {steps}."
+            if self.world.won
+            else f"You did not finish the task in {steps}."
+        )
+        return _cut(
+            " ".join([self.world.game.task, did, *self._sights(), end]),
+            self.environment.characters,
+            end,
+        )
 
     def _sights(self) -> list[str]:
         """What every receptacle held that the agent has looked into."""
         game = self.world.game
-        return [f"At first {game.receptacles[r]} held {', '.join(game.objects[o] for o in content) or 'nothing'}." for r, content in sorted(self.seen.items())]
+        return [
+            f"At first {game.receptacles[r]} held {', '.join(game.objects[o] for o in content) or 'nothing'}."
+            for r, content in sorted(self.seen.items())
+        ]
 
     def expert(self) -> str | None:
         """The next command of the shortest plan, from any situation."""
@@ -93,7 +141,9 @@ def _cut(text: str, most: int, end: str = "") -> str:
     if len(text) <= most:
         return text
     kept = text[: most - len(end)].rstrip()
-    return " ".join([f"{kept} [.. {len(text) - len(kept) - len(end)} characters cut]", *([end] if end else [])])
+    return " ".join(
+        [f"{kept} [.. {len(text) - len(kept) - len(end)} characters cut]", *([end] if end else [])]
+    )
 
 
 class Alfworld(Environment):
@@ -103,16 +153,39 @@ class Alfworld(Environment):
     seats: ClassVar[int] = 1
     multi_agent: ClassVar[bool] = False
 
-    data: str = Field(GENERATED, description="'generated', 'official' (the folder that ALFWORLD_DATA names), or a folder with the official games")
-    split: Split = Field("train", description="whose games are met where no task says it (mage play, mage check): train, test or ood")
-    task_types: tuple[TaskType, ...] = Field(TASK_TYPES, min_length=1, description="which of place, light, clean, heat, cool, two")
-    receptacles: int = Field(8, ge=3, le=13, description="receptacles in a generated room, as far as it has so many")
+    data: str = Field(
+        GENERATED,
+        description="'generated', 'official' (the folder that ALFWORLD_DATA names), or a folder with the official games",
+    )
+    split: Split = Field(
+        "train",
+        description="whose games are met where no task says it (mage play, mage check): train, test or ood",
+    )
+    task_types: tuple[TaskType, ...] = Field(
+        TASK_TYPES, min_length=1, description="which of place, light, clean, heat, cool, two"
+    )
+    receptacles: int = Field(
+        8, ge=3, le=13, description="receptacles in a generated room, as far as it has so many"
+    )
     objects: int = Field(12, ge=2, le=100, description="objects in a generated room")
-    idle: bool = Field(True, description="also offer commands that change nothing: look, examine, inventory, help")
-    commands: int = Field(100, ge=1, description="most commands that are listed; the text says how many are not shown")
-    characters: int = Field(3000, ge=200, description="longest answer or account of an episode; the text says how much is cut")
-    restart: Literal["same", "fresh"] = Field("same", description="same = the room and task are replayed; fresh = a new game in every episode")
-    max_turns: int = Field(10, ge=1, description="replies the agent may give in one episode, illegal ones included")
+    idle: bool = Field(
+        True, description="also offer commands that change nothing: look, examine, inventory, help"
+    )
+    commands: int = Field(
+        100, ge=1, description="most commands that are listed; the text says how many are not shown"
+    )
+    characters: int = Field(
+        3000,
+        ge=200,
+        description="longest answer or account of an episode; the text says how much is cut",
+    )
+    restart: Literal["same", "fresh"] = Field(
+        "same",
+        description="same = the room and task are replayed; fresh = a new game in every episode",
+    )
+    max_turns: int = Field(
+        10, ge=1, description="replies the agent may give in one episode, illegal ones included"
+    )
 
     @field_validator("data")
     @classmethod
@@ -136,10 +209,16 @@ class Alfworld(Environment):
 
     @model_validator(mode="after")
     def _can_be_won(self) -> "Alfworld":
-        hopeless = [kind for kind in self.task_types if SHORTEST[kind] > self.max_turns and self.data == GENERATED]
+        hopeless = [
+            kind
+            for kind in self.task_types
+            if SHORTEST[kind] > self.max_turns and self.data == GENERATED
+        ]
         if hopeless:
             need = ", ".join(f"{kind} takes at least {SHORTEST[kind]}" for kind in hopeless)
-            raise ValueError(f"max_turns = {self.max_turns} is too few: {need}; allow more turns or leave it out of task_types")
+            raise ValueError(
+                f"max_turns = {self.max_turns} is too few: {need}; allow more turns or leave it out of task_types"
+            )
         return self
 
     def start(self, seed: int) -> AlfworldState:

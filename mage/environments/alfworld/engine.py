@@ -19,7 +19,12 @@ from mage.environments.alfworld.problem import Goal, Problem, read_problem
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-"
 NOTHING_HAPPENS = "Nothing happens."
-IDLE = ("examine", "help", "inventory", "look")  # commands that change nothing begin with these words
+IDLE = (
+    "examine",
+    "help",
+    "inventory",
+    "look",
+)  # commands that change nothing begin with these words
 KEYS = ("pddl_problem", "walkthrough")  # what a game file cannot do without
 _HELP = "You can look, examine, go to, open, close, take, move, use, clean, heat, cool and slice things; inventory tells what you carry."
 _TASK = re.compile(r'"(Your task is to: (?:[^"\\]|\\.)*)"')
@@ -64,14 +69,23 @@ class Game:
     @cached_property
     def here(self) -> dict[int, tuple[int, ...]]:
         """The receptacles of every location."""
-        return {place: tuple(r for r, where in enumerate(self.locations) if where == place) for place in {self.start, *self.locations}}
+        return {
+            place: tuple(r for r, where in enumerate(self.locations) if where == place)
+            for place in {self.start, *self.locations}
+        }
 
     @cached_property
     def ways(self) -> dict[int, dict[str, Action]]:
         """The commands that lead away from every location, and those that always work."""
         always: dict[str, Action] = {word: (word, -1, -1) for word in ("help", "inventory", "look")}
-        ways = [(f"go to {name}", ("go", -1, r), self.locations[r]) for r, name in enumerate(self.receptacles)]
-        return {place: always | {command: action for command, action, end in ways if end != place} for place in self.here}
+        ways = [
+            (f"go to {name}", ("go", -1, r), self.locations[r])
+            for r, name in enumerate(self.receptacles)
+        ]
+        return {
+            place: always | {command: action for command, action, end in ways if end != place}
+            for place in self.here
+        }
 
     @cached_property
     def knives(self) -> frozenset[int]:
@@ -90,8 +104,12 @@ class World:
         self.opened = game.opened
         self.inside = game.inside
         self.done = game.done
-        self.moved: dict[int, frozenset[int]] = {}  # object -> locations, where they are no longer those of the game
-        self.gone: frozenset[tuple[int, int]] = frozenset()  # (object, receptacle it was taken from)
+        self.moved: dict[
+            int, frozenset[int]
+        ] = {}  # object -> locations, where they are no longer those of the game
+        self.gone: frozenset[tuple[int, int]] = (
+            frozenset()
+        )  # (object, receptacle it was taken from)
         self._commands: dict[str, Action] | None = None
 
     def copy(self) -> "World":
@@ -121,7 +139,11 @@ class World:
             name = game.receptacles[r]
             found[f"examine {name}"] = ("examine receptacle", -1, r)
             if r in game.openable:
-                found[f"close {name}" if r in self.opened else f"open {name}"] = ("close" if r in self.opened else "open", -1, r)
+                found[f"close {name}" if r in self.opened else f"open {name}"] = (
+                    "close" if r in self.opened else "open",
+                    -1,
+                    r,
+                )
             for o in self.inside[r]:
                 if o in game.able["use"]:
                     found[f"use {game.objects[o]}"] = ("use", o, r)
@@ -134,14 +156,22 @@ class World:
             if held in game.knives:
                 for o in game.able["slice"]:
                     if self.at in self.moved.get(o, game.places[o]):
-                        found[f"slice {game.objects[o]} with {game.objects[held]}"] = ("slice", o, held)
+                        found[f"slice {game.objects[o]} with {game.objects[held]}"] = (
+                            "slice",
+                            o,
+                            held,
+                        )
         return found
 
     def _add_takes(self, found: dict[str, Action], r: int) -> None:
         if self.is_open(r):
             for o in self.inside[r]:
                 if o in self.game.able["take"]:
-                    found[f"take {self.game.objects[o]} from {self.game.receptacles[r]}"] = ("take", o, r)
+                    found[f"take {self.game.objects[o]} from {self.game.receptacles[r]}"] = (
+                        "take",
+                        o,
+                        r,
+                    )
 
     def _add_uses(self, found: dict[str, Action], held: int, r: int) -> None:
         game = self.game
@@ -179,7 +209,9 @@ class World:
             self._put(o, r)
         elif verb in ("use", "clean", "heat", "cool", "slice"):
             undone = {"heat": "cool", "cool": "heat"}.get(verb)
-            changed = {verb: self.done[verb] | {o}} | ({undone: self.done[undone] - {o}} if undone else {})
+            changed = {verb: self.done[verb] | {o}} | (
+                {undone: self.done[undone] - {o}} if undone else {}
+            )
             self.done = {**self.done, **changed}
         else:
             return
@@ -234,32 +266,52 @@ class World:
         if verb == "help":
             return self.game.help
         if verb == "inventory":
-            return "You are not carrying anything." if self.held is None else f"You are carrying: a {self.game.objects[self.held]}."
-        return self._examine_receptacle(r) if verb == "examine receptacle" else self._examine_object(o)
+            return (
+                "You are not carrying anything."
+                if self.held is None
+                else f"You are carrying: a {self.game.objects[self.held]}."
+            )
+        return (
+            self._examine_receptacle(r) if verb == "examine receptacle" else self._examine_object(o)
+        )
 
     def _look(self) -> str:
         here = self.game.here[self.at]
         if not here:
             return _in_the_middle(())
-        floor = sorted((o, r) for o, r in self.gone if r in here and self.at in self.moved.get(o, self.game.places[o]))
+        floor = sorted(
+            (o, r)
+            for o, r in self.gone
+            if r in here and self.at in self.moved.get(o, self.game.places[o])
+        )
         return f"You are facing the {_listed(self.game.receptacles[r] for r in here)}. Next to it, you see {_listed(self._a(o) for o, _ in floor)}."
 
     def _examine_receptacle(self, r: int) -> str:
         name, content = self.game.receptacles[r], _listed(self._a(o) for o in self.inside[r])
         if r not in self.game.openable:
             return f"On the {name}, you see {content}."
-        return f"The {name} is open. In it, you see {content}." if r in self.opened else f"The {name} is closed."
+        return (
+            f"The {name} is open. In it, you see {content}."
+            if r in self.opened
+            else f"The {name} is closed."
+        )
 
     def _examine_object(self, o: int) -> str:
         name = self.game.objects[o]
         if o in self.game.held_in:
             return f"This is a normal {name}. In it, you see {_listed(self._a(one) for one in self.game.held_in[o])}."
-        clean, hot, cool, sliced = (o in self.done[verb] for verb in ("clean", "heat", "cool", "slice"))
+        clean, hot, cool, sliced = (
+            o in self.done[verb] for verb in ("clean", "heat", "cool", "slice")
+        )
         warmth = "hot" if hot else ("cool" if clean or sliced else "cold") if cool else ""
         words = " and ".join(word for word in (warmth, "clean" if clean else "") if word)
         if words or sliced:
             return f"This is a {' '.join(word for word in (words, 'sliced' if sliced else '', name) if word)}."
-        return f"This {name} is on." if o in self.done["use"] else f"There's nothing special about {name}."
+        return (
+            f"This {name} is on."
+            if o in self.done["use"]
+            else f"There's nothing special about {name}."
+        )
 
     def _a(self, o: int) -> str:
         return f"a {self.game.objects[o]}"
@@ -270,19 +322,28 @@ class World:
     def won(self) -> bool:
         game, goal = self.game, self.game.goal
         if goal.kind == "light":
-            return self.held is not None and game.object_types[self.held] == goal.object_type and any(self.shines(o) for o in self.done["use"])
+            return (
+                self.held is not None
+                and game.object_types[self.held] == goal.object_type
+                and any(self.shines(o) for o in self.done["use"])
+            )
         done = self.done.get(goal.kind)
         wanted = 2 if goal.kind == "two" else 1
         for r, kind in enumerate(game.receptacle_types):
             if kind == goal.target:
-                fitting = sum(game.object_types[o] == goal.object_type and (done is None or o in done) for o in self.inside[r])
+                fitting = sum(
+                    game.object_types[o] == goal.object_type and (done is None or o in done)
+                    for o in self.inside[r]
+                )
                 if fitting >= wanted:
                     return True
         return False
 
     def shines(self, lamp: int) -> bool:
         """Whether a lamp of the goal's type stands where the agent does; one that was used is on for good."""
-        return self.game.object_types[lamp] == self.game.goal.target and any(lamp in self.inside[r] for r in self.game.here[self.at])
+        return self.game.object_types[lamp] == self.game.goal.target and any(
+            lamp in self.inside[r] for r in self.game.here[self.at]
+        )
 
 
 def _in_the_middle(receptacles: Sequence[str]) -> str:
@@ -300,12 +361,16 @@ def _listed(words: Iterable[str]) -> str:
 
 def read_game(data: Mapping[str, Any]) -> Game:
     """The game behind the content of a `game.tw-pddl` file, or behind one of our own (with `task` instead of a grammar)."""
-    missing = [key for key in KEYS if key not in data] + ([] if "task" in data or "grammar" in data else ["grammar"])
+    missing = [key for key in KEYS if key not in data] + (
+        [] if "task" in data or "grammar" in data else ["grammar"]
+    )
     if missing:
         raise ValueError(f"a game needs {', '.join(missing)}")
     problem = read_problem(_text(data, "pddl_problem"))
     walkthrough = data["walkthrough"]
-    if not isinstance(walkthrough, (list, tuple)) or not all(isinstance(command, str) for command in walkthrough):
+    if not isinstance(walkthrough, (list, tuple)) or not all(
+        isinstance(command, str) for command in walkthrough
+    ):
         raise ValueError("a game's walkthrough must be a list of commands")
     task, told = _read_words(data)
     return _build(problem, task, told, tuple(walkthrough))
@@ -332,21 +397,53 @@ def _read_words(data: Mapping[str, Any]) -> tuple[str, str]:
         raise ValueError("the sentence with the task in a game's grammar cannot be read") from None
 
 
-_ABLE = {"take": "pickupable", "use": "toggleable", "clean": "cleanable", "heat": "heatable", "cool": "coolable", "slice": "sliceable"}
-_DONE = {"use": "istoggled", "clean": "isclean", "heat": "ishot", "cool": "iscool", "slice": "issliced"}
+_ABLE = {
+    "take": "pickupable",
+    "use": "toggleable",
+    "clean": "cleanable",
+    "heat": "heatable",
+    "cool": "coolable",
+    "slice": "sliceable",
+}
+_DONE = {
+    "use": "istoggled",
+    "clean": "isclean",
+    "heat": "ishot",
+    "cool": "iscool",
+    "slice": "issliced",
+}
 
 
 def _build(problem: Problem, task: str, told: str, walkthrough: tuple[str, ...]) -> Game:
     facts, kinds = problem.facts, problem.kinds
     names = _name_things(sorted({name for rows in facts.values() for row in rows for name in row}))
-    objects, receptacles, locations = ([one for one in names if kinds[one] == kind] for kind in ("object", "receptacle", "location"))
-    number = {one: at for group in (objects, receptacles, locations) for at, one in enumerate(group)}
-    where, types = _map(facts["receptacleatlocation"]), _map([*facts["objecttype"], *facts["receptacletype"]])
+    objects, receptacles, locations = (
+        [one for one in names if kinds[one] == kind]
+        for kind in ("object", "receptacle", "location")
+    )
+    number = {
+        one: at for group in (objects, receptacles, locations) for at, one in enumerate(group)
+    }
+    where, types = (
+        _map(facts["receptacleatlocation"]),
+        _map([*facts["objecttype"], *facts["receptacletype"]]),
+    )
     if not facts["atlocation"] or any(r not in where for r in receptacles):
         raise ValueError("the PDDL problem must say where the agent and all receptacles are")
-    those = {fact: frozenset(number[row[0]] for row in rows) for fact, rows in facts.items() if rows and len(rows[0]) == 1}
-    pairs = {fact: [(number[a], number[b]) for a, b in facts[fact]] for fact in ("inreceptacle", "objectatlocation", "inreceptacleobject")}
-    inside, around, holders = _gather(pairs["inreceptacle"]), pairs["objectatlocation"], _gather(pairs["inreceptacleobject"])
+    those = {
+        fact: frozenset(number[row[0]] for row in rows)
+        for fact, rows in facts.items()
+        if rows and len(rows[0]) == 1
+    }
+    pairs = {
+        fact: [(number[a], number[b]) for a, b in facts[fact]]
+        for fact in ("inreceptacle", "objectatlocation", "inreceptacleobject")
+    }
+    inside, around, holders = (
+        _gather(pairs["inreceptacle"]),
+        pairs["objectatlocation"],
+        _gather(pairs["inreceptacleobject"]),
+    )
     places = _gather([(place, o) for o, place in around])
     table = frozenset(facts["cancontain"])
     return Game(
@@ -381,7 +478,11 @@ def _name_things(ids: Sequence[str]) -> dict[str, str]:
     >>> _name_things(["mug_bar_a", "mug_bar_b", "sink_bar_c_bar_sinkbasin"])
     {'mug_bar_a': 'mug 2', 'mug_bar_b': 'mug 1', 'sink_bar_c_bar_sinkbasin': 'sinkbasin 1'}
     """
-    bases = {one: one.split("_bar_", 1)[0] + ("basin" if "basin" in one else "") for one in ids if "_bar_" in one}
+    bases = {
+        one: one.split("_bar_", 1)[0] + ("basin" if "basin" in one else "")
+        for one in ids
+        if "_bar_" in one
+    }
     left, names = Counter(bases.values()), {}
     for one in ids:
         base = bases.get(one)

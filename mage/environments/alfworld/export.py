@@ -22,10 +22,14 @@ def read_package() -> tuple[str, str]:
     """Domain and grammar of the installed alfworld package, which is not imported."""
     spec = find_spec("alfworld")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError("writing game files needs the alfworld package for its domain and grammar: pip install --no-deps alfworld")
+        raise ValueError(
+            "writing game files needs the alfworld package for its domain and grammar: pip install --no-deps alfworld"
+        )
     folder = Path(spec.submodule_search_locations[0]) / "data"
     try:
-        domain, grammar = ((folder / name).read_text("utf-8") for name in ("alfred.pddl", "alfred.twl2"))
+        domain, grammar = (
+            (folder / name).read_text("utf-8") for name in ("alfred.pddl", "alfred.twl2")
+        )
     except OSError as error:
         raise ValueError(f"the installed alfworld package lacks a file: {error}") from None
     if _OPEN_TASK not in grammar:
@@ -43,17 +47,33 @@ def complete(game: dict[str, Any], domain: str, grammar: str) -> dict[str, Any]:
     }
 
 
-def write_games(folder: Path, count: int, *, seed: int = 0, receptacles: int = 8, objects: int = 12) -> list[Path]:
+def write_games(
+    folder: Path, count: int, *, seed: int = 0, receptacles: int = 8, objects: int = 12
+) -> list[Path]:
     """`count` games of every split, types in turn, in folders named as the official ones are."""
     domain, grammar = read_package()
-    return [_write_game(folder, split, seed + number, domain, grammar, receptacles, objects) for split in FOLDERS for number in range(count)]
+    return [
+        _write_game(folder, split, seed + number, domain, grammar, receptacles, objects)
+        for split in FOLDERS
+        for number in range(count)
+    ]
 
 
-def _write_game(folder: Path, split: Split, seed: int, domain: str, grammar: str, receptacles: int, objects: int) -> Path:
+def _write_game(
+    folder: Path, split: Split, seed: int, domain: str, grammar: str, receptacles: int, objects: int
+) -> Path:
     kind = TASK_TYPES[seed % len(TASK_TYPES)]
     game = generate(kind, split, seed, receptacles=receptacles, objects=objects)
     goal = read_problem(game["pddl_problem"]).goal
-    name = "-".join([OFFICIAL_NAMES[kind], goal.object_type.removesuffix("type"), "None", goal.target.removesuffix("type"), "0"])
+    name = "-".join(
+        [
+            OFFICIAL_NAMES[kind],
+            goal.object_type.removesuffix("type"),
+            "None",
+            goal.target.removesuffix("type"),
+            "0",
+        ]
+    )
     path = folder / FOLDERS[split] / name / f"trial_{seed}" / "game.tw-pddl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(complete(game, domain, grammar)), "utf-8")
@@ -61,19 +81,34 @@ def _write_game(folder: Path, split: Split, seed: int, domain: str, grammar: str
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m mage.environments.alfworld.export", description="Write generated games as game.tw-pddl files.")
-    parser.add_argument("folder", type=Path, help="where train/, valid_seen/ and valid_unseen/ are made")
-    parser.add_argument("--games", type=int, default=60, help="games of each split, the six types in turn")
+    parser = argparse.ArgumentParser(
+        prog="python -m mage.environments.alfworld.export",
+        description="Write generated games as game.tw-pddl files.",
+    )
+    parser.add_argument(
+        "folder", type=Path, help="where train/, valid_seen/ and valid_unseen/ are made"
+    )
+    parser.add_argument(
+        "--games", type=int, default=60, help="games of each split, the six types in turn"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--receptacles", type=int, default=8)
     parser.add_argument("--objects", type=int, default=12)
     given = parser.parse_args(words)
     try:
-        written = write_games(given.folder, given.games, seed=given.seed, receptacles=given.receptacles, objects=given.objects)
+        written = write_games(
+            given.folder,
+            given.games,
+            seed=given.seed,
+            receptacles=given.receptacles,
+            objects=given.objects,
+        )
     except (ValueError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stdout.write(f"{len(written)} games in {given.folder}; play them with data = {given.folder}\n")
+    sys.stdout.write(
+        f"{len(written)} games in {given.folder}; play them with data = {given.folder}\n"
+    )
     return 0
 
 

@@ -40,14 +40,18 @@ def find_folder(data: str) -> Path:
     for folder in (given, given / _INNER):
         if any((folder / name).is_dir() for name in FOLDERS.values()):
             return folder
-    raise ValueError(f"{given} holds no ALFWorld games: there is no folder {', '.join(FOLDERS.values())} in it. {_ADVICE}")
+    raise ValueError(
+        f"{given} holds no ALFWorld games: there is no folder {', '.join(FOLDERS.values())} in it. {_ADVICE}"
+    )
 
 
 @lru_cache(maxsize=64)
 def list_games(folder: Path, split: Split, task_types: tuple[TaskType, ...]) -> tuple[Path, ...]:
     """The games of a split and of these types, in a fixed order."""
     place = folder / FOLDERS[split]
-    found = tuple(path for path in sorted(place.rglob("game.tw-pddl")) if _task_type(path) in task_types)
+    found = tuple(
+        path for path in sorted(place.rglob("game.tw-pddl")) if _task_type(path) in task_types
+    )
     if not found:
         raise ValueError(f"{place} holds no game of type {', '.join(task_types)}. {_ADVICE}")
     return found
@@ -78,6 +82,10 @@ def load_game(path: Path) -> Game:
 
 
 @lru_cache(maxsize=4096)
-def make_game(kind: TaskType, split: Split, seed: int, receptacles: int, objects: int, longest: int) -> Game:
+def make_game(
+    kind: TaskType, split: Split, seed: int, receptacles: int, objects: int, longest: int
+) -> Game:
     """A generated game; members of a group and later episodes get the very same one."""
-    return read_game(generate(kind, split, seed, receptacles=receptacles, objects=objects, longest=longest))
+    return read_game(
+        generate(kind, split, seed, receptacles=receptacles, objects=objects, longest=longest)
+    )

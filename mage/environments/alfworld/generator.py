@@ -15,7 +15,16 @@ from typing import Any
 from mage.environments.alfworld.engine import World, read_game
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TaskType
-from mage.environments.alfworld.rooms import APPLIANCE, CLOSED, LAMP, LAMP_STANDS, SEEN, THINGS, UNSEEN, Layout
+from mage.environments.alfworld.rooms import (
+    APPLIANCE,
+    CLOSED,
+    LAMP,
+    LAMP_STANDS,
+    SEEN,
+    THINGS,
+    UNSEEN,
+    Layout,
+)
 from mage.seeds import derive
 from mage.types import Split
 
@@ -29,7 +38,14 @@ _SENTENCES: dict[TaskType, tuple[str, str]] = {
     "cool": ("put a cool {thing} in {target}.", "cool some {thing} and put it in {target}."),
     "two": ("put two {thing} in {target}.", "find two {thing} and put them in {target}."),
 }
-SHORTEST: dict[TaskType, int] = {"place": 4, "light": 3, "clean": 5, "heat": 6, "cool": 6, "two": 8}  # commands, when all lies well
+SHORTEST: dict[TaskType, int] = {
+    "place": 4,
+    "light": 3,
+    "clean": 5,
+    "heat": 6,
+    "cool": 6,
+    "two": 8,
+}  # commands, when all lies well
 _DONE = {"clean": "cleanable", "heat": "heatable", "cool": "coolable", "slice": "sliceable"}
 _STATES = {"clean": "isClean", "heat": "isHot", "cool": "isCool"}
 # The rules of the actions name these types, so a problem must declare them, present or not.
@@ -47,7 +63,9 @@ class Plot:
     target: str
 
 
-def generate(kind: TaskType, split: Split, seed: int, *, receptacles: int, objects: int, longest: int = 10) -> dict[str, Any]:
+def generate(
+    kind: TaskType, split: Split, seed: int, *, receptacles: int, objects: int, longest: int = 10
+) -> dict[str, Any]:
     """The content of a game of this type that can be won in `longest` commands; the same seed gives the same game."""
     for attempt in range(_TRIES):
         rng = random.Random(derive("alfworld", seed, attempt))
@@ -57,7 +75,9 @@ def generate(kind: TaskType, split: Split, seed: int, *, receptacles: int, objec
             if len(game["walkthrough"]) <= longest:
                 return game
     found = f"{receptacles} receptacles and {objects} objects that {longest} commands can win"
-    raise ValueError(f"no game of type {kind!r} with {found} was found: allow more of them, or leave {kind!r} out of task_types")
+    raise ValueError(
+        f"no game of type {kind!r} with {found} was found: allow more of them, or leave {kind!r} out of task_types"
+    )
 
 
 def _belongs(plot: Plot, split: Split) -> bool:
@@ -73,7 +93,9 @@ def _belongs(plot: Plot, split: Split) -> bool:
 # --- Drawing a room ----------------------------------------------------------------------------------------------------
 
 
-def _draw(kind: TaskType, layouts: tuple[Layout, ...], receptacles: int, objects: int, rng: random.Random) -> Plot | None:
+def _draw(
+    kind: TaskType, layouts: tuple[Layout, ...], receptacles: int, objects: int, rng: random.Random
+) -> Plot | None:
     """A room with a task in it, or None where the dice fell badly."""
     layout = rng.choice(layouts)
     stands = [one for one in layout.receptacles if one in LAMP_STANDS and layout.has_lamps]
@@ -89,8 +111,12 @@ def _draw(kind: TaskType, layouts: tuple[Layout, ...], receptacles: int, objects
     if things is None:
         return None
     if kind == "light":
-        things.append((LAMP, rng.choice([at for at, one in enumerate(furniture) if one in LAMP_STANDS])))
-    things += _scatter([name for name in layout.things if name != thing], furniture, objects - len(things), rng)
+        things.append(
+            (LAMP, rng.choice([at for at, one in enumerate(furniture) if one in LAMP_STANDS]))
+        )
+    things += _scatter(
+        [name for name in layout.things if name != thing], furniture, objects - len(things), rng
+    )
     return Plot(kind, tuple(furniture), tuple(things), thing, target)
 
 
@@ -103,7 +129,9 @@ def _furnish(layout: Layout, needed: str, count: int, rng: random.Random) -> lis
     return [layout.receptacles[at] for at in sorted(chosen)]
 
 
-def _choose_task(kind: TaskType, things: Sequence[str], furniture: list[str], rng: random.Random) -> tuple[str, str] | None:
+def _choose_task(
+    kind: TaskType, things: Sequence[str], furniture: list[str], rng: random.Random
+) -> tuple[str, str] | None:
     """A type of object and where it goes (for `light`, the lamp), such that it can also start somewhere else."""
     able = [name for name in things if kind not in APPLIANCE or kind in THINGS[name].verbs]
     if kind == "light":
@@ -118,17 +146,24 @@ def _choose_task(kind: TaskType, things: Sequence[str], furniture: list[str], rn
     return rng.choice(pairs) if pairs else None
 
 
-def _place_target(kind: TaskType, thing: str, target: str, furniture: list[str], rng: random.Random) -> list[tuple[str, int]] | None:
+def _place_target(
+    kind: TaskType, thing: str, target: str, furniture: list[str], rng: random.Random
+) -> list[tuple[str, int]] | None:
     """The objects of the task, none of them where it should end up."""
     free = [at for at, one in enumerate(furniture) if one in THINGS[thing].fits and one != target]
     return [(thing, rng.choice(free)) for _ in range(2 if kind == "two" else 1)] if free else None
 
 
-def _scatter(things: Sequence[str], furniture: list[str], count: int, rng: random.Random) -> list[tuple[str, int]]:
+def _scatter(
+    things: Sequence[str], furniture: list[str], count: int, rng: random.Random
+) -> list[tuple[str, int]]:
     """Things that the task does not need."""
     others = [name for name in things if THINGS[name].fits & set(furniture)]
     drawn = [rng.choice(others) for _ in range(max(0, count))] if others else []
-    return [(name, rng.choice([at for at, one in enumerate(furniture) if one in THINGS[name].fits])) for name in drawn]
+    return [
+        (name, rng.choice([at for at, one in enumerate(furniture) if one in THINGS[name].fits]))
+        for name in drawn
+    ]
 
 
 # --- Writing it down ---------------------------------------------------------------------------------------------------
@@ -148,8 +183,13 @@ def _write(plot: Plot, sentence: str) -> dict[str, Any]:
 
 def _problem(plot: Plot) -> str:
     """The room as a PDDL problem, in names of our own."""
-    places = [(_receptacle_id(one, at), one, f"loc_bar_{at + 1}") for at, one in enumerate(plot.receptacles)]
-    things = [(f"{name}_bar_{number}", name, places[at]) for number, (name, at) in enumerate(plot.things)]
+    places = [
+        (_receptacle_id(one, at), one, f"loc_bar_{at + 1}")
+        for at, one in enumerate(plot.receptacles)
+    ]
+    things = [
+        (f"{name}_bar_{number}", name, places[at]) for number, (name, at) in enumerate(plot.things)
+    ]
     object_types = sorted({name for name, _ in plot.things} | set(_ALWAYS["otype"]))
     receptacle_types = sorted(set(plot.receptacles) | set(_ALWAYS["rtype"]))
     declared = [
@@ -162,11 +202,32 @@ def _problem(plot: Plot) -> str:
     ]
     facts = ["atLocation agent1 loc_bar_0"]
     for one, name, place in places:
-        facts += [f"receptacleType {one} {name}Type", f"receptacleAtLocation {one} {place}", *([f"openable {one}"] if name in CLOSED else [])]
+        facts += [
+            f"receptacleType {one} {name}Type",
+            f"receptacleAtLocation {one} {place}",
+            *([f"openable {one}"] if name in CLOSED else []),
+        ]
     for one, name, (where, _, place) in things:
-        able = ["toggleable"] if name == LAMP else ["pickupable", *(fact for verb, fact in _DONE.items() if verb in THINGS[name].verbs)]
-        facts += [f"objectType {one} {name}Type", f"inReceptacle {one} {where}", f"objectAtLocation {one} {place}", *(f"{fact} {one}" for fact in able)]
-    facts += [f"canContain {r}Type {o}Type" for r in receptacle_types for o in object_types if o in THINGS and r in THINGS[o].fits]
+        able = (
+            ["toggleable"]
+            if name == LAMP
+            else [
+                "pickupable",
+                *(fact for verb, fact in _DONE.items() if verb in THINGS[name].verbs),
+            ]
+        )
+        facts += [
+            f"objectType {one} {name}Type",
+            f"inReceptacle {one} {where}",
+            f"objectAtLocation {one} {place}",
+            *(f"{fact} {one}" for fact in able),
+        ]
+    facts += [
+        f"canContain {r}Type {o}Type"
+        for r in receptacle_types
+        for o in object_types
+        if o in THINGS and r in THINGS[o].fits
+    ]
     return "\n".join(
         [
             "(define (problem household)",

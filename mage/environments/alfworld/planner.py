@@ -97,7 +97,11 @@ _IN_HAND = -1
 
 def _sources(world: World, o: int) -> list[int]:
     """Where an object can be had. Official games have some that are in two receptacles at once."""
-    return [_IN_HAND] if world.held == o else [r for r, content in enumerate(world.inside) if o in content]
+    return (
+        [_IN_HAND]
+        if world.held == o
+        else [r for r, content in enumerate(world.inside) if o in content]
+    )
 
 
 def _place_drafts(world: World) -> Iterator[_Draft]:
@@ -118,7 +122,9 @@ def _place_draft(world: World, chosen: list[tuple[int, int]], r: int) -> _Draft:
         draft.fetch(o, source)
         if kind in _APPLIANCE and o not in world.done[kind]:
             draft.treat(kind)
-        if o not in world.inside[r] or source == r:  # what is in two places stays in the other when it is taken
+        if (
+            o not in world.inside[r] or source == r
+        ):  # what is in two places stays in the other when it is taken
             draft.put(r)
     return draft
 
@@ -126,7 +132,12 @@ def _place_draft(world: World, chosen: list[tuple[int, int]], r: int) -> _Draft:
 def _light_drafts(world: World) -> Iterator[_Draft]:
     """Every object of the type with every lamp."""
     game, goal = world.game, world.game.goal
-    lamps = [(o, r) for r, content in enumerate(world.inside) for o in content if game.object_types[o] == goal.target and o in game.able["use"]]
+    lamps = [
+        (o, r)
+        for r, content in enumerate(world.inside)
+        for o in content
+        if game.object_types[o] == goal.target and o in game.able["use"]
+    ]
     for o in (o for o, kind in enumerate(game.object_types) if kind == goal.object_type):
         for source, (lamp, r) in product(_sources(world, o), lamps):
             draft = _Draft(world)

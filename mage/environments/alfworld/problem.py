@@ -26,8 +26,23 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
     "objecttype": ("object", "otype"),
     "cancontain": ("rtype", "otype"),
     **dict.fromkeys(("openable", "opened"), ("receptacle",)),
-    **dict.fromkeys(("pickupable", "moveable", "toggleable", "istoggled", "ison", "isreceptacleobject"), ("object",)),
-    **dict.fromkeys(("cleanable", "isclean", "heatable", "ishot", "coolable", "iscool", "sliceable", "issliced"), ("object",)),
+    **dict.fromkeys(
+        ("pickupable", "moveable", "toggleable", "istoggled", "ison", "isreceptacleobject"),
+        ("object",),
+    ),
+    **dict.fromkeys(
+        (
+            "cleanable",
+            "isclean",
+            "heatable",
+            "ishot",
+            "coolable",
+            "iscool",
+            "sliceable",
+            "issliced",
+        ),
+        ("object",),
+    ),
 }
 _PLACE = ("inreceptacle", "objecttype", "receptacletype")
 _SHAPES: dict[TaskType, tuple[str, ...]] = {
@@ -36,7 +51,16 @@ _SHAPES: dict[TaskType, tuple[str, ...]] = {
     "heat": (*_PLACE, "heatable", "ishot"),
     "cool": (*_PLACE, "coolable", "iscool"),
     "two": (*_PLACE, *_PLACE, "="),
-    "light": ("objecttype", "objecttype", "toggleable", "istoggled", "receptacleatlocation", "atlocation", "inreceptacle", "holds"),
+    "light": (
+        "objecttype",
+        "objecttype",
+        "toggleable",
+        "istoggled",
+        "receptacleatlocation",
+        "atlocation",
+        "inreceptacle",
+        "holds",
+    ),
 }
 
 
@@ -63,12 +87,18 @@ def read_problem(text: str) -> Problem:
     whole = _read(text)
     if not whole or whole[0] != "define":
         raise ValueError("the PDDL problem does not begin with (define")
-    sections = {part[0]: part[1:] for part in whole[1:] if isinstance(part, list) and part and isinstance(part[0], str)}
+    sections = {
+        part[0]: part[1:]
+        for part in whole[1:]
+        if isinstance(part, list) and part and isinstance(part[0], str)
+    }
     missing = [name for name in (":objects", ":init", ":goal") if name not in sections]
     if missing:
         raise ValueError(f"the PDDL problem has no {', '.join(missing)}")
     kinds = _read_kinds(sections[":objects"])
-    return Problem(kinds, _read_facts(sections[":init"], kinds), _read_goal(sections[":goal"], kinds))
+    return Problem(
+        kinds, _read_facts(sections[":init"], kinds), _read_goal(sections[":goal"], kinds)
+    )
 
 
 def _read(text: str) -> list[Expression]:
@@ -114,15 +144,23 @@ def _read_kinds(words: list[Expression]) -> dict[str, str]:
 def _read_facts(items: list[Expression], kinds: dict[str, str]) -> dict[str, list[tuple[str, ...]]]:
     facts: dict[str, list[tuple[str, ...]]] = {name: [] for name in _SIGNATURES}
     for item in items:
-        if not isinstance(item, list) or not item or not all(isinstance(word, str) for word in item[1:]):
+        if (
+            not isinstance(item, list)
+            or not item
+            or not all(isinstance(word, str) for word in item[1:])
+        ):
             if isinstance(item, list) and item and item[0] == "=":
                 continue  # distances and costs: nothing in a game depends on them
             raise ValueError(f"the PDDL problem has no fact where one should be: {_show(item)}")
         name, names = str(item[0]), tuple(map(str, item[1:]))
         if unknown := [one for one in names if one not in kinds]:
-            raise ValueError(f"the PDDL problem states something about {unknown[0]}, which it does not declare")
+            raise ValueError(
+                f"the PDDL problem states something about {unknown[0]}, which it does not declare"
+            )
         if _SIGNATURES.get(name) != tuple(kinds[one] for one in names):
-            raise ValueError(f"the PDDL problem states {_show(item)}, which is no fact of an ALFWorld game")
+            raise ValueError(
+                f"the PDDL problem states {_show(item)}, which is no fact of an ALFWorld game"
+            )
         facts[name].append(names)
     return facts
 
@@ -139,8 +177,16 @@ def _read_goal(items: list[Expression], kinds: dict[str, str]) -> Goal:
     kind = next((kind for kind, shape in _SHAPES.items() if sorted(shape) == named), None)
     if kind is None:
         raise ValueError("the PDDL problem's goal is none of the six ALFWorld tasks")
-    types = {atom[1]: atom[2] for atom in atoms if atom[0] in ("objecttype", "receptacletype") and len(atom) == 3}
-    pick = {"object": "holds", "target": "istoggled"} if kind == "light" else {"object": "inreceptacle", "target": "receptacletype"}
+    types = {
+        atom[1]: atom[2]
+        for atom in atoms
+        if atom[0] in ("objecttype", "receptacletype") and len(atom) == 3
+    }
+    pick = (
+        {"object": "holds", "target": "istoggled"}
+        if kind == "light"
+        else {"object": "inreceptacle", "target": "receptacletype"}
+    )
     try:
         found = next(atom for atom in atoms if atom[0] == pick["object"])
         thing = types[found[2] if kind == "light" else found[1]]
@@ -148,7 +194,9 @@ def _read_goal(items: list[Expression], kinds: dict[str, str]) -> Goal:
     except (KeyError, IndexError):
         raise ValueError("the PDDL problem's goal does not say what goes where") from None
     if unknown := [one for one in (thing, target) if one not in kinds]:
-        raise ValueError(f"the PDDL problem's goal asks for {unknown[0]}, which it does not declare")
+        raise ValueError(
+            f"the PDDL problem's goal asks for {unknown[0]}, which it does not declare"
+        )
     if kind == "two" and Counter(atom[2] for atom in atoms if atom[0] == "objecttype")[thing] != 2:
         raise ValueError("the PDDL problem's goal asks for two objects of different types")
     return Goal(kind, thing, target)

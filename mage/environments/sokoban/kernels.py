@@ -20,7 +20,12 @@ Numbers = Any  # a list here, a numpy array of int64 where the functions are com
 TURN = 35  # chance in 100 that the walk that carves a room turns
 PRIME = 509  # by which powers of two up to 2 ** 507 leave different rests (2 is a primitive root), and so does -(2 ** 63) among the first 64
 PIECES = 13  # sequences in a Space
-HELD, SEEN, LAST, FIELDS = 0, 1, 2, 3  # of a set of boxes: the boxes, all players that it was met with so far, its newest wave
+HELD, SEEN, LAST, FIELDS = (
+    0,
+    1,
+    2,
+    3,
+)  # of a set of boxes: the boxes, all players that it was met with so far, its newest wave
 
 
 class Space(NamedTuple):
@@ -55,8 +60,19 @@ def draw(luck: Numbers, bound: int) -> int:
 def carve(grid: Numbers, size: int, wanted: int, luck: Numbers) -> None:
     """A random walk inside the outer wall (2) marks `wanted` squares as floor (1)."""
     for square in range(size * size):
-        grid[square] = 2 if square < size or square >= size * (size - 1) or square % size == 0 or square % size == size - 1 else 0
-    at, heading, found = size * (1 + draw(luck, size - 2)) + 1 + draw(luck, size - 2), draw(luck, 4), 1
+        grid[square] = (
+            2
+            if square < size
+            or square >= size * (size - 1)
+            or square % size == 0
+            or square % size == size - 1
+            else 0
+        )
+    at, heading, found = (
+        size * (1 + draw(luck, size - 2)) + 1 + draw(luck, size - 2),
+        draw(luck, 4),
+        1,
+    )
     grid[at] = 1
     while found < wanted:
         turn = draw(luck, 400)
@@ -148,7 +164,12 @@ def search(width: int, cells: int, count: int, space: Space) -> int:
             here, players = waves[2 * wave], waves[2 * wave + 1]
             boxes = sets[FIELDS * here + HELD]
             free = floor & ~boxes
-            above, below, before, after = players >> width & up, players << width & down, players >> 1 & left, players << 1 & right
+            above, below, before, after = (
+                players >> width & up,
+                players << width & down,
+                players >> 1 & left,
+                players << 1 & right,
+            )
             stepped = (above | below | before | after) & free & ~sets[FIELDS * here + SEEN]
             if stepped != 0:
                 tail = meet(here, stepped, first, tail, space)
@@ -247,7 +268,18 @@ def scatter(floor: int, targets: Numbers, count: int, luck: Numbers) -> None:
         found += 1
 
 
-def make(space: Space, size: int, count: int, shortest: int, longest: int, shares: int, low: int, high: int, tries: int, luck: int) -> tuple[int, int]:
+def make(
+    space: Space,
+    size: int,
+    count: int,
+    shortest: int,
+    longest: int,
+    shares: int,
+    low: int,
+    high: int,
+    tries: int,
+    luck: int,
+) -> tuple[int, int]:
     """Draw rooms until one has a start so many moves from solved; returns its number of floor cells and its player, (0, -1) if none has.
 
     Only rooms with `low <= mark % shares < high` count. `luck` decides all that is drawn.
@@ -265,7 +297,9 @@ def make(space: Space, size: int, count: int, shortest: int, longest: int, share
         farthest = search(size - 2, cells, count, space)
         if farthest < shortest:
             continue
-        player = choose_start(space.levels[shortest], space.levels[min(longest, farthest) + 1], cells, space)
+        player = choose_start(
+            space.levels[shortest], space.levels[min(longest, farthest) + 1], cells, space
+        )
         if player >= 0:
             tabulate(cells, count, farthest, space)
             return cells, player
@@ -282,7 +316,18 @@ def cut(array: Any) -> Space:
     )  # fmt: skip
 
 
-def make_in(array: Any, size: int, count: int, shortest: int, longest: int, shares: int, low: int, high: int, tries: int, luck: int) -> tuple[int, int]:
+def make_in(
+    array: Any,
+    size: int,
+    count: int,
+    shortest: int,
+    longest: int,
+    shares: int,
+    low: int,
+    high: int,
+    tries: int,
+    luck: int,
+) -> tuple[int, int]:
     return make(cut(array), size, count, shortest, longest, shares, low, high, tries, luck)
 
 

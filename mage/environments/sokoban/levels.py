@@ -21,7 +21,9 @@ def level_files(path: str, split: str) -> tuple[tuple[Path, ...], bool]:
     own = next((root / name for name in names if (root / name).is_dir()), None)
     found = _text_files(own or root)
     if not found:
-        raise ValueError(f"environments.levels: there are no Boxoban levels at {path!r} (a .txt file, or a folder with some); get them from {WHERE}")
+        raise ValueError(
+            f"environments.levels: there are no Boxoban levels at {path!r} (a .txt file, or a folder with some); get them from {WHERE}"
+        )
     return found, own is not None
 
 
@@ -36,9 +38,15 @@ def pick_level(path: str, split: str, seed: int) -> Room:
     file = files[seed % len(files)]
     levels = read_levels(file)
     if not own and split in ("train", "test"):
-        levels = tuple(level for level in levels if (zlib.crc32(level.encode()) % SHARES == 0) == (split == "test"))
+        levels = tuple(
+            level
+            for level in levels
+            if (zlib.crc32(level.encode()) % SHARES == 0) == (split == "test")
+        )
         if not levels:
-            raise ValueError(f"environments.levels: {file} has too few levels to hold some out for split {split!r}")
+            raise ValueError(
+                f"environments.levels: {file} has too few levels to hold some out for split {split!r}"
+            )
     return parse_level(levels[seed // len(files) % len(levels)], str(file))
 
 
@@ -55,7 +63,9 @@ def read_levels(file: Path) -> tuple[str, ...]:
             blocks.append([])
         elif line.strip():
             if not blocks:
-                raise ValueError(f"environments.levels: {file} is no Boxoban file: it begins with {line[:40]!r}, not with '; 0'")
+                raise ValueError(
+                    f"environments.levels: {file} is no Boxoban file: it begins with {line[:40]!r}, not with '; 0'"
+                )
             blocks[-1].append(line)
     if not blocks:
         raise ValueError(f"environments.levels: {file} is no Boxoban file: it is empty")
@@ -68,22 +78,36 @@ def parse_level(text: str, where: str = "level") -> Room:
     rows = text.splitlines()
     fault = _find_fault(rows)
     if fault:
-        raise ValueError(f"environments.levels: {where} has a level that cannot be played: {fault}\n{text[:600]}")
+        raise ValueError(
+            f"environments.levels: {where} has a level that cannot be played: {fault}\n{text[:600]}"
+        )
     width, symbols = len(rows[0]), "".join(rows)
     player = next(square for square, symbol in enumerate(symbols) if symbol in "@+")
     floor = _inside(symbols, width, player)
     if floor is None:
-        raise ValueError(f"environments.levels: {where} has a level that cannot be played: the player can leave the room\n{text[:600]}")
-    boxes, targets = ({square for square, symbol in enumerate(symbols) if symbol in some} for some in ("$*", ".*+"))
+        raise ValueError(
+            f"environments.levels: {where} has a level that cannot be played: the player can leave the room\n{text[:600]}"
+        )
+    boxes, targets = (
+        {square for square, symbol in enumerate(symbols) if symbol in some}
+        for some in ("$*", ".*+")
+    )
     if not boxes | targets <= floor:
-        raise ValueError(f"environments.levels: {where} has a level that cannot be played: a box or a target lies outside the walls\n{text[:600]}")
+        raise ValueError(
+            f"environments.levels: {where} has a level that cannot be played: a box or a target lies outside the walls\n{text[:600]}"
+        )
     return build_room(len(rows), width, floor, targets, player, boxes)
 
 
 def _find_fault(rows: list[str]) -> str | None:
     symbols = "".join(rows)
     boxes, targets = (sum(symbols.count(one) for one in some) for some in ("$*", ".*+"))
-    if not rows or len({len(row) for row in rows}) > 1 or not 3 <= len(rows) <= LARGEST or not 3 <= len(rows[0]) <= LARGEST:
+    if (
+        not rows
+        or len({len(row) for row in rows}) > 1
+        or not 3 <= len(rows) <= LARGEST
+        or not 3 <= len(rows[0]) <= LARGEST
+    ):
         return f"its rows must be equally long, 3 to {LARGEST} rows and columns"
     if strange := set(symbols) - _SYMBOLS:
         return f"{sorted(strange)[0]!r} is none of the symbols {''.join(sorted(_SYMBOLS))!r}"

@@ -60,13 +60,22 @@ class Room:
     def best_move(self, player: int, boxes: Boxes) -> int | None:
         """The first move that comes one nearer to the solution; None if it is reached or out of reach."""
         now = self.distance(player, boxes)
-        return next((move for move in range(4) if now and self.distance(*self.step(player, boxes, move)) == now - 1), None)
+        return next(
+            (
+                move
+                for move in range(4)
+                if now and self.distance(*self.step(player, boxes, move)) == now - 1
+            ),
+            None,
+        )
 
     def draw(self, player: int, boxes: Boxes) -> str:
         """The room as text, a line a row, symbols apart."""
         at = {square: cell for cell, square in enumerate(self.cells)}
         rows = (range(row * self.width, (row + 1) * self.width) for row in range(self.height))
-        return "\n".join(" ".join(self._symbol(at.get(square), player, boxes) for square in row) for row in rows)
+        return "\n".join(
+            " ".join(self._symbol(at.get(square), player, boxes) for square in row) for row in rows
+        )
 
     def _symbol(self, cell: int | None, player: int, boxes: Boxes) -> str:
         if cell is None:
@@ -96,7 +105,14 @@ def count_states(cells: int, boxes: int) -> int:
 # --- Rooms to order -------------------------------------------------------------------------------------------------
 
 
-def make_room(size: int, boxes: int, moves: tuple[int, int], seed: int, shares: tuple[int, int] = (0, SHARES), fast: bool | None = None) -> Room | None:
+def make_room(
+    size: int,
+    boxes: int,
+    moves: tuple[int, int],
+    seed: int,
+    shares: tuple[int, int] = (0, SHARES),
+    fast: bool | None = None,
+) -> Room | None:
     """A room whose shortest solution takes so many moves (fewest, most), with no box on a target; None where no layout drawn has such a start.
 
     `shares` bounds which rooms count. `fast` asks for compiled or plain work; by default large rooms are compiled where numba is installed.
@@ -126,7 +142,9 @@ class Workshop:
     def _take(self, cells: int, player: int) -> Room:
         """A copy of what lies on the desk now."""
         squares, beside, targets, boxes = self.desk.shape(cells)
-        return Room(self.size, self.size, squares, beside, targets, player, boxes, self.desk.table(cells))
+        return Room(
+            self.size, self.size, squares, beside, targets, player, boxes, self.desk.table(cells)
+        )
 
 
 class Desk:
@@ -142,21 +160,41 @@ class Desk:
         self.ends = tuple(itertools.accumulate(lengths, initial=kernels.PIECES + 1))
         self.array = np.zeros(self.ends[-1] if fast else kernels.PIECES + 1, np.int64)
         self.array[: kernels.PIECES + 1] = self.ends
-        self.space = kernels.cut(self.array) if fast else kernels.Space(*([0] * length for length in lengths))
+        self.space = (
+            kernels.cut(self.array)
+            if fast
+            else kernels.Space(*([0] * length for length in lengths))
+        )
         self.space.choose[:] = binomials(floor)
 
     def make(self, *order: int) -> tuple[int, int]:
-        return compiled.compile_all()[0](self.array, *order) if self.fast else kernels.make(self.space, *order)  # type: ignore[no-any-return]
+        return (
+            compiled.compile_all()[0](self.array, *order)
+            if self.fast
+            else kernels.make(self.space, *order)
+        )  # type: ignore[no-any-return]
 
     def fill(self, height: int, width: int) -> None:
-        compiled.compile_all()[1](self.array, height, width, self.boxes) if self.fast else kernels.fill(self.space, height, width, self.boxes)
+        compiled.compile_all()[1](
+            self.array, height, width, self.boxes
+        ) if self.fast else kernels.fill(self.space, height, width, self.boxes)
 
     def shape(self, cells: int) -> tuple[tuple[int, ...], tuple[int, ...], Boxes, Boxes]:
         """The squares of a room's cells, their neighbours, the targets, and the boxes at the start."""
         if not self.fast:
-            return tuple(self.space.cells[:cells]), tuple(self.space.beside[: 4 * cells]), tuple(self.space.targets), tuple(self.space.boxes)
+            return (
+                tuple(self.space.cells[:cells]),
+                tuple(self.space.beside[: 4 * cells]),
+                tuple(self.space.targets),
+                tuple(self.space.boxes),
+            )
         found, floor = tuple(self.array[self.ends[2] : self.ends[6]].tolist()), self.floor
-        return found[:cells], found[floor : floor + 4 * cells], found[5 * floor : -self.boxes], found[-self.boxes :]
+        return (
+            found[:cells],
+            found[floor : floor + 4 * cells],
+            found[5 * floor : -self.boxes],
+            found[-self.boxes :],
+        )
 
     def table(self, cells: int) -> "np.ndarray[Any, Any]":
         return np.array(self.space.table[: count_states(cells, self.boxes)], np.int16)
@@ -170,21 +208,37 @@ def binomials(most: int) -> list[int]:
 # --- Rooms from elsewhere -------------------------------------------------------------------------------------------
 
 
-def build_room(height: int, width: int, floor: Iterable[int], targets: Iterable[int], player: int, boxes: Iterable[int], fast: bool | None = None) -> Room:
+def build_room(
+    height: int,
+    width: int,
+    floor: Iterable[int],
+    targets: Iterable[int],
+    player: int,
+    boxes: Iterable[int],
+    fast: bool | None = None,
+) -> Room:
     """A room inside walls from its squares; with a table unless that would be too large."""
     squares = sorted(floor)
     cell = {square: number for number, square in enumerate(squares)}
     goals, crates = (tuple(sorted(cell[square] for square in some)) for some in (targets, boxes))
     small = len(crates) <= MOST_BOXES and count_states(len(squares), len(crates)) <= LARGEST_TABLE
-    beside = tuple(cell.get(square + step, -1) for square in squares for step in (-width, width, -1, 1))
+    beside = tuple(
+        cell.get(square + step, -1) for square in squares for step in (-width, width, -1, 1)
+    )
     table = fill_table(height, width, squares, goals, fast) if small else None
     return Room(height, width, tuple(squares), beside, goals, cell[player], crates, table)
 
 
-def fill_table(height: int, width: int, cells: Sequence[int], targets: Boxes, fast: bool | None = None) -> "np.ndarray[Any, Any]":
+def fill_table(
+    height: int, width: int, cells: Sequence[int], targets: Boxes, fast: bool | None = None
+) -> "np.ndarray[Any, Any]":
     """The distance of every state of a room, as `Room.distances` wants it."""
     if fast is None:
-        fast = count_states(len(cells), len(targets)) > _PAYS and (height - 2) * (width - 2) <= _MOST_BITS and compiled.is_installed()
+        fast = (
+            count_states(len(cells), len(targets)) > _PAYS
+            and (height - 2) * (width - 2) <= _MOST_BITS
+            and compiled.is_installed()
+        )
     desk = Desk(height * width, len(cells), len(targets), fast)
     desk.space.targets[:] = targets
     for square in cells:

@@ -49,7 +49,10 @@ class Bounds:
         costs = [[row[box] for row in self.pushes] for box in boxes]
         if len(boxes) > _MATCHED:
             return sum(map(min, costs))
-        return min(sum(cost[target] for cost, target in zip(costs, order, strict=True)) for order in itertools.permutations(range(len(boxes))))
+        return min(
+            sum(cost[target] for cost, target in zip(costs, order, strict=True))
+            for order in itertools.permutations(range(len(boxes)))
+        )
 
     def is_stuck(self, boxes: Boxes, pushed: int) -> bool:
         """Whether the box that was just pushed stands in a block of four walls and boxes, one of them off its target: none can ever move."""
@@ -57,7 +60,9 @@ class Bounds:
         for corner in (square - width - 1, square - width, square - 1, square):
             block = [self.floor.get(corner + offset, -1) for offset in (0, 1, width, width + 1)]
             held = [cell for cell in block if cell >= 0]
-            if all(cell in boxes for cell in held) and any(cell not in self.room.targets for cell in held):
+            if all(cell in boxes for cell in held) and any(
+                cell not in self.room.targets for cell in held
+            ):
                 return True
         return False
 
@@ -108,14 +113,19 @@ class _Search:
                 return Answer(None, certain=True)
             _, depth, _, player, boxes = heapq.heappop(self.open)
             if boxes == self.room.targets:
-                return Answer(tuple(self._retrace((min(_reach(self.room, player, boxes)), boxes))), certain=True)
+                return Answer(
+                    tuple(self._retrace((min(_reach(self.room, player, boxes)), boxes))),
+                    certain=True,
+                )
             self._expand(player, boxes, -depth)
         return Answer(None, certain=False)
 
     def _offer(self, node: tuple[int, Boxes], player: int, depth: int) -> None:
         bound = self.bounds.least_pushes(node[1])
         if bound < _DEAD:  # of equals the deeper first, then the newer
-            heapq.heappush(self.open, (depth + _WEIGHT * bound, -depth, -next(self.counter), player, node[1]))
+            heapq.heappush(
+                self.open, (depth + _WEIGHT * bound, -depth, -next(self.counter), player, node[1])
+            )
 
     def _expand(self, player: int, boxes: Boxes, depth: int) -> None:
         reached = _reach(self.room, player, boxes)
@@ -138,7 +148,10 @@ class _Search:
         moves: list[int] = []
         player, boxes = self.player, self.boxes
         for box, move in reversed(pushes):
-            moves += [*_walk(self.room, player, self.room.beside[4 * box + (move ^ 1)], boxes), move]
+            moves += [
+                *_walk(self.room, player, self.room.beside[4 * box + (move ^ 1)], boxes),
+                move,
+            ]
             player, boxes = self.room.step(self.room.beside[4 * box + (move ^ 1)], boxes, move)
         return moves
 

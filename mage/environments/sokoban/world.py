@@ -13,7 +13,16 @@ from pydantic import Field, field_validator, model_validator
 
 from mage.environments.base import Environment, State
 from mage.environments.sokoban.levels import level_files, pick_level
-from mage.environments.sokoban.rooms import LARGEST_TABLE, MOST_BOXES, MOVES, SHARES, Boxes, Room, count_states, make_room
+from mage.environments.sokoban.rooms import (
+    LARGEST_TABLE,
+    MOST_BOXES,
+    MOVES,
+    SHARES,
+    Boxes,
+    Room,
+    count_states,
+    make_room,
+)
 from mage.environments.sokoban.search import bounds_of, solve
 from mage.types import Outcome, Split
 
@@ -26,7 +35,9 @@ _RULES = """You are in a room seen from above and push boxes onto targets. {lege
 A move is up, down, left or right. You push a box by walking against it, if the square behind it is free; you cannot pull, and never push two boxes at once. \
 A move against a wall or a box that cannot move does nothing. {answer} You have {turns}. You win when every box is on a target. \
 {end}"""
-_LEGEND = "The symbols:\n# wall, _ floor, O target, X box, * box on a target, P you, S you on a target."
+_LEGEND = (
+    "The symbols:\n# wall, _ floor, O target, X box, * box on a target, P you, S you on a target."
+)
 _WORDS = "You are told where things are from where you stand: 2 right 1 up is two squares to the right and one up; and on which sides a wall is next to you."
 _ENDS = "The attempt ends when that can no longer happen, as with a box in a corner."
 _GOES_ON = "Take care: a box in a corner never comes out again."
@@ -35,7 +46,11 @@ _GOES_ON = "Take care: a box in a corner never comes out again."
 @cache
 def _actions(most: int) -> tuple[str, ...]:
     """All rows of one to `most` moves, short ones first."""
-    return tuple(" ".join(row) for length in range(1, most + 1) for row in itertools.product(MOVES, repeat=length))
+    return tuple(
+        " ".join(row)
+        for length in range(1, most + 1)
+        for row in itertools.product(MOVES, repeat=length)
+    )
 
 
 class SokobanState(State):
@@ -86,7 +101,11 @@ class SokobanState(State):
 
     def observe(self, seat: int) -> str:
         made = f"You made: {self._told(self.last)}.\n" if self.last else "The room:\n"
-        shown = self.room.draw(self.player, self.boxes) if self.environment.view == "map" else self._told_places()
+        shown = (
+            self.room.draw(self.player, self.boxes)
+            if self.environment.view == "map"
+            else self._told_places()
+        )
         return f"{made}{shown}\nBoxes on targets: {self._done()} of {len(self.boxes)}."
 
     def anchor(self, seat: int) -> str:
@@ -123,7 +142,11 @@ class SokobanState(State):
     def _look_for_the_end(self, number: int) -> None:
         """Note the first move after which the room cannot be solved; without a table, as far as dead squares and blocks show it."""
         if self.dead_since is None:
-            dead = bounds_of(self.room).is_dead(self.boxes) if self.room.distances is None else self._distance() is None
+            dead = (
+                bounds_of(self.room).is_dead(self.boxes)
+                if self.room.distances is None
+                else self._distance() is None
+            )
             self.dead_since = number if dead else None
 
     def _best_move(self, player: int, boxes: Boxes) -> int | None:
@@ -146,8 +169,15 @@ class SokobanState(State):
 
     def _told_places(self) -> str:
         """Boxes, targets and walls as seen from the player."""
-        boxes, targets = (", ".join(_way(self.room, self.player, cell) for cell in cells) for cells in (self.boxes, self.room.targets))
-        walls = [move for number, move in enumerate(MOVES) if self.room.beside[4 * self.player + number] < 0]
+        boxes, targets = (
+            ", ".join(_way(self.room, self.player, cell) for cell in cells)
+            for cells in (self.boxes, self.room.targets)
+        )
+        walls = [
+            move
+            for number, move in enumerate(MOVES)
+            if self.room.beside[4 * self.player + number] < 0
+        ]
         return f"Boxes: {boxes}. Targets: {targets}. Walls: {', '.join(walls) or 'none'}."
 
     def _told_end(self) -> str:
@@ -164,12 +194,20 @@ class SokobanState(State):
         if self.room.distances is not None:
             return "it still could be"
         answer = solve(self.room, self.player, self.boxes)
-        return "it still could be" if answer.moves else "by then it could not be any more" if answer.certain else "nobody knows if it still could be"
+        return (
+            "it still could be"
+            if answer.moves
+            else "by then it could not be any more"
+            if answer.certain
+            else "nobody knows if it still could be"
+        )
 
 
 def _way(room: Room, start: int, end: int) -> str:
     """How far another cell is, and to which sides: "2 right 1 up", or "here"."""
-    (row, column), (other_row, other_column) = (divmod(room.cells[cell], room.width) for cell in (start, end))
+    (row, column), (other_row, other_column) = (
+        divmod(room.cells[cell], room.width) for cell in (start, end)
+    )
     across, along = other_column - column, other_row - row
     steps = [f"{abs(across)} {'right' if across > 0 else 'left'}"] if across else []
     steps += [f"{abs(along)} {'down' if along > 0 else 'up'}"] if along else []
@@ -188,31 +226,62 @@ class Sokoban(Environment):
     seats: ClassVar[int] = 1
     multi_agent: ClassVar[bool] = False
 
-    size: int = Field(6, ge=5, le=10, description="rows and columns of a room, outer walls included")
-    boxes: tuple[int, ...] = Field((2,), min_length=1, description="how many boxes a room has; one of these, by the task's seed")
-    ood_boxes: tuple[int, ...] = Field((1, 3), min_length=1, description="the same, in the split out of domain")
+    size: int = Field(
+        6, ge=5, le=10, description="rows and columns of a room, outer walls included"
+    )
+    boxes: tuple[int, ...] = Field(
+        (2,),
+        min_length=1,
+        description="how many boxes a room has; one of these, by the task's seed",
+    )
+    ood_boxes: tuple[int, ...] = Field(
+        (1, 3), min_length=1, description="the same, in the split out of domain"
+    )
     shortest: int = Field(5, ge=1, description="fewest moves that a shortest solution takes")
     longest: int = Field(21, ge=1, description="most moves that a shortest solution takes")
-    part: Literal["all", "train", "test"] = Field("all", description="a fifth of all rooms is held out: all rooms, all but these, or these; a split sets it")
-    levels: str = Field("", description="a Boxoban file or folder: its levels in place of made rooms (they need a max_turns of 30 or more)")
+    part: Literal["all", "train", "test"] = Field(
+        "all",
+        description="a fifth of all rooms is held out: all rooms, all but these, or these; a split sets it",
+    )
+    levels: str = Field(
+        "",
+        description="a Boxoban file or folder: its levels in place of made rooms (they need a max_turns of 30 or more)",
+    )
     ood_levels: str = Field("", description="with levels: those of the split out of domain")
     turn_moves: int = Field(3, ge=1, le=3, description="most moves in one action")
-    view: Literal["map", "words"] = Field("map", description="map = the room is drawn; words = boxes, targets and near walls are told as seen by the agent")
-    stop_when_lost: bool = Field(True, description="end an episode when the room cannot be solved any more")
-    restart: Literal["same", "fresh"] = Field("same", description="same = the room is tried again; fresh = a new room in every episode")
-    max_turns: int = Field(7, ge=1, description="replies the agent may give in one episode, illegal ones included")
+    view: Literal["map", "words"] = Field(
+        "map",
+        description="map = the room is drawn; words = boxes, targets and near walls are told as seen by the agent",
+    )
+    stop_when_lost: bool = Field(
+        True, description="end an episode when the room cannot be solved any more"
+    )
+    restart: Literal["same", "fresh"] = Field(
+        "same", description="same = the room is tried again; fresh = a new room in every episode"
+    )
+    max_turns: int = Field(
+        7, ge=1, description="replies the agent may give in one episode, illegal ones included"
+    )
 
     @field_validator("boxes", "ood_boxes", mode="before")
     @classmethod
     def _as_tuple(cls, value: Any) -> Any:
         """A single number is as good as a row of one, and `1,3` as it is typed as good as a row."""
-        return tuple(value.split(",")) if isinstance(value, str) else (value,) if isinstance(value, int) else value
+        return (
+            tuple(value.split(","))
+            if isinstance(value, str)
+            else (value,)
+            if isinstance(value, int)
+            else value
+        )
 
     @field_validator("boxes", "ood_boxes")
     @classmethod
     def _are_few(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if not all(1 <= count <= MOST_BOXES for count in value):
-            raise ValueError(f"a room has 1 to {MOST_BOXES} boxes, not {', '.join(map(str, value))}")
+            raise ValueError(
+                f"a room has 1 to {MOST_BOXES} boxes, not {', '.join(map(str, value))}"
+            )
         return value
 
     @model_validator(mode="after")
@@ -229,17 +298,38 @@ class Sokoban(Environment):
             return pick_level(self.levels, self.part, seed)
         spread = self.longest - self.shortest + 1
         boxes = self.boxes[seed // spread % len(self.boxes)]
-        return _nearest_room(self.size, boxes, self.shortest, self.longest, self.shortest + seed % spread, seed, self.part)
+        return _nearest_room(
+            self.size,
+            boxes,
+            self.shortest,
+            self.longest,
+            self.shortest + seed % spread,
+            seed,
+            self.part,
+        )
 
     def rules(self) -> str:
         many = self.turn_moves > 1
-        answer = f"An answer is one to {self.turn_moves} moves with spaces between them." if many else "An answer is one move."
+        answer = (
+            f"An answer is one to {self.turn_moves} moves with spaces between them."
+            if many
+            else "An answer is one move."
+        )
         turns = f"{self.max_turns} turn{'s' if self.max_turns > 1 else ''}"
         legend = _LEGEND if self.view == "map" else _WORDS
-        return _RULES.format(legend=legend, answer=answer, turns=turns, end=_ENDS if self.stop_when_lost else _GOES_ON)
+        return _RULES.format(
+            legend=legend,
+            answer=answer,
+            turns=turns,
+            end=_ENDS if self.stop_when_lost else _GOES_ON,
+        )
 
     def instance(self, seat: int) -> str:
-        return "The room is the same in every attempt." if self.restart == "same" else "Every attempt is in a new room."
+        return (
+            "The room is the same in every attempt."
+            if self.restart == "same"
+            else "Every attempt is in a new room."
+        )
 
     def example_action(self) -> str:
         return ("left left up", "left up", "left")[3 - self.turn_moves]
@@ -258,7 +348,9 @@ class Sokoban(Environment):
         if not self.levels:
             return self.model_copy(update={"part": "all", "boxes": self.ood_boxes})
         if not self.ood_levels:
-            raise ValueError("environments.ood_levels is empty: the split out of domain of Boxoban levels needs other levels, such as the folder `hard`")
+            raise ValueError(
+                "environments.ood_levels is empty: the split out of domain of Boxoban levels needs other levels, such as the folder `hard`"
+            )
         return self.model_copy(update={"part": "all", "levels": self.ood_levels})
 
     def strata(self) -> int:
@@ -270,15 +362,22 @@ class Sokoban(Environment):
 
 
 @lru_cache(maxsize=1024)
-def _nearest_room(size: int, boxes: int, shortest: int, longest: int, moves: int, seed: int, part: str) -> Room:
+def _nearest_room(
+    size: int, boxes: int, shortest: int, longest: int, moves: int, seed: int, part: str
+) -> Room:
     """The room of this seed; where none takes so many moves, the longest below, or else the shortest above, within the asked range."""
     shares = {"all": (0, SHARES), "train": (1, SHARES), "test": (0, 1)}[part]
     for wanted in (*range(moves, shortest - 1, -1), *range(moves + 1, longest + 1)):
         room = make_room(size, boxes, (wanted, wanted), seed, shares)
         if room is not None:
             return room
-    kind, asked = f"{size}x{size} room with {boxes} box{'es' if boxes > 1 else ''}", f"{shortest} to {longest} moves"
-    raise ValueError(f"no {kind} was found whose solution takes {asked}; change environments.size, boxes, shortest or longest")
+    kind, asked = (
+        f"{size}x{size} room with {boxes} box{'es' if boxes > 1 else ''}",
+        f"{shortest} to {longest} moves",
+    )
+    raise ValueError(
+        f"no {kind} was found whose solution takes {asked}; change environments.size, boxes, shortest or longest"
+    )
 
 
 def _check_rooms(world: Sokoban) -> None:
@@ -287,11 +386,15 @@ def _check_rooms(world: Sokoban) -> None:
     if world.shortest > world.longest:
         raise ValueError(f"shortest = {world.shortest} is more than longest = {world.longest}")
     if world.longest > world.max_turns * world.turn_moves:
-        raise ValueError(f"longest = {world.longest} moves cannot be made in max_turns = {world.max_turns} turns of {world.turn_moves}; lower it or allow more")
+        raise ValueError(
+            f"longest = {world.longest} moves cannot be made in max_turns = {world.max_turns} turns of {world.turn_moves}; lower it or allow more"
+        )
     inside = (world.size - 2) ** 2
     for boxes in (*world.boxes, *world.ood_boxes):
         if boxes + 2 >= inside or count_states(inside, boxes) > LARGEST_TABLE:
-            raise ValueError(f"a room of size = {world.size} cannot have {boxes} boxes: 5x5 takes up to 4, 6x6 up to 4, 8x8 up to 3, 10x10 up to 2")
+            raise ValueError(
+                f"a room of size = {world.size} cannot have {boxes} boxes: 5x5 takes up to 4, 6x6 up to 4, 8x8 up to 3, 10x10 up to 2"
+            )
 
 
 def _check_levels(world: Sokoban) -> None:

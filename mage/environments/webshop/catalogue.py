@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from mage.environments.webshop.generate import Raw, Style, generate
 from mage.environments.webshop.listing import Listing, build_listing
+from mage.environments.webshop.products import Goal, Product
 from mage.environments.webshop.search import Index, Texts, build_index, join_texts
 from mage.seeds import derive
 
@@ -39,39 +40,7 @@ _SMALL = 2_000  # generated catalogues up to this size are made anew in every pr
 _LONGEST_ASIN = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One product, as pages, search and reward need it. `price` decides what a purchase costs, `price_tag` is shown."""
-
-    asin: str
-    title: str
-    description: str
-    bullets: tuple[str, ...]
-    price_tag: str
-    price: float
-    options: dict[str, tuple[str, ...]]
-    attributes: tuple[str, ...]
-    category: str
-    query: str
-    product_category: str
-    instruction: str
-    wanted: tuple[str, ...]  # the attributes that the instruction asks for
-    human: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]  # instructions by people: text, attributes, options
-
-
 _FIELDS = tuple(field.name for field in fields(Product))
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What is to be bought. An option is a (name, value) pair, or the bare value where a person wrote the instruction."""
-
-    number: int
-    asin: str
-    text: str
-    attributes: tuple[str, ...]
-    options: tuple[tuple[str, str] | str, ...]
-    price_upper: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +58,29 @@ class Catalogue:
     """Products by number or asin, search, and goals in their shuffled order."""
 
     def __init__(self, arrays: Arrays, kind: GoalKind) -> None:
-        self.records, self.asins = Texts(arrays["records"], arrays["record_starts"]), Texts(arrays["asins"], arrays["asin_starts"])
+        self.records, self.asins = (
+            Texts(arrays["records"], arrays["record_starts"]),
+            Texts(arrays["asins"], arrays["asin_starts"]),
+        )
         vocabulary = Texts(arrays["words"], arrays["word_starts"])
-        self.index = Index(vocabulary, arrays["starts"], arrays["documents"], arrays["shares"], arrays["frequent"], arrays["rows"], len(self.asins))
-        self.listing = Listing(Texts(arrays["keys"], arrays["key_ends"]), arrays["key_starts"], arrays["listed"])
-        self.owners, self.firsts, self.order, self.kind = arrays["owners"], arrays["firsts"], arrays["order"], kind
+        self.index = Index(
+            vocabulary,
+            arrays["starts"],
+            arrays["documents"],
+            arrays["shares"],
+            arrays["frequent"],
+            arrays["rows"],
+            len(self.asins),
+        )
+        self.listing = Listing(
+            Texts(arrays["keys"], arrays["key_ends"]), arrays["key_starts"], arrays["listed"]
+        )
+        self.owners, self.firsts, self.order, self.kind = (
+            arrays["owners"],
+            arrays["firsts"],
+            arrays["order"],
+            kind,
+        )
         self.owner_weights = arrays["weights"]
         self.product = lru_cache(maxsize=4096)(self._product)
         self.find = lru_cache(maxsize=4096)(self._find)
@@ -116,12 +103,19 @@ class Catalogue:
         """The goal at this place of the fixed shuffle."""
         number = int(self.order[place])
         owner = int(np.searchsorted(self.firsts, number, side="right")) - 1
-        return make_goal(self.product(int(self.owners[owner])), number, number - int(self.firsts[owner]), self.kind)
+        return make_goal(
+            self.product(int(self.owners[owner])),
+            number,
+            number - int(self.firsts[owner]),
+            self.kind,
+        )
 
     def weights(self, places: range) -> npt.NDArray[np.float64]:
         """How often WebShop draws the goals at these places, in any unit: goals whose attributes are rare come oftener."""
         numbers = self.order[places.start : places.stop]
-        found: npt.NDArray[np.float64] = self.owner_weights[np.searchsorted(self.firsts, numbers, side="right") - 1]
+        found: npt.NDArray[np.float64] = self.owner_weights[
+            np.searchsorted(self.firsts, numbers, side="right") - 1
+        ]
         return found
 
     def draw(self, luck: int, hits: int) -> tuple[str, ...]:
@@ -138,7 +132,10 @@ class Catalogue:
 
     def _search(self, words: str, hits: int) -> tuple[str, ...]:
         listed = self.listing.find(words)
-        return tuple(self.asins.bytes(number).decode() for number in (self.index.search(words, hits) if listed is None else listed))
+        return tuple(
+            self.asins.bytes(number).decode()
+            for number in (self.index.search(words, hits) if listed is None else listed)
+        )
 
 
 def make_goal(product: Product, number: int, which: int, kind: GoalKind) -> Goal:
@@ -146,7 +143,9 @@ def make_goal(product: Product, number: int, which: int, kind: GoalKind) -> Goal
     if kind == "human":
         text, attributes, wanted = product.human[which]
         upper = _draw_limit(product, which)
-        return Goal(number, product.asin, text.strip(".") + _limit_text(upper), attributes, wanted, upper)
+        return Goal(
+            number, product.asin, text.strip(".") + _limit_text(upper), attributes, wanted, upper
+        )
     names, values = sorted(product.options), list[str]()
     for name in reversed(names):  # the last option changes fastest
         which, at = divmod(which, len(product.options[name]))
@@ -161,7 +160,11 @@ def make_goal(product: Product, number: int, which: int, kind: GoalKind) -> Goal
 def _draw_limit(product: Product, which: int) -> float:
     """The larger of two of the four multiples of ten above the price, none if there are not two below 1,000."""
     above = [step for step in (10.0 * k for k in range(1, 100)) if step > product.price][:4]
-    return max(random.Random(derive("webshop", "limit", product.asin, which)).sample(above, 2)) if len(above) > 1 else NO_LIMIT
+    return (
+        max(random.Random(derive("webshop", "limit", product.asin, which)).sample(above, 2))
+        if len(above) > 1
+        else NO_LIMIT
+    )
 
 
 def _limit_text(upper: float) -> str:
@@ -205,7 +208,11 @@ def cache_folder() -> Path:
 
 def _compile(source: Source) -> Arrays:
     """All arrays of a catalogue, from the raw files."""
-    raw = read_folder(Path(source.folder), source.goals == "human") if source.folder else generate(source.products, source.seed, source.style)
+    raw = (
+        read_folder(Path(source.folder), source.goals == "human")
+        if source.folder
+        else generate(source.products, source.seed, source.style)
+    )
     listed = list(_parse_all(raw, source.products if source.folder else 0, source.goals == "human"))
     if not listed:
         raise ValueError(f"{raw.place} holds no product")
@@ -216,8 +223,14 @@ def _compile(source: Source) -> Arrays:
     random.Random(_SHUFFLE).shuffle(numbers)
     number_of = np.empty(len(listed), np.int32)
     number_of[rank] = np.arange(len(listed))
-    index, listing = build_index(contents(listed[at]) for at in rank), build_listing(listed, number_of)
-    records, asins = join_texts(_encode(listed[at]) for at in rank), join_texts(listed[at].asin.encode() for at in rank)
+    index, listing = (
+        build_index(contents(listed[at]) for at in rank),
+        build_listing(listed, number_of),
+    )
+    records, asins = (
+        join_texts(_encode(listed[at]) for at in rank),
+        join_texts(listed[at].asin.encode() for at in rank),
+    )
     return {
         "records": records.joined, "record_starts": records.starts, "asins": asins.joined, "asin_starts": asins.starts,
         "words": index.vocabulary.joined, "word_starts": index.vocabulary.starts, "starts": index.starts, "documents": index.documents,
@@ -236,7 +249,12 @@ def _weigh(owners: Sequence[Product], kind: GoalKind) -> npt.NDArray[np.float64]
     for product in owners:
         for attribute in product.wanted:
             asked[attribute] += count_goals(product, kind)
-    return np.array([math.fsum(1 / asked[attribute] for attribute in product.wanted) / len(product.wanted) for product in owners])
+    return np.array(
+        [
+            math.fsum(1 / asked[attribute] for attribute in product.wanted) / len(product.wanted)
+            for product in owners
+        ]
+    )
 
 
 def _save(arrays: Arrays, place: Path) -> None:
@@ -263,7 +281,10 @@ def _key(source: Source) -> str:
     facts: list[object] = [_FORMAT, source]
     if source.folder:
         found = [path for path in find_files(Path(source.folder)) if path.is_file()]
-        facts += [(path.name, path.stat().st_size, path.stat().st_mtime_ns, str(path.resolve())) for path in found]
+        facts += [
+            (path.name, path.stat().st_size, path.stat().st_mtime_ns, str(path.resolve()))
+            for path in found
+        ]
     return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()
 
 
@@ -273,11 +294,19 @@ def _key(source: Source) -> str:
 def find_files(folder: Path) -> tuple[Path, Path, Path]:
     """Products, attributes and human instructions in a data folder; the last may be missing."""
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}: data names the folder with WebShop's items_shuffle*.json and items_ins_v2*.json")
-    names = {kind: sorted(folder.glob(f"{kind}*.json")) for kind in ("items_shuffle", "items_ins_v2")}
+        raise ValueError(
+            f"there is no folder {folder}: data names the folder with WebShop's items_shuffle*.json and items_ins_v2*.json"
+        )
+    names = {
+        kind: sorted(folder.glob(f"{kind}*.json")) for kind in ("items_shuffle", "items_ins_v2")
+    }
     for kind, found in names.items():
         if len(found) != 1:
-            has = f"has {len(found)}: {', '.join(path.name for path in found)}" if found else "has none"
+            has = (
+                f"has {len(found)}: {', '.join(path.name for path in found)}"
+                if found
+                else "has none"
+            )
             raise ValueError(f"{folder} must hold one file {kind}*.json and {has}")
     return names["items_shuffle"][0], names["items_ins_v2"][0], folder / "items_human_ins.json"
 
@@ -286,7 +315,12 @@ def read_folder(folder: Path, human: bool) -> Raw:
     products, attributes, instructions = find_files(folder)
     if human and not instructions.is_file():
         raise ValueError(f"there is no {instructions}, which goals = 'human' needs")
-    return Raw(_read(products, list), _read(attributes, dict), _read(instructions, dict) if human else {}, str(products))
+    return Raw(
+        _read(products, list),
+        _read(attributes, dict),
+        _read(instructions, dict) if human else {},
+        str(products),
+    )
 
 
 def _read(path: Path, kind: type) -> Any:
@@ -295,7 +329,9 @@ def _read(path: Path, kind: type) -> Any:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: it is not JSON ({error})") from None
     if not isinstance(found, kind):
-        raise ValueError(f"{path} is damaged: it must hold a JSON {'list' if kind is list else 'object'}, not {type(found).__name__}")
+        raise ValueError(
+            f"{path} is damaged: it must hold a JSON {'list' if kind is list else 'object'}, not {type(found).__name__}"
+        )
     return found
 
 
@@ -308,15 +344,25 @@ def _parse_all(raw: Raw, most: int, human: bool) -> Iterator[Product]:
             if asin == "nan" or len(asin) > _LONGEST_ASIN or asin in seen:
                 continue
             seen.add(asin)
-            yield _parse(item, raw.attributes.get(asin, {}), raw.human.get(asin, []) if human else ())
+            yield _parse(
+                item, raw.attributes.get(asin, {}), raw.human.get(asin, []) if human else ()
+            )
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-            raise ValueError(f"{raw.place} is damaged: product {number} does not have WebShop's form ({type(error).__name__}: {error})") from None
+            raise ValueError(
+                f"{raw.place} is damaged: product {number} does not have WebShop's form ({type(error).__name__}: {error})"
+            ) from None
 
 
-def _parse(item: dict[str, Any], known: dict[str, Any], instructions: Sequence[dict[str, Any]]) -> Product:
+def _parse(
+    item: dict[str, Any], known: dict[str, Any], instructions: Sequence[dict[str, Any]]
+) -> Product:
     prices, tag = _read_price(item.get("pricing"))
     asin, bullets = item["asin"], item["small_description"]
-    price = prices[0] if len(prices) == 1 else random.Random(derive("webshop", "price", asin)).uniform(prices[0], prices[1])
+    price = (
+        prices[0]
+        if len(prices) == 1
+        else random.Random(derive("webshop", "price", asin)).uniform(prices[0], prices[1])
+    )
     wanted = tuple(map(str, known.get("instruction_attributes") or ()))
     return Product(
         asin=str(asin),
@@ -326,7 +372,9 @@ def _parse(item: dict[str, Any], known: dict[str, Any], instructions: Sequence[d
         price_tag=tag,
         price=price,
         options=_read_options(item["customization_options"] or {}),
-        attributes=tuple(map(str, known["attributes"])) if "attributes" in known else ("DUMMY_ATTR",),
+        attributes=tuple(map(str, known["attributes"]))
+        if "attributes" in known
+        else ("DUMMY_ATTR",),
         category=_text(item["category"]),
         query=_text(item["query"]).lower().strip(),
         product_category=_text(item["product_category"]),
@@ -352,27 +400,41 @@ def _read_price(text: str | None) -> tuple[list[float], str]:
 
 def _read_options(raw: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Names and values in lower case; a slash, which WebShop's addresses do not bear, becomes a bar."""
-    return {name.lower(): tuple(one["value"].strip().replace("/", " | ").lower() for one in values) for name, values in raw.items() if values is not None}
+    return {
+        name.lower(): tuple(one["value"].strip().replace("/", " | ").lower() for one in values)
+        for name, values in raw.items()
+        if values is not None
+    }
 
 
 def _read_human(raw: dict[str, Any]) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    return _text(raw["instruction"]), tuple(raw["instruction_attributes"]), tuple(raw["instruction_options"])
+    return (
+        _text(raw["instruction"]),
+        tuple(raw["instruction_attributes"]),
+        tuple(raw["instruction_options"]),
+    )
 
 
 def contents(product: Product) -> str:
     """What search sees of a product: title, description, first bullet point and all options."""
-    options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
+    options = ", and ".join(
+        f"{name}: {', '.join(values)}" for name, values in product.options.items()
+    )
     return " ".join([product.title, product.description, *product.bullets[:1], options]).lower()
 
 
 def _encode(product: Product) -> bytes:
-    return json.dumps([getattr(product, field) for field in _FIELDS], separators=(",", ":")).encode()
+    return json.dumps(
+        [getattr(product, field) for field in _FIELDS], separators=(",", ":")
+    ).encode()
 
 
 def _decode(record: bytes) -> Product:
     values: dict[str, Any] = dict(zip(_FIELDS, json.loads(record), strict=True))
     values["options"] = {name: tuple(found) for name, found in values["options"].items()}
-    values["human"] = tuple((text, tuple(attributes), tuple(options)) for text, attributes, options in values["human"])
+    values["human"] = tuple(
+        (text, tuple(attributes), tuple(options)) for text, attributes, options in values["human"]
+    )
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return Product(**values)
 
@@ -380,6 +442,10 @@ def _decode(record: bytes) -> Product:
 def write_folder(raw: Raw, folder: Path) -> None:
     """A catalogue as WebShop's own files."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables: Iterable[tuple[str, Any]] = (("items_shuffle", raw.products), ("items_ins_v2", raw.attributes), ("items_human_ins", raw.human))
+    tables: Iterable[tuple[str, Any]] = (
+        ("items_shuffle", raw.products),
+        ("items_ins_v2", raw.attributes),
+        ("items_human_ins", raw.human),
+    )
     for name, table in tables:
         (folder / f"{name}.json").write_text(json.dumps(table), "utf-8")

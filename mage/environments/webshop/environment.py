@@ -10,11 +10,18 @@ import numpy.typing as npt
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from mage.environments.base import Environment
-from mage.environments.webshop.catalogue import Catalogue, Goal, GoalKind, Source, find_files, open_catalogue
+from mage.environments.webshop.catalogue import (
+    Catalogue,
+    GoalKind,
+    Source,
+    find_files,
+    open_catalogue,
+)
 from mage.environments.webshop.generate import Style
 from mage.environments.webshop.nouns import MODEL, Tagger, has_spacy
 from mage.environments.webshop.pages import Mode
-from mage.environments.webshop.session import WebShopState
+from mage.environments.webshop.products import Goal
+from mage.environments.webshop.session import ShopView, WebShopState
 from mage.seeds import derive
 from mage.types import Outcome, Split
 
@@ -34,26 +41,66 @@ class WebShop(Environment):
     seats: ClassVar[int] = 1
     multi_agent: ClassVar[bool] = False
 
-    restart: Literal["same", "fresh"] = Field("same", description="same = every episode of a meta-episode has one goal; fresh = a new goal each")
-    max_turns: int = Field(12, ge=1, description="replies the agent may give in one episode, illegal ones included")
-    data: str = Field("", description="folder with WebShop's items_shuffle*.json and items_ins_v2*.json; empty = a generated catalogue")
-    products: int = Field(0, ge=0, le=10_000_000, description="size of the generated catalogue (0 = 1,000), or the first so many of the data (0 = all)")
-    style: Style = Field("full", description="generated products: full = as long as real ones, short = two-word titles for tiny models")
-    catalogue_seed: int = Field(0, ge=0, description="generated products: another seed, another catalogue")
-    goals: GoalKind = Field("synthetic", description="instructions made from attributes and options, or those that people wrote")
-    draw: Literal["evenly", "weighted"] = Field(
-        "evenly", description="training goals: all alike, or by WebShop's weights, by which goals with rare attributes come oftener"
+    restart: Literal["same", "fresh"] = Field(
+        "same",
+        description="same = every episode of a meta-episode has one goal; fresh = a new goal each",
     )
-    test_goals: int = Field(500, ge=1, description="goals of the test split: the first of the fixed shuffle")
-    dev_goals: int = Field(1000, ge=1, description="goals of the ood split: the next; all others are for training")
-    observation: Mode = Field("text_rich", description="text = one line, as published; text_rich = a line a piece, with buttons marked")
-    attributes_page: bool = Field(False, description="whether products have a page that lists their attributes")
+    max_turns: int = Field(
+        12, ge=1, description="replies the agent may give in one episode, illegal ones included"
+    )
+    data: str = Field(
+        "",
+        description="folder with WebShop's items_shuffle*.json and items_ins_v2*.json; empty = a generated catalogue",
+    )
+    products: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="size of the generated catalogue (0 = 1,000), or the first so many of the data (0 = all)",
+    )
+    style: Style = Field(
+        "full",
+        description="generated products: full = as long as real ones, short = two-word titles for tiny models",
+    )
+    catalogue_seed: int = Field(
+        0, ge=0, description="generated products: another seed, another catalogue"
+    )
+    goals: GoalKind = Field(
+        "synthetic",
+        description="instructions made from attributes and options, or those that people wrote",
+    )
+    draw: Literal["evenly", "weighted"] = Field(
+        "evenly",
+        description="training goals: all alike, or by WebShop's weights, by which goals with rare attributes come oftener",
+    )
+    test_goals: int = Field(
+        500, ge=1, description="goals of the test split: the first of the fixed shuffle"
+    )
+    dev_goals: int = Field(
+        1000, ge=1, description="goals of the ood split: the next; all others are for training"
+    )
+    observation: Mode = Field(
+        "text_rich",
+        description="text = one line, as published; text_rich = a line a piece, with buttons marked",
+    )
+    attributes_page: bool = Field(
+        False, description="whether products have a page that lists their attributes"
+    )
     per_page: int = Field(10, ge=1, le=50, description="products on a page of results")
-    page_limit: int = Field(3000, ge=200, description="most characters of a page; what is cut says so")
-    long_page_limit: int = Field(3750, ge=200, description="the same in the ood split, whose pages are longer")
-    pay: Literal["solved", "graded"] = Field("solved", description="reward of an episode = scale x (score == 1), as published, or scale x score")
+    page_limit: int = Field(
+        3000, ge=200, description="most characters of a page; what is cut says so"
+    )
+    long_page_limit: int = Field(
+        3750, ge=200, description="the same in the ood split, whose pages are longer"
+    )
+    pay: Literal["solved", "graded"] = Field(
+        "solved",
+        description="reward of an episode = scale x (score == 1), as published, or scale x score",
+    )
     tagger: Tagger = Field(
-        "auto", validate_default=True, description="who finds the nouns of titles: spaCy's small English model or the bundled rules; auto = spaCy if installed"
+        "auto",
+        validate_default=True,
+        description="who finds the nouns of titles: spaCy's small English model or the bundled rules; auto = spaCy if installed",
     )
     _split: Split = PrivateAttr("train")
 
@@ -69,23 +116,44 @@ class WebShop(Environment):
     def _is_installed(cls, tagger: Tagger) -> Tagger:
         """Resolved at once, so that a run's recipe.toml says which one judged."""
         if tagger == "spacy" and not has_spacy():
-            raise ValueError(f"spaCy or its model {MODEL} is not installed: install both, or say bundled")
+            raise ValueError(
+                f"spaCy or its model {MODEL} is not installed: install both, or say bundled"
+            )
         return ("spacy" if has_spacy() else "bundled") if tagger == "auto" else tagger
 
     @model_validator(mode="after")
     def _has_effect(self) -> "WebShop":
-        idle = [name for name, default in (("style", "full"), ("catalogue_seed", 0)) if self.data and getattr(self, name) != default]
+        idle = [
+            name
+            for name, default in (("style", "full"), ("catalogue_seed", 0))
+            if self.data and getattr(self, name) != default
+        ]
         if idle:
-            raise ValueError(f"{' and '.join(idle)} has no effect with data: it is for generated catalogues")
+            raise ValueError(
+                f"{' and '.join(idle)} has no effect with data: it is for generated catalogues"
+            )
         if self.draw == "weighted" and self.goals == "human":
-            raise ValueError("draw = 'weighted' has no effect with goals = 'human', which all have the same weight")
+            raise ValueError(
+                "draw = 'weighted' has no effect with goals = 'human', which all have the same weight"
+            )
         return self
 
     def start(self, seed: int) -> WebShopState:
-        return WebShopState(self, self.catalogue(), self.goal(seed))
+        view = ShopView(
+            self.observation,
+            self.page_limit_now,
+            self.per_page,
+            self.attributes_page,
+            self.tagger_now,
+        )
+        return WebShopState(view, self.catalogue(), self.goal(seed))
 
     def rules(self) -> str:
-        return _RULES if self.per_page == 10 else _RULES.replace("ten products", f"{self.per_page} products")
+        return (
+            _RULES
+            if self.per_page == 10
+            else _RULES.replace("ten products", f"{self.per_page} products")
+        )
 
     def instance(self, seat: int) -> str:
         return "You are the customer."
@@ -121,18 +189,29 @@ class WebShop(Environment):
         held, count = self.test_goals + self.dev_goals, self.catalogue().goals
         if count <= held:
             where = self.data or "the generated catalogue"
-            raise ValueError(f"{where} has {count:,} goals, and test_goals + dev_goals = {held:,} leaves none to train on: lower them, or take more products")
-        return {"test": range(self.test_goals), "ood": range(self.test_goals, held), "train": range(held, count)}[self._split]
+            raise ValueError(
+                f"{where} has {count:,} goals, and test_goals + dev_goals = {held:,} leaves none to train on: lower them, or take more products"
+            )
+        return {
+            "test": range(self.test_goals),
+            "ood": range(self.test_goals, held),
+            "train": range(held, count),
+        }[self._split]
 
     def goal(self, seed: int) -> Goal:
         """The goal of an episode. Some goals read the same (a value listed twice): the later split passes over what an earlier one has."""
         places, catalogue = self.places(), self.catalogue()
-        taken, first = catalogue.first_texts(places.start), self._weighted(seed) if self._is_weighted else seed
+        taken, first = (
+            catalogue.first_texts(places.start),
+            self._weighted(seed) if self._is_weighted else seed,
+        )
         for step in range(len(places)):
             goal = catalogue.goal(places[(first + step) % len(places)])
             if goal.text not in taken:
                 return goal
-        raise ValueError(f"every goal of the split {self._split} is also one of an earlier split: take more products")
+        raise ValueError(
+            f"every goal of the split {self._split} is also one of an earlier split: take more products"
+        )
 
     @property
     def _is_weighted(self) -> bool:
@@ -141,7 +220,13 @@ class WebShop(Environment):
     def _weighted(self, seed: int) -> int:
         """Which of the split's places a seed names where rare attributes come oftener."""
         ends = _ends_of_weights(self.catalogue(), self.places())
-        return int(np.searchsorted(ends, random.Random(derive(seed, "webshop", "goal")).random() * ends[-1], side="right"))
+        return int(
+            np.searchsorted(
+                ends,
+                random.Random(derive(seed, "webshop", "goal")).random() * ends[-1],
+                side="right",
+            )
+        )
 
     def strata(self) -> int:
         count = len(self.places())

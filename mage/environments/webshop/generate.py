@@ -44,7 +44,15 @@ _VALUES = {
     "width": ("24 inch", "30 inch", "36 inch", "48 inch", "60 inch"),
     "pack": ("pack of 1", "pack of 2", "pack of 3", "pack of 6", "pack of 12"),
     "scent": ("lavender", "rose", "lemon", "unscented", "vanilla", "eucalyptus", "green tea"),
-    "flavor": ("original", "dark chocolate", "sea salt", "honey", "barbecue", "cinnamon", "spicy lime"),
+    "flavor": (
+        "original",
+        "dark chocolate",
+        "sea salt",
+        "honey",
+        "barbecue",
+        "cinnamon",
+        "spicy lime",
+    ),
     "length": ("3ft", "6ft", "10ft", "15ft", "25ft"),
     "capacity": ("64gb", "128gb", "256gb", "512gb", "1tb"),
     "volume": ("2 fl oz", "4 fl oz", "8 fl oz", "12 fl oz", "16 fl oz"),
@@ -114,7 +122,9 @@ grocery | Grocery › Baking › Mixes | baking mixes | flavor,pack | 4-30
 
 
 def _read_kind(line: str) -> _Kind:
-    category, path, query, options, prices, nouns, uses, traits = (part.strip() for part in line.split("|"))
+    category, path, query, options, prices, nouns, uses, traits = (
+        part.strip() for part in line.split("|")
+    )
     low, high = map(float, prices.split("-"))
     said = ",".join(_TRAITS.get(trait, trait) for trait in traits.split(","))
     lists = [tuple(text.split(",")) for text in (nouns, said, uses, options)]
@@ -124,7 +134,11 @@ def _read_kind(line: str) -> _Kind:
 KINDS = tuple(_read_kind(line) for line in _KINDS.strip().replace("\n    ", " | ").splitlines())
 _SYLLABLES = "ba be bo da de do fa fi ga go ka ki ko la le li lo ma me mi mo na ne ni no pa po ra re ri ro sa se so ta te ti to va ve vi vo za zo"
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_SHORT = {"traits": ("soft", "warm", "light"), "nouns": ("sock", "mug", "lamp", "bag"), "color": ("red", "blue")}
+_SHORT = {
+    "traits": ("soft", "warm", "light"),
+    "nouns": ("sock", "mug", "lamp", "bag"),
+    "color": ("red", "blue"),
+}
 
 
 def generate(count: int, seed: int = 0, style: Style = "full") -> Raw:
@@ -153,7 +167,15 @@ def _short_asin(number: int) -> str:
     return f"B{number + 1}"
 
 
-def _item(asin: str, kind: _Kind, title: str, description: str, bullets: list[str], pricing: str, options: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+def _item(
+    asin: str,
+    kind: _Kind,
+    title: str,
+    description: str,
+    bullets: list[str],
+    pricing: str,
+    options: dict[str, tuple[str, ...]],
+) -> dict[str, Any]:
     return {
         "asin": asin, "name": title, "full_description": description, "small_description": bullets, "pricing": pricing, "images": [""],
         "product_category": kind.path, "category": kind.category, "query": kind.query, "average_rating": "", "page": 1,
@@ -161,7 +183,9 @@ def _item(asin: str, kind: _Kind, title: str, description: str, bullets: list[st
     }  # fmt: skip
 
 
-def _full_product(rng: random.Random, asin: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+def _full_product(
+    rng: random.Random, asin: str
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
     kind = rng.choice(KINDS)
     brand = "".join(rng.choices(_SYLLABLES.split(), k=rng.randint(2, 3))).title()
     noun, use = rng.choice(kind.nouns), rng.choice(kind.uses)
@@ -172,22 +196,46 @@ def _full_product(rng: random.Random, asin: str) -> tuple[dict[str, Any], dict[s
     wanted = rng.sample(traits, rng.randint(1, len(traits)))
     written = None
     if rng.random() < 0.42:
-        known |= {"instruction": f"Find me {', '.join(wanted)} {kind.query} for {use}", "instruction_attributes": wanted}
+        known |= {
+            "instruction": f"Find me {', '.join(wanted)} {kind.query} for {use}",
+            "instruction_attributes": wanted,
+        }
         chosen = [rng.choice(values) for values in options.values()]
         text = f"i am looking for {' and '.join(wanted)} {kind.query} for {use}{''.join(f', {value}' for value in chosen)}."
-        written = {"asin": asin, "instruction": text, "attributes": traits, "instruction_attributes": wanted, "instruction_options": chosen}
+        written = {
+            "asin": asin,
+            "instruction": text,
+            "attributes": traits,
+            "instruction_attributes": wanted,
+            "instruction_options": chosen,
+        }
     bullets = [f"{trait.upper()}: {_sentence(rng, brand, noun, trait, use)} " for trait in traits]
-    description = " ".join(_sentence(rng, brand, noun, rng.choice(traits), use) for _ in range(rng.randint(2, 5)))
-    return _item(asin, kind, title, description, bullets, _pricing(rng, kind), options), known, written
+    description = " ".join(
+        _sentence(rng, brand, noun, rng.choice(traits), use) for _ in range(rng.randint(2, 5))
+    )
+    return (
+        _item(asin, kind, title, description, bullets, _pricing(rng, kind), options),
+        known,
+        written,
+    )
 
 
 def _options(rng: random.Random, kind: _Kind) -> dict[str, tuple[str, ...]]:
-    return {name: tuple(rng.sample(_VALUES[name], rng.randint(2, min(6, len(_VALUES[name]))))) for name in kind.options}
+    return {
+        name: tuple(rng.sample(_VALUES[name], rng.randint(2, min(6, len(_VALUES[name])))))
+        for name in kind.options
+    }
 
 
 def _pricing(rng: random.Random, kind: _Kind) -> str:
     low = round(rng.uniform(*kind.prices), 2)
-    return "" if rng.random() < 0.1 else f"${low}" if rng.random() < 0.7 else f"${low}${round(low * rng.uniform(1.1, 1.8), 2)}"
+    return (
+        ""
+        if rng.random() < 0.1
+        else f"${low}"
+        if rng.random() < 0.7
+        else f"${low}${round(low * rng.uniform(1.1, 1.8), 2)}"
+    )
 
 
 def _sentence(rng: random.Random, brand: str, noun: str, trait: str, use: str) -> str:
@@ -201,10 +249,24 @@ def _sentence(rng: random.Random, brand: str, noun: str, trait: str, use: str) -
     ))  # fmt: skip
 
 
-def _short_product(rng: random.Random, asin: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
+def _short_product(
+    rng: random.Random, asin: str
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any] | None]:
     trait, noun = rng.choice(_SHORT["traits"]), rng.choice(_SHORT["nouns"])
     kind = _Kind("home", f"Home › {noun}", noun, (noun,), (trait,), (), ("color",), (2, 38))
     options = {"color": _SHORT["color"]} if rng.random() < 0.5 else {}
-    known = {"attributes": [trait], "instruction": f"Find me {trait} {noun}", "instruction_attributes": [trait]}
-    item = _item(asin, kind, f"{trait} {noun}", f"A {trait} {noun}.", [trait], f"${rng.randint(2, 38)}.0", options)
+    known = {
+        "attributes": [trait],
+        "instruction": f"Find me {trait} {noun}",
+        "instruction_attributes": [trait],
+    }
+    item = _item(
+        asin,
+        kind,
+        f"{trait} {noun}",
+        f"A {trait} {noun}.",
+        [trait],
+        f"${rng.randint(2, 38)}.0",
+        options,
+    )
     return item, known, None

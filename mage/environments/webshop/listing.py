@@ -4,15 +4,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from mage.environments.webshop.products import Product
 from mage.environments.webshop.search import Texts, join_texts
-
-if TYPE_CHECKING:
-    from mage.environments.webshop.catalogue import Product
 
 RANDOM = "<r>"
 _ATTRIBUTE, _CATEGORY, _QUERY = "<a>", "<c>", "<q>"
@@ -32,10 +29,14 @@ class Listing:
         if keyword not in (_ATTRIBUTE, _CATEGORY, _QUERY):
             return None
         number = self.keys.find(_key(keyword, rest.split(" ")[0] if keyword == _CATEGORY else rest))
-        return [] if number is None else self.products[int(self.starts[number]) : int(self.starts[number + 1])].tolist()
+        return (
+            []
+            if number is None
+            else self.products[int(self.starts[number]) : int(self.starts[number + 1])].tolist()
+        )
 
 
-def build_listing(products: Iterable["Product"], numbers: Iterable[int]) -> Listing:
+def build_listing(products: Iterable[Product], numbers: Iterable[int]) -> Listing:
     """Products in the order of the file, each with its number."""
     found: dict[str, list[int]] = {}
     for product, number in zip(products, numbers, strict=True):
@@ -47,7 +48,7 @@ def build_listing(products: Iterable["Product"], numbers: Iterable[int]) -> List
     return Listing(join_texts(key.encode("utf-8", "surrogatepass") for key in keys), starts, listed)
 
 
-def _keys(product: "Product") -> set[str]:
+def _keys(product: Product) -> set[str]:
     attributes = (_key(_ATTRIBUTE, attribute) for attribute in product.attributes)
     return {*attributes, _key(_CATEGORY, product.category), _key(_QUERY, product.query)}
 

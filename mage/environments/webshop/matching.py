@@ -6,7 +6,10 @@ Written here because the package behind it is 3 MB of compiled code for one func
 import re
 from functools import lru_cache
 
-_DROPPED: dict[int, str | None] = {**dict.fromkeys(range(128, 256)), 0x130: "i"}  # the original drops Latin-1, and one letter has a longer lower case
+_DROPPED: dict[int, str | None] = {
+    **dict.fromkeys(range(128, 256)),
+    0x130: "i",
+}  # the original drops Latin-1, and one letter has a longer lower case
 _NO_WORD = re.compile(r"[\W_]")
 
 
@@ -28,7 +31,11 @@ def token_set_ratio(one: str, other: str) -> int:
     lengths = (shared + gap + len(left), shared + gap + len(right))
     best = _alike(len(left) + len(right) - 2 * _common_length(left, right), sum(lengths))
     if shared:
-        best = max(best, _alike(gap + len(left), shared + lengths[0]), _alike(gap + len(right), shared + lengths[1]))
+        best = max(
+            best,
+            _alike(gap + len(left), shared + lengths[0]),
+            _alike(gap + len(right), shared + lengths[1]),
+        )
     return round(best)
 
 

@@ -46,7 +46,11 @@ def nouns(title: str, tagger: Literal["spacy", "bundled"]) -> tuple[str, ...]:
     >>> nouns("Mens Shoes for outdoor basketball, 2 pairs", "bundled")
     ('mens', 'shoes', 'basketball', 'pairs')
     """
-    return _spacy()(title) if tagger == "spacy" else tuple(word.lower() for word in map(_plain, _TOKEN.findall(title)) if _is_noun(word))
+    return (
+        _spacy()(title)
+        if tagger == "spacy"
+        else tuple(word.lower() for word in map(_plain, _TOKEN.findall(title)) if _is_noun(word))
+    )
 
 
 def has_spacy() -> bool:
@@ -66,5 +70,9 @@ def _is_noun(word: str) -> bool:
 
 @cache
 def _spacy() -> Callable[[str], tuple[str, ...]]:
-    model: Any = importlib.import_module("spacy").load(MODEL, disable=["parser", "ner", "lemmatizer"])
-    return lambda title: tuple(token.text.lower() for token in model(title) if token.pos_ in ("NOUN", "PROPN"))
+    model: Any = importlib.import_module("spacy").load(
+        MODEL, disable=["parser", "ner", "lemmatizer"]
+    )
+    return lambda title: tuple(
+        token.text.lower() for token in model(title) if token.pos_ in ("NOUN", "PROPN")
+    )

@@ -9,7 +9,7 @@ A page longer than its limit is cut where it hurts least and says so: long texts
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from mage.environments.webshop.catalogue import Product
+from mage.environments.webshop.products import Product
 
 Mode = Literal["text", "text_rich"]
 SUB_PAGES = ("description", "features", "reviews", "attributes")
@@ -31,23 +31,47 @@ class Piece(NamedTuple):
 
 
 def search_page(instruction: str) -> list[Piece]:
-    return [Piece("WebShop"), Piece("Instruction: "), Piece(instruction, fixed=True), Piece("Search", "button")]
+    return [
+        Piece("WebShop"),
+        Piece("Instruction: "),
+        Piece(instruction, fixed=True),
+        Piece("Search", "button"),
+    ]
 
 
-def results_page(instruction: str, page: int, total: int, shown: Sequence[Product], seen: Collection[str]) -> list[Piece]:
+def results_page(
+    instruction: str, page: int, total: int, shown: Sequence[Product], seen: Collection[str]
+) -> list[Piece]:
     back = [Piece(PREVIOUS, "button")] if page > 1 else []
-    pieces = [*_head(instruction), Piece(f"Page {page} (Total results: {total})"), *back, Piece(NEXT, "button")]
+    pieces = [
+        *_head(instruction),
+        Piece(f"Page {page} (Total results: {total})"),
+        *back,
+        Piece(NEXT, "button"),
+    ]
     for product in shown:
-        pieces += [Piece(product.asin, "link", product.asin in seen), *_texts(product.title, product.price_tag)]
+        pieces += [
+            Piece(product.asin, "link", product.asin in seen),
+            *_texts(product.title, product.price_tag),
+        ]
     return pieces
 
 
-def item_page(instruction: str, product: Product, chosen: Mapping[str, str], attributes: bool) -> list[Piece]:
+def item_page(
+    instruction: str, product: Product, chosen: Mapping[str, str], attributes: bool
+) -> list[Piece]:
     pieces = [*_head(instruction), Piece(PREVIOUS, "button")]
     for name, values in product.options.items():
-        pieces += [*_texts(name), *(Piece(value, "option", chosen.get(name) == value) for value in values)]
+        pieces += [
+            *_texts(name),
+            *(Piece(value, "option", chosen.get(name) == value) for value in values),
+        ]
     buttons = [*SUB_PAGES[: 4 if attributes else 3], BUY]
-    return [*pieces, *_texts(product.title, f"Price: {product.price_tag}", "Rating: N.A."), *(Piece(name.title(), "button") for name in buttons)]
+    return [
+        *pieces,
+        *_texts(product.title, f"Price: {product.price_tag}", "Rating: N.A."),
+        *(Piece(name.title(), "button") for name in buttons),
+    ]
 
 
 def sub_page(instruction: str, product: Product, which: str) -> list[Piece]:
@@ -57,14 +81,38 @@ def sub_page(instruction: str, product: Product, which: str) -> list[Piece]:
     elif which == "features":
         texts = tuple(f" {bullet}" for bullet in product.bullets)
     elif which == "attributes":
-        texts = (*(f" {one}" for one in product.attributes), product.category, product.query, product.product_category)
+        texts = (
+            *(f" {one}" for one in product.attributes),
+            product.category,
+            product.query,
+            product.product_category,
+        )
     return [*_head(instruction), Piece(PREVIOUS, "button"), *_texts(*texts)]
 
 
 def final_page(asin: str, options: str, score: float) -> list[Piece]:
     """What WebShop shows to those who bought; its empty fields say None."""
-    named = [("asin", asin), ("options", options), ("attrs", "None"), ("category", "None"), ("query", "None"), ("product category", "None")]
-    wanted = ["Target", "asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query", "Goal ", "None"]
+    named = [
+        ("asin", asin),
+        ("options", options),
+        ("attrs", "None"),
+        ("category", "None"),
+        ("query", "None"),
+        ("product category", "None"),
+    ]
+    wanted = [
+        "Target",
+        "asin",
+        "options",
+        "attrs",
+        "price upper",
+        "instuction text",
+        "category",
+        "product category",
+        "query",
+        "Goal ",
+        "None",
+    ]
     texts = [
         "Thank you for shopping with us!",
         "Your code: ",
@@ -73,7 +121,18 @@ def final_page(asin: str, options: str, score: float) -> list[Piece]:
         "Purchased",
         *(part for pair in named for part in pair),
     ]
-    return [Piece(text) for text in (*texts, *wanted, "Reward", "Your score (min 0.0, max 1.0)", str(score), "Reward Details ", "None")]
+    return [
+        Piece(text)
+        for text in (
+            *texts,
+            *wanted,
+            "Reward",
+            "Your score (min 0.0, max 1.0)",
+            str(score),
+            "Reward Details ",
+            "None",
+        )
+    ]
 
 
 def _head(instruction: str) -> list[Piece]:
@@ -104,7 +163,11 @@ def render(pieces: Sequence[Piece], mode: Mode, limit: int) -> str:
 def _write(pieces: Sequence[Piece], mode: Mode) -> str:
     if mode == "text":
         return " [SEP] ".join(piece.text.strip() for piece in pieces)
-    told = [f"You have clicked {piece.text}." for piece in reversed(pieces) if piece.kind == "option" and piece.clicked]
+    told = [
+        f"You have clicked {piece.text}."
+        for piece in reversed(pieces)
+        if piece.kind == "option" and piece.clicked
+    ]
     return "\n".join([*told, *map(_line, pieces)])
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mage.environments.webshop.catalogue import Goal, Product
 from mage.environments.webshop.matching import token_set_ratio
 from mage.environments.webshop.nouns import nouns
+from mage.environments.webshop.products import Goal, Product
 
 _ALIKE = 85
 # WebShop's list, in its order: of several colours in a text the first one HERE counts, wherever it stands in the text.
@@ -34,7 +34,13 @@ class Reward:
     score: float
 
 
-def judge(bought: Product, chosen: Iterable[str], goal: Goal, wanted: Product, tagger: Literal["spacy", "bundled"]) -> Reward:
+def judge(
+    bought: Product,
+    chosen: Iterable[str],
+    goal: Goal,
+    wanted: Product,
+    tagger: Literal["spacy", "bundled"],
+) -> Reward:
     """`wanted` is the goal's product; `chosen` are the values of the options that were chosen."""
     kind = type_reward(bought, wanted, tagger)
     attributes = sum(_has_attribute(bought, attribute) for attribute in goal.attributes)
@@ -51,7 +57,13 @@ def type_reward(bought: Product, wanted: Product, tagger: Literal["spacy", "bund
         return 0.0
     if likeness < 0.1:
         return 0.1
-    return 1.0 if bought.query == wanted.query or len(_parts(bought) & _parts(wanted)) >= 2 or likeness > 0.2 else 0.5
+    return (
+        1.0
+        if bought.query == wanted.query
+        or len(_parts(bought) & _parts(wanted)) >= 2
+        or likeness > 0.2
+        else 0.5
+    )
 
 
 def title_likeness(bought: str, wanted: str, tagger: Literal["spacy", "bundled"]) -> float:
@@ -67,7 +79,10 @@ def _parts(product: Product) -> set[str]:
 def _has_attribute(bought: Product, attribute: str) -> bool:
     if any(token_set_ratio(own, attribute) > _ALIKE for own in bought.attributes):
         return True
-    return any(attribute in text.lower() for text in (bought.title, " ".join(bought.bullets), bought.description))
+    return any(
+        attribute in text.lower()
+        for text in (bought.title, " ".join(bought.bullets), bought.description)
+    )
 
 
 def count_options(chosen: tuple[str, ...], wanted: Iterable[tuple[str, str] | str]) -> int:
@@ -77,7 +92,10 @@ def count_options(chosen: tuple[str, ...], wanted: Iterable[tuple[str, str] | st
     option whose name it is, and a pair becomes a colour only where its value is exactly that colour.
     """
     values = [_colour_in(value) for value in chosen]
-    return sum(any(token_set_ratio(value, _written(option)) > _ALIKE for value in values) for option in wanted)
+    return sum(
+        any(token_set_ratio(value, _written(option)) > _ALIKE for value in values)
+        for option in wanted
+    )
 
 
 def _written(option: tuple[str, str] | str) -> str:

@@ -70,7 +70,9 @@ class Index:
     starts: npt.NDArray[np.int64]
     documents: npt.NDArray[np.int32]
     shares: npt.NDArray[np.float32]
-    frequent: npt.NDArray[np.int32]  # terms of many documents, and their shares of ALL documents in a row each: adding a row is faster
+    frequent: npt.NDArray[
+        np.int32
+    ]  # terms of many documents, and their shares of ALL documents in a row each: adding a row is faster
     rows: npt.NDArray[np.float32]
     size: int
 
@@ -93,13 +95,19 @@ class Index:
             else:
                 part = slice(int(self.starts[number]), int(self.starts[number + 1]))
                 shares = self.shares[part]
-                scores[self.documents[part]] += shares if weight == 1 else shares * np.float32(weight)
+                scores[self.documents[part]] += (
+                    shares if weight == 1 else shares * np.float32(weight)
+                )
         return scores.astype(np.float32)
 
     def _best(self, scores: npt.NDArray[np.float32], count: int) -> list[int]:
         """The best of every 16th document bound the best of all from below, so few are left to be sorted."""
         some = scores[:: max(1, min(16, self.size // (2 * count)))]
-        least = np.partition(some, len(some) - count)[len(some) - count] if count < len(some) else np.float32(0)
+        least = (
+            np.partition(some, len(some) - count)[len(some) - count]
+            if count < len(some)
+            else np.float32(0)
+        )
         found = np.flatnonzero(scores >= least) if least > 0 else np.flatnonzero(scores)
         order = np.argsort(-scores[found], kind="stable")[:count]
         return [int(number) for number in found[order]]
@@ -111,9 +119,17 @@ def build_index(contents: Iterable[str]) -> Index:
     numbers, lengths = list[npt.NDArray[np.int32]](), list[int]()
     for text in contents:
         found = terms(text)
-        numbers.append(np.fromiter((vocabulary.setdefault(word, len(vocabulary)) for word in found), np.int32, len(found)))
+        numbers.append(
+            np.fromiter(
+                (vocabulary.setdefault(word, len(vocabulary)) for word in found),
+                np.int32,
+                len(found),
+            )
+        )
         lengths.append(len(found))
-    texts = sorted((word.encode("utf-8", "surrogatepass"), number) for word, number in vocabulary.items())
+    texts = sorted(
+        (word.encode("utf-8", "surrogatepass"), number) for word, number in vocabulary.items()
+    )
     rank = np.empty(len(texts), np.int64)
     rank[[number for _, number in texts]] = np.arange(len(texts))
     size = len(lengths)
@@ -123,13 +139,27 @@ def build_index(contents: Iterable[str]) -> Index:
     starts = np.searchsorted(owners, np.arange(len(texts) + 1))
     shares = _shares(np.diff(starts), owners, documents, counts, np.array(lengths, np.int64))
     frequent, rows = _rows(starts, documents, shares, size)
-    return Index(join_texts(word for word, _ in texts), starts.astype(np.int64), documents.astype(np.int32), shares, frequent, rows, size)
+    return Index(
+        join_texts(word for word, _ in texts),
+        starts.astype(np.int64),
+        documents.astype(np.int32),
+        shares,
+        frequent,
+        rows,
+        size,
+    )
 
 
-def _rows(starts: Array, documents: Array, shares: Array, size: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+def _rows(
+    starts: Array, documents: Array, shares: Array, size: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """The terms that are in one of 16 documents or more, at most 64 of them."""
     counts = np.diff(starts)
-    frequent = [number for number in np.argsort(-counts, kind="stable")[:_ROWS] if counts[number] * 16 >= size > _MANY]
+    frequent = [
+        number
+        for number in np.argsort(-counts, kind="stable")[:_ROWS]
+        if counts[number] * 16 >= size > _MANY
+    ]
     rows = np.zeros((len(frequent), size), np.float32)
     for row, number in enumerate(frequent):
         part = slice(starts[number], starts[number + 1])
@@ -137,12 +167,24 @@ def _rows(starts: Array, documents: Array, shares: Array, size: int) -> tuple[np
     return np.array(frequent, np.int32), rows
 
 
-def _shares(frequencies: Array, owners: Array, documents: Array, counts: Array, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def _shares(
+    frequencies: Array,
+    owners: Array,
+    documents: Array,
+    counts: Array,
+    lengths: npt.NDArray[np.int64],
+) -> npt.NDArray[np.float32]:
     """idf - idf / (1 + count / norm), each step in 32 bits: the very expression of Lucene's BM25Similarity."""
     size, held = len(lengths), np.count_nonzero(lengths)
     average = np.float32(lengths.sum() / max(held, 1))
     kept = np.array([quantise(int(length)) for length in lengths], np.float32)
     inverse = np.float32(1) / (K1 * ((np.float32(1) - B) + B * kept / average))
-    idf = np.log(1 + (held - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32) if size else np.zeros(0, np.float32)
+    idf = (
+        np.log(1 + (held - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
+        if size
+        else np.zeros(0, np.float32)
+    )
     weight = idf[owners]
-    return (weight - weight / (np.float32(1) + counts.astype(np.float32) * inverse[documents])).astype(np.float32)
+    return (
+        weight - weight / (np.float32(1) + counts.astype(np.float32) * inverse[documents])
+    ).astype(np.float32)

@@ -6,18 +6,17 @@ Clicks are written without `<`, which opens a tag in an agent's reply: click[pre
 
 import json
 import re
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from mage.environments.base import State
 from mage.environments.webshop import pages
-from mage.environments.webshop.catalogue import Catalogue, Goal, Product
+from mage.environments.webshop.catalogue import Catalogue
 from mage.environments.webshop.listing import RANDOM
+from mage.environments.webshop.products import Goal, Product
 from mage.environments.webshop.reward import Reward, judge
 from mage.seeds import derive
-
-if TYPE_CHECKING:
-    from mage.environments.webshop.environment import WebShop
 
 HITS = 50
 LONGEST = 400  # of an action; longer ones are no moves
@@ -26,11 +25,22 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _PRICE = ", and price lower than"
 
 
+@dataclass(frozen=True, slots=True)
+class ShopView:
+    """The environment's options that a session needs."""
+
+    observation: pages.Mode
+    page_limit: int
+    per_page: int
+    attributes_page: bool
+    tagger: Literal["spacy", "bundled"]
+
+
 class WebShopState(State):
     """The page is `search`, `results`, `item`, a sub page's name, or `done`."""
 
-    def __init__(self, environment: "WebShop", catalogue: Catalogue, goal: Goal) -> None:
-        self.environment, self.catalogue, self.goal = environment, catalogue, goal
+    def __init__(self, view: ShopView, catalogue: Catalogue, goal: Goal) -> None:
+        self.view, self.catalogue, self.goal = view, catalogue, goal
         self.page, self.number = "search", 1
         self.words, self.asin = "", ""
         self.options: dict[str, str] = {}
@@ -48,7 +58,11 @@ class WebShopState(State):
         return tuple(dict.fromkeys((*(f"search[{words}]" for words in self._queries), *clicks)))
 
     def read(self, written: str) -> str | None:
-        found = _ACTION.fullmatch(written.strip()) if len(written) <= LONGEST and not _CONTROL.search(written) else None
+        found = (
+            _ACTION.fullmatch(written.strip())
+            if len(written) <= LONGEST and not _CONTROL.search(written)
+            else None
+        )
         if found is None or not (words := " ".join(found[2].lower().split())):
             return None
         if found[1].lower() == "search":
@@ -69,7 +83,7 @@ class WebShopState(State):
             self._click(value)
 
     def observe(self, seat: int) -> str:
-        return pages.render(self.pieces(), self.environment.observation, self.environment.page_limit_now)
+        return pages.render(self.pieces(), self.view.observation, self.view.page_limit)
 
     def anchor(self, seat: int) -> str:
         chosen = ", ".join(f"{name}: {value}" for name, value in sorted(self.options.items()))
@@ -101,11 +115,19 @@ class WebShopState(State):
         if self.page == "search":
             return pages.search_page(text)
         if self.page == "results":
-            return pages.results_page(text, self.number, len(self._hits()), [self.catalogue.find(asin) for asin in self._shown()], self.seen)
+            return pages.results_page(
+                text,
+                self.number,
+                len(self._hits()),
+                [self.catalogue.find(asin) for asin in self._shown()],
+                self.seen,
+            )
         if self.page == "done":
-            return pages.final_page(self.asin, json.dumps(self.options, sort_keys=True), self.scores()[0])
+            return pages.final_page(
+                self.asin, json.dumps(self.options, sort_keys=True), self.scores()[0]
+            )
         if self.page == "item":
-            return pages.item_page(text, self._product(), self.options, self.environment.attributes_page)
+            return pages.item_page(text, self._product(), self.options, self.view.attributes_page)
         return pages.sub_page(text, self._product(), self.page)
 
     def clickables(self) -> list[str]:
@@ -116,16 +138,37 @@ class WebShopState(State):
             return ["search"]
         back, previous = pages.BACK.lower(), pages.PREVIOUS.lower()
         if self.page == "results":
-            return [back, *([previous] if self.number > 1 else []), pages.NEXT.lower(), *(asin.lower() for asin in self._shown())]
+            return [
+                back,
+                *([previous] if self.number > 1 else []),
+                pages.NEXT.lower(),
+                *(asin.lower() for asin in self._shown()),
+            ]
         if self.page != "item":
             return [back, previous]
-        buttons = [back, previous, *pages.SUB_PAGES[: 4 if self.environment.attributes_page else 3], pages.BUY.lower()]
-        return list(dict.fromkeys((*buttons, *(value for values in self._product().options.values() for value in values))))
+        buttons = [
+            back,
+            previous,
+            *pages.SUB_PAGES[: 4 if self.view.attributes_page else 3],
+            pages.BUY.lower(),
+        ]
+        return list(
+            dict.fromkeys(
+                (
+                    *buttons,
+                    *(value for values in self._product().options.values() for value in values),
+                )
+            )
+        )
 
     def _clickable(self, words: str) -> str | None:
         """The clickable that is meant: as WebShop writes it, or as `legal` does."""
         options = [value for value in self.clickables() if value != "search"]
-        return words if words in options else next((value for value in options if _word(value) == _word(words)), None)
+        return (
+            words
+            if words in options
+            else next((value for value in options if _word(value) == _word(words)), None)
+        )
 
     def _click(self, value: str) -> None:
         if value == pages.BUY.lower():
@@ -138,10 +181,12 @@ class WebShopState(State):
         elif self.page == "results":
             self.page, self.asin = "item", value.upper()
             self.seen.add(self.asin)
-        elif value in pages.SUB_PAGES[: 4 if self.environment.attributes_page else 3]:
+        elif value in pages.SUB_PAGES[: 4 if self.view.attributes_page else 3]:
             self.page = value
         else:  # of two options with this value WebShop takes the last
-            self.options[[name for name, values in self._product().options.items() if value in values][-1]] = value
+            self.options[
+                [name for name, values in self._product().options.items() if value in values][-1]
+            ] = value
 
     def _turn_page(self, step: int) -> None:
         if self.page == "results":
@@ -153,11 +198,19 @@ class WebShopState(State):
 
     def _open_results(self, words: str, number: int) -> None:
         """Whatever was chosen is forgotten, also on the way back from a product."""
-        self.page, self.words, self.number, self.asin, self.options = "results", words, number, "", {}
+        self.page, self.words, self.number, self.asin, self.options = (
+            "results",
+            words,
+            number,
+            "",
+            {},
+        )
 
     def _buy(self) -> None:
         wanted = self.catalogue.find(self.goal.asin)
-        self.reward = judge(self._product(), self.options.values(), self.goal, wanted, self.environment.tagger_now)
+        self.reward = judge(
+            self._product(), self.options.values(), self.goal, wanted, self.view.tagger
+        )
         self.page = "done"
 
     def _product(self) -> Product:
@@ -169,7 +222,7 @@ class WebShopState(State):
         return self.catalogue.search(self.words, HITS)
 
     def _shown(self) -> tuple[str, ...]:
-        size = self.environment.per_page
+        size = self.view.per_page
         return self._hits()[(self.number - 1) * size : self.number * size]
 
     # -- words
@@ -177,14 +230,23 @@ class WebShopState(State):
     @cached_property
     def _queries(self) -> tuple[str, ...]:
         """What people would type: all that is asked for but the price, and the kind of thing alone."""
-        asked = _plain(re.sub(r"^(find me|i am looking for|i need|i want)\s+", "", self.goal.text.lower().split(_PRICE)[0]))[:200].strip()
+        asked = _plain(
+            re.sub(
+                r"^(find me|i am looking for|i need|i want)\s+",
+                "",
+                self.goal.text.lower().split(_PRICE)[0],
+            )
+        )[:200].strip()
         kind = re.split(r" (?:with|for) ", asked)[0].strip()
         return tuple(dict.fromkeys(words for words in (asked, kind) if words)) or ("a",)
 
     def _told_result(self) -> str:
         if self.reward is None:
             return "You bought nothing. Score 0 of 1."
-        product, chosen = self._product(), ", ".join(f"{name}: {value}" for name, value in self.options.items())
+        product, chosen = (
+            self._product(),
+            ", ".join(f"{name}: {value}" for name, value in self.options.items()),
+        )
         bought = f"You bought {self.asin}, {_short(product.title, 80)}, {product.price_tag}{f' ({_short(chosen, 80)})' if chosen else ''}"
         return f"{bought}. Score {self.reward.score:.2f} of 1{'' if self.reward.score < 1 else ': all as asked'}."
 
@@ -202,29 +264,43 @@ class WebShopState(State):
         return pages.BUY.lower()
 
     def _next_on_results(self) -> str | None:
-        hits, size = self._hits(), self.environment.per_page
+        hits, size = self._hits(), self.view.per_page
         if self.goal.asin not in hits:
             return None
         page = hits.index(self.goal.asin) // size + 1
-        return self.goal.asin.lower() if page == self.number else (pages.NEXT if page > self.number else pages.PREVIOUS).lower()
+        return (
+            self.goal.asin.lower()
+            if page == self.number
+            else (pages.NEXT if page > self.number else pages.PREVIOUS).lower()
+        )
 
     @cached_property
     def _best_query(self) -> str:
         """The first of a few queries that shows the product, else the one in which it stands highest."""
         product = self.catalogue.find(self.goal.asin)
-        texts = (product.title, f"{product.title} {product.bullets[0] if product.bullets else ''}", product.description, self.goal.text)
-        queries = [words for text in texts if (words := _plain(text.lower())[: LONGEST - 10].strip())] or ["a"]
+        texts = (
+            product.title,
+            f"{product.title} {product.bullets[0] if product.bullets else ''}",
+            product.description,
+            self.goal.text,
+        )
+        queries = [
+            words for text in texts if (words := _plain(text.lower())[: LONGEST - 10].strip())
+        ] or ["a"]
         return min(queries, key=self._rank)
 
     def _rank(self, words: str) -> int:
         hits = self.catalogue.search(words, HITS)
-        return hits.index(self.goal.asin) // self.environment.per_page if self.goal.asin in hits else HITS
+        return hits.index(self.goal.asin) // self.view.per_page if self.goal.asin in hits else HITS
 
 
 def _meant(wanted: str, product: Product) -> list[str]:
     """The values of a product that a person's bare word may mean, best first."""
     values = [value for values in product.options.values() for value in values]
-    return sorted((value for value in values if wanted in value or value in wanted), key=lambda value: abs(len(value) - len(wanted)))
+    return sorted(
+        (value for value in values if wanted in value or value in wanted),
+        key=lambda value: abs(len(value) - len(wanted)),
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -36,8 +36,23 @@ _PICTURES = (  # Unicode's Extended_Pictographic, with the flags
     (0x1F400, 0x1F53D), (0x1F546, 0x1F64F), (0x1F680, 0x1F6FF), (0x1F774, 0x1F77F), (0x1F7D5, 0x1F7FF), (0x1F80C, 0x1F80F), (0x1F848, 0x1F84F),
     (0x1F85A, 0x1F85F), (0x1F888, 0x1F88F), (0x1F8AE, 0x1F8FF), (0x1F90C, 0x1F93A), (0x1F93C, 0x1F945), (0x1F947, 0x1FAFF),
 )  # fmt: skip
-_HAN = ((0x2E80, 0x2FD5), (0x3005, 0x3007), (0x3021, 0x3029), (0x3038, 0x303B), (0x3041, 0x309F), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFD))
-_KATAKANA = ((0x3031, 0x3035), (0x309B, 0x309C), (0x30A0, 0x30FF), (0x31F0, 0x31FF), (0xFF66, 0xFF9F))
+_HAN = (
+    (0x2E80, 0x2FD5),
+    (0x3005, 0x3007),
+    (0x3021, 0x3029),
+    (0x3038, 0x303B),
+    (0x3041, 0x309F),
+    (0x3400, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x3FFFD),
+)
+_KATAKANA = (
+    (0x3031, 0x3035),
+    (0x309B, 0x309C),
+    (0x30A0, 0x30FF),
+    (0x31F0, 0x31FF),
+    (0xFF66, 0xFF9F),
+)
 _UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF))
 
 
@@ -48,7 +63,17 @@ def _grammar(letter: str, digit: str, between: tuple[str, str], join: str, tail:
 
 
 _ASCII = re.compile(_grammar("[A-Za-z]", "[0-9]", ("[:.']", "[,;.']"), "_", ""))
-_CLASSES = re.compile("|".join((_grammar("a", "0", ("[:.]", "[,.]"), "_", "[xz]*"), "h[xz]*", "k[kxz]*", "t[txz]*", "ex*(?:zex*)*")))
+_CLASSES = re.compile(
+    "|".join(
+        (
+            _grammar("a", "0", ("[:.]", "[,.]"), "_", "[xz]*"),
+            "h[xz]*",
+            "k[kxz]*",
+            "t[txz]*",
+            "ex*(?:zex*)*",
+        )
+    )
+)
 
 
 class _Classes(dict[int, str]):
@@ -89,7 +114,9 @@ def split_words(text: str) -> list[str]:
     if text.isascii():
         found = _ASCII.findall(text)
     else:
-        found = [text[match.start() : match.end()] for match in _CLASSES.finditer(text.translate(_class))]
+        found = [
+            text[match.start() : match.end()] for match in _CLASSES.finditer(text.translate(_class))
+        ]
     return found if all(len(word) <= _LONGEST for word in found) else list(_cut(found))
 
 

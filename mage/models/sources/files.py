@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mage.models.base import Dtype, Say, share
+from mage.models.base import Dtype, Say, copy_permissions
 from mage.models.sources.quants import Array
 
 Tables = dict[str, Any]
@@ -14,7 +14,7 @@ SHARD_NUMBERS = 2**29  # of one file: 2 GiB in float32
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ModelFiles:
     """Everything that such a folder holds. `weights` is gone through once."""
 
     config: Tables
@@ -25,7 +25,7 @@ class Parts:
     weights: Iterator[tuple[str, Array]]
 
 
-def write_parts(parts: Parts, folder: Path, dtype: Dtype, say: Say) -> None:
+def write_files(parts: ModelFiles, folder: Path, dtype: Dtype, say: Say) -> None:
     """Write them; `dtype` is that of the weights on disk."""
     _write_json(folder / "config.json", parts.config | {"dtype": dtype})
     _write_json(folder / "generation_config.json", parts.generation)
@@ -44,17 +44,23 @@ def write_weights(weights: Iterator[tuple[str, Array]], folder: Path, dtype: Dty
     names: list[list[str]] = []
     total = 0
     for shard in _shards(weights):
-        tensors = {name: torch.from_numpy(array).to(getattr(torch, dtype)).contiguous() for name, array in shard.items()}
+        tensors = {
+            name: torch.from_numpy(array).to(getattr(torch, dtype)).contiguous()
+            for name, array in shard.items()
+        }
         names.append(list(tensors))
         total += sum(tensor.nbytes for tensor in tensors.values())
         save_file(tensors, folder / f"shard-{len(names)}", metadata={"format": "pt"})
     files = _file_names(len(names))
     for number, file in enumerate(files, 1):
-        share(folder / f"shard-{number}", folder / "config.json")
+        copy_permissions(folder / f"shard-{number}", folder / "config.json")
         (folder / f"shard-{number}").rename(folder / file)
     if len(files) > 1:
         where = {name: file for file, group in zip(files, names, strict=True) for name in group}
-        _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+        _write_json(
+            folder / "model.safetensors.index.json",
+            {"metadata": {"total_size": total}, "weight_map": where},
+        )
 
 
 def _shards(weights: Iterator[tuple[str, Array]]) -> Iterator[dict[str, Array]]:
@@ -68,7 +74,11 @@ def _shards(weights: Iterator[tuple[str, Array]]) -> Iterator[dict[str, Array]]:
 
 
 def _file_names(count: int) -> list[str]:
-    return ["model.safetensors"] if count == 1 else [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    return (
+        ["model.safetensors"]
+        if count == 1
+        else [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+    )
 
 
 def _write_json(path: Path, tables: Tables) -> None:

@@ -4,11 +4,19 @@ import json
 import shutil
 from pathlib import Path
 
-from mage.models.base import Dtype, Say, Source, share
+from mage.models.base import Dtype, Say, Source, copy_permissions
 
 _INDEX = "model.safetensors.index.json"
 _LICENCES = ("LICENSE", "LICENCE", "NOTICE")
-COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", _INDEX)
+COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    _INDEX,
+)
 
 
 class Folder(Source):
@@ -27,14 +35,18 @@ class Folder(Source):
         return str(path)
 
 
-def copy_folder(source: Path, folder: Path, dtype: Dtype | None, template: str | None, say: Say) -> None:
+def copy_folder(
+    source: Path, folder: Path, dtype: Dtype | None, template: str | None, say: Say
+) -> None:
     """Copy a checkpoint; `dtype` and `template` replace those it has."""
     for name in ("config.json", "tokenizer.json"):
         if not (source / name).is_file():
             raise ValueError(f"{source} has no {name}: a model folder needs it")
     weights = _weight_files(source)
     if not weights:
-        raise ValueError(f"{source} has no *.safetensors: a model folder needs its weights in that format")
+        raise ValueError(
+            f"{source} has no *.safetensors: a model folder needs its weights in that format"
+        )
     template = template or _template(source)
     licences = [path.name for path in source.iterdir() if path.name.upper().startswith(_LICENCES)]
     for name in (*COPIED, *licences):
@@ -58,14 +70,21 @@ def _template(source: Path) -> str:
     if isinstance(given, list):
         given = {one["name"]: one["template"] for one in given}.get("default")
     if not given:
-        raise ValueError(f"{source} has no chat template: give one with --template FILE (jinja, as in a chat_template.jinja)")
+        raise ValueError(
+            f"{source} has no chat template: give one with --template FILE (jinja, as in a chat_template.jinja)"
+        )
     return str(given)
 
 
 def _weight_files(source: Path) -> list[Path]:
     """Those of the index, where there is one: some folders hold the same weights in a second layout beside it."""
     if (source / _INDEX).is_file():
-        return [source / name for name in sorted(set(json.loads((source / _INDEX).read_text())["weight_map"].values()))]
+        return [
+            source / name
+            for name in sorted(
+                set(json.loads((source / _INDEX).read_text())["weight_map"].values())
+            )
+        ]
     one = source / "model.safetensors"
     return [one] if one.is_file() else sorted(source.glob("*.safetensors"))
 
@@ -78,6 +97,9 @@ def _copy_weights(source: Path, target: Path, dtype: Dtype | None) -> None:
     from safetensors.torch import load_file, save_file
 
     number = getattr(torch, dtype)
-    tensors = {name: tensor.to(number) if tensor.is_floating_point() else tensor for name, tensor in load_file(source).items()}
+    tensors = {
+        name: tensor.to(number) if tensor.is_floating_point() else tensor
+        for name, tensor in load_file(source).items()
+    }
     save_file(tensors, target, metadata={"format": "pt"})
-    share(target, target.parent / "config.json")
+    copy_permissions(target, target.parent / "config.json")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mage.models.base import Dtype, Say, Source
-from mage.models.sources.files import Parts, Tables, write_parts
+from mage.models.sources.files import ModelFiles, Tables, write_files
 from mage.models.sources.gguf_reader import GgufFile
 from mage.models.sources.gguf_tokenizer import read_tokenizer, read_tokenizer_config
 from mage.models.sources.quants import Array
@@ -49,21 +49,32 @@ class Gguf(Source):
         return str(path.resolve())
 
 
-def write_gguf(path: Path, folder: Path, dtype: Dtype | None, template: str | None, say: Say) -> None:
+def write_gguf(
+    path: Path, folder: Path, dtype: Dtype | None, template: str | None, say: Say
+) -> None:
     """Everything of a GGUF file, as the files of a transformers folder. Numbers are float32 unless told."""
     say(f"reading {path.name}")
-    write_parts(read_gguf(path, template), folder, dtype or "float32", say)
+    write_files(read_gguf(path, template), folder, dtype or "float32", say)
 
 
-def read_gguf(path: Path, template: str | None = None) -> Parts:
+def read_gguf(path: Path, template: str | None = None) -> ModelFiles:
     """The parts of a model in a GGUF file, with another chat template if one is given."""
     file = GgufFile(path)
     template = template or file.metadata.get("tokenizer.chat_template")
     if not template:
-        raise ValueError(f"{path} has no chat template: give one with --template FILE (jinja, as in a chat_template.jinja)")
+        raise ValueError(
+            f"{path} has no chat template: give one with --template FILE (jinja, as in a chat_template.jinja)"
+        )
     config = _config(file)
     tokenizer = read_tokenizer(file.metadata, str(path))
-    return Parts(config, _generation(file), tokenizer, read_tokenizer_config(file.metadata), template, _weights(file, config))
+    return ModelFiles(
+        config,
+        _generation(file),
+        tokenizer,
+        read_tokenizer_config(file.metadata),
+        template,
+        _weights(file, config),
+    )
 
 
 def _config(file: GgufFile) -> Tables:
@@ -71,7 +82,9 @@ def _config(file: GgufFile) -> Tables:
     if kind not in _CLASSES:
         raise ValueError(f"{file.path} has the architecture {kind}; read are {', '.join(_CLASSES)}")
     if "rope_freqs.weight" in file.entries or _get(file, "rope.scaling.type", "none") != "none":
-        raise ValueError(f"{file.path} stretches its rotary positions, which is not read here. Give a transformers folder of this model instead")
+        raise ValueError(
+            f"{file.path} stretches its rotary positions, which is not read here. Give a transformers folder of this model instead"
+        )
     heads, hidden = _get(file, "attention.head_count"), _get(file, "embedding_length")
     has_bias = "blk.0.attn_q.bias" in file.entries
     return {
@@ -89,7 +102,9 @@ def _config(file: GgufFile) -> Tables:
         "rms_norm_eps": round(_get(file, "attention.layer_norm_rms_epsilon"), 12),
         "rope_theta": _get(file, "rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in file.entries,
-        **({} if kind == "qwen2" else {"attention_bias": has_bias}),  # qwen2 has those of q, k and v always
+        **(
+            {} if kind == "qwen2" else {"attention_bias": has_bias}
+        ),  # qwen2 has those of q, k and v always
         **_special_ids(file),
     }
 
@@ -97,13 +112,17 @@ def _config(file: GgufFile) -> Tables:
 def _get(file: GgufFile, key: str, default: Any = None) -> Any:
     value = file.metadata.get(f"{file.metadata['general.architecture']}.{key}", default)
     if value is None:
-        raise ValueError(f"{file.path} does not say its {key}: the file is damaged or of another kind")
+        raise ValueError(
+            f"{file.path} does not say its {key}: the file is damaged or of another kind"
+        )
     return value
 
 
 def _special_ids(file: GgufFile) -> Tables:
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    found = {name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
+    found = {
+        name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()
+    }
     return {name: number for name, number in found.items() if number is not None}
 
 
@@ -116,15 +135,23 @@ def _generation(file: GgufFile) -> Tables:
 
 
 def _weights(file: GgufFile, config: Tables) -> Iterator[tuple[str, Array]]:
-    names = {name: _translated(name, file.path) for name in file.entries}  # all at once: a stranger is told before anything is written
+    names = {
+        name: _translated(name, file.path) for name in file.entries
+    }  # all at once: a stranger is told before anything is written
     missing = _missing(set(names.values()), config)
     if missing:
-        raise ValueError(f"{file.path} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}: the file is damaged or of another kind")
+        raise ValueError(
+            f"{file.path} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}: the file is damaged or of another kind"
+        )
     return ((target, _in_order(file.tensor(name), name, config)) for name, target in names.items())
 
 
 def _missing(found: set[str], config: Tables) -> list[str]:
-    layers = [f"model.layers.{number}.{name}.weight" for number in range(config["num_hidden_layers"]) for name in _LAYER.values()]
+    layers = [
+        f"model.layers.{number}.{name}.weight"
+        for number in range(config["num_hidden_layers"])
+        for name in _LAYER.values()
+    ]
     needed = ["model.embed_tokens.weight", "model.norm.weight", *layers]
     if config["model_type"] != "qwen3":
         needed = [name for name in needed if not name.endswith(("q_norm.weight", "k_norm.weight"))]
@@ -144,7 +171,9 @@ def _translated(name: str, path: Path) -> str:
 
 
 def _in_order(array: Array, name: str, config: Tables) -> Array:
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(name.split(".")[-2])
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(
+        name.split(".")[-2]
+    )
     return array if heads is None or config["model_type"] != "llama" else _unpermute(array, heads)
 
 

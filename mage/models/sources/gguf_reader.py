@@ -12,7 +12,19 @@ import numpy as np
 
 from mage.models.sources.quants import FORMATS, Array, Format, decode
 
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _LIST = 8, 9
 _VERSIONS = (2, 3)
 
@@ -46,23 +58,31 @@ class GgufFile:
         """One tensor as float32."""
         entry, form = self.entries[name], self._format(name)
         start = self._start + entry.offset
-        return decode(self._data[start : start + form.bytes_of(_count(entry))], form).reshape(entry.shape)
+        return decode(self._data[start : start + form.bytes_of(_count(entry))], form).reshape(
+            entry.shape
+        )
 
     def _format(self, name: str) -> Format:
         kind = self.entries[name].kind
         if kind not in FORMATS:
             known = ", ".join(form.name for form in FORMATS.values())
-            raise ValueError(f"{self.path}: tensor {name} has number format {kind}, which is not read here; read are {known}")
+            raise ValueError(
+                f"{self.path}: tensor {name} has number format {kind}, which is not read here; read are {known}"
+            )
         return FORMATS[kind]
 
     def _check(self, name: str) -> None:
         """Everything that can be wrong with the table is told before any weight is read."""
         entry, form = self.entries[name], self._format(name)
         if not entry.shape or entry.shape[-1] % form.elements:
-            raise ValueError(f"{self.path}: tensor {name} of shape {entry.shape} does not fill blocks of {form.elements} ({form.name})")
+            raise ValueError(
+                f"{self.path}: tensor {name} of shape {entry.shape} does not fill blocks of {form.elements} ({form.name})"
+            )
         end = self._start + entry.offset + form.bytes_of(_count(entry))
         if end > len(self._data):
-            raise ValueError(f"{self.path} is cut off: tensor {name} ends at byte {end:,}, the file at {len(self._data):,}; get the file again")
+            raise ValueError(
+                f"{self.path} is cut off: tensor {name} ends at byte {end:,}, the file at {len(self._data):,}; get the file again"
+            )
 
 
 class _Header:
@@ -74,7 +94,9 @@ class _Header:
             raise ValueError(f"{path} is no GGUF file: it does not begin with the letters GGUF")
         version = self._number("I")
         if version not in _VERSIONS:
-            raise ValueError(f"{path} has GGUF version {version}; read are {' and '.join(map(str, _VERSIONS))}, little-endian")
+            raise ValueError(
+                f"{path} has GGUF version {version}; read are {' and '.join(map(str, _VERSIONS))}, little-endian"
+            )
         self.tensors, self.keys = self._number("Q"), self._number("Q")
 
     def metadata(self) -> dict[str, Any]:
@@ -94,7 +116,9 @@ class _Header:
         if kind == _LIST:
             return self._list(self._number("I"), self._number("Q"))
         if kind not in _NUMBERS:
-            raise ValueError(f"{self.path} has a key of the unknown type {kind}: the file is damaged or newer than this reader")
+            raise ValueError(
+                f"{self.path} has a key of the unknown type {kind}: the file is damaged or newer than this reader"
+            )
         return self._number(_NUMBERS[kind])
 
     def _list(self, kind: int, length: int) -> list[Any]:
@@ -111,7 +135,9 @@ class _Header:
 
     def _take(self, length: int) -> bytes:
         if self.place + length > len(self.data):
-            raise ValueError(f"{self.path} is cut off or damaged: its header goes on past its last byte; get the file again")
+            raise ValueError(
+                f"{self.path} is cut off or damaged: its header goes on past its last byte; get the file again"
+            )
         self.place += length
         return self.data[self.place - length : self.place].tobytes()
 

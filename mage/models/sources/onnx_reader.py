@@ -15,7 +15,13 @@ import numpy as np
 from mage.models.sources.quants import Array
 
 Value = int | memoryview
-_TYPES: "dict[int, np.dtype[Any]]" = {1: np.dtype("<f4"), 2: np.dtype("u1"), 3: np.dtype("i1"), 7: np.dtype("<i8"), 10: np.dtype("<f2")}
+_TYPES: "dict[int, np.dtype[Any]]" = {
+    1: np.dtype("<f4"),
+    2: np.dtype("u1"),
+    3: np.dtype("i1"),
+    7: np.dtype("<i8"),
+    10: np.dtype("<f2"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +44,14 @@ def read_onnx(path: Path) -> Graph:
     try:
         (graph,) = _fields(memoryview(path.read_bytes()))[7]
         parts = _fields(_bytes(graph))
-        return Graph(dict(_tensor(_bytes(part)) for part in parts[5]), [_node(_bytes(part)) for part in parts[1]])
+        return Graph(
+            dict(_tensor(_bytes(part)) for part in parts[5]),
+            [_node(_bytes(part)) for part in parts[1]],
+        )
     except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as an ONNX file: it is damaged or uses what this reader does not know ({error})") from None
+        raise ValueError(
+            f"{path} cannot be read as an ONNX file: it is damaged or uses what this reader does not know ({error})"
+        ) from None
 
 
 def _node(message: memoryview) -> Node:
@@ -57,7 +68,9 @@ def _tensor(message: memoryview) -> tuple[str, Array]:
     elif fields[4]:
         array = np.frombuffer(b"".join(_bytes(value) for value in fields[4]), kind)
     else:
-        array = np.array([_signed(number) for value in fields[5] for number in _numbers(value)], kind)
+        array = np.array(
+            [_signed(number) for value in fields[5] for number in _numbers(value)], kind
+        )
     return _text(fields[8][0]), array.reshape(shape)
 
 

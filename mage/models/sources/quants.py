@@ -120,7 +120,17 @@ FORMATS = {
     7: Format("Q5_1", _SMALL, np.dtype([_D, _M, ("high", "<u4"), ("q", "u1", 16)]), _q5_1),
     8: Format("Q8_0", _SMALL, np.dtype([_D, ("q", "i1", 32)]), _q8_0),
     12: Format("Q4_K", _LARGE, np.dtype([_D, _M, ("scales", "u1", 12), ("q", "u1", 128)]), _q4_k),
-    13: Format("Q5_K", _LARGE, np.dtype([_D, _M, ("scales", "u1", 12), ("high", "u1", 32), ("q", "u1", 128)]), _q5_k),
-    14: Format("Q6_K", _LARGE, np.dtype([("q", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), _D]), _q6_k),
+    13: Format(
+        "Q5_K",
+        _LARGE,
+        np.dtype([_D, _M, ("scales", "u1", 12), ("high", "u1", 32), ("q", "u1", 128)]),
+        _q5_k,
+    ),
+    14: Format(
+        "Q6_K",
+        _LARGE,
+        np.dtype([("q", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), _D]),
+        _q6_k,
+    ),
     30: Format("BF16", 1, np.dtype("<u2"), _bfloat16),
 }

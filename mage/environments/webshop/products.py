@@ -1,0 +1,37 @@
+"""The records of the shop: products and shopping goals."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One product, as pages, search and reward need it. `price` decides what a purchase costs, `price_tag` is shown."""
+
+    asin: str
+    title: str
+    description: str
+    bullets: tuple[str, ...]
+    price_tag: str
+    price: float
+    options: dict[str, tuple[str, ...]]
+    attributes: tuple[str, ...]
+    category: str
+    query: str
+    product_category: str
+    instruction: str
+    wanted: tuple[str, ...]  # the attributes that the instruction asks for
+    human: tuple[
+        tuple[str, tuple[str, ...], tuple[str, ...]], ...
+    ]  # instructions by people: text, attributes, options
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is to be bought. An option is a (name, value) pair, or the bare value where a person wrote the instruction."""
+
+    number: int
+    asin: str
+    text: str
+    attributes: tuple[str, ...]
+    options: tuple[tuple[str, str] | str, ...]
+    price_upper: float

@@ -1,0 +1,92 @@
+"""Paired comparison of two evaluations that were played on the same panel."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mage.evaluation.figures import Evaluation
+from mage.evaluation.rows import (
+    Measure,
+    TaskRow,
+    by_task,
+    finite,
+    passed_by,
+    score_of,
+    select_rows,
+    success_of,
+)
+from mage.evaluation.statistics import Difference, paired, sign_test
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeComparison:
+    """Second minus first in one episode, over the tasks on which both played it (`pass_at`: over all)."""
+
+    episode: int
+    score: Difference
+    success: Difference
+    pass_at: Difference
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    tasks: int
+    episodes: tuple[EpisodeComparison, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: finite(value) for name, value in asdict(self).items()}
+
+
+def compare(
+    first: Evaluation | Sequence[TaskRow],
+    second: Evaluation | Sequence[TaskRow],
+    *,
+    opponent: str | None = None,
+    seat: int | None = None,
+) -> Comparison:
+    """Second minus first over the SAME tasks: mean differences with paired intervals; wins are tested by the sign test."""
+    ours, theirs = (one.rows if isinstance(one, Evaluation) else one for one in (first, second))
+    _check_same_panel(ours, theirs)
+    a, b = (select_rows(rows, opponent, seat) for rows in (ours, theirs))
+    if not a:
+        raise ValueError(f"the panel has no task with opponent {opponent!r} and seat {seat!r}")
+    shared = min(max(len(row.scores) for row in rows) for rows in (a, b))
+    played = [k for k in range(shared) if _both(a, b, score_of(k))[0]]
+    return Comparison(
+        len({row.task for row in a}), tuple(_compare_episode(a, b, k) for k in played)
+    )
+
+
+def _compare_episode(a: Sequence[TaskRow], b: Sequence[TaskRow], k: int) -> EpisodeComparison:
+    return EpisodeComparison(
+        episode=k + 1,
+        score=paired(*_both(a, b, score_of(k))),
+        success=_wins(*_both(a, b, success_of(k))),
+        pass_at=_wins(*_both(a, b, passed_by(k))),
+    )
+
+
+def _both(
+    a: Sequence[TaskRow], b: Sequence[TaskRow], measure: Measure
+) -> tuple[list[float], list[float]]:
+    """The per-task values of both sides, on the tasks on which both have something to measure."""
+    first, second = (by_task(rows, measure) for rows in (a, b))
+    tasks = [task for task in first if task in second]
+    return [first[task] for task in tasks], [second[task] for task in tasks]
+
+
+def _wins(first: Sequence[float], second: Sequence[float]) -> Difference:
+    pairs = list(zip(first, second, strict=True))
+    return Difference(
+        paired(first, second).difference,
+        sign_test(sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)),
+    )
+
+
+def _check_same_panel(a: Sequence[TaskRow], b: Sequence[TaskRow]) -> None:
+    first, second = ({row.task for row in rows} for rows in (a, b))
+    if first != second:
+        raise ValueError(
+            f"the two evaluations were not played on the same panel: {len(first - second)} of {len(first)} tasks are in the first only, "
+            f"{len(second - first)} of {len(second)} in the second only; compare runs with the same panel name, size, seats and episodes"
+        )

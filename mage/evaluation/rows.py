@@ -1,0 +1,176 @@
+"""Task rows: the little that figures need of a meta-episode, and how rows are stored.
+
+Every figure is computed from rows, so stored rows give the same figures and can be compared in pairs
+later. The unit is the task: members of one task are averaged before any interval is computed.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mage.evaluation.statistics import Estimate, mean, wilson
+from mage.types import Episode, MetaEpisode, Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """One member's meta-episode on one task; the sequences have one entry per episode PLAYED.
+
+    Tokens of moves are `tokens`, those of the reflection before an episode `reflected`, those that the memory asked for `asked`.
+    """
+
+    task: Task
+    member: int
+    scores: tuple[float, ...]
+    outcomes: tuple[str, ...]
+    endings: tuple[str, ...]
+    replies: tuple[int, ...]
+    illegal: tuple[int, ...]
+    tokens: tuple[int, ...]
+    regrets: tuple[float | None, ...] = ()
+    reflected: tuple[int, ...] = ()
+    asked: tuple[int, ...] = ()
+
+    @property
+    def generated(self) -> int:
+        """All tokens that the model wrote: moves, reflections, and what a memory asked it."""
+        return sum(self.tokens) + sum(self.reflected) + sum(self.asked)
+
+    def passed(self, episodes: int) -> bool:
+        """Won at least once in the first so many episodes; a win stands even if play stopped after it."""
+        return "won" in self.outcomes[:episodes]
+
+
+def task_row(played: MetaEpisode) -> TaskRow:
+    """What is kept of a meta-episode. Replies are moves; reflections are counted apart."""
+    episodes = played.episodes
+    return TaskRow(
+        task=played.task,
+        member=played.member,
+        scores=tuple(episode.score for episode in episodes),
+        outcomes=tuple(episode.outcome for episode in episodes),
+        endings=tuple(episode.ending for episode in episodes),
+        replies=tuple(len(episode.turns) for episode in episodes),
+        illegal=tuple(sum(not turn.legal for turn in episode.turns) for episode in episodes),
+        tokens=tuple(_reply_tokens(episode) for episode in episodes),
+        regrets=tuple(episode.regret for episode in episodes),
+        reflected=tuple(_reflection_tokens(episode) for episode in episodes),
+        asked=played.asked,
+    )
+
+
+def _reply_tokens(episode: Episode) -> int:
+    return sum(len(turn.completion.token_ids) for turn in episode.turns)
+
+
+def _reflection_tokens(episode: Episode) -> int:
+    return 0 if episode.reflection is None else len(episode.reflection.completion.token_ids)
+
+
+def write_tasks(path: Path, rows: Iterable[TaskRow]) -> None:
+    """One JSON line per row, whole or not at all."""
+    lines = [json.dumps(row_to_json(row)) for row in rows]
+    part = path.with_name(path.name + ".part")
+    part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    os.replace(part, path)
+
+
+def read_tasks(path: Path) -> tuple[TaskRow, ...]:
+    return tuple(
+        row_from_json(json.loads(line))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line
+    )
+
+
+def row_to_json(row: TaskRow) -> dict[str, Any]:
+    """A row as plain values, its task's beside its own."""
+    return {
+        **asdict(row.task),
+        **{name: value for name, value in asdict(row).items() if name != "task"},
+    }
+
+
+def row_from_json(fields: dict[str, Any]) -> TaskRow:
+    task = Task(**{name: fields.pop(name) for name in Task.__dataclass_fields__})
+    member = fields.pop("member")
+    return TaskRow(
+        task=task, member=member, **{name: tuple(value) for name, value in fields.items()}
+    )
+
+
+Measure = Callable[[TaskRow], float | None]
+
+
+def score_of(k: int) -> Measure:
+    return lambda row: row.scores[k] if k < len(row.scores) else None
+
+
+def outcome_of(k: int, outcome: str) -> Measure:
+    return lambda row: float(row.outcomes[k] == outcome) if k < len(row.outcomes) else None
+
+
+def success_of(k: int) -> Measure:
+    return outcome_of(k, "won")
+
+
+def regret_of(k: int) -> Measure:
+    return lambda row: row.regrets[k] if k < len(row.regrets) else None
+
+
+def passed_by(k: int) -> Measure:
+    return lambda row: float(row.passed(k + 1))
+
+
+def gain_of(k: int, measure: Callable[[int], Measure]) -> Measure:
+    def gain(row: TaskRow) -> float | None:
+        first, now = measure(0)(row), measure(k)(row)
+        return None if first is None or now is None else now - first
+
+    return gain
+
+
+def by_task(rows: Sequence[TaskRow], measure: Measure) -> dict[Task, float]:
+    """The mean over members for every task on which there is something to measure."""
+    found: dict[Task, list[float]] = {}
+    for row in rows:
+        value = measure(row)
+        if value is not None:
+            found.setdefault(row.task, []).append(value)
+    return {task: math.fsum(values) / len(values) for task, values in found.items()}
+
+
+def rate(rows: Sequence[TaskRow], measure: Measure) -> Estimate | None:
+    values = by_task(rows, measure)
+    return wilson(math.fsum(values.values()), len(values)) if values else None
+
+
+def average(rows: Sequence[TaskRow], measure: Measure) -> Estimate | None:
+    values = by_task(rows, measure)
+    return mean(list(values.values())) if values else None
+
+
+def ratio(above: Iterable[float], below: Iterable[float]) -> float | None:
+    total = sum(below)
+    return sum(above) / total if total else None
+
+
+def select_rows(rows: Sequence[TaskRow], opponent: str | None, seat: int | None) -> list[TaskRow]:
+    return [
+        row
+        for row in rows
+        if opponent in (None, row.task.opponent) and seat in (None, row.task.seat)
+    ]
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity and no tuples."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,53 @@
+"""Play a fixed panel and compute its figures."""
+
+from collections.abc import Callable
+
+from mage.evaluation.figures import Evaluation, summarise_rows
+from mage.evaluation.panels import PanelName, Seats, make_panel
+from mage.evaluation.shards import ShardStore, play_shards
+from mage.learn.ranks import Ranks
+from mage.opponents.base import Population
+from mage.play import Setting
+from mage.seeds import derive
+from mage.types import MetaEpisode, Split
+
+
+def evaluate_panel(
+    setting: Setting,
+    population: Population,
+    split: Split,
+    panel: PanelName,
+    size: int,
+    seats: Seats = "both",
+    *,
+    ranks: Ranks | None = None,
+    on_played: Callable[[int], None] = lambda done: None,
+    transcripts: int | None = None,
+    store: ShardStore | None = None,
+    on_transcripts: Callable[[list[MetaEpisode]], None] = lambda metas: None,
+) -> tuple[Evaluation, list[MetaEpisode]]:
+    """Figures of the panel, and this rank's meta-episodes of the first `transcripts` tasks.
+
+    Seeds depend on the panel alone, so every method and every checkpoint meets the same tasks and
+    the same random numbers. Shards that `store` already holds are not played again.
+    """
+    tasks = make_panel(
+        setting.environment,
+        population,
+        split,
+        size=size,
+        seats=seats,
+        name=panel,
+        episodes=setting.episodes,
+    )
+    rows, metas = play_shards(
+        setting,
+        tasks,
+        derive("panel", panel, split),
+        ranks=ranks or Ranks(),
+        transcripts=transcripts,
+        store=store,
+        on_played=on_played,
+        on_transcripts=on_transcripts,
+    )
+    return summarise_rows(rows, setting.environment, population, split), metas

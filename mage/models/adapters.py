@@ -1,0 +1,119 @@
+"""LoRA adapters in PEFT's file format: read, check, write, and merge into a base model. Loads torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mage.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS, copy_permissions
+
+_PREFIX = "base_model.model."  # PEFT's prefix of every tensor name
+
+
+def linear_layers(model: PreTrainedModel) -> list[str]:
+    """The names of all linear layers but the output head, as PEFT's `all-linear` means it."""
+    head = model.get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    ]
+
+
+def _merged(base: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    return base.to(down.dtype).addmm(up, down, alpha=scale)
+
+
+def save_adapters(
+    folder: Path, masters: Mapping[str, Tensor], *, rank: int, alpha: float, base: str
+) -> None:
+    """Write A and B in bfloat16 with what PEFT needs to know; `base` is what `model.path` calls the model they belong to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {
+            _PREFIX + name: value.detach().to("cpu", torch.bfloat16).contiguous()
+            for name, value in masters.items()
+        },
+        folder / ADAPTER_WEIGHTS,
+    )
+    targets = sorted(
+        {name.removesuffix(".weight").rpartition(".")[0].rpartition(".")[2] for name in masters}
+    )
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": targets,
+    }
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    copy_permissions(folder / ADAPTER_WEIGHTS, folder / ADAPTER_CONFIG)
+
+
+@torch.no_grad()
+def merge_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Add a folder's adapters to the weights of their base model."""
+    config = _config(folder)
+    names = linear_layers(model)
+    masters = read_adapters(folder, model, names, config["r"], config["lora_alpha"])
+    for name in names:
+        weight = model.get_parameter(f"{name}.weight")
+        weight.copy_(
+            _merged(
+                weight,
+                masters[f"{name}.lora_A.weight"],
+                masters[f"{name}.lora_B.weight"],
+                config["lora_alpha"] / config["r"],
+            )
+        )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / ADAPTER_CONFIG).read_text())
+    if (
+        found.get("peft_type") != "LORA"
+        or not found.get("r")
+        or not found.get("lora_alpha")
+        or found.get("use_rslora")
+        or found.get("use_dora")
+    ):
+        raise ValueError(f"{folder / ADAPTER_CONFIG} is not of plain LoRA adapters")
+    return dict(found)
+
+
+def read_adapters(
+    folder: Path, model: PreTrainedModel, names: list[str], rank: int, alpha: float
+) -> dict[str, Tensor]:
+    """A folder's A and B as masters; one that does not fit is refused."""
+    config = _config(folder)
+    if (config["r"], config["lora_alpha"]) != (rank, alpha):
+        found = f"learn.lora_rank = {config['r']} and learn.lora_alpha = {config['lora_alpha']}"
+        raise ValueError(f"the adapters of {folder} need {found}, not {rank} and {alpha}")
+    real = torch.float64 if model.dtype == torch.float64 else torch.float32
+    stored = {
+        key.removeprefix(_PREFIX): value
+        for key, value in load_file(folder / ADAPTER_WEIGHTS).items()
+    }
+    expected = {
+        f"{name}.{key}.weight": shape
+        for name in names
+        for key, shape in _shapes(model, name, rank).items()
+    }
+    if {key: tuple(value.shape) for key, value in stored.items()} != expected:
+        raise ValueError(
+            f"the adapters of {folder} are not of all linear layers of {config.get('base_model_name_or_path')}"
+        )
+    return {key: stored[key].to(model.device, real) for key in expected}
+
+
+def _shapes(model: PreTrainedModel, name: str, rank: int) -> dict[str, tuple[int, int]]:
+    out, into = model.get_parameter(f"{name}.weight").shape
+    return {"lora_A": (rank, into), "lora_B": (out, rank)}

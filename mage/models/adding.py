@@ -1,0 +1,80 @@
+"""Add a model: make its folder from a source, and check that it can answer a question. Loads torch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from mage.agent.chat import Chat
+from mage.config.menus import find_item
+from mage.engines.base import run
+from mage.models.base import (
+    ORIGIN,
+    Dtype,
+    Model,
+    Say,
+    atomic_folder,
+    check_name,
+    find_source,
+    models_folder,
+    read_model,
+)
+from mage.models.loading import load_model
+from mage.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What `add_model` did: the model, and the line it said; no line if it was there before."""
+
+    model: Model
+    line: str | None
+
+
+def add_model(
+    what: str,
+    *,
+    name: str | None = None,
+    out: Path | None = None,
+    dtype: Dtype | None = None,
+    template: str | None = None,
+    force: bool = False,
+    say: Say = lambda line: None,
+) -> Added:
+    """Make a model folder from a source and let it say a line. One that is there already is left alone unless `force`."""
+    source = find_source(what)
+    place = out.expanduser() if out else models_folder() / check_name(name or source.name())
+    if place.exists() and not force:
+        if not (place / "config.json").is_file():
+            raise ValueError(
+                f"{place} exists and is no model folder: choose another place, or write over it with --force"
+            )
+        return Added(read_model(place), None)
+    with atomic_folder(place) as folder:
+        origin = source.write(folder, dtype, template, say)
+        (folder / ORIGIN).write_text(json.dumps({"origin": origin}, indent=2) + "\n")
+        say("letting it say a line")
+        line = answer_line(folder)
+    return Added(read_model(place), line)
+
+
+def answer_line(
+    folder: Path, question: str = "What is the capital of France?", tokens: int = 24
+) -> str:
+    """The model's most likely answer, computed by MAGE's own engine on the CPU: a folder that passes can be played and trained."""
+    chat = Chat.load(folder)
+    engine = find_item("engines", "local")(
+        load_model(folder, "float32", "cpu"), chat, slots=1, context=256
+    )
+    request = Request(
+        chat.first("You are a helpful assistant.", question), tokens, seed=0, temperature=0
+    )
+
+    async def answer() -> str:
+        return str((await engine.sample(request)).text)
+
+    (text,) = run([answer()])
+    if not text.strip():
+        raise ValueError(
+            f"the model of {folder} answers with nothing: its weights, its tokenizer and its chat template do not fit together"
+        )
+    return " ".join(text.split())

@@ -1,0 +1,70 @@
+"""Training callbacks. A callback observes a run and never changes its results."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mage.evaluation.figures import Evaluation
+from mage.run_folder import RunFolder
+
+Metrics = dict[str, Any]  # one line of metrics.jsonl
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has saved its state; the argument is its folder."""
+
+
+class Callback:
+    """Override the events you need. All of them are called on the main rank only."""
+
+    def on_start(self, folder: RunFolder, update: int) -> None:
+        """The run starts, or resumes after `update` updates."""
+
+    def on_update(
+        self, update: int, total: int, metrics: Metrics, timing: Mapping[str, float]
+    ) -> None:
+        """An update is done; `metrics` and `timing` are its lines in the run folder."""
+
+    def on_tasks_played(self, done: int, total: int, name: str) -> None:
+        """`done` of the `total` tasks of the evaluation `name` are played."""
+
+    def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
+        """The evaluation `name` of the weights after `update` updates is done."""
+
+    def on_warmup(self, line: str) -> None:
+        """Progress of the supervised warm-up."""
+
+    def on_warning(self, line: str) -> None:
+        """Something the user should know."""
+
+
+class CallbackList(Callback):
+    """Passes every event to several callbacks, in order."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.callbacks = tuple(callbacks)
+
+    def on_start(self, folder: RunFolder, update: int) -> None:
+        for callback in self.callbacks:
+            callback.on_start(folder, update)
+
+    def on_update(
+        self, update: int, total: int, metrics: Metrics, timing: Mapping[str, float]
+    ) -> None:
+        for callback in self.callbacks:
+            callback.on_update(update, total, metrics, timing)
+
+    def on_tasks_played(self, done: int, total: int, name: str) -> None:
+        for callback in self.callbacks:
+            callback.on_tasks_played(done, total, name)
+
+    def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
+        for callback in self.callbacks:
+            callback.on_evaluation(name, update, evaluation)
+
+    def on_warmup(self, line: str) -> None:
+        for callback in self.callbacks:
+            callback.on_warmup(line)
+
+    def on_warning(self, line: str) -> None:
+        for callback in self.callbacks:
+            callback.on_warning(line)

@@ -1,0 +1,30 @@
+"""The training tasks of an update, drawn from the run's seed and the update's number."""
+
+from mage.config.recipe import Recipe
+from mage.opponents.base import allocate
+from mage.seeds import derive
+from mage.types import Task
+
+_SEATS = {"first": (0,), "second": (1,), "both": (0, 1)}
+
+
+def draw_tasks(recipe: Recipe, update: int) -> list[list[Task]]:
+    """One row of tasks per group. Opponents and seats occur in their exact shares."""
+    pool = recipe.population().pool("train") or {"": 1.0}
+    seats = _SEATS[recipe.play.seats][: recipe.environment().seats]
+    shares = {
+        f"{name}\n{seat}": share / len(seats) for name, share in pool.items() for seat in seats
+    }
+    seed = derive(recipe.run.seed, "train", update)
+    groups, members = recipe.play.groups, recipe.play.members
+    if recipe.play.grouping == "mixed":
+        drawn = allocate(shares, groups * members, seed)
+        rows = [drawn[k * members : (k + 1) * members] for k in range(groups)]
+    else:
+        rows = [[pair] * members for pair in allocate(shares, groups, seed)]
+    return [[_task(recipe, pair, derive(seed, k)) for pair in row] for k, row in enumerate(rows)]
+
+
+def _task(recipe: Recipe, pair: str, seed: int) -> Task:
+    opponent, seat = pair.split("\n")
+    return Task(recipe.environments.name, seed, int(seat), opponent, "train")
