@@ -1,7 +1,8 @@
-"""Play: episodes, reflections and meta-episodes as plain coroutines without a turn barrier.
+"""Play: episodes, reflections and meta-episodes as coroutines without a barrier between turns.
 
-Each meta-episode awaits the engine whenever the agent speaks; the engine batches whoever waits, and a finished game costs
-nothing. What a model or a game does wrong is data: illegal and unreadable replies are recorded and penalised, never raised.
+Each meta-episode awaits the engine for every reply. The engine batches all waiting requests, and a
+finished episode costs nothing. Errors of a model are data: illegal and unreadable replies are
+recorded and penalised, never raised.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -25,19 +26,17 @@ from mage.opponents.base import find, move_rng
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
 
-Gather = Callable[[Any], list[Any]]  # everybody's item, where several processes share the groups
+Gather = Callable[[Any], list[Any]]  # collects one item from every worker
 Kept = TypeVar("Kept")
-Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes they played
-Recall = Callable[[str], Awaitable[str]]  # from an episode's opening to the memory shown in it
-FORFEITED, RAN_OUT = (
-    "You gave no legal move and forfeited.",
-    "The turns ran out.",
-)  # accounts of episodes without an end
+Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes of the member
+Recall = Callable[[str], Awaitable[str]]  # opening of an episode -> memory shown in the episode
+# Recaps of episodes that did not finish.
+FORFEITED, RAN_OUT = "You gave no legal move and forfeited.", "The turns ran out."
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Everything a meta-episode needs besides its task."""
+    """Everything that a meta-episode needs besides its task."""
 
     environment: Environment
     agent: Agent
@@ -51,7 +50,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which episode of which member: enough to derive every seed inside it."""
+    """One episode of one member. All seeds of the episode are derived from it."""
 
     task: Task
     number: int
@@ -61,7 +60,7 @@ class Place:
 async def play_episode(
     setting: Setting, place: Place, recall: Recall, reflection: Turn | None
 ) -> tuple[Episode, str]:
-    """One game from deal to result, against the task's opponent; also the memory that was shown in it."""
+    """Play one episode against the task's opponent; returns it and the memory that was shown."""
     environment, seat = setting.environment, place.task.seat
     state = environment.start(environment.episode_seed(place.task.seed, place.number))
     turns: list[Turn] = []
@@ -92,7 +91,7 @@ async def play_episode(
 
 
 def _opening(environment: Environment, seat: int, observation: str) -> str:
-    """How an episode starts, as a memory compares it with others."""
+    """The opening of an episode. Memories compare openings."""
     return f"{environment.instance(seat)} {observation}"
 
 
@@ -110,7 +109,7 @@ async def _let_opponent_move(
 def _next_message(
     setting: Setting, place: Place, memory: str, state: State, turns: list[Turn]
 ) -> Ids:
-    """The newest lines of the prompt; everything above them stays as it is."""
+    """The new part of the prompt. The existing part does not change."""
     observation = state.observe(place.task.seat)
     if not turns:
         return opening_prompt(setting, place.task.seat, place.number, memory, observation)
@@ -118,11 +117,11 @@ def _next_message(
 
 
 def opening_prompt(setting: Setting, seat: int, number: int, memory: str, observation: str) -> Ids:
-    """What the agent is shown before its first move of episode `number` (from 0)."""
-    told, count = (number + 1, setting.episodes) if setting.numbered else (1, 1)
+    """The prompt of the first move of episode `number` (from 0)."""
+    shown, count = (number + 1, setting.episodes) if setting.numbered else (1, 1)
     return setting.agent.begin(
         setting.environment,
-        episode_text(setting.environment, seat, memory, told, count, observation),
+        episode_text(setting.environment, seat, memory, shown, count, observation),
     )
 
 
@@ -143,14 +142,14 @@ async def _take_turn(
         action=written if action is None else action,
         choices=agent.choices(completion, legal),
         legal=action is not None,
-        penalty=_length_cost(setting, completion, agent.sampling.max_tokens)
+        penalty=_length_penalty(setting, completion, agent.sampling.max_tokens)
         - (setting.illegal_penalty if action is None else 0.0),
     )
     return turn, agent.past_reply(completion, written)
 
 
-def _length_cost(setting: Setting, completion: Completion, limit: int) -> float:
-    """Appendix A, eq. 13: nothing up to half the limit, then linear, at most the coefficient."""
+def _length_penalty(setting: Setting, completion: Completion, limit: int) -> float:
+    """Appendix A, eq. 13: 0 up to half the limit, then linear, at most the coefficient."""
     over = max(0.0, len(completion.token_ids) - limit / 2) / (limit / 2)
     return -setting.length_penalty * min(1.0, over)
 
@@ -192,7 +191,7 @@ def _mean_known(values: Sequence[float | None]) -> float | None:
 
 
 async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
-    """The agent's note on the episode it has just finished: m_n ~ pi(. | x, episode n), with the true outcome."""
+    """The agent's note on the finished episode: m_n ~ pi(. | x, episode n), true outcome shown."""
     environment, agent, seat = setting.environment, setting.agent, place.task.seat
     user = reflect_text(environment, seat, place.number + 1, setting.episodes, episode.recap)
     prompt = agent.chat.first(system_text(environment), user)
@@ -206,7 +205,7 @@ async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
         action=None,
         choices=(),
         legal=True,
-        penalty=_length_cost(setting, completion, agent.sampling.reflection_tokens),
+        penalty=_length_penalty(setting, completion, agent.sampling.reflection_tokens),
     )
 
 
@@ -218,9 +217,9 @@ async def play_meta_episode(
     seed: int,
     on_episode: Callable[[int, str, Episode], None] | None = None,
 ) -> MetaEpisode:
-    """N episodes against one task, a reflection after each but the last.
+    """Play N episodes of one task, with a reflection after each episode except the last.
 
-    `on_episode` hears of every episode when it ends: its number from 0, the memory shown, the episode.
+    `on_episode` is called after every episode: number from 0, memory shown, episode.
     """
     setting = replace(setting, environment=setting.environment.for_split(task.split))
     notebook = setting.memory.open()
@@ -266,7 +265,7 @@ def _one_line(reflection: Turn | None) -> str:
 
 
 def _asker(setting: Setting, seed: int, asked: list[int]) -> Ask:
-    """How a memory may ask the model something: a chat of one message. The tokens of the answer join the last count."""
+    """A function with which a memory asks the model one message. It adds the tokens to `asked`."""
 
     async def ask(text: str) -> str:
         prompt = setting.agent.chat.first(system_text(setting.environment), text)
@@ -286,10 +285,12 @@ def play_groups(
     numbers: Sequence[int] | None = None,
     gather: Gather = lambda item: [item],
 ) -> list[MetaEpisode]:
-    """All members of all groups at once; `tasks_PG[p][g]` is the task of member g (one task a row, unless groups are mixed).
+    """Play all members of all groups concurrently; `tasks_PG[p][g]` is the task of member g.
 
-    `numbers` are the groups' own numbers where only a share of them is played here: they decide the seeds. A memory that
-    keeps something from task to task plays groups 0..k-1, then k..2k-1, and so on; `gather` brings in what the others played.
+    All members of a group have the same task, unless groups are mixed. A worker that plays a part
+    of the groups gives their `numbers`: seeds depend on them. With a memory that persists between
+    tasks, groups 0..k-1 are played first, then k..2k-1, and so on; `gather` collects the episodes
+    of the other workers.
     """
     groups = dict(zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True))
     metas: list[MetaEpisode] = []
@@ -299,12 +300,8 @@ def play_groups(
         )
         metas += played
         if setting.memory.tasks_at_once is not None:
-            setting = replace(
-                setting,
-                memory=setting.memory.after(
-                    in_order(gather([keep_entries(setting, meta) for meta in played]))
-                ),
-            )
+            entries = in_order(gather([keep_entries(setting, meta) for meta in played]))
+            setting = replace(setting, memory=setting.memory.after(entries))
     return metas
 
 
@@ -315,7 +312,7 @@ def play_wave(
     keep: Callable[[MetaEpisode], Kept],
     on_done: Callable[[Kept], None] | None = None,
 ) -> list[Kept]:
-    """The members of some groups, by the groups' numbers, side by side. Of each is left what `keep` keeps, from its end on."""
+    """Play the members of some groups concurrently. `keep` reduces each finished meta-episode."""
 
     async def play(group: int, member: int, task: Task) -> Kept:
         return keep(
@@ -331,7 +328,10 @@ def play_wave(
 
 
 def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int]]:
-    """Which groups are played side by side: all of them, or those numbered 0 to size - 1, then the next; everyone has as many waves."""
+    """Groups that are played concurrently: all, or 0 to size - 1, then the next `size`, and so on.
+
+    Every worker has the same number of waves.
+    """
     if size is None:
         return [groups]
     last = max(gather(max(groups, default=-1)))
@@ -342,12 +342,12 @@ def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int
 
 
 def keep_entries(setting: Setting, meta: MetaEpisode) -> Entries:
-    """What a memory that lasts from task to task takes of a meta-episode, and where it stands among the others."""
+    """The entries of a meta-episode for a memory that persists between tasks, with their place."""
     return meta.group, meta.member, _entries(setting.environment, meta)
 
 
 def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
-    """Everybody's episodes in the order of groups and members, whoever played them and whenever they ended."""
+    """The entries of all workers, ordered by group and member."""
     return [
         entry
         for _, _, entries in sorted(chain(*shares), key=lambda found: found[:2])
@@ -356,7 +356,7 @@ def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
 
 
 def _entries(environment: Environment, meta: MetaEpisode) -> list[Entry]:
-    """All episodes of a meta-episode; the reflection on one stands in the next."""
+    """All episodes of a meta-episode. The next episode holds the reflection on an episode."""
     environment = environment.for_split(meta.task.split)
     reflections = [*(episode.reflection for episode in meta.episodes[1:]), None]
     pairs = zip(meta.episodes, reflections, strict=True)

@@ -1,7 +1,7 @@
-"""Seeds from names: every random choice of a run is derived from where it happens, never from when.
+"""Seeds from names: a seed depends on the place of a random choice, never on its time.
 
-`derive(run_seed, "deal", 3)` is the same number on every machine and in every process, so a resumed run, a member of
-a group and a test all see the same cards without any random state being stored.
+`derive(run_seed, "deal", 3)` is the same number on every machine and in every process. So a resumed
+run, a member of a group and a test see the same cards, and no random state is stored.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""The nouns. Every stage of the loop makes a new record from the one before; none is filled in later.
+"""The records. Every stage of the loop makes a new record from the previous one.
 
     Turn -> Return -> Credit -> Sample -> Batch
 
-A `MetaEpisode` is the unit that is grouped, stored, shown and resumed. Axis suffixes used everywhere: `_P` problems
+A `MetaEpisode` is the unit that is grouped, stored, shown and resumed. Axis suffixes: `_P` problems
 (groups), `_G` members of a group, `_T` tokens.
 """
 
@@ -14,14 +14,13 @@ Outcome = Literal["won", "lost", "drawn"]
 Ending = Literal["finished", "illegal", "turn_limit", "error"]
 Finish = Literal["stop", "eos", "length"]
 Split = Literal["train", "test", "ood"]
-Choices = tuple[
-    tuple[int, tuple[int, ...]], ...
-]  # (position in the reply, tokens that legal moves have there)
+# (position in the reply, the tokens that legal moves have there)
+Choices = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What stays fixed in a meta-episode. All members of a group share one."""
+    """What is fixed in a meta-episode. All members of a group share one task."""
 
     environment: str
     seed: int
@@ -32,10 +31,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What to complete and how. Two requests are never equal, so a request can be its own ticket.
+    """What to complete and how. Two requests are never equal, so a request can be a dictionary key.
 
-    `seed` fixes the reply whoever shares the batch; `stop` ends the reply after the first of these strings, which
-    stays part of it. `temperature = 0` takes the most likely token.
+    `seed` fixes the reply, whatever else is in the batch. The reply ends after the first of the
+    `stop` strings and includes it. `temperature = 0` takes the most likely token.
     """
 
     prompt_ids: tuple[int, ...]
@@ -49,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A reply exactly as the engine made it: these ids and logprobs are the ones that are trained on."""
+    """A reply exactly as the engine made it. Training uses these ids and logprobs."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -60,10 +59,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One reply of the agent: a move, or the reflection it writes after an episode.
+    """One reply of the agent: a move, or the reflection after an episode.
 
-    `anchor` is the plain state without history; `choices` are the places in the completion where legal moves part, each
-    with the tokens they part into; `penalty` (0 or negative) is for an illegal or too long reply; the task's reward is not part of it.
+    `anchor` is the plain state without history. `choices` are the positions in the completion where
+    the token sequences of legal moves diverge, with the possible tokens. `penalty` (0 or negative)
+    is for an illegal or too long reply. It does not contain the task reward.
     """
 
     kind: Kind
@@ -79,7 +79,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What one seat did, the opponent's included."""
+    """A move of one seat: the agent or the opponent."""
 
     seat: int
     action: str
@@ -87,10 +87,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One game from deal to result. `reflection` is the turn that was written BEFORE it, after the previous episode.
+    """One game from deal to result.
 
-    `score` is in the game's own units (chips, +-1); `reward` is the task reward R_n that training sees. `regret` is how much worse than the best
-    play a turn was on average, among those after which success was still possible; None where there is none or the world does not know.
+    `reflection` is the turn that was written BEFORE this episode, after the previous one. `score`
+    is in units of the game (chips, +-1). `reward` is the task reward R_n of training. `regret` is
+    the mean loss of a turn against the best play, over the turns after which success was still
+    possible. It is None if there is no such turn or if the environment does not know it.
     """
 
     turns: tuple[Turn, ...]
@@ -106,9 +108,10 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class MetaEpisode:
-    """N episodes of one member against one task; `memories[n]` is the text the agent was shown in episode n.
+    """N episodes of one member on one task. `memories[n]` is the memory text shown in episode n.
 
-    `asked[n]` are the tokens of what the memory itself asked the model around episode n, beside replies and reflections.
+    `asked[n]` counts the tokens of the answers that the memory itself requested from the model
+    around episode n. Replies and reflections are not included.
     """
 
     task: Task
@@ -122,7 +125,7 @@ class MetaEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The place of a turn: group, member, episode (from 0) and index in the episode; a reflection has index -1."""
+    """The place of a turn. `episode` and `index` count from 0; a reflection has index -1."""
 
     group: int
     member: int
@@ -133,7 +136,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """What followed a turn: G_{n,t} (`value`), G_{n,1} (`episode_value`) and the episode's own reward R_n."""
+    """The return of a turn: G_{n,t} (`value`), G_{n,1} (`episode_value`) and the reward R_n."""
 
     turn: Turn
     where: Where
@@ -144,7 +147,7 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """A return against its baseline. `parts` names what the advantage is the sum of, for people who ask why."""
+    """A return against its baseline. The advantage is the sum of the named `parts`."""
 
     source: Return
     advantage: float
@@ -153,7 +156,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row of training data: prompt and reply ids; `old_logprobs` has one entry per REPLY token."""
+    """One training row: prompt and reply ids. `old_logprobs` has one entry per REPLY token."""
 
     prompt_ids: tuple[int, ...]
     reply_ids: tuple[int, ...]
@@ -166,7 +169,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The samples of one optimizer step; losses are means over ALL reply tokens of the batch."""
+    """The samples of one optimizer step. Losses are means over ALL reply tokens of the batch."""
 
     samples: tuple[Sample, ...]
 

@@ -1,4 +1,4 @@
-"""Advantages against values worked by hand."""
+"""Advantages against values that were computed by hand."""
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ def test_grpo_normalises_the_first_return_over_the_group():
     assert {round(c.advantage, 3) for c in credits if c.source.where.member == 1} == {-1.0}
 
 
-def test_gigpo_compares_equal_episode_positions_with_the_other_members_only():
+def test_gigpo_compares_an_episode_with_the_same_position_of_the_other_members():
     credits = gigpo.estimate(returns_of(meta((10, -10), 0), meta((0, -10), 1), meta((-10, 10), 2)))
     # episode 1: 10 against mean(0, -10) = -5; episode 2: -10 against mean(-10, 10) = 0
     assert part(credits, "episode", 0, 0) == pytest.approx(15)
@@ -39,20 +39,20 @@ def test_gigpo_compares_equal_episode_positions_with_the_other_members_only():
     assert part(credits, "episode", 2, 1) == pytest.approx(20)
 
 
-def test_a_reflection_is_credited_with_its_episodes_return_alone():
+def test_a_reflection_gets_the_episode_advantage_only():
     credits = gigpo.estimate(returns_of(meta((0, 10), 0), meta((0, -10), 1)))
     assert part(credits, "episode", 0, 1, index=-1) == pytest.approx(20)
     assert part(credits, "step", 0, 1, index=-1) == 0
 
 
-def test_local_anchors_compare_turns_of_one_position_and_unmatched_turns_get_nothing():
+def test_local_anchors_compare_one_position_and_unmatched_turns_get_zero():
     first, second = meta((10,), 0, anchors=("a", "b")), meta((-10,), 1, anchors=("a", "c"))
     credits = gigpo.estimate(returns_of(first, second), anchor="local")
     assert part(credits, "step", 0, 0, 0) == pytest.approx(20)
     assert part(credits, "step", 0, 0, 1) == 0
 
 
-def test_global_anchors_pool_episodes_after_centring_each_position():
+def test_global_anchors_centre_each_position_and_then_pool_episodes():
     # Position means are 0 and 10; centred values: member 0: +10, +10; member 1: -10, -10.
     credits = gigpo.estimate(
         returns_of(meta((10, 20), 0, anchors=("a",)), meta((-10, 0), 1, anchors=("a",)))
@@ -61,8 +61,8 @@ def test_global_anchors_pool_episodes_after_centring_each_position():
     assert part(credits, "step", 1, 1) == pytest.approx(-20)
 
 
-def test_as_published_offsets_make_positions_incomparable_under_one_anchor():
-    # Without centring, members that all do equally well are still credited for being in a later episode.
+def test_as_published_later_episodes_get_credit_for_their_position():
+    # All members are equal, but without centring the position itself gets an advantage.
     same = returns_of(meta((-10, 10), 0, anchors=("a",)), meta((-10, 10), 1, anchors=("a",)))
     published = gigpo.estimate(
         same,
@@ -75,7 +75,7 @@ def test_as_published_offsets_make_positions_incomparable_under_one_anchor():
     assert all(credit.advantage == 0 for credit in gigpo.estimate(same))
 
 
-def test_as_published_row_means_let_long_episodes_weigh_more():
+def test_as_published_long_episodes_have_more_weight():
     long, short = meta((10,), 0, anchors=("a", "b", "c")), meta((-10,), 1, anchors=("d",))
     rows = gigpo.estimate(
         returns_of(long, short), per_trajectory=False, leave_one_out=False, step_weight=0
@@ -85,7 +85,7 @@ def test_as_published_row_means_let_long_episodes_weigh_more():
     assert part(fair, "episode", 1, 0) == pytest.approx(-10)  # trajectory mean 0
 
 
-def test_as_published_reflections_are_pushed_down_in_good_groups():
+def test_as_published_reflections_get_negative_advantages_in_good_groups():
     credits = gigpo.estimate(
         returns_of(meta((10, 10), 0), meta((10, 10), 1)),
         reflections_score_zero=True,
@@ -95,7 +95,7 @@ def test_as_published_reflections_are_pushed_down_in_good_groups():
     assert part(credits, "episode", 0, 1, index=-1) < 0
 
 
-def test_stationary_grouping_never_mixes_opponents_and_mixed_does():
+def test_stationary_grouping_separates_opponents_and_mixed_does_not():
     strong, weak = meta((-10,), 0, opponent="strong"), meta((10,), 1, opponent="weak")
     assert all(credit.advantage == 0 for credit in gigpo.estimate(returns_of(strong, weak)))
     assert part(
@@ -103,7 +103,7 @@ def test_stationary_grouping_never_mixes_opponents_and_mixed_does():
     ) == pytest.approx(20)
 
 
-def test_mean_std_divides_by_the_groups_spread():
+def test_mean_std_divides_by_the_standard_deviation_of_the_group():
     credits = gigpo.estimate(
         returns_of(meta((10,), 0), meta((-10,), 1)),
         normalise="mean_std",
@@ -114,7 +114,7 @@ def test_mean_std_divides_by_the_groups_spread():
 
 
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=8))
-def test_leave_one_out_advantages_sum_to_zero_and_are_the_mean_centred_ones_scaled(numbers):
+def test_leave_one_out_advantages_are_scaled_mean_centred_advantages(numbers):
     values = dict(enumerate(numbers))
     others, everyone = against_others(values, True, "mean"), against_others(values, False, "mean")
     count = len(values)

@@ -1,4 +1,4 @@
-"""Recipes: what they resolve to, and one clear message for every mistake."""
+"""Recipes: their resolved values, and one clear message for every error."""
 
 import sys
 import textwrap
@@ -49,10 +49,10 @@ def message_of(tables: Tables) -> str:
     return str(caught.value)
 
 
-# -- what a recipe resolves to
+# -- resolved values
 
 
-def test_a_recipe_gives_the_items_it_names_with_their_options(recipe_file: Path) -> None:
+def test_a_recipe_builds_its_items_with_their_options(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file)
     assert recipe.environment() == KuhnPoker(restart="same")
     assert recipe.memory() == Notes(keep="reflections")
@@ -60,7 +60,7 @@ def test_a_recipe_gives_the_items_it_names_with_their_options(recipe_file: Path)
     assert recipe.play.episodes == 2
 
 
-def test_the_resolved_recipe_names_the_defaults_of_menu_items_too(recipe_file: Path) -> None:
+def test_the_resolved_recipe_contains_the_defaults_of_menu_items(recipe_file: Path) -> None:
     tables = recipe_tables(load_recipe(recipe_file))
     assert tables["environments"] == {
         "name": "kuhn_poker",
@@ -108,7 +108,7 @@ def test_a_resolved_recipe_loads_as_an_equal_recipe(
     assert recipe_toml(again) == recipe_toml(recipe)
 
 
-def test_overrides_are_toml_values_or_plain_words(recipe_file: Path) -> None:
+def test_overrides_are_toml_values_or_words(recipe_file: Path) -> None:
     texts = [
         "--play.seats=first",
         "play.groups=4",
@@ -128,7 +128,7 @@ def test_overrides_are_toml_values_or_plain_words(recipe_file: Path) -> None:
     assert recipe.opponents.test == {"cfr": 1.0}
 
 
-def test_an_empty_override_takes_an_option_back_to_its_default(recipe_file: Path) -> None:
+def test_an_empty_override_restores_the_default(recipe_file: Path) -> None:
     assert load_recipe(recipe_file, ["--play.episodes="]).play.episodes == 3
 
 
@@ -136,7 +136,7 @@ def test_a_section_without_a_name_keeps_the_default_item(recipe_file: Path) -> N
     assert load_recipe(recipe_file, ["--memory.keep=history"]).memory() == Notes(keep="history")
 
 
-def test_the_estimator_has_its_options_filled_in(recipe_file: Path) -> None:
+def test_the_estimator_has_its_options(recipe_file: Path) -> None:
     estimate: Any = load_recipe(
         recipe_file, ["--advantages.name=grpo", "--advantages.leave_one_out=true"]
     ).estimator()
@@ -144,12 +144,12 @@ def test_the_estimator_has_its_options_filled_in(recipe_file: Path) -> None:
     assert estimate([]) == []
 
 
-def test_evaluation_plays_as_many_episodes_as_training_unless_told(recipe_file: Path) -> None:
+def test_evaluation_uses_the_episodes_of_training_unless_given(recipe_file: Path) -> None:
     assert load_recipe(recipe_file).evaluation_episodes() == 2
     assert load_recipe(recipe_file, ["--evaluate.episodes=5"]).evaluation_episodes() == 5
 
 
-def test_a_run_may_be_changed_without_taking_out_what_loses_its_effect(recipe_file: Path) -> None:
+def test_change_recipe_drops_options_that_lose_their_effect(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, ["--agent.reflection_tokens=64"])
     assert change_recipe(recipe, ["--memory.keep=none"]).memory() == Notes(keep="none")
     with pytest.raises(
@@ -170,9 +170,9 @@ def test_every_option_has_a_description() -> None:
     assert missing == []
 
 
-def test_learning_rate_and_entropy_move_linearly() -> None:
+def test_learning_rate_and_entropy_change_linearly() -> None:
     options = LearnOptions(lr=1.0, warmup=2, decay=0.5, entropy=0.4, entropy_final=0.2)
-    # Worked by hand: two updates of rise, then from 1 to 0.5 over the last three; entropy over all five.
+    # By hand: the rate rises for two updates, then falls from 1 to 0.5; entropy falls over all.
     assert [options.lr_at(update, 5) for update in range(5)] == pytest.approx(
         [0.5, 1.0, 1.0, 0.75, 0.5]
     )
@@ -201,11 +201,11 @@ values = st.one_of(
         max_size=3,
     )
 )
-def test_what_is_written_as_toml_is_read_back(tables: Tables) -> None:
+def test_toml_text_is_read_back_unchanged(tables: Tables) -> None:
     assert tomllib.loads(dump_toml(tables)) == tables
 
 
-# -- mistakes: what was given, what is allowed, where to change it
+# -- errors: what was given, what is allowed, where to change it
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,8 @@ def test_what_is_written_as_toml_is_read_back(tables: Tables) -> None:
         (
             {"opponents": {"train": {"mcts-0": 1.0}}},
             [
-                "opponents.train.mcts-0 = 1.0: opponent 'mcts-0': simulations = '0': must be greater than or equal to 1"
+                "opponents.train.mcts-0 = 1.0: opponent 'mcts-0': simulations = '0': "
+                "must be greater than or equal to 1"
             ],
         ),
         (
@@ -362,13 +363,13 @@ def test_what_is_written_as_toml_is_read_back(tables: Tables) -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_with_what_is_allowed_and_where(
+def test_an_error_says_what_is_allowed_and_where_to_change_it(
     kuhn_tables: Tables, changes: Tables, parts: list[str]
 ) -> None:
-    told = message_of(kuhn_tables | changes)
-    assert "\n" not in told
+    message = message_of(kuhn_tables | changes)
+    assert "\n" not in message
     for part in parts:
-        assert part in told
+        assert part in message
 
 
 @pytest.mark.parametrize(
@@ -423,23 +424,27 @@ def test_a_mistake_is_told_with_what_is_allowed_and_where(
         ),
     ],
 )
-def test_an_option_without_effect_is_a_mistake(
+def test_an_option_without_effect_is_an_error(
     kuhn_tables: Tables, changes: Tables, key: str, needs: str
 ) -> None:
-    told = message_of(kuhn_tables | changes)
-    assert told.startswith(f"{key} = ")
+    message = message_of(kuhn_tables | changes)
+    assert message.startswith(f"{key} = ")
     assert (
-        f"has no effect {needs}; take it out of [{key.split('.')[0]}] of the recipe, or say --{key}= with nothing behind it"
-        in told
+        f"has no effect {needs}; remove it from [{key.split('.')[0]}] of the recipe, "
+        f"or use --{key}= with an empty value" in message
     )
 
 
-def test_several_mistakes_are_told_together(kuhn_tables: Tables) -> None:
-    told = message_of(kuhn_tables | {"learn": {"lr": -1.0, "clip": 2.0}, "lern": {}})
-    assert [line.split()[0] for line in told.splitlines()] == ["learn.lr", "learn.clip", "[lern]"]
+def test_several_errors_are_reported_together(kuhn_tables: Tables) -> None:
+    message = message_of(kuhn_tables | {"learn": {"lr": -1.0, "clip": 2.0}, "lern": {}})
+    assert [line.split()[0] for line in message.splitlines()] == [
+        "learn.lr",
+        "learn.clip",
+        "[lern]",
+    ]
 
 
-def test_a_mistake_names_the_file_or_the_command_line(recipe_file: Path) -> None:
+def test_an_error_names_the_file_or_the_command_line(recipe_file: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(recipe_file, ["--learn.lr=0"])
     assert str(caught.value).endswith("change it in the command line (--learn.lr)")
@@ -452,17 +457,17 @@ def test_a_mistake_names_the_file_or_the_command_line(recipe_file: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["--learn.lr", "--seed=1", "--=1", "--a..b=1", "--learn.lr x=1"])
-def test_an_override_that_is_none_is_told_how_to_write_one(recipe_file: Path, text: str) -> None:
+def test_the_message_for_a_malformed_override_shows_the_form(recipe_file: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not an override: write --section\.option=value"):
         load_recipe(recipe_file, [text])
 
 
-def test_an_override_below_a_value_is_a_mistake(recipe_file: Path) -> None:
+def test_an_override_below_a_value_is_an_error(recipe_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"play\.episodes is a value, not a table"):
         load_recipe(recipe_file, ["--play.episodes.x=1"])
 
 
-def test_a_missing_recipe_is_told_with_the_known_ones(tmp_path: Path) -> None:
+def test_the_message_for_a_missing_recipe_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"there is no recipe 'nothing_like_it'.*mage/recipes/ has .*ends with \.toml",
@@ -476,30 +481,35 @@ def test_a_missing_recipe_is_told_with_the_known_ones(tmp_path: Path) -> None:
     ("data", "words"),
     [(b"[learn\nlr = 1", "is not valid TOML.*line 1"), (b"\xff\xfe", "cannot be read")],
 )
-def test_a_file_that_is_no_toml_is_named(tmp_path: Path, data: bytes, words: str) -> None:
+def test_the_message_for_invalid_toml_names_the_file(
+    tmp_path: Path, data: bytes, words: str
+) -> None:
     path = tmp_path / "torn.toml"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=words):
         load_recipe(path)
 
 
-def test_a_model_folder_that_is_none_is_named(recipe_file: Path, tmp_path: Path) -> None:
+def test_the_message_for_a_wrong_model_folder_names_the_option(
+    recipe_file: Path, tmp_path: Path
+) -> None:
     with pytest.raises(
         ConfigError, match=r"model\.path = .*has no config\.json; change it in \[model\]"
     ):
         load_recipe(recipe_file, [f"--model.path={tmp_path}"]).model_folder()
 
 
-# -- engines: their options are checked when the engine is asked for
+# -- engines: options are checked when the engine is loaded
 
 
-def test_engine_options_are_its_keyword_arguments(recipe_file: Path) -> None:
+def test_engine_options_are_keyword_arguments_of_the_engine(recipe_file: Path) -> None:
     engine: Any = load_recipe(recipe_file, ["--engines.slots=7"]).engine()
     assert engine.func.__name__ == "LocalEngine"
     assert engine.keywords["slots"] == 7
     with pytest.raises(
         ConfigError,
-        match=r"engines\.slotz is unknown \(did you mean 'slots'\?\): \[engines\] takes slots, context",
+        match=r"engines\.slotz is unknown \(did you mean 'slots'\?\): "
+        r"\[engines\] takes slots, context",
     ):
         load_recipe(recipe_file, ["--engines.slotz=7"]).engine()
     with pytest.raises(ConfigError, match=r'engines\.slots = "many": must be a valid integer'):
@@ -511,7 +521,7 @@ def test_engine_options_are_its_keyword_arguments(recipe_file: Path) -> None:
 
 @pytest.fixture
 def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A package outside of MAGE with an environment for one, two environments in one file, and an estimator."""
+    """An outside package: a single-agent environment, a file with two, and an estimator."""
     package = tmp_path / "my_lab_of_tests"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -548,8 +558,8 @@ def test_a_dotted_path_names_a_module_or_a_class_of_another_package(my_lab: str)
     )
 
 
-def test_a_module_with_several_items_asks_which(my_lab: str) -> None:
-    assert "holds several items (Alone, Other): name one, as in" in message_of(
+def test_a_module_with_several_items_needs_a_class_name(my_lab: str) -> None:
+    assert "holds several items (Alone, Other): choose one, as in" in message_of(
         {"environments": {"name": f"{my_lab}.two"}}
     )
 
@@ -572,14 +582,14 @@ def test_an_estimator_of_another_package_is_checked_by_its_signature(
         {"play": {"grouping": "mixed"}},
     ],
 )
-def test_opponents_and_seats_have_no_effect_in_a_world_for_one(
+def test_opponents_and_seats_have_no_effect_in_a_single_agent_environment(
     my_lab: str, changes: Tables
 ) -> None:
-    told = message_of({"environments": {"name": f"{my_lab}.alone"}} | changes)
-    assert "has no effect in an environment without opponents" in told
+    message = message_of({"environments": {"name": f"{my_lab}.alone"}} | changes)
+    assert "has no effect in an environment without opponents" in message
 
 
-def test_a_recipe_of_a_world_for_one_loads_again(my_lab: str) -> None:
+def test_a_resolved_single_agent_recipe_loads_again(my_lab: str) -> None:
     recipe = build_recipe({"environments": {"name": f"{my_lab}.alone"}})
     assert build_recipe(tomllib.loads(recipe_toml(recipe))) == recipe
 
@@ -587,7 +597,7 @@ def test_a_recipe_of_a_world_for_one_loads_again(my_lab: str) -> None:
 # -- menus
 
 
-def test_menus_name_their_items_with_a_line_each() -> None:
+def test_menus_list_their_items_with_descriptions() -> None:
     assert dict(menu("environments")).keys() >= {"kuhn_poker", "openspiel", "tic_tac_toe"}
     opponents = dict(menu("opponents"))
     assert opponents.keys() >= {
@@ -615,7 +625,7 @@ def test_every_name_of_a_menu_can_be_found() -> None:
         assert all(find_item(folder, name) for name, _ in menu(folder))
 
 
-def test_an_unknown_menu_is_told() -> None:
+def test_the_message_for_an_unknown_menu_has_a_suggestion() -> None:
     with pytest.raises(
         ConfigError, match=r"there is no menu 'environment' \(did you mean 'environments'\?\)"
     ):
@@ -627,6 +637,6 @@ def test_every_recipe_of_the_package_loads(name: str) -> None:
     assert isinstance(load_recipe(name), Recipe)
 
 
-def test_more_workers_than_groups_are_refused(kuhn_tables: Tables) -> None:
-    told = message_of(kuhn_tables | {"run": {"workers": 3}, "play": {"groups": 2}})
-    assert told.startswith("run.workers = 3: more workers than the 2 groups")
+def test_more_workers_than_groups_are_an_error(kuhn_tables: Tables) -> None:
+    message = message_of(kuhn_tables | {"run": {"workers": 3}, "play": {"groups": 2}})
+    assert message.startswith("run.workers = 3: more workers than the 2 groups")

@@ -1,4 +1,4 @@
-"""Panels: exact balance, the shares of the population, no overlap, and the same tasks on every machine."""
+"""Panels: balance, shares of the population, no overlap, the same tasks on every machine."""
 
 from collections import Counter
 from itertools import combinations
@@ -31,7 +31,7 @@ def block(panel, opponent, seat):
     return [task for task in panel if (task.opponent, task.seat) == (opponent, seat)]
 
 
-def test_opponents_and_seats_come_in_their_shares():
+def test_opponents_and_seats_have_their_shares():
     panel = make_panel(KUHN, STYLES, "test", size=240)
     counts = Counter((task.opponent, task.seat) for task in panel)
     assert counts == {
@@ -42,7 +42,7 @@ def test_opponents_and_seats_come_in_their_shares():
     assert {(task.environment, task.split) for task in panel} == {("kuhn_poker", "test")}
 
 
-def test_every_deal_comes_equally_often_in_every_episode_of_every_block():
+def test_every_deal_is_equally_frequent_in_every_episode_of_a_block():
     panel = make_panel(KUHN, STYLES, "test", size=240)
     for opponent, count in (("conservative", 6), ("aggressive", 6), ("intermediate", 8)):
         for seat in (0, 1):
@@ -52,7 +52,7 @@ def test_every_deal_comes_equally_often_in_every_episode_of_every_block():
                 }
 
 
-def test_pairs_of_deals_are_even_and_a_large_block_is_a_full_factorial():
+def test_pairs_of_deals_are_balanced_and_a_large_block_is_a_full_factorial():
     panel = make_panel(KUHN, Population(train={"aggressive": 1}), "train", size=216, seats="second")
     assert {task.seat for task in panel} == {1}
     assert deals(panel, 0, 1, 2) == dict.fromkeys(
@@ -70,7 +70,7 @@ def test_pairs_of_deals_are_even_and_a_large_block_is_a_full_factorial():
     st.sampled_from(["select", "final"]),
     st.integers(1, 5),
 )
-def test_any_size_is_balanced_to_within_one_task(size, seats, name, episodes):
+def test_counts_of_deals_differ_by_at_most_one_for_any_size(size, seats, name, episodes):
     panel = make_panel(KUHN, STYLES, "test", size=size, seats=seats, name=name, episodes=episodes)
     assert len(panel) == len({task.seed for task in panel}) == size
     for opponent in STYLES.train:
@@ -102,8 +102,8 @@ def test_panels_share_no_seed_with_each_other_or_with_training():
         assert not one & other
 
 
-def test_a_panel_is_the_same_everywhere():
-    """Golden: written once on Linux with Python 3.11; a change means that figures of old runs are no longer comparable."""
+def test_a_panel_is_the_same_on_every_machine():
+    """Golden values from Linux, Python 3.11. A change makes old figures incomparable."""
     panel = make_panel(KUHN, STYLES, "test", size=12, name="select")
     assert panel == make_panel(KUHN, STYLES, "test", size=12, name="select")
     assert [(task.seed, task.seat, task.opponent) for task in panel[:2]] == GOLDEN
@@ -118,14 +118,14 @@ def test_a_replayed_deal_is_balanced_once():
         }
 
 
-def test_a_world_without_chance_needs_no_balance():
+def test_a_game_without_chance_balances_opponents_and_seats_only():
     panel = make_panel(TicTacToe(), Population(train={"random": 1, "mcts-100": 1}), "train", size=8)
     assert Counter((task.opponent, task.seat) for task in panel) == {
         (name, seat): 2 for name in ("random", "mcts-100") for seat in (0, 1)
     }
 
 
-def test_users_mistakes_are_named():
+def test_wrong_arguments_have_clear_messages():
     with pytest.raises(ValueError, match="no opponents for split 'ood'"):
         make_panel(KUHN, Population(train={"random": 1}), "ood", size=6)
     with pytest.raises(ValueError, match="seats must be one of first, second, both"):

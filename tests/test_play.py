@@ -1,4 +1,4 @@
-"""Play through the real path: real games, real opponents, a scripted model."""
+"""Play with real games, real opponents and a scripted model."""
 
 import itertools
 import random
@@ -48,7 +48,7 @@ def test_a_meta_episode_has_its_episodes_reflections_and_memories():
 @pytest.mark.parametrize(
     ("keep", "lines"), [("none", 0), ("reflections", 2), ("history", 2), ("both", 4)]
 )
-def test_each_memory_shows_what_it_says(keep, lines):
+def test_each_kind_of_notes_shows_its_lines(keep, lines):
     (played,) = play_groups(setting(scripted_agent(always("pass")), keep), [[kuhn()]], seed=1)
     assert len(played.memories[2].splitlines()) == lines
     assert (played.episodes[1].reflection is None) == (keep in ("none", "history"))
@@ -72,7 +72,7 @@ def test_members_of_a_group_meet_the_same_opponent_seat_and_deals_episode_by_epi
     )
 
 
-def test_the_same_task_and_the_same_moves_get_the_same_replies():
+def test_the_opponent_repeats_its_moves_for_the_same_task_and_moves():
     for opponent in ("mcts-100", "random", "biased-corner-2"):
         task = Task("tic_tac_toe", 3, 0, opponent, "train")
         first_free = lambda prompt: f"<action>{prompt.rsplit('Free: ', 1)[1][0]}</action>"  # noqa: E731
@@ -81,7 +81,7 @@ def test_the_same_task_and_the_same_moves_get_the_same_replies():
         assert games[0].episodes[0].moves == games[1].episodes[0].moves
 
 
-def test_restart_same_replays_the_deal_and_fresh_deals_anew():
+def test_restart_same_replays_the_deal_and_fresh_draws_a_new_one():
     deals = {}
     for restart in ("same", "fresh"):
         (played,) = play_groups(
@@ -95,7 +95,7 @@ def test_restart_same_replays_the_deal_and_fresh_deals_anew():
     assert len(deals["same"]) == 1 < len(deals["fresh"])
 
 
-def test_a_replayed_instance_keeps_the_opponents_opening_and_nothing_else_of_its_luck():
+def test_restart_same_replays_only_the_opening_move_of_the_opponent():
     first_free = scripted_agent(
         lambda prompt: f"<action>{prompt.rsplit('Free: ', 1)[1][0]}</action>"
     )
@@ -107,7 +107,7 @@ def test_a_replayed_instance_keeps_the_opponents_opening_and_nothing_else_of_its
         )
         assert (len({episode.moves[0] for episode in played.episodes}) == 1) == (restart == "same")
         assert len({tuple(episode.moves) for episode in played.episodes}) > 6, (
-            "a won game cannot simply be replayed"
+            "a won game cannot be replayed move by move"
         )
 
 
@@ -127,9 +127,11 @@ def test_prompts_are_append_only_within_an_episode():
 
 def test_thoughts_of_past_replies_are_dropped_from_the_prompt():
     seen: list[str] = []
-    reply = lambda prompt: (
-        f"<think>secret plan <action>9</action></think><action>{prompt.rsplit('Free: ', 1)[1][0]}</action>"
-    )  # noqa: E731
+
+    def reply(prompt):
+        free = prompt.rsplit("Free: ", 1)[1][0]
+        return f"<think>secret plan <action>9</action></think><action>{free}</action>"
+
     agent = scripted_agent(reply, seen=seen)
     play_groups(
         setting(agent, "none", TicTacToe(), episodes=1),
@@ -161,13 +163,13 @@ def test_illegal_and_unreadable_replies_are_recorded_and_penalised_never_raised(
     episode = played.episodes[0]
     assert episode.ending == "illegal"
     assert len(episode.turns) == KuhnPoker().max_turns
-    assert all(not turn.legal and turn.reward == -0.5 for turn in episode.turns)
+    assert all(not turn.legal and turn.penalty == -0.5 for turn in episode.turns)
     assert (episode.score, episode.outcome) == (-2, "lost"), (
-        "silence must never be better than the worst way to lose"
+        "no reply must not score better than the worst loss"
     )
 
 
-def test_an_illegal_reply_is_told_and_the_game_goes_on():
+def test_the_game_continues_after_an_illegal_reply():
     seen: list[str] = []
     agent = scripted_agent(
         lambda prompt: (
@@ -180,7 +182,7 @@ def test_an_illegal_reply_is_told_and_the_game_goes_on():
     assert played.episodes[0].ending == "finished"
 
 
-def test_the_reflection_prompt_tells_the_true_outcome_and_only_the_agents_own_information():
+def test_the_reflection_prompt_shows_the_true_outcome_and_no_hidden_card():
     seen: list[str] = []
     agent = scripted_agent(always("bet"), seen=seen)
     # Against a conservative player, a bet makes J and Q fold, so its card stays hidden.
@@ -202,7 +204,7 @@ def test_the_reflection_prompt_tells_the_true_outcome_and_only_the_agents_own_in
     )
 
 
-def test_stop_on_success_ends_at_the_first_win_and_only_then():
+def test_stop_on_success_ends_the_meta_episode_at_the_first_win():
     task = Task("tic_tac_toe", 5, 0, "pattern-2", "train")
     agent = scripted_agent(
         lambda prompt: (
@@ -218,7 +220,7 @@ def test_stop_on_success_ends_at_the_first_win_and_only_then():
     assert len(all_played.episodes) == 3
 
 
-def test_results_do_not_depend_on_who_shares_the_batch():
+def test_results_do_not_depend_on_the_batch():
     def play(batch):
         return play_groups(
             setting(scripted_agent(always("pass"), batch=batch)),
@@ -237,10 +239,10 @@ def test_length_penalty_follows_appendix_a():
     long = len(chat.encode("<action>pass</action>"))
     tight = replace(agent, sampling=SamplingOptions(max_tokens=long, reflection_tokens=200))
     (played,) = play_groups(setting(tight, "none", length_penalty=2.0), [[kuhn()]], seed=1)
-    assert played.episodes[0].turns[0].reward == pytest.approx(-2.0)
+    assert played.episodes[0].turns[0].penalty == pytest.approx(-2.0)
     loose = replace(agent, sampling=SamplingOptions(max_tokens=2 * long, reflection_tokens=200))
     (played,) = play_groups(setting(loose, "none", length_penalty=2.0), [[kuhn()]], seed=1)
-    assert played.episodes[0].turns[0].reward == 0
+    assert played.episodes[0].turns[0].penalty == 0
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,7 @@ def test_the_last_complete_action_after_the_thinking_counts(text, action):
     assert read_action(text) == action
 
 
-def test_choices_are_where_the_legal_moves_part():
+def test_choices_are_the_positions_where_legal_moves_diverge():
     chat = byte_chat()
     agent = scripted_agent(always("pass"), chat)
     (played,) = play_groups(setting(agent, "none", episodes=1), [[kuhn()]], seed=1)
@@ -270,7 +272,7 @@ def test_choices_are_where_the_legal_moves_part():
     assert {chat.decode((token,)) for token in tokens} == {"p", "b"}
 
 
-def test_two_engines_share_one_count_of_who_waits_and_never_deadlock():
+def test_two_engines_do_not_deadlock():
     chat, order = byte_chat(), []
 
     def named(name):
@@ -287,7 +289,7 @@ def test_two_engines_share_one_count_of_who_waits_and_never_deadlock():
     assert Counter(order) == {"second": 1 + 3 + 1 + 4 + 2, "first": 2 + 1 + 3 + 1}
 
 
-def test_a_limit_keeps_that_many_under_way():
+def test_the_limit_bounds_the_number_of_concurrent_requests():
     engine = ScriptedEngine(lambda request: "x", byte_chat().encode)
 
     async def wait():

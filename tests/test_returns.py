@@ -1,4 +1,4 @@
-"""Returns against values worked by hand from the formulas of returns.py."""
+"""Returns against values that were computed by hand from the formulas of returns.py."""
 
 import pytest
 from toys import episode, meta
@@ -15,39 +15,39 @@ def values(found, episode_number, reflection=False):
     ]
 
 
-def test_differential_returns_of_lost_then_won_equal_the_worked_case():
+def test_differential_returns_of_a_loss_and_a_win():
     found = compute_returns(meta((-10, 10)))
     assert values(found, 1) == pytest.approx([18.05, 19, 20])
     assert values(found, 1, reflection=True) == pytest.approx([18.05])
     assert values(found, 0) == pytest.approx([0.749, 0.7885, 0.83], abs=1e-3)
 
 
-def test_cumulative_returns_of_lost_then_won():
+def test_cumulative_returns_of_a_loss_and_a_win():
     found = compute_returns(meta((-10, 10)), kind="cumulative")
     # episode 2: 10 x .95^k; episode 1 ends with -10 + .6 x 9.025 = -4.585
     assert values(found, 1) == pytest.approx([9.025, 9.5, 10])
     assert values(found, 0) == pytest.approx([-4.585 * 0.9025, -4.585 * 0.95, -4.585])
 
 
-def test_single_returns_look_no_further_than_their_episode():
+def test_single_returns_ignore_later_episodes():
     found = compute_returns(meta((-10, 10)), kind="single")
     assert values(found, 0) == pytest.approx([-9.025, -9.5, -10])
 
 
-def test_final_returns_are_weighted_and_undiscounted_across_episodes():
+def test_final_returns_are_weighted_and_have_no_discount_between_episodes():
     found = compute_returns(meta((-10, 10, 10)), kind="final", step_discount=1.0, weights=(0, 0, 1))
     assert values(found, 0) == values(found, 1) == values(found, 2) == pytest.approx([10, 10, 10])
 
 
-def test_paper_propagation_keeps_the_step_discount_off_later_episodes():
+def test_paper_propagation_does_not_apply_the_step_discount_to_later_episodes():
     found = compute_returns(meta((-10, 10, 10)), kind="cumulative", propagation="paper")
-    # g_first = 10 x .9025 in episodes 2 and 3; beyond episode 1: .6 x 9.025 + .36 x 9.025
+    # g_first = 10 x .9025 in episodes 2 and 3; after episode 1: .6 x 9.025 + .36 x 9.025
     beyond = (0.6 + 0.36) * 9.025
     assert values(found, 0) == pytest.approx([-9.025 + beyond, -9.5 + beyond, -10 + beyond])
     assert values(found, 1) == pytest.approx([9.025 + 5.415, 9.5 + 5.415, 10 + 5.415])
 
 
-def test_differential_weights_on_the_three_episodes_are_those_of_the_method_page():
+def test_differential_weights_of_three_episodes_equal_the_method_page():
     def first_return(rewards):
         return compute_returns(meta(rewards), step_discount=1.0)[0].value
 
@@ -56,13 +56,13 @@ def test_differential_weights_on_the_three_episodes_are_those_of_the_method_page
     )
 
 
-def test_a_penalty_lowers_the_returns_of_its_turn_and_of_those_before_it():
+def test_a_penalty_lowers_the_returns_of_its_turn_and_of_earlier_turns():
     one = episode(10, ("a", "b"), costs=(0.0, -0.5))
     found = compute_returns(MetaEpisode(Task("e", 0, 0, "o", "train"), 0, 0, (one,), ("",), 0))
     assert [r.value for r in found] == pytest.approx([0.95 * 9.5, 9.5])
 
 
-def test_with_zero_for_failure_and_a_stop_at_the_first_win_differential_equals_cumulative():
+def test_differential_equals_cumulative_if_failure_pays_zero_and_a_win_ends_play():
     stopped = meta((0, 0, 10))
     differential, cumulative = (
         compute_returns(stopped, kind=kind) for kind in ("differential", "cumulative")
@@ -70,5 +70,5 @@ def test_with_zero_for_failure_and_a_stop_at_the_first_win_differential_equals_c
     assert [r.value for r in differential] == [r.value for r in cumulative]
 
 
-def test_meta_rewards_telescope_to_the_final_reward():
+def test_differential_meta_rewards_sum_to_the_final_reward():
     assert sum(meta_rewards([3.0, -2.0, 7.0], "differential")) == pytest.approx(7.0)

@@ -1,6 +1,6 @@
-"""What no section can see alone: options without effect, weights, workers, and opponents that do not play here.
+"""Checks that involve more than one config section.
 
-An option without effect is an error where a user gave it, and is left out when a recipe is written.
+An option without effect is an error if the user gave it. It is left out when a recipe is written.
 """
 
 import importlib
@@ -14,13 +14,13 @@ from mage.config.toml import show_key
 
 
 def find_conflicts(recipe: Recipe, origin: Origin) -> list[str]:
-    """One line for every option that does not go with the others."""
-    idle = [mistake for effect in _EFFECTS if (mistake := effect.mistake(recipe, origin))]
+    """One line for every option that conflicts with other options."""
+    unused = [message for effect in _EFFECTS if (message := effect.check(recipe, origin))]
     return [
-        *idle,
-        *_weight_mistakes(recipe, origin),
-        *_worker_mistakes(recipe, origin),
-        *_opponent_mistakes(recipe, origin),
+        *unused,
+        *_check_weights(recipe, origin),
+        *_check_workers(recipe, origin),
+        *_check_opponents(recipe, origin),
     ]
 
 
@@ -31,14 +31,14 @@ def find_unused(recipe: Recipe) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Effect:
-    """Where an option means something. Given elsewhere it is an error; `needs` says what it takes."""
+    """When an option has an effect. Otherwise it is an error; `needs` describes the condition."""
 
     section: str
     option: str
     needs: str
     works: Callable[[Recipe], bool]
 
-    def mistake(self, recipe: Recipe, origin: Origin) -> str | None:
+    def check(self, recipe: Recipe, origin: Origin) -> str | None:
         section, key = getattr(recipe, self.section), f"{self.section}.{self.option}"
         given = (
             origin.overrides_name(key)
@@ -50,7 +50,7 @@ class _Effect:
         return origin.without_effect(key, getattr(section, self.option), self.needs)
 
 
-def _samples(recipe: Recipe) -> bool:
+def _samples_at_random(recipe: Recipe) -> bool:
     return recipe.evaluate.temperature > 0
 
 
@@ -110,24 +110,25 @@ _EFFECTS = (
         "evaluate",
         "top_p",
         "with evaluate.temperature = 0",
-        lambda r: _samples(r) or r.evaluate.top_p == 1,
+        lambda r: _samples_at_random(r) or r.evaluate.top_p == 1,
     ),
     _Effect(
         "evaluate",
         "top_k",
         "with evaluate.temperature = 0",
-        lambda r: _samples(r) or r.evaluate.top_k == 0,
+        lambda r: _samples_at_random(r) or r.evaluate.top_k == 0,
     ),
 )
 
 
-def _weight_mistakes(recipe: Recipe, origin: Origin) -> list[str]:
+def _check_weights(recipe: Recipe, origin: Origin) -> list[str]:
     if recipe.returns.kind != "final":
         return []
     weights, episodes = recipe.returns.weights, recipe.play.episodes
     if weights is None:
         return [
-            f'returns.weights is missing: returns.kind = "final" needs one weight an episode ({episodes}); {origin.where("returns.weights", "add it to")}'
+            'returns.weights is missing: returns.kind = "final" needs one weight an episode '
+            f"({episodes}); {origin.where('returns.weights', 'add it to')}"
         ]
     if len(weights) != episodes:
         return [
@@ -137,14 +138,14 @@ def _weight_mistakes(recipe: Recipe, origin: Origin) -> list[str]:
                 f"play.episodes = {episodes} needs {episodes} weights, not {len(weights)}",
             )
         ]
-    return (
-        []
-        if any(weights)
-        else [origin.mistake("returns.weights", weights, "at least one weight must differ from 0")]
-    )
+    if not any(weights):
+        return [
+            origin.mistake("returns.weights", weights, "at least one weight must differ from 0")
+        ]
+    return []
 
 
-def _worker_mistakes(recipe: Recipe, origin: Origin) -> list[str]:
+def _check_workers(recipe: Recipe, origin: Origin) -> list[str]:
     if recipe.run.workers <= recipe.play.groups:
         return []
     return [
@@ -156,37 +157,32 @@ def _worker_mistakes(recipe: Recipe, origin: Origin) -> list[str]:
     ]
 
 
-def _opponent_mistakes(recipe: Recipe, origin: Origin) -> list[str]:
+def _check_opponents(recipe: Recipe, origin: Origin) -> list[str]:
     environment = recipe.environment()
     if not environment.multi_agent:
         return []
     if not recipe.opponents.train:
+        where = origin.where("opponents.train", "add it to")
         return [
-            f"opponents.train is missing: {environment.name} needs opponents with their shares; {origin.where('opponents.train', 'add it to')}"
+            f"opponents.train is missing: {environment.name} needs opponents with their shares; "
+            f"{where}"
         ]
-    mistakes = []
-    for split, pool in recipe.opponents.model_dump().items():
-        for name, share in pool.items():
-            fault = (
-                _opponent_fault(name, environment)
-                if share > 0
-                else "a share must be greater than 0"
-            )
-            mistakes += (
-                [origin.mistake(f"opponents.{split}.{show_key(name)}", share, fault)]
-                if fault
-                else []
-            )
-    if "ood" in recipe.evaluate.splits and not recipe.opponents.ood:
-        mistakes.append(
-            origin.mistake(
-                "evaluate.splits", recipe.evaluate.splits, "names ood, but opponents.ood is empty"
-            )
-        )
-    return mistakes
+    messages = [
+        origin.mistake(f"opponents.{split}.{show_key(name)}", share, fault)
+        for split, pool in recipe.opponents.model_dump().items()
+        for name, share in pool.items()
+        if (fault := _opponent_fault(name, share, environment))
+    ]
+    splits = recipe.evaluate.splits
+    if "ood" in splits and not recipe.opponents.ood:
+        fault = "names ood, but opponents.ood is empty"
+        messages.append(origin.mistake("evaluate.splits", splits, fault))
+    return messages
 
 
-def _opponent_fault(name: str, environment: Any) -> str | None:
+def _opponent_fault(name: str, share: float, environment: Any) -> str | None:
+    if share <= 0:
+        return "a share must be greater than 0"
     base = importlib.import_module("mage.opponents.base")
     try:
         opponent = base.find(name)
@@ -201,4 +197,7 @@ def _opponent_fault(name: str, environment: Any) -> str | None:
         for word, kind in base.known().items()
         if kind.plays is None or environment.name in kind.plays
     )
-    return f"{name} plays {', '.join(opponent.plays)}, not {environment.name}; for that there are {', '.join(fitting)}"
+    return (
+        f"{name} plays {', '.join(opponent.plays)}, not {environment.name}; "
+        f"opponents for {environment.name} are {', '.join(fitting)}"
+    )

@@ -1,4 +1,4 @@
-"""Messages about a user's mistake in a recipe: what was given, what is allowed, where to change it."""
+"""Error messages for recipes: what was given, what is allowed, where to change it."""
 
 import difflib
 import re
@@ -14,20 +14,20 @@ EXIT_USAGE, EXIT_STOPPED = 2, 130  # exit codes of the command line
 
 
 class DeviceError(RuntimeError):
-    """A GPU is out of memory, has reported an error or is gone: what happened, what is safe, what to do."""
+    """A GPU is out of memory, reported an error or disappeared."""
 
 
 class ConfigError(ValueError):
-    """A user's mistake in a recipe: what was given, what is allowed, where to change it."""
+    """A wrong recipe: what was given, what is allowed, where to change it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the options came from, so that a message can say where to change one."""
+    """Source of the options. Messages use it to say where an option can be changed."""
 
     file: str | None
     overrides: tuple[str, ...] = ()
-    resolved: bool = False  # the file names every option, given or not
+    resolved: bool = False  # the file lists every option, also those that the user did not give
 
     def overrides_name(self, key: str) -> bool:
         return any(
@@ -50,7 +50,7 @@ class Origin:
         return f"{key} = {show_value(value)}: {fault}; {self.where(key)}"
 
     def without_effect(self, key: str, value: Any, needs: str) -> str:
-        where = self.where(key, "take it out of", "or say --{}= with nothing behind it")
+        where = self.where(key, "remove it from", "or use --{}= with an empty value")
         return f"{key} = {show_value(value)}: has no effect {needs}; {where}"
 
 
@@ -60,10 +60,10 @@ NOWHERE = Origin(None)
 def explain(
     error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...], origin: Origin
 ) -> list[str]:
-    """One line for every mistake pydantic found."""
+    """One line for every error that pydantic found."""
     faults = error.errors(include_url=False)
     inner = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
-    # An element that is wrong may make its list wrong too (too short without it); the element says it better.
+    # A wrong element can also make its list wrong (too short); the element is the better message.
     return [
         _explain_one(fault, model, prefix, origin) for fault in faults if fault["loc"] not in inner
     ]
@@ -78,24 +78,23 @@ def _explain_one(
         return _explain_unknown(path, _model_at(model, path[:-1]), prefix, origin)
     if fault["type"] == "missing":
         return f"{key} is missing; {origin.where(key, 'add it to')}"
-    text = (
-        fault["msg"]
-        .removeprefix("Value error, ")
-        .replace("Input should be", "must be")
-        .replace("Input should have", "must have")
-    )
-    if fault["type"] in ("model_type", "dict_type"):
-        text = f"must be a table ([{key}] and its options below)"
-    if fault["type"] == "string_pattern_mismatch":
-        text = "is not allowed here"
+    text = _plain_text(fault, key)
     field = _model_at(model, path[:-1]).model_fields.get(path[-1]) if path else None
-    told = f" ({field.description})" if field and field.description else ""
-    meant = (
-        did_you_mean(str(fault["input"]), re.findall(r"'([^']*)'", text))
-        if fault["type"] == "literal_error"
-        else ""
-    )
-    return origin.mistake(key, fault["input"], f"{text}{meant}{told}")
+    description = f" ({field.description})" if field and field.description else ""
+    is_word = fault["type"] == "literal_error"
+    known = re.findall(r"'([^']*)'", text) if is_word else []
+    suggestion = did_you_mean(str(fault["input"]), known)
+    return origin.mistake(key, fault["input"], f"{text}{suggestion}{description}")
+
+
+def _plain_text(fault: Any, key: str) -> str:
+    """Pydantic's message in the words of a recipe."""
+    if fault["type"] in ("model_type", "dict_type"):
+        return f"must be a table ([{key}] and its options below)"
+    if fault["type"] == "string_pattern_mismatch":
+        return "is not allowed here"
+    text: str = fault["msg"].removeprefix("Value error, ")
+    return text.replace("Input should be", "must be").replace("Input should have", "must have")
 
 
 def _explain_unknown(
@@ -103,9 +102,12 @@ def _explain_unknown(
 ) -> str:
     section, key = ".".join(prefix + path[:-1]), ".".join(map(show_key, prefix + path))
     known = [field.alias or name for name, field in model.model_fields.items()]
+    where = origin.where(key, "correct it in", None)
+    names = ", ".join(known) or "no options"
     if not section:
-        return f"[{key}] is unknown{did_you_mean(key, known)}: sections are {', '.join(known)}; {origin.where(key, 'correct it in', None)}"
-    return f"{key} is unknown{did_you_mean(path[-1], known)}: [{section}] takes {', '.join(known) or 'no options'}; {origin.where(key, 'correct it in', None)}"
+        return f"[{key}] is unknown{did_you_mean(key, known)}: sections are {names}; {where}"
+    suggestion = did_you_mean(path[-1], known)
+    return f"{key} is unknown{suggestion}: [{section}] takes {names}; {where}"
 
 
 def _model_at(model: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:
@@ -117,5 +119,6 @@ def _model_at(model: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The most similar known name as a suggestion; empty if no name is similar."""
     close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close and given not in close else ""

@@ -20,7 +20,7 @@ from mage.config.toml import Tables, dump_toml, show_key, without_none
 
 
 def recipe_tables(recipe: Recipe) -> Tables:
-    """Every option that has an effect, as plain values; loading them again gives an equal recipe."""
+    """Every option that has an effect, as plain values. Loading them gives an equal recipe."""
     fields = type(recipe).model_fields.items()
     tables = {field.alias or name: getattr(recipe, name).model_dump() for name, field in fields}
     for section, option in find_unused(recipe):
@@ -48,20 +48,17 @@ def change_recipe(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
 
 
 def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe file, or one of `mage/recipes/` by name, put the parts named behind it on it, and the overrides on top.
+    """Read a recipe by path or by its name in `mage/recipes/`, then apply parts and overrides.
 
-    A part (`mage/parts/`, or a file) is what a method or an ablation changes, whatever the world: `kuhn_poker+mage+anchor_local`.
-
-    >>> load_recipe("demo", ["--play.episodes=2", "--opponents.train={random = 1}"])  # doctest: +SKIP
+    >>> load_recipe("kuhn_poker+mage", ["--play.episodes=2"])  # doctest: +SKIP
     """
     name = str(path_or_name)
     base, *parts = [name] if Path(name).is_file() else name.split("+")
     path = _locate(base)
     tables = _read_toml(path)
     if parts:
-        build_recipe(
-            tables, Origin(str(path))
-        )  # its own mistakes: below, what a part robs of its effect is none
+        # Report errors of the file itself here. Below, a part may remove the effect of an option.
+        build_recipe(tables, Origin(str(path)))
     changed = [key for part in parts for key in _put_on(tables, _read_toml(_locate(part, "parts")))]
     changed += _override_all(tables, overrides)
     return build_recipe(
@@ -93,7 +90,10 @@ def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Rec
 
 
 def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:
-    """The choice with all of its item's options, defaults included. An engine is only looked up: importing it is slow."""
+    """The choice with all options of its item, defaults included.
+
+    An engine is only looked up by name, because its import is slow.
+    """
     try:
         check_name(section, choice.name)
         item = None if section == "engines" else find_item(section, choice.name)
@@ -107,7 +107,7 @@ def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:
     )
 
 
-# --- Reading ---------------------------------------------------------------------------------------------------------
+# --- Reading --------------------------------------------------------------------------------------
 
 
 def _locate(name: str, folder: str = "recipes") -> Path:
@@ -117,7 +117,7 @@ def _locate(name: str, folder: str = "recipes") -> Path:
     known = [title for title, _ in menu(folder)]
     if folder == "recipes" and name in dict(menu("parts")):
         raise ConfigError(
-            f"{name} is a part of a recipe: name it behind a recipe, as in kuhn_poker+{name}"
+            f"{name} is a part of a recipe: write it after a recipe, as in kuhn_poker+{name}"
         )
     advice = (
         "check the path"
@@ -130,14 +130,14 @@ def _locate(name: str, folder: str = "recipes") -> Path:
 
 
 def _put_on(tables: Tables, part: Tables) -> list[str]:
-    """Put a part's options into the tables and return their keys. A table with a `name` or a `kind` says all of its section."""
+    """Put a part's options into the tables and return their keys.
+
+    A table with a `name` or a `kind` replaces the whole section. A value that is not a table is
+    kept: the check of the whole recipe reports it.
+    """
     for section, options in part.items():
-        fields = (
-            set(options) if isinstance(options, dict) else {"name"}
-        )  # what is no table is told when the whole is checked
-        tables[section] = (
-            options if {"name", "kind"} & fields else tables.get(section, {}) | options
-        )
+        replaces = not isinstance(options, dict) or bool({"name", "kind"} & set(options))
+        tables[section] = options if replaces else tables.get(section, {}) | options
     return [
         f"{section}.{show_key(option)}"
         for section, options in part.items()
@@ -156,7 +156,10 @@ def _read_toml(path: Path) -> Tables:
 
 
 def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
-    """Put overrides into the tables and return their keys. Another item of a menu takes none of the options of the one before it."""
+    """Put overrides into the tables and return their keys.
+
+    If an override chooses another item of a menu, the options of the previous item are dropped.
+    """
     texts = list(texts)
     choices = {field.alias or name: field.annotation for name, field in Recipe.model_fields.items()}
     for text in texts:
@@ -169,7 +172,7 @@ def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
 
 
 def _override(tables: Tables, text: str) -> str:
-    """Put one `--a.b=c` into the tables and return its key; an empty value takes the key out, back to its default."""
+    """Put one `--a.b=c` into the tables and return its key. An empty value restores the default."""
     key, equals, value = text.removeprefix("--").partition("=")
     path = _key_path(key)
     if not equals or len(path) < 2:
@@ -180,9 +183,8 @@ def _override(tables: Tables, text: str) -> str:
     for depth, part in enumerate(path[:-1], start=1):
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(
-                f"{text!r}: {'.'.join(path[:depth])} is a value, not a table with options of its own"
-            )
+            key = ".".join(path[:depth])
+            raise ConfigError(f"{text!r}: {key} is a value, not a table with options of its own")
     if value:
         table[path[-1]] = _parse_value(value)
     else:
@@ -203,7 +205,7 @@ def _key_path(key: str) -> list[str]:
 
 
 def _parse_value(text: str) -> Any:
-    """A TOML value where it is one, else the text itself: `0.5`, `true`, `[0, 0, 1]`, `kuhn_poker`."""
+    """The text as a TOML value (`0.5`, `true`, `[0, 0, 1]`), or the text itself (`kuhn_poker`)."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

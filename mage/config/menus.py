@@ -1,6 +1,6 @@
-"""Menus: a folder holds interchangeable things, and each is found by its name.
+"""Menus: folders of interchangeable items. An item is found by its name.
 
-Items are imported only when asked for, so this file stands below all of them; `menu` reads their names from the source.
+Items are imported on demand, so this file imports none of them. `menu` reads names from the source.
 """
 
 import ast
@@ -47,7 +47,8 @@ def menu(folder: str) -> list[tuple[str, str]]:
         ]
     if folder not in MENUS:
         raise ConfigError(
-            f"there is no menu {folder!r}{did_you_mean(folder, [*MENUS, *FILES])}: menus are {', '.join([*MENUS, *FILES])}"
+            f"there is no menu {folder!r}{did_you_mean(folder, [*MENUS, *FILES])}: "
+            f"menus are {', '.join([*MENUS, *FILES])}"
         )
     return [entry for path in _item_files(folder) for entry in _entries(path)]
 
@@ -55,8 +56,9 @@ def menu(folder: str) -> list[tuple[str, str]]:
 def find_item(folder: str, name: str) -> Any:
     """The class (for advantages, the function `estimate`) behind a name of a menu or a dotted path.
 
-    `my_lab.nim` is a module that holds one such class, `my_lab.nim.Nim` the class itself. Opponents carry options
-    in their names and several share a file, so they have a `find` of their own (opponents/base.py).
+    `my_lab.nim` is a module that holds one such class, `my_lab.nim.Nim` the class itself. Opponents
+    have options in their names and can share a file, so they have their own `find`
+    (opponents/base.py).
     """
     module, attribute = _import_item(folder, name)
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
@@ -66,9 +68,8 @@ def find_item(folder: str, name: str) -> Any:
             if folder == "advantages"
             else f"subclass of {MENUS[folder]}.base.{_CONTRACTS[folder]}"
         )
-        raise ConfigError(
-            f"{name}: {module.__name__ if attribute is None else attribute} is or holds no {expected}"
-        )
+        found = module.__name__ if attribute is None else attribute
+        raise ConfigError(f"{name}: {found} is or holds no {expected}")
     return item
 
 
@@ -90,12 +91,13 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"{name} cannot be imported: {error}; is the package installed, or its folder on PYTHONPATH?"
+            f"{name} cannot be imported: {error}; "
+            "is the package installed, or is its folder on PYTHONPATH?"
         ) from None
 
 
 def _contained(module: ModuleType, folder: str) -> Any:
-    """The one item a module defines: the class that carries a `name` of its own, if there are several."""
+    """The one item that a module defines. Among several classes, the one that defines `name`."""
     if folder == "advantages":
         return getattr(module, "estimate", None)
     own = [
@@ -107,7 +109,8 @@ def _contained(module: ModuleType, folder: str) -> Any:
     if len(named) > 1:
         classes = [item.__name__ for item in named]
         raise ConfigError(
-            f"{module.__name__} holds several items ({', '.join(classes)}): name one, as in {module.__name__}.{classes[0]}"
+            f"{module.__name__} holds several items ({', '.join(classes)}): "
+            f"choose one, as in {module.__name__}.{classes[0]}"
         )
     return named[0] if named else None
 
@@ -121,6 +124,7 @@ def _fits(item: Any, folder: str) -> bool:
 
 
 def check_name(folder: str, name: str) -> None:
+    """Raise a `ConfigError` unless the name is an item of the menu or has the form of a path."""
     known = [path.stem for path in _item_files(folder)]
     if name not in known and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
         only = (
@@ -130,7 +134,7 @@ def check_name(folder: str, name: str) -> None:
 
 
 def _item_files(folder: str) -> list[Path]:
-    """Files and packages of a menu, without the contract and what the items share."""
+    """Files and packages of a menu, without the contract and without shared code."""
     folder_path = PACKAGE.joinpath(*MENUS[folder].split(".")[1:])
     places = [
         path
@@ -192,7 +196,10 @@ def _first_line(text: str | None) -> str:
 
 
 def options_model(function: Callable[..., Any], *, required: bool) -> type[BaseModel]:
-    """Keyword-only arguments as a model. An engine's arguments without default come from the trainer, not the recipe."""
+    """Keyword-only arguments as a model.
+
+    Arguments of an engine without a default come from the trainer, not from the recipe.
+    """
     hints = typing.get_type_hints(function, include_extras=True)
     arguments = [
         a

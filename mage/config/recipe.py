@@ -1,7 +1,7 @@
 """One validated tree of options: defaults <- TOML recipe <- `--a.b=c`.
 
-The name of a menu folder is a section, a file in it is a value of `name`, the other keys are that item's own options
-(fields of its class, keyword arguments of its function).
+The name of a menu folder is a section, a file in it is a value of `name`. The other keys are the
+options of that item (fields of its class, keyword arguments of its function).
 """
 
 import importlib
@@ -34,7 +34,7 @@ from mage.config.sections import (
 
 
 class Recipe(Section):
-    """The whole tree. Made by `load_recipe` and `build_recipe`, which check what no section can see alone."""
+    """The whole tree. `load_recipe` and `build_recipe` make it and check sections together."""
 
     environments: Choice
     run: RunOptions = RunOptions()
@@ -42,9 +42,8 @@ class Recipe(Section):
     opponents: OpponentOptions = OpponentOptions()
     play: PlayOptions = PlayOptions()
     agent: AgentOptions = AgentOptions()
-    memory_choice: MemoryChoice = Field(
-        MemoryChoice(), alias="memory"
-    )  # `memory()` gives the item itself
+    # `memory()` returns the item itself.
+    memory_choice: MemoryChoice = Field(MemoryChoice(), alias="memory")
     engines: EngineChoice = EngineChoice()
     returns: ReturnOptions = ReturnOptions()
     advantages: EstimatorChoice = EstimatorChoice()
@@ -53,13 +52,13 @@ class Recipe(Section):
     warmup: WarmupOptions = WarmupOptions()
 
     def environment(self) -> Any:
-        """The world with its options."""
+        """The environment with its options."""
         return find_item("environments", self.environments.name).model_validate(
             self.environments.options
         )
 
     def memory(self) -> Any:
-        """What is carried from episode to episode, with its options."""
+        """The memory with its options."""
         return find_item("memory", self.memory_choice.name).model_validate(
             self.memory_choice.options
         )
@@ -75,7 +74,7 @@ class Recipe(Section):
         return partial(find_item("advantages", self.advantages.name), **self.advantages.options)
 
     def engine(self) -> Callable[..., Any]:
-        """The engine's class with its options filled in and checked. Imports the engine, and with it perhaps torch."""
+        """The engine's class with its options, checked. Imports the engine and perhaps torch."""
         item = find_item("engines", self.engines.name)
         options = check_options(
             "engines", options_model(item.__init__, required=False), self.engines.options, NOWHERE
@@ -83,11 +82,11 @@ class Recipe(Section):
         return partial(item, **options)
 
     def model_folder(self) -> Path:
-        """The folder of the starting weights, a whole model's or that of adapters."""
+        """The folder of the starting weights: a whole model or adapters."""
         return self._find_folder("find_model", self.model.path)
 
     def base_folder(self) -> Path:
-        """The folder of the whole model, which has the tokenizer."""
+        """The folder of the whole model, with the tokenizer."""
         return self._find_folder("base_of", self.model_folder())
 
     def _find_folder(self, way: str, what: str | Path) -> Path:

@@ -1,21 +1,26 @@
-"""Returns: what followed a turn, within its episode and beyond it (method: MAGE eq. 5-7, LaMer).
+"""Returns: discounted rewards within and across episodes (MAGE eq. 5-7, LaMer).
 
-With R_n the task reward of episode n, the reward at an episode's last turn is
+R_n is the task reward of episode n. The meta-reward r_n at the last turn of episode n is
 
-    differential  R_n - R_{n-1}, R_0 = 0      (MAGE)        cumulative  R_n   (LaMer)
-    single        R_n, nothing beyond it                    final       w_n R_n, undiscounted beyond it (ours)
+    differential  R_n - R_{n-1}, R_0 = 0 (MAGE)     cumulative  R_n (LaMer)
+    single        R_n, no later episodes            final       w_n R_n, episode discount 1
 
-and  G_{n,t} = g_step^(T_n - t) (r_n + g_traj G_{n+1,1})                      propagation "code"
-     G_{n,t} = g_step^(T_n - t) r_n + sum_{m>n} g_traj^(m-n) g_{m,1}          propagation "paper", g without later episodes
+and the return of turn t is
 
-A reply's own cost (illegal, too long) is a reward at its turn. A reflection gets the return of the next episode's first turn.
-Worked: three turns an episode, discounts .95/.6, lost then won, differential: .75 .79 .83 | reflection 18.05 | 18.05 19 20.
+    "code"   G_{n,t} = g_step^(T_n - t) (r_n + g_traj G_{n+1,1})
+    "paper"  G_{n,t} = g_step^(T_n - t) r_n + sum_{m>n} g_traj^(m-n) g_{m,1}
+
+where g_{m,1} is the return of the first turn of episode m without later episodes. A penalty of a
+reply is a reward at its turn. A reflection gets the return of the first turn of the next episode.
+
+Example: three turns per episode, discounts .95/.6, lost then won, differential:
+.75 .79 .83 | reflection 18.05 | 18.05 19 20.
 """
 
 from collections.abc import Sequence
 from typing import Literal
 
-from mage.types import MetaEpisode, Return, Turn, Where
+from mage.types import MetaEpisode, Return, Where
 
 ReturnKind = Literal["differential", "cumulative", "single", "final"]
 Propagation = Literal["code", "paper"]
@@ -30,31 +35,26 @@ def compute_returns(
     propagation: Propagation = "code",
     weights: Sequence[float] = (),
 ) -> list[Return]:
-    """The returns of every reflection and turn of a meta-episode, in the order they were made."""
+    """The returns of every reflection and turn of a meta-episode, in order of play."""
     rewards = meta_rewards([episode.reward for episode in meta.episodes], kind, weights)
     across = {"single": 0.0, "final": 1.0}.get(kind, episode_discount)
     values = _turn_values(meta, rewards, step_discount, across, propagation)
     found: list[Return] = []
-    for number, (episode, values_T) in enumerate(zip(meta.episodes, values, strict=True)):
-        place = (meta.group, meta.member, number)
-        first = values_T[0] if values_T else rewards[number]
+    for number, (episode, own) in enumerate(zip(meta.episodes, values, strict=True)):
+        first = own[0] if own else rewards[number]
+        rows = list(zip(episode.turns, own, range(len(own)), strict=True))
         if episode.reflection is not None:
-            value = first + episode.reflection.penalty
-            found.append(
-                _return(
-                    episode.reflection,
-                    Where(*place, -1, meta.task.opponent),
-                    value,
-                    first,
-                    episode.reward,
-                )
+            rows.insert(0, (episode.reflection, first + episode.reflection.penalty, -1))
+        found += [
+            Return(
+                turn=turn,
+                where=Where(meta.group, meta.member, number, index, meta.task.opponent),
+                value=value,
+                episode_value=first,
+                episode_reward=episode.reward,
             )
-        for index, (turn, value) in enumerate(zip(episode.turns, values_T, strict=True)):
-            found.append(
-                _return(
-                    turn, Where(*place, index, meta.task.opponent), value, first, episode.reward
-                )
-            )
+            for turn, value, index in rows
+        ]
     return found
 
 
@@ -87,23 +87,12 @@ def _turn_values(
     return values[::-1]
 
 
-def _discount(costs: list[float], last: float, step: float) -> list[float]:
+def _discount(penalties: list[float], last: float, step: float) -> list[float]:
+    """Discounted sums of the penalties from each turn on, with `last` added at the last turn."""
     values: list[float] = []
     ahead = last
-    for cost in reversed(costs):
-        ahead = ahead + cost
+    for penalty in reversed(penalties):
+        ahead = ahead + penalty
         values.append(ahead)
         ahead *= step
     return values[::-1]
-
-
-def _return(
-    turn: Turn, where: Where, value: float, episode_value: float, episode_reward: float
-) -> Return:
-    return Return(
-        turn=turn,
-        where=where,
-        value=value,
-        episode_value=episode_value,
-        episode_reward=episode_reward,
-    )

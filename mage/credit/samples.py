@@ -12,7 +12,7 @@ Estimator = Callable[[Sequence[Return]], Sequence[Credit]]
 def assign_credit(
     metas: Sequence[MetaEpisode], options: ReturnOptions, estimate: Estimator
 ) -> list[Credit]:
-    """The returns of all turns, compared with their baselines by `estimate`."""
+    """The returns of all turns as advantages, computed by `estimate`."""
     returns = [
         value
         for meta in metas

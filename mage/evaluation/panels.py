@@ -1,8 +1,8 @@
-"""Fixed panels of tasks: the same for every method, checkpoint and machine, and never drawn from the training stream.
+"""Fixed panels of tasks: the same for every method, checkpoint and machine.
 
-Seed namespaces: training derives from (run seed, "train", update, k); a panel derives from ("panel", version, name,
-environment, split, ...) and from no run. So no training seed is ever a panel's, and "select" shares no task with "final":
-checkpoints are chosen on the one and reported on the other.
+Seeds of training tasks derive from (run seed, "train", update, k). Seeds of a panel derive from
+("panel", version, name, environment, split, ...). So no panel contains a training seed. Checkpoints
+are chosen on the panel "select" and reported on the panel "final"; their seeds differ.
 """
 
 import random
@@ -19,10 +19,9 @@ Seats = Literal["first", "second", "both"]
 PanelName = Literal["select", "final"]
 
 VERSION = 1
-NOBODY = ""  # the opponent of a task in a world without one
-_CONTROLLED = (
-    3  # episodes whose deals are balanced; a search for more would take 6 times as long for each
-)
+NOBODY = ""  # the opponent of a task in an environment without opponents
+# Episodes whose deals are balanced. Each further episode makes the search 6 times longer.
+_BALANCED_EPISODES = 3
 _SEATS = {"first": (0,), "second": (1,), "both": (0, 1)}
 
 
@@ -36,15 +35,17 @@ def make_panel(
     name: PanelName = "final",
     episodes: int = 3,
 ) -> tuple[Task, ...]:
-    """`size` tasks, stratified over opponent x seat x deal, in random order (so that a cut-off run is still a fair sample).
+    """`size` tasks, stratified over opponent x seat x deal.
 
-    Within an (opponent, seat) block every deal comes equally often in each of the first three episodes, to within one task
-    where the block's size is no multiple of the number of deals; deals of two episodes are as little related as that allows.
+    The order is random, so the tasks of an interrupted evaluation are a fair sample. Within an
+    (opponent, seat) block, the numbers of deals in each of the first three episodes differ by at
+    most one. Deals of different episodes are as independent as the block size allows.
     """
     environment = environment.for_split(split)
     if size < 1 or episodes < 1:
         raise ValueError(
-            f"a panel needs at least one task and one episode, not size = {size} and episodes = {episodes}"
+            "a panel needs at least one task and one episode, "
+            f"not size = {size} and episodes = {episodes}"
         )
     if seats not in _SEATS:
         raise ValueError(f"seats must be one of {', '.join(_SEATS)}, not {seats!r}")
@@ -73,7 +74,7 @@ def make_panel(
 
 
 def _positions(environment: Environment, episodes: int) -> int:
-    return 1 if environment.restart == "same" else min(episodes, _CONTROLLED)
+    return 1 if environment.restart == "same" else min(episodes, _BALANCED_EPISODES)
 
 
 def _halves(size: int, parts: int) -> list[int]:
@@ -83,13 +84,13 @@ def _halves(size: int, parts: int) -> list[int]:
 def _blocks(
     environment: Environment, population: Population, split: Split, count: int, source: "_Seeds"
 ) -> Mapping[str, int]:
-    """How many tasks each opponent gets; the same in both seats, since the seed is."""
+    """Number of tasks of each opponent, the same in both seats because the seed is the same."""
     if not environment.multi_agent:
         return {NOBODY: count}
     pool = population.pool(split)
     if not pool:
         raise ValueError(
-            f"the population has no opponents for split {split!r}; name some under opponents.{split}"
+            f"the population has no opponents for split {split!r}; add some to opponents.{split}"
         )
     drawn = Counter(allocate(pool, count, source.derive("opponents")))
     return {opponent: drawn[opponent] for opponent in pool}
@@ -98,13 +99,14 @@ def _blocks(
 def _deals(strata: int, count: int, positions: int, seed: int) -> list[tuple[int, ...]]:
     """`count` rows of one deal per episode position, with balanced columns.
 
-    Rows come in runs of `strata`, and each run holds every deal once in every column: the second and third column are the
-    first one shifted. The shifts of successive runs go through all pairs, so strata^2 rows hold every pair of deals of the
-    first two episodes once and strata^3 rows are a full factorial. Relabelling the columns at random hides the pattern.
+    Rows come in runs of `strata`. A run holds every deal once in every column: the second and third
+    column are the first one, shifted. The shifts of successive runs go through all pairs. So
+    strata^2 rows hold every pair of deals of the first two episodes once, and strata^3 rows are a
+    full factorial. A random relabelling of each column hides the pattern.
     """
     rng = random.Random(seed)
     labels = [rng.sample(range(strata), strata) for _ in range(positions)]
-    # Evens before odds keeps the difference of both shifts, and so the pair of episodes 2 and 3, almost even as well.
+    # Even shifts before odd ones: the pairs of episodes 2 and 3 are then almost balanced too.
     order = [*range(0, strata, 2), *range(1, strata, 2)]
     rows = []
     for row in range(count):
@@ -119,7 +121,7 @@ def _deals(strata: int, count: int, positions: int, seed: int) -> list[tuple[int
 
 
 class _Seeds:
-    """Task seeds by the deals they lead to. Every candidate is kept until its deals are asked for, so few are wasted."""
+    """Task seeds by their deals. A candidate is kept until a task needs its deals."""
 
     def __init__(self, environment: Environment, scope: tuple[str, ...], positions: int) -> None:
         self.environment, self.scope, self.positions = environment, scope, positions
@@ -130,7 +132,7 @@ class _Seeds:
         return derive("panel", VERSION, *self.scope, *parts)
 
     def take(self, deals: tuple[int, ...]) -> int:
-        """The next seed whose first episodes get exactly these deals."""
+        """The next seed whose first episodes have exactly these deals."""
         while not self.waiting[deals]:
             seed = self.derive("task", self.candidates)
             self.candidates += 1

@@ -1,1 +1,1 @@
-"""Menu: how returns become advantages. One file, one estimator; `base.py` is the contract."""
+"""Menu of advantage estimators. One file per estimator; `base.py` is the contract."""

@@ -1,7 +1,8 @@
-"""The estimator contract: `estimate(returns, *, options...) -> credits`, one file an estimator.
+"""The estimator contract: `estimate(returns, *, options...) -> credits`, one file per estimator.
 
-Baselines are means over trajectories, never over rows, so that a long episode weighs no more than a short one. With
-leave-one-out a member is compared with the OTHER members only, which keeps the gradient unbiased.
+Baselines are means over trajectories, not over rows, so long and short episodes have equal weight.
+With leave-one-out, a member is compared with the OTHER members only. This keeps the gradient
+unbiased.
 """
 
 from collections import defaultdict
@@ -15,7 +16,7 @@ Normalise = Literal["mean", "mean_std"]
 
 
 class Estimator(Protocol):
-    """Options are bound by the recipe; what is left is a function of returns."""
+    """An estimator whose options are already set by the recipe."""
 
     def __call__(self, returns: Sequence[Return]) -> list[Credit]: ...
 
@@ -23,7 +24,7 @@ class Estimator(Protocol):
 def by_key(
     items: Iterable[Return], key: Callable[[Return], Hashable]
 ) -> dict[Hashable, list[Return]]:
-    """Items in groups, in the order of their first appearance."""
+    """Items in groups, in order of their first appearance."""
     groups: dict[Hashable, list[Return]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
@@ -33,7 +34,7 @@ def by_key(
 def against_others(
     values: dict[int, float], leave_one_out: bool, normalise: Normalise
 ) -> dict[int, float]:
-    """Each member's value minus the mean of the others (or of all); 0 for a member that is alone.
+    """Each member's value minus the mean of the others (or of all); 0 for a single member.
 
     >>> against_others({0: 1.0, 1: 3.0}, True, "mean")
     {0: -2.0, 1: 2.0}
@@ -41,7 +42,7 @@ def against_others(
     if len(values) < 2:
         return dict.fromkeys(values, 0.0)
     total, count = sum(values.values()), len(values)
-    scale = _standard_deviation(list(values.values())) if normalise == "mean_std" else 1.0
+    scale = standard_deviation(list(values.values())) if normalise == "mean_std" else 1.0
     if leave_one_out:
         return {
             member: (value - (total - value) / (count - 1)) / scale
@@ -51,13 +52,13 @@ def against_others(
 
 
 def member_means(items: Iterable[Return], value: Callable[[Return], float]) -> dict[int, float]:
-    """One number a member: the mean over its items."""
+    """One number per member: the mean over its items."""
     found: dict[int, list[float]] = defaultdict(list)
     for item in items:
         found[item.where.member].append(value(item))
     return {member: fmean(values) for member, values in found.items()}
 
 
-def _standard_deviation(values: list[float]) -> float:
-    """Standard deviation, kept away from zero so that equal values give zero advantages, not noise."""
+def standard_deviation(values: list[float]) -> float:
+    """Standard deviation plus 1e-6, so that equal values give advantages of zero."""
     return pstdev(values) + 1e-6

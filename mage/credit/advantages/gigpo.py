@@ -1,23 +1,26 @@
-"""GiGPO over meta-episodes: A = A_episode + w A_step, both against the same group.
+"""GiGPO over meta-episodes: A = A_episode + w A_step, both relative to the group.
 
-A_episode compares an episode with the same episode position of the other members. A_step compares a turn with turns of the
-other members that faced the same anchor (the plain state): `global` pools all episodes (MAGE), `local` one position.
-Pooling episodes is only fair between returns of one level, so returns are centred per episode position first; the
-published code does not, counts rows instead of trajectories, includes the member itself, and scores reflections 0:
-each is a flag here (`as_published` sets them), so its effect can be measured.
+A_episode compares an episode with the same episode position of the other members. A_step compares
+a turn with turns of the other members that have the same anchor (the plain state): `global` pools
+all episodes (MAGE), `local` compares one episode position only.
+
+Returns of different episode positions have different levels. So returns are centred per position
+before episodes are pooled. The published code does not do this. It also takes means over rows, not
+over trajectories, includes the member itself, and scores reflections 0. Each difference is an
+option here (the part `as_published` sets all of them), so its effect can be measured.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
 from mage.credit.advantages.base import (
     Normalise,
-    _standard_deviation,
     against_others,
-    by_key,
     member_means,
+    standard_deviation,
 )
 from mage.types import Credit, Return
 
@@ -38,90 +41,103 @@ def estimate(
 ) -> list[Credit]:
     """Credits in the order of the returns.
 
-    reflection_weight scales what reflections are credited with: a reflection has many tokens and little to do with the
-                      outcome until the policy reads it, so its noise can drown the moves
-    grouping          stationary: opponents are never mixed; mixed: the whole group is one (ablation)
-    episode_score     return: G_{n,1}, what the method optimises; reward: R_n, as published
+    reflection_weight factor on the episode advantage of reflections: a reflection has many tokens
+                      and little influence on the outcome until the policy uses it
+    grouping          stationary: opponents are never mixed; mixed: one baseline for the whole group
+    episode_score     return: G_{n,1}, the objective of the method; reward: R_n, as published
     per_position      compare equal episode positions (False: as published)
     per_trajectory    baselines are means over trajectories (False: over rows, as published)
     """
-
-    def group(item: Return) -> Hashable:
-        return (
-            (item.where.group, item.where.opponent)
-            if grouping == "stationary"
-            else item.where.group
-        )
-
-    def score(item: Return) -> float:
-        if reflections_score_zero and item.where.index < 0:
-            return 0.0
-        return item.episode_value if episode_score == "return" else item.episode_reward
-
-    level = _levels(returns, group) if per_position else {}
-    episode_part: dict[int, float] = {}
-    for items in by_key(
-        returns, lambda item: (group(item), item.where.episode if per_position else None)
-    ).values():
-        compared = _compare(
-            items, [score(item) for item in items], leave_one_out, per_trajectory, normalise
-        )
-        episode_part |= {
-            id(item): compared[id(item)] * (reflection_weight if item.where.index < 0 else 1.0)
-            for item in items
-        }
-    step_part: dict[int, float] = {}
-    plays = [item for item in returns if item.where.index >= 0 or reflections_score_zero]
-    for items in by_key(
-        plays,
-        lambda item: (
-            group(item),
-            item.turn.anchor,
-            item.where.episode if anchor == "local" else None,
-        ),
-    ).values():
-        values = [item.value - level.get((group(item), item.where.episode), 0.0) for item in items]
-        step_part |= _compare(items, values, leave_one_out, per_trajectory, normalise)
+    baseline = _Baseline(normalise, leave_one_out, per_trajectory)
+    keys = [_group_key(item, grouping) for item in returns]
+    scores = [_score(item, episode_score, reflections_score_zero) for item in returns]
+    places = [(key, item.where.episode) for key, item in zip(keys, returns, strict=True)]
+    episode_part = baseline.compare(returns, scores, places if per_position else keys)
+    levels = _levels(returns, places) if per_position else {}
+    values = [
+        item.value - levels.get(place, 0.0) for item, place in zip(returns, places, strict=True)
+    ]
+    pools = places if anchor == "local" else keys
+    compared = [item.where.index >= 0 or reflections_score_zero for item in returns]
+    anchors = [
+        (pool, item.turn.anchor) if used else None
+        for pool, item, used in zip(pools, returns, compared, strict=True)
+    ]
+    step_part = baseline.compare(returns, values, anchors)
+    weights = [reflection_weight if item.where.index < 0 else 1.0 for item in returns]
     return [
-        _credit(item, episode_part[id(item)], step_weight * step_part.get(id(item), 0.0))
-        for item in returns
+        _credit(item, weight * episode, step_weight * step)
+        for item, weight, episode, step in zip(
+            returns, weights, episode_part, step_part, strict=True
+        )
     ]
 
 
-def _levels(
-    returns: Sequence[Return], group: Callable[[Return], Hashable]
-) -> dict[Hashable, float]:
-    """Mean return of each episode position of a group: what pooled episodes are centred by."""
-    found = by_key(returns, lambda item: (group(item), item.where.episode))
+def _group_key(item: Return, grouping: Literal["stationary", "mixed"]) -> Hashable:
+    """Turns with the same key share a baseline."""
+    where = item.where
+    return (where.group, where.opponent) if grouping == "stationary" else where.group
+
+
+def _score(item: Return, kind: Literal["return", "reward"], reflections_score_zero: bool) -> float:
+    """The episode score of a row."""
+    if reflections_score_zero and item.where.index < 0:
+        return 0.0
+    return item.episode_value if kind == "return" else item.episode_reward
+
+
+def _levels(returns: Sequence[Return], places: Sequence[Hashable]) -> dict[Hashable, float]:
+    """Mean return of each episode position of a group."""
+    found: dict[Hashable, list[Return]] = defaultdict(list)
+    for item, place in zip(returns, places, strict=True):
+        found[place].append(item)
     return {
-        key: fmean(member_means(items, lambda item: item.episode_value).values())
-        for key, items in found.items()
+        place: fmean(member_means(items, lambda item: item.episode_value).values())
+        for place, items in found.items()
     }
 
 
-def _compare(
-    items: list[Return],
-    values: list[float],
-    leave_one_out: bool,
-    per_trajectory: bool,
-    normalise: Normalise,
-) -> dict[int, float]:
-    """Each value against the baseline of its group, by the identity of its return."""
-    if not per_trajectory:
-        mean, scale = fmean(values), _standard_deviation(values) if normalise == "mean_std" else 1.0
-        return {id(item): (value - mean) / scale for item, value in zip(items, values, strict=True)}
-    members: dict[int, list[float]] = defaultdict(list)
-    for item, value in zip(items, values, strict=True):
-        members[item.where.member].append(value)
-    means = {member: fmean(own) for member, own in members.items()}
-    if len(means) < 2:
-        return {id(item): 0.0 for item in items}
-    relative = against_others(means, leave_one_out, "mean")
-    scale = _standard_deviation(values) if normalise == "mean_std" else 1.0
-    return {
-        id(item): (value - means[item.where.member] + relative[item.where.member]) / scale
-        for item, value in zip(items, values, strict=True)
-    }
+@dataclass(frozen=True, slots=True)
+class _Baseline:
+    """How values of one key are compared with each other."""
+
+    normalise: Normalise
+    leave_one_out: bool
+    per_trajectory: bool
+
+    def compare(
+        self, returns: Sequence[Return], values: Sequence[float], keys: Sequence[Hashable | None]
+    ) -> list[float]:
+        """Each value against the baseline of its key, in order; 0 for rows without a key."""
+        rows: dict[Hashable, list[int]] = defaultdict(list)
+        for row, key in enumerate(keys):
+            if key is not None:
+                rows[key].append(row)
+        found = [0.0] * len(keys)
+        for own in rows.values():
+            members = [returns[row].where.member for row in own]
+            relative = self._compare_one([values[row] for row in own], members)
+            for row, value in zip(own, relative, strict=True):
+                found[row] = value
+        return found
+
+    def _compare_one(self, values: list[float], members: list[int]) -> list[float]:
+        """The values of one key. Row i belongs to member `members[i]`."""
+        scale = standard_deviation(values) if self.normalise == "mean_std" else 1.0
+        if not self.per_trajectory:
+            mean = fmean(values)
+            return [(value - mean) / scale for value in values]
+        found: dict[int, list[float]] = defaultdict(list)
+        for member, value in zip(members, values, strict=True):
+            found[member].append(value)
+        means = {member: fmean(own) for member, own in found.items()}
+        if len(means) < 2:
+            return [0.0] * len(values)
+        relative = against_others(means, self.leave_one_out, "mean")
+        return [
+            (value - means[member] + relative[member]) / scale
+            for member, value in zip(members, values, strict=True)
+        ]
 
 
 def _credit(item: Return, episode: float, step: float) -> Credit:

@@ -1,4 +1,4 @@
-"""GRPO: one score a meta-episode, the return from its first turn, against the group, divided by the group's spread."""
+"""GRPO: the return of a meta-episode's first turn, normalised over the group."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from mage.types import Credit, Return
 def estimate(
     returns: Sequence[Return], *, normalise: Normalise = "mean_std", leave_one_out: bool = False
 ) -> list[Credit]:
-    """Every turn and reflection of a member gets the member's advantage."""
+    """Every turn and reflection of a member gets the advantage of the member."""
     advantage: dict[tuple[int, int], float] = {}
     for items in by_key(returns, lambda item: item.where.group).values():
         scores = {
