@@ -1,6 +1,7 @@
-"""Keep what a reader wants of a run: `python scripts/keep_results.py RUN results/NAME`.
+"""Copy the results of a run into the repository: `python scripts/keep_results.py RUN results/NAME`.
 
-Small files only: the recipe, the figures of every update, the evaluations, curves and transcripts; no weights, no checkpoints.
+Small files only: the recipe, the figures of every update, the evaluations, curves and transcripts;
+no weights, no checkpoints.
 """
 
 import argparse
@@ -16,7 +17,7 @@ _TRANSCRIPTS = 60_000  # characters: about ten of them
 
 
 def keep(run: Path, target: Path) -> None:
-    """Copy a run's results; a folder that is there is written anew."""
+    """Copy the results of a run; an existing target folder is replaced."""
     folder = RunFolder.open(run)
     write_report(folder)
     shutil.rmtree(target, ignore_errors=True)
@@ -54,7 +55,7 @@ def _shorten(text: str) -> str:
     """Whole transcripts up to the limit."""
     if len(text) <= _TRANSCRIPTS:
         return text
-    return text[: text.rfind("\n### ", 0, _TRANSCRIPTS)] + "\n\n(more in the run's own report)\n"
+    return text[: text.rfind("\n### ", 0, _TRANSCRIPTS)] + "\n\n(the report of the run has more)\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The report of a made-up run: real Kuhn poker by scripted agents, real evaluations of it, and plausible metrics."""
+"""The report of a synthetic run: scripted agents play Kuhn poker, metrics are invented."""
 
 import io
 import math
@@ -21,10 +21,11 @@ from mage.memory.notes import Notes
 from mage.opponents.base import Population
 from mage.play import Setting, play_groups
 from mage.report import write_report
-from mage.report.curves import LIGHT, draw_legend, separate, smooth
+from mage.report.curves import draw_legend
+from mage.report.drawing import LIGHT, separate, smooth
 from mage.report.run_results import read_run_results
 from mage.report.tensorboard import EventWriter, write_events
-from mage.report.transcripts import choose, tell
+from mage.report.transcripts import choose, describe
 from mage.run_folder import RunError, RunFolder
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 from tests import toys
@@ -74,7 +75,8 @@ def answer(skill: str):
         if skill == "evil" and card == "K":
             return EVIL
         wise = card == "K" or (card == "Q" and "Call with Q" in prompt)
-        return f"<action>{('bet' if wise else 'pass') if skill else dice.choice(['pass', 'bet', 'fold'])}</action>"
+        move = ("bet" if wise else "pass") if skill else dice.choice(["pass", "bet", "fold"])
+        return f"<action>{move}</action>"
 
     return reply
 
@@ -128,7 +130,7 @@ def text_of(folder: RunFolder, name: str) -> str:
 # --- The picture
 
 
-def test_the_picture_is_a_png_of_1500_by_1000_with_something_on_it(finished):
+def test_the_picture_is_a_png_of_1500_by_1000_and_every_panel_has_ink(finished):
     data = (finished.path / "report" / "curves.png").read_bytes()
     picture = imread(io.BytesIO(data))
     assert (data[:4], picture.shape[:2]) == (b"\x89PNG", (1000, 1500))
@@ -162,7 +164,8 @@ def test_the_page_holds_figures_ceilings_tables_recipe_and_versions(finished):
     page = text_of(finished, "report.html")
     after = read_run_results(finished).finals["after", "test"].overall
     last = after.episodes[-1]
-    # Method page, section 7: .125 without adapting and .238 for the best learner's third episode, over both seats.
+    # docs, method, section 7: mean of both seats, .125 without adapting and .238 for the
+    # third episode of the best learner.
     figures = [
         "+0.125",
         "+0.238",
@@ -193,8 +196,8 @@ def test_the_page_needs_no_network_and_runs_no_script(finished):
     assert page.count("data:image/png;base64,") == 2
 
 
-def test_the_verdict_says_no_more_than_the_interval_does(finished):
-    """Thirty tasks: the agent's third-episode score leaves a wide interval, and the page says on which side of the line it lies."""
+def test_the_verdict_follows_the_interval(finished):
+    """The page names the side of the line on which the whole interval lies, if it lies on one."""
     page = text_of(finished, "report.html")
     found = read_run_results(finished).finals["after", "test"].overall
     low, high = found.episodes[-1].score.low, found.episodes[-1].score.high
@@ -203,7 +206,7 @@ def test_the_verdict_says_no_more_than_the_interval_does(finished):
         if low > found.non_adapting
         else "interval is below it"
         if high < found.non_adapting
-        else "leaves it open"
+        else "does not decide it"
     )
     assert re.search(rf"Episode 3, after training, scores [^.]+\.[^:]+\.[^:]+: [^.<]*{said}", page)
 
@@ -211,7 +214,7 @@ def test_the_verdict_says_no_more_than_the_interval_does(finished):
 # --- Transcripts
 
 
-def test_transcripts_tell_memory_moves_true_result_and_reflection(finished):
+def test_transcripts_hold_memory_moves_result_and_reflection(finished):
     told = text_of(finished, "transcripts.md")
     meta = choose(finished.read_episodes_of("after_test"))[0][1]
     result, titles = (
@@ -227,7 +230,7 @@ def test_transcripts_tell_memory_moves_true_result_and_reflection(finished):
     assert [expected for expected in wanted if expected not in told] == []
 
 
-def test_a_reply_cannot_break_out_of_its_quotation(finished):
+def test_a_reply_cannot_close_its_quotation(finished):
     """The reply holds three backticks and a heading; it stands between fences of four."""
     told = text_of(finished, "transcripts.md")
     assert (
@@ -237,7 +240,7 @@ def test_a_reply_cannot_break_out_of_its_quotation(finished):
     assert not re.search(r"^# not a heading", told, re.MULTILINE)
 
 
-def test_every_opponent_gains_and_losses_are_among_the_chosen(finished):
+def test_the_choice_holds_every_opponent_gains_and_losses(finished):
     metas = finished.read_episodes_of("after_test")
     chosen = choose(metas)
     gains = [meta.episodes[-1].score - meta.episodes[0].score for meta in metas]
@@ -258,8 +261,8 @@ def turn(text: str, legal: bool = True, kind: str = "play", finish: str = "stop"
     )
 
 
-def test_replies_stand_in_their_place_among_the_moves():
-    """The opponent opens, the agent errs once and answers, the opponent ends; the note on it stands after the result."""
+def test_replies_are_in_order_among_the_moves():
+    """The opponent opens, the agent errs once and answers; the reflection follows the result."""
     moves, note = (
         (Move(0, "pass"), Move(1, "bet"), Move(0, "fold")),
         turn("It folds.", kind="reflect", finish="length"),
@@ -277,7 +280,7 @@ def test_replies_stand_in_their_place_among_the_moves():
     second = Episode(
         (turn("?", legal=False),), note, (), -2.0, -10.0, "lost", "illegal", "Forfeited."
     )
-    told = tell(
+    told = describe(
         MetaEpisode(
             Task("e", 0, 1, "o", "test"), 0, 0, (first, second), ("", "Note 1: It folds."), 3
         ),
@@ -304,18 +307,18 @@ def test_replies_stand_in_their_place_among_the_moves():
     assert told.episodes[1].lines[-1].remark == "lost, score -2, reward -10, ended by illegal"
 
 
-# --- Runs that did not come to their end
+# --- Unfinished runs
 
 
-def test_a_run_without_anything_gets_a_report(tmp_path, kuhn_tables):
+def test_an_empty_run_gets_a_report(tmp_path, kuhn_tables):
     folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
     assert all(path.is_file() for path in write_report(folder))
     assert "No final panel has been played yet" in text_of(folder, "report.html")
     assert "No episodes are stored yet" in text_of(folder, "transcripts.md")
 
 
-def test_a_killed_run_is_reported_with_what_is_there(tmp_path, kuhn_tables):
-    """Killed in update 8, in the middle of a line: the start was measured, one update's episodes are stored."""
+def test_a_killed_run_is_reported_with_the_files_that_exist(tmp_path, kuhn_tables):
+    """Killed in update 8, within a line; one evaluation and the episodes of one update exist."""
     folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
     metas = play("", "test", 6)
     store(folder, "select_000000", metas)
@@ -339,21 +342,21 @@ def test_a_killed_run_is_reported_with_what_is_there(tmp_path, kuhn_tables):
     ] == []
 
 
-def test_one_task_has_no_interval_and_is_reported_all_the_same(tmp_path, kuhn_tables):
+def test_a_panel_of_one_task_is_reported_without_an_interval(tmp_path, kuhn_tables):
     folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
     store(folder, "after_test", play("", "test", 1))
     write_report(folder)
     assert "inf" not in re.sub(r"base64,[^\"]+", "", text_of(folder, "report.html"))
 
 
-def test_an_evaluation_of_another_version_is_one_clear_message(tmp_path, kuhn_tables):
+def test_an_evaluation_of_another_version_gives_one_clear_message(tmp_path, kuhn_tables):
     folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
     folder.write_evaluation("after_test", {"environment": "kuhn_poker", "overall": {}})
-    with pytest.raises(RunError, match=r"after_test .* is not as this version"):
+    with pytest.raises(RunError, match=r"after_test .* has another format"):
         write_report(folder)
 
 
-def test_without_ceilings_success_is_what_the_report_follows(tmp_path, kuhn_tables):
+def test_without_exact_lines_the_report_shows_success(tmp_path, kuhn_tables):
     tables = {"environments": {"name": "tic_tac_toe"}, "opponents": {"train": {"random": 1.0}}}
     folder = RunFolder.create(tmp_path / "run", build_recipe(tables))
     population, task = (
@@ -395,7 +398,7 @@ def test_events_equal_the_metrics_and_the_evaluations(finished):
         assert [event.value for event in events] == pytest.approx(
             [record[name] for record in metrics], rel=1e-6
         )
-    assert "train/kl" not in found.Tags()["scalars"], "what is None is no number"
+    assert "train/kl" not in found.Tags()["scalars"], "None is not a number"
     assert [(event.step, event.value) for event in found.Scalars("time/total")][:1] == [(1, 2.5)]
     selections = read_run_results(finished).selections
     assert (
@@ -407,7 +410,9 @@ def test_events_equal_the_metrics_and_the_evaluations(finished):
     assert [event.step for event in found.Scalars("final_test/score_3")] == [0, 30]
 
 
-def test_a_writer_appends_live_and_a_resumed_run_shows_no_update_twice(tmp_path, kuhn_tables):
+def test_a_writer_appends_during_the_run_and_a_resumed_run_shows_no_update_twice(
+    tmp_path, kuhn_tables
+):
     folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
     writer = EventWriter(folder)
     for update in (1, 2, 3):
@@ -426,7 +431,7 @@ def test_a_writer_appends_live_and_a_resumed_run_shows_no_update_twice(tmp_path,
     ] == [(1, 0.1), (2, 0.2), (3, 0.7)]
 
 
-def test_a_report_made_meanwhile_does_not_take_the_file_from_under_a_writer(tmp_path, kuhn_tables):
+def test_a_report_during_a_run_does_not_disturb_the_event_writer(tmp_path, kuhn_tables):
     folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
     writer = EventWriter(folder)
     folder.append_metrics({"update": 1, "score_1": 0.1})
@@ -437,7 +442,7 @@ def test_a_report_made_meanwhile_does_not_take_the_file_from_under_a_writer(tmp_
     assert len(list((folder.path / "tensorboard").iterdir())) == 1
 
 
-def test_figures_of_an_evaluation_are_written_as_they_come(tmp_path, kuhn_tables):
+def test_figures_of_an_evaluation_are_written_at_once(tmp_path, kuhn_tables):
     folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
     cell = summarise(play("", "test", 6), KuhnPoker(), Population(train=STYLES), "test").overall
     writer = EventWriter(folder)
@@ -451,7 +456,7 @@ def test_figures_of_an_evaluation_are_written_as_they_come(tmp_path, kuhn_tables
 @pytest.mark.parametrize(
     "stages", [("before training",), ("before training", "after training", "memory emptied")]
 )
-def test_the_legend_names_both_ceilings_however_many_stages_are_there(
+def test_the_legend_names_both_exact_lines_for_any_number_of_stages(
     stages: tuple[str, ...],
 ) -> None:
     axes = Figure().subplots()

@@ -1,4 +1,4 @@
-"""The paper's comparison: every method trains, plans are what they say, a killed reproduction goes on, the page tells what is there."""
+"""`mage reproduce`: methods train, plans have equal budgets, a killed reproduction resumes."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def tiny_plan(
     )
 
 
-def quietly(standing: RunnerProgress) -> None:
+def ignore(standing: RunnerProgress) -> None:
     pass
 
 
@@ -61,7 +61,7 @@ def never() -> bool:
     return False
 
 
-# --- Components ---------------------------------------------------------------------------------------------------------
+# --- Components
 
 
 @pytest.mark.parametrize("label", [arm.label for arm in METHODS])
@@ -77,7 +77,7 @@ def test_every_method_runs_two_updates_on_the_same_recipe_of_a_world(
     assert len(summary["after"]["test"]["episodes"]) == 3
 
 
-def test_a_part_takes_none_of_the_options_of_what_it_replaces() -> None:
+def test_a_part_does_not_inherit_options_of_the_item_it_replaces() -> None:
     recipe = load_recipe("kuhn_poker+mage")
     assert (recipe.returns.kind, recipe.returns.weights, recipe.returns.step_discount) == (
         "differential",
@@ -89,13 +89,13 @@ def test_a_part_takes_none_of_the_options_of_what_it_replaces() -> None:
     assert load_recipe("kuhn_poker+mage").learn == load_recipe("kuhn_poker").learn
 
 
-def test_what_a_part_robs_of_its_effect_is_dropped_and_what_a_user_gives_is_told() -> None:
+def test_options_without_effect_are_dropped_from_parts_and_refused_from_users() -> None:
     assert "reflection_tokens" not in recipe_tables(load_recipe("paper_kuhn_poker+react"))["agent"]
     with pytest.raises(ConfigError, match=r"agent\.reflection_tokens = 9: has no effect"):
         load_recipe("kuhn_poker+react", ["--agent.reflection_tokens=9"])
 
 
-def test_a_part_without_a_recipe_and_an_unknown_part_are_told() -> None:
+def test_a_part_without_a_recipe_and_an_unknown_part_are_refused() -> None:
     with pytest.raises(
         ConfigError,
         match=r"react is a part of a recipe: name it behind a recipe, as in kuhn_poker\+react",
@@ -106,7 +106,7 @@ def test_a_part_without_a_recipe_and_an_unknown_part_are_told() -> None:
 
 
 @pytest.mark.parametrize("part", [name for name, _ in menu("parts")])
-def test_every_part_goes_on_the_paper_recipe_and_the_small_one(part: str) -> None:
+def test_every_part_fits_the_paper_recipe_and_the_small_one(part: str) -> None:
     for base in ("tic_tac_toe", "paper_tic_tac_toe"):
         parts = f"mage+{part}" if part.startswith(("published", "anchor", "grouping")) else part
         assert recipe_toml(load_recipe(f"{base}+{parts}"))
@@ -127,7 +127,7 @@ def test_each_choice_of_the_published_code_is_a_part_of_its_own() -> None:
     }
 
 
-# --- Plans ---------------------------------------------------------------------------------------------------------
+# --- Plans
 
 
 @pytest.mark.parametrize("name", list(TABLES))
@@ -159,7 +159,7 @@ def test_a_budget_sets_the_updates() -> None:
         make_plan("table1", worlds=["tic_tac_toe"], only=["mage"], budget=100)
 
 
-def test_seeds_and_names_are_read_or_told() -> None:
+def test_wrong_seeds_and_names_are_refused() -> None:
     assert read_seeds("3") == [0, 1, 2]
     assert read_seeds("3-4") == [3, 4]
     for wrong in ("0", "x", "4-3", "-2"):
@@ -182,7 +182,7 @@ def test_arms_without_training_run_once_under_the_first_seed() -> None:
     ]
 
 
-def test_a_dry_run_shows_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app,
         [
@@ -203,7 +203,7 @@ def test_a_dry_run_shows_the_plan_and_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-# --- Running -------------------------------------------------------------------------------------------------------
+# --- Running
 
 
 def go(out: Path, *more: str) -> subprocess.Popen[bytes]:
@@ -229,8 +229,7 @@ def go(out: Path, *more: str) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.timeout(300)
-def test_a_killed_reproduction_goes_on_where_it_was_and_ends_with_the_same_figures(
+def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(
     tmp_path: Path,
 ) -> None:
     killed = go(tmp_path / "a", "--run.updates=6")
@@ -242,7 +241,7 @@ def test_a_killed_reproduction_goes_on_where_it_was_and_ends_with_the_same_figur
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert not (metrics.parent / "summary.json").exists(), "the kill must come before the end"
-    assert go(tmp_path / "a", "--run.updates=6").wait(timeout=200) == 0
+    assert go(tmp_path / "a", "--run.updates=6").wait() == 0
     plan = make_plan(
         "table1", worlds=["kuhn_poker"], only=["lamer"], overrides=[*TINY[:-1], "--run.updates=6"]
     )
@@ -250,25 +249,28 @@ def test_a_killed_reproduction_goes_on_where_it_was_and_ends_with_the_same_figur
     train(whole.path, Callback(), never)
     assert whole.metrics() == RunFolder.open(metrics.parent).metrics()
     assert (tmp_path / "a" / "table1.html").is_file()
-    shutil.copytree(tmp_path / "a" / "runs", tmp_path / "b" / "runs")  # as from another machine
-    began = time.monotonic()
-    assert Runner(plan, tmp_path / "b" / "runs", 1).run(quietly, never)
-    assert time.monotonic() - began < 1, "nothing is left to run"
+    shutil.copytree(
+        tmp_path / "a" / "runs", tmp_path / "b" / "runs"
+    )  # like runs from another machine
+    copied = Runner(plan, tmp_path / "b" / "runs", 1)
+    reports: list[RunnerProgress] = []
+    assert copied.run(reports.append, never)
+    assert reports == [], "no worker starts, because nothing is left to run"
 
 
-def test_a_reproduction_that_is_asked_to_stop_says_so_and_leaves_nobody_working(
+def test_a_stopped_reproduction_reports_it_and_leaves_no_worker(
     tmp_path: Path,
 ) -> None:
     runner = Runner(tiny_plan("mage"), tmp_path, 1)
     assert not runner.run(
-        quietly, lambda: (tmp_path / "kuhn_poker-mage-seed0" / "worker.log").is_file()
+        ignore, lambda: (tmp_path / "kuhn_poker-mage-seed0" / "worker.log").is_file()
     )
     assert runner.working == {}
     assert runner.failures == []
     assert not (tmp_path / "kuhn_poker-mage-seed0" / "summary.json").exists()
 
 
-def test_a_run_with_other_options_does_not_stand_in_the_table(tmp_path: Path) -> None:
+def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
     (job,) = tiny_plan("react").jobs
     RunFolder.create(tmp_path / job.name, job.recipe)
     assert list(open_runs(tiny_plan("react"), tmp_path)) == [job.name]
@@ -286,19 +288,19 @@ def test_a_run_with_other_options_does_not_stand_in_the_table(tmp_path: Path) ->
         )
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failed_run_is_reported_and_the_others_finish(tmp_path: Path) -> None:
     plan = tiny_plan("react", "reflexion")
     broken = RunFolder.create(tmp_path / plan.jobs[0].name, plan.jobs[0].recipe)
     (broken.path / "checkpoints").rmdir()
     (broken.path / "checkpoints").write_text("no folder")
     runner = Runner(plan, tmp_path, 2)
-    assert runner.run(quietly, never)
+    assert runner.run(ignore, never)
     assert [failure.name for failure in runner.failures] == ["kuhn_poker-react"]
     assert "checkpoints" in runner.failures[0].text
     assert (tmp_path / "kuhn_poker-reflexion" / "summary.json").is_file()
 
 
-# --- The page ------------------------------------------------------------------------------------------------------
+# --- The page
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +319,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     return plan, out
 
 
-def test_the_page_holds_what_it_promises_in_one_file(reproduced: tuple[Plan, Path]) -> None:
+def test_the_page_holds_tables_and_pictures_in_one_file(reproduced: tuple[Plan, Path]) -> None:
     plan, out = reproduced
     page, table, figures = write_page(plan, out)
     text = page.read_text("utf-8")
@@ -347,7 +349,7 @@ def test_the_page_holds_what_it_promises_in_one_file(reproduced: tuple[Plan, Pat
     assert "| gigpo | 2 | 12 |" in table.read_text()
 
 
-def test_figures_are_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:
+def test_figures_equal_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:
     plan, out = reproduced
     (world,) = read_results(plan, out / "runs")
     folders = open_runs(plan, out / "runs")
@@ -365,13 +367,12 @@ def test_figures_are_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:
         ("gigpo", "mage", 2),
     ]
     assert world.bounds is not None
-    assert world.bounds.non_adapting == pytest.approx(
-        0.125, abs=1e-4
-    )  # the method page, mean of both seats
+    # docs, method, section 7: the mean of both seats
+    assert world.bounds.non_adapting == pytest.approx(0.125, abs=1e-4)
     assert world.budget_faults == ()
 
 
-def test_one_seed_of_a_trained_arm_shows_no_difference_between_methods() -> None:
+def test_one_seed_of_a_trained_arm_is_never_significant() -> None:
     sure = Difference(Estimate(0.2, 0.1, 0.3, 100), 0.0002)
     assert not Pair("mage", "final", 1, sure, 0.0002, trained=True).is_real
     assert Pair("mage", "final", 5, sure, 0.0002, trained=True).is_real
@@ -379,7 +380,7 @@ def test_one_seed_of_a_trained_arm_shows_no_difference_between_methods() -> None
     assert not Pair("mage", "final", 5, sure, 0.06, trained=True).is_real
 
 
-def test_unequal_budgets_are_told(tmp_path: Path) -> None:
+def test_unequal_budgets_are_reported(tmp_path: Path) -> None:
     plan = make_plan(
         "table1",
         worlds=["kuhn_poker"],
@@ -392,7 +393,7 @@ def test_unequal_budgets_are_told(tmp_path: Path) -> None:
     assert world.budget_faults[0] == "training episodes differ: gigpo 16, mage 48"
 
 
-def test_what_is_missing_is_named_and_the_page_is_written_all_the_same(
+def test_missing_runs_are_named_and_the_page_is_still_written(
     reproduced: tuple[Plan, Path],
 ) -> None:
     _, out = reproduced
@@ -409,7 +410,7 @@ def test_what_is_missing_is_named_and_the_page_is_written_all_the_same(
     )
 
 
-def test_choices_are_shares_of_the_times_a_state_was_met() -> None:
+def test_choices_are_shares_among_all_moves_in_a_state() -> None:
     count = count_choices(meta((1.0, -1.0), anchors=("a", "b", "a")))
     assert count == {
         (k, state, "x"): times for k in (0, 1) for state, times in (("a", 2), ("b", 1))
@@ -421,8 +422,8 @@ def test_choices_are_shares_of_the_times_a_state_was_met() -> None:
     )
 
 
-def test_methods_trained_on_single_games_meet_the_same_prompt_in_evaluation(tmp_path: Path) -> None:
-    """A policy that has only seen game 1 of 1 must not be judged on game 3 of 3: that would measure the prompt."""
+def test_methods_trained_on_single_games_get_the_same_prompt_in_evaluation(tmp_path: Path) -> None:
+    """A policy trained on `game 1 of 1` is not evaluated on `game 3 of 3`, an unseen prompt."""
     recipe = load_recipe(
         "kuhn_poker+gigpo",
         [*TINY[:-1], "--run.workers=1", "--evaluate.episodes=3", "--run.episodes_every=1"],

@@ -1,4 +1,4 @@
-"""What is kept of a run for readers: small files, figures and pictures, nothing of the machine."""
+"""Kept results of a run: small files, figures and pictures, no paths of the machine."""
 
 import json
 import runpy
@@ -28,7 +28,7 @@ def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path: Path) -> No
     )
     assert done.exit_code == 0, done.output
     keep = runpy.run_path(str(SCRIPTS / "keep_results.py"))["keep"]
-    for _ in range(2):  # a second time writes it anew
+    for _ in range(2):  # the second call replaces the folder
         keep(tmp_path / "one", tmp_path / "kept")
     files = {path.name for path in (tmp_path / "kept").iterdir()}
     assert {

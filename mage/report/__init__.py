@@ -1,11 +1,13 @@
-"""What people see of a run: curves, transcripts, one page that holds them all, and TensorBoard events.
+"""The report of a run: curves, transcripts, one page that holds both, and TensorBoard events.
 
-A run may be reported at any time, also while it runs or after a kill: whatever is there is shown, what is missing is left out.
+A report can be written at any time, also while the run is active or after it was killed. It shows
+the results that exist and leaves out the others.
 """
 
 from pathlib import Path
 
-from mage.report.curves import DARK, LIGHT, draw_curves
+from mage.report.curves import draw_curves
+from mage.report.drawing import DARK, LIGHT
 from mage.report.page import make_page
 from mage.report.run_results import read_run_results
 from mage.report.tensorboard import write_events
@@ -16,11 +18,11 @@ __all__ = ["write_report"]
 
 
 def write_report(folder: RunFolder) -> list[Path]:
-    """Write RUN/report/ and RUN/tensorboard/ anew; returns the files, the picture first."""
+    """Rewrite RUN/report/ and RUN/tensorboard/; returns the files, the picture first."""
     results = read_run_results(folder)
     sections = choose_sections(results)
     light, dark = draw_curves(results, LIGHT), draw_curves(results, DARK)
-    place = _make(folder.path / "report")
+    place = _make_folder(folder.path / "report")
     return [
         write_atomic(place / "curves.png", light),
         write_atomic(place / "transcripts.md", to_markdown(results, sections).encode()),
@@ -29,9 +31,9 @@ def write_report(folder: RunFolder) -> list[Path]:
     ]
 
 
-def _make(place: Path) -> Path:
+def _make_folder(place: Path) -> Path:
     try:
         place.mkdir(exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot make {place}: {error.strerror or error}") from None
+        raise RunError(f"cannot create {place}: {error.strerror or error}") from None
     return place

@@ -106,7 +106,7 @@ def _flat(table: Json) -> Iterator[tuple[str, str]]:
             yield name, NOTHING if value is None else str(value)
 
 
-# --- One final panel -----------------------------------------------------------------------------------------------
+# --- One final panel
 
 
 def _panel(results: RunResults, split: Split) -> Panel:
@@ -142,7 +142,7 @@ def _tiles(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[tuple[st
         )
 
 
-# --- Tables --------------------------------------------------------------------------------------------------------
+# --- Tables
 
 
 def _overall_table(overall: Mapping[Stage, Cell]) -> Table:

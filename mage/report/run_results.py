@@ -1,4 +1,4 @@
-"""RunResults: what a run folder holds so far, read once and as records. A killed run has fewer of them, never broken ones."""
+"""RunResults: the results that a run folder holds so far, read once, as records."""
 
 import re
 from collections.abc import Callable, Container
@@ -27,13 +27,13 @@ _SELECT = re.compile(r"select_(\d+)")
 
 
 def title_of(stage: Stage, among: Container[Stage]) -> str:
-    """What a stage is called among those a run has: without training there is one, the model as it is."""
+    """The title of a stage; a run without training has one stage, the model as it is."""
     return TITLES[stage] if "before" in among else "as it is"
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure that a report may follow through a run: `metric` is its name in metrics.jsonl, before the episode's number."""
+    """A figure that a report shows over a run; `metric` is its name in metrics.jsonl."""
 
     metric: str
     title: str
@@ -50,7 +50,7 @@ REGRET = Measure("regret", "regret a turn", False, lambda figures: figures.regre
 
 @dataclass(frozen=True, slots=True)
 class RunResults:
-    """`selections` are the overall figures on the select panel by update; `finals` those of the final panel."""
+    """`selections`: overall figures on the select panel by update. `finals`: the final panels."""
 
     folder: RunFolder
     metrics: tuple[Json, ...]
@@ -95,12 +95,12 @@ class RunResults:
 
     @property
     def splits(self) -> list[Split]:
-        """The splits with a final panel, the one that counts most first."""
+        """The splits with a final panel, the most important first."""
         return [split for split in SPLITS if any(found == split for _, found in self.finals)]
 
     @property
     def bounds(self) -> Cell | None:
-        """Any overall figures that carry ceilings; they are the same in all of one split."""
+        """Overall figures that carry the exact lines; they are equal in all panels of a split."""
         cells = [cell for _, cell in self.selections] + [
             self.finals[key].overall for key in self.finals if key[1] == "test"
         ]
@@ -108,11 +108,11 @@ class RunResults:
 
     @property
     def measure(self) -> Measure:
-        """Scores say most where there are ceilings to hold them against; else winning is what counts."""
+        """The score where exact lines are known, otherwise the success rate."""
         return SCORE if self.bounds else SUCCESS
 
     def overall(self, split: Split) -> dict[Stage, Cell]:
-        """The overall figures of a split's final panel, as far as it has been played."""
+        """The overall figures of the final panels of a split that have been played."""
         return {
             stage: self.finals[stage, split].overall
             for stage in STAGES
@@ -128,7 +128,7 @@ class RunResults:
         )
 
     def rows(self, stage: Stage, split: Split) -> tuple[TaskRow, ...] | None:
-        """What was stored of every task of a final panel, for comparisons in pairs."""
+        """The stored rows of all tasks of a final panel, for paired comparisons."""
         path = self.folder.path / "evaluations" / f"{stage}_{split}.tasks.jsonl"
         return read_tasks(path) if path.is_file() else None
 
@@ -163,12 +163,13 @@ def read_evaluation(folder: RunFolder, name: str) -> Evaluation:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"]))
         raise RunError(
-            f"evaluation {name} of {folder.path} is not as this version of MAGE writes it ({place}: {fault['msg']})"
+            f"evaluation {name} of {folder.path} has another format than this version of MAGE "
+            f"writes ({place}: {fault['msg']}). Evaluate the checkpoint again: mage evaluate RUN"
         ) from None
 
 
 def _chosen(selections: tuple[tuple[int, Cell], ...]) -> int | None:
-    """The update that the trainer would choose now: the first with the best last episode."""
+    """The update that the trainer would choose now: the first with the best last-episode score."""
     scores = {
         update: score.value
         for update, cell in selections
@@ -183,7 +184,7 @@ def _read_versions(folder: RunFolder) -> Json:
 
 
 def _unbounded(value: Any) -> Any:
-    """In JSON an infinite end of an interval is null."""
+    """JSON stores an infinite end of an interval as null; restore it."""
     if isinstance(value, list):
         return [_unbounded(item) for item in value]
     if not isinstance(value, dict):

@@ -1,7 +1,8 @@
-"""TensorBoard events beside metrics.jsonl, written with TensorBoard's own records and without torch or TensorFlow.
+"""TensorBoard events, written with TensorBoard's own records and without torch or TensorFlow.
 
-The event file is a mirror: making a writer rebuilds it from the run folder, so a resumed run shows no update twice. Each
-record is appended by a call of its own; nothing is held open, so a kill loses nothing and a report may rebuild meanwhile.
+The event file is a copy of the run folder: a new writer rebuilds it, so a resumed run shows no
+update twice. Every record is appended by a call of its own and no file stays open. So a killed run
+loses no events, and a report may rebuild the file during a run.
 """
 
 import time
@@ -38,7 +39,7 @@ def write_events(folder: RunFolder) -> Path:
 
 
 class TensorBoardCallback(Callback):
-    """Mirrors a run into RUN/tensorboard/ while it trains."""
+    """Writes the events of a run into RUN/tensorboard/ while it trains."""
 
     def __init__(self) -> None:
         self.writer: EventWriter | None = None
@@ -59,7 +60,7 @@ class TensorBoardCallback(Callback):
 
 
 class EventWriter:
-    """Mirrors a run from its folder, then takes what comes. Make it after a resumed run was rewound."""
+    """Rebuilds the events from the run folder, then appends. Create it after `rewind`."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.place = folder.path / "tensorboard"
@@ -67,11 +68,11 @@ class EventWriter:
 
     @property
     def path(self) -> Path:
-        """The newest event file: a report may have rebuilt it since, and a person may have removed it."""
+        """The newest event file; a report may have rebuilt it, and a user may have removed it."""
         return max(self.place.glob(_PATTERN), default=self.place / _new_name())
 
     def add(self, update: int, figures: Mapping[str, Any], section: str = "train") -> None:
-        """Append the numbers of one update as SECTION/NAME; what is no number is left out."""
+        """Append the numbers of one update as SECTION/NAME; other values are skipped."""
         self._append(_scalars(update, time.time(), section, figures))
 
     def add_evaluation(self, update: int, cell: Cell, section: str = "select") -> None:
@@ -79,10 +80,10 @@ class EventWriter:
         self.add(update, flatten(cell), section)
 
     def close(self) -> None:
-        """Nothing is held open; for whoever closes what he made."""
+        """Nothing to close: no file stays open between calls."""
 
     def _rebuild(self, folder: RunFolder) -> None:
-        """A new file before the old ones go, with a name that sorts last: a TensorBoard that looks on moves on to it."""
+        """Write a new file whose name sorts last, then delete the old ones: TensorBoard follows."""
         try:
             self.place.mkdir(exist_ok=True)
             write_atomic(self.place / _new_name(), b"".join(map(_record, _history(folder))))
@@ -101,7 +102,7 @@ class EventWriter:
 
 
 def flatten(cell: Cell) -> dict[str, float | None]:
-    """The figures of a cell by name and episode: score_1, score_1_low, .., ceiling_3, non_adapting."""
+    """The figures of a cell by name and episode: score_1, score_1_low, ceiling_3, non_adapting."""
     found: dict[str, float | None] = {
         "non_adapting": cell.non_adapting,
         "knows_opponent": cell.knows_opponent,
@@ -118,7 +119,7 @@ def flatten(cell: Cell) -> dict[str, float | None]:
 
 
 def _history(folder: RunFolder) -> Iterator[Event]:
-    """Everything so far. The session log tells a TensorBoard that looks on to forget what it had read."""
+    """All events so far. The session log makes an active TensorBoard drop what it has read."""
     results, began = read_run_results(folder), (folder.path / "recipe.toml").stat().st_mtime
     yield Event(wall_time=began, file_version="brain.Event:2")
     yield Event(wall_time=began, step=0, session_log=SessionLog(status=SessionLog.START))
@@ -132,7 +133,7 @@ def _history(folder: RunFolder) -> Iterator[Event]:
 
 
 def _clock(folder: RunFolder, began: float) -> dict[int, float]:
-    """About when each update ended: wall-clock figures are not stored, how long each update took is."""
+    """The approximate end time of each update, from the stored durations."""
     clock: dict[int, float] = {}
     for record in folder.timing():
         began += record["total"]
@@ -141,7 +142,7 @@ def _clock(folder: RunFolder, began: float) -> dict[int, float]:
 
 
 def _measured(results: RunResults) -> Iterator[tuple[int, str, Cell]]:
-    """Evaluations by update: before and after training are two points of one curve, memory emptied is a curve of its own."""
+    """Evaluations by update; before and after training are two points of one curve."""
     for update, cell in results.selections:
         yield update, "select", cell
     for (stage, split), evaluation in results.finals.items():
@@ -163,7 +164,7 @@ def _scalars(update: int, when: float, section: str, figures: Mapping[str, Any])
 
 
 def _new_name() -> str:
-    """Names sort by time; TensorBoard knows its files by `tfevents`."""
+    """A file name that sorts by time; TensorBoard reads files with `tfevents` in their name."""
     seconds, fraction = divmod(time.time_ns(), 10**9)
     return f"events.out.tfevents.{seconds:010d}.{fraction:09d}.mage"
 

@@ -1,7 +1,7 @@
-"""Transcripts for people: which meta-episodes are worth reading, and each told move by move with its memory and true result.
+"""Transcripts as text: a choice of meta-episodes, each move by move with memory and result.
 
-Chosen are the largest gains from the first to the last episode, the largest losses, and one more of every opponent that
-is not yet among them. What the agent wrote is quoted, never interpreted: it may hold anything.
+The choice holds the largest gains from the first to the last episode, the largest losses, and one
+meta-episode of every other opponent. Replies of the agent are quoted and never interpreted.
 """
 
 import re
@@ -21,7 +21,7 @@ GAINS, LOSSES = 3, 2
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that happened: its text as it was, and what a reader should know about it."""
+    """One event of an episode: its text, unchanged, and a remark for the reader."""
 
     kind: Kind
     text: str
@@ -29,7 +29,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EpisodeText:
     """One episode, line by line."""
 
     number: int
@@ -39,34 +39,37 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A chosen meta-episode: whom it was against, why it was chosen, and what happened."""
+    """A chosen meta-episode: its opponent, why it was chosen, and its events."""
 
     title: str
     reason: str
     details: str
-    episodes: tuple[Told, ...]
+    episodes: tuple[EpisodeText, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Transcripts of one place: a final panel, a training update."""
+    """Transcripts of a final panel or of a training update."""
 
     title: str
     note: str
     transcripts: tuple[Transcript, ...]
 
 
-# --- Choosing ------------------------------------------------------------------------------------------------------
+# --- Choosing
 
 
 def choose_sections(results: RunResults) -> list[Section]:
-    """The final panels, the same task before training, and training itself; what is not stored is left out."""
+    """The final panels, the same task before training, and training, as far as they are stored."""
     folder, sections = results.folder, []
     for split in results.splits:
         after = _stored(folder, "after", split)
         if after:
             picks = choose(after)
-            note = f"Policy of update {results.chosen_update}, chosen among the first {len(after)} tasks of the panel."
+            note = (
+                f"Policy of update {results.chosen_update}, "
+                f"chosen among the first {len(after)} tasks of the panel."
+            )
             sections.append(_section(f"After training, {split} panel", note, picks))
             sections += _before(folder, split, picks[0][1].task)
     return sections + _training(folder, all_kinds=not sections)
@@ -83,7 +86,7 @@ def _before(folder: RunFolder, split: Split, task: Task) -> list[Section]:
 
 
 def _training(folder: RunFolder, all_kinds: bool) -> list[Section]:
-    """The newest stored update: in full where there is nothing better, else one example of how training looks."""
+    """The newest stored update: a full choice if there is no final panel, otherwise one example."""
     steps = folder.episode_steps()
     metas = folder.read_episodes(steps[-1]) if steps else []
     if not metas:
@@ -106,7 +109,7 @@ def _stored(folder: RunFolder, stage: Stage, split: Split) -> list[MetaEpisode]:
 
 
 def choose(metas: Sequence[MetaEpisode]) -> list[tuple[str, MetaEpisode]]:
-    """The meta-episodes worth reading, each with the reason; at least one of every opponent."""
+    """A choice of meta-episodes, each with the reason; at least one of every opponent."""
     gains = [
         ("large gain", meta)
         for meta in _extreme([meta for meta in metas if gain(meta) > 0], GAINS, +1)
@@ -126,7 +129,7 @@ def choose(metas: Sequence[MetaEpisode]) -> list[tuple[str, MetaEpisode]]:
 
 
 def _extreme(metas: Sequence[MetaEpisode], count: int, sign: int) -> list[MetaEpisode]:
-    """The largest gains or losses; in a game of few scores many are equal, and then opponents take turns."""
+    """The largest gains or losses; among equal ones, the opponent that was chosen least often."""
     left, met = list(enumerate(metas)), Counter[str]()
     chosen: list[MetaEpisode] = []
     while left and len(chosen) < count:
@@ -138,62 +141,65 @@ def _extreme(metas: Sequence[MetaEpisode], count: int, sign: int) -> list[MetaEp
 
 
 def gain(meta: MetaEpisode) -> float:
-    """Score of the last episode over that of the first."""
+    """Score of the last episode minus score of the first."""
     return meta.episodes[-1].score - meta.episodes[0].score
 
 
-# --- Telling -------------------------------------------------------------------------------------------------------
+# --- Describing
 
 
 def _section(title: str, note: str, picks: Sequence[tuple[str, MetaEpisode]]) -> Section:
-    return Section(title, note, tuple(tell(meta, reason) for reason, meta in picks))
+    return Section(title, note, tuple(describe(meta, reason) for reason, meta in picks))
 
 
-def tell(meta: MetaEpisode, reason: str) -> Transcript:
-    """A meta-episode move by move."""
+def describe(meta: MetaEpisode, reason: str) -> Transcript:
+    """A meta-episode as text, move by move."""
     task, scores = meta.task, ", ".join(f"{episode.score:+g}" for episode in meta.episodes)
     against = (
         f"against {task.opponent}, agent {SEATS[task.seat]}" if task.opponent else task.environment
     )
-    details = f"{task.environment}, task seed {task.seed}, {task.split} split, policy version {meta.policy_version}"
-    told = tuple(_tell_episode(meta, number) for number in range(len(meta.episodes)))
+    details = (
+        f"{task.environment}, task seed {task.seed}, {task.split} split, "
+        f"policy version {meta.policy_version}"
+    )
+    episodes = tuple(_describe_episode(meta, number) for number in range(len(meta.episodes)))
     return Transcript(
         f"{against}: scores {scores}",
         f"{reason} ({gain(meta):+g} from first to last)",
         details,
-        told,
+        episodes,
     )
 
 
-def _tell_episode(meta: MetaEpisode, number: int) -> Told:
+def _describe_episode(meta: MetaEpisode, number: int) -> EpisodeText:
     episode = meta.episodes[number]
     after = meta.episodes[number + 1].reflection if number + 1 < len(meta.episodes) else None
     lines = [
         Line("memory", meta.memories[number]),
-        *_tell_moves(episode, meta.task.seat),
-        _tell_result(episode),
+        *_describe_moves(episode, meta.task.seat),
+        _describe_result(episode),
     ]
     if after is not None:
         lines.append(Line("reflects", after.completion.text, _cut(after)))
-    return Told(number + 1, f"{episode.outcome}, score {episode.score:+g}", tuple(lines))
+    return EpisodeText(number + 1, f"{episode.outcome}, score {episode.score:+g}", tuple(lines))
 
 
-def _tell_moves(episode: Episode, seat: int) -> Iterator[Line]:
-    """Every reply in its place among the moves of all seats: one of the agent's moves is its next legal reply."""
+def _describe_moves(episode: Episode, seat: int) -> Iterator[Line]:
+    """The replies in order among the moves of all seats; a legal reply is the next own move."""
     turns = iter(episode.turns)
     for move in episode.moves:
         if move.seat != seat:
             yield Line("opponent", move.action)
             continue
         for turn in turns:
-            yield from _tell_turn(turn)
+            yield from _describe_turn(turn)
             if turn.legal:
                 break
     for turn in turns:
-        yield from _tell_turn(turn)
+        yield from _describe_turn(turn)
 
 
-def _tell_turn(turn: Turn) -> Iterator[Line]:
+def _describe_turn(turn: Turn) -> Iterator[Line]:
     yield Line("sees", turn.observation)
     read = (
         "no action found, illegal"
@@ -204,7 +210,7 @@ def _tell_turn(turn: Turn) -> Iterator[Line]:
     yield Line("replies", turn.completion.text, ", ".join(filter(None, (read, cost, _cut(turn)))))
 
 
-def _tell_result(episode: Episode) -> Line:
+def _describe_result(episode: Episode) -> Line:
     ending = (
         "" if episode.ending == "finished" else f", ended by {episode.ending.replace('_', ' ')}"
     )
@@ -219,7 +225,7 @@ def _cut(turn: Turn) -> str:
     return "cut off at the length limit" if turn.completion.finish == "length" else ""
 
 
-# --- Writing -------------------------------------------------------------------------------------------------------
+# --- Writing
 
 LABELS: dict[Kind, str] = {
     "memory": "Memory shown",
@@ -232,7 +238,7 @@ LABELS: dict[Kind, str] = {
 
 
 def to_markdown(results: RunResults, sections: Sequence[Section]) -> str:
-    """All sections as one file for a person."""
+    """All sections as one Markdown file."""
     lines = [
         f"# Transcripts of {results.title} ({results.environment}, {results.updates:,} updates)",
         "",
@@ -253,11 +259,11 @@ def _markdown_transcript(number: int, transcript: Transcript) -> list[str]:
         f"Chosen as: {transcript.reason}. {transcript.details}.",
         "",
     ]
-    for told in transcript.episodes:
+    for episode in transcript.episodes:
         lines += [
-            f"**Episode {told.number}: {told.headline}**",
+            f"**Episode {episode.number}: {episode.headline}**",
             "",
-            *(_markdown_line(line) for line in told.lines),
+            *(_markdown_line(line) for line in episode.lines),
             "",
         ]
     return lines
@@ -273,6 +279,6 @@ def _markdown_line(line: Line) -> str:
 
 
 def _fenced(text: str) -> list[str]:
-    """A block that the text itself cannot close."""
+    """A fenced block whose fence does not occur in the text."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return [fence, *text.splitlines(), fence]

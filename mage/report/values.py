@@ -1,4 +1,4 @@
-"""How figures are written in curves, pages and sentences: signs, per cent, intervals."""
+"""Figures as text for curves, pages and sentences: signs, per cent, intervals."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What stands in a table's cell: a figure and, smaller, its interval."""
+    """The content of a table cell: a figure and its interval."""
 
     text: str
     interval: str = ""
@@ -35,7 +35,7 @@ def show_bound(value: float | None) -> Value:
 
 
 def _writer(measure: Measure, signed: bool) -> Callable[[float], str]:
-    """Scores and differences carry a sign; rates, and regrets, which are never below 0, do not."""
+    """Scores and differences have a sign; rates and regrets are never negative and have none."""
     if measure is REGRET:
         return lambda value: f"{value:.3f}"
     if not measure.percent:

@@ -1,4 +1,4 @@
-"""The verdict: what the figures of a final panel prove and what they do not, in plain words."""
+"""The verdict: what the figures of a final panel show, in sentences."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,18 +9,24 @@ from mage.report.values import show, show_estimate
 
 
 def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[str]:
-    """Sentences about the overall figures of one split; no more is said than the intervals allow."""
+    """Sentences about the overall figures of one split, limited to what the intervals support."""
     after = overall.get("after")
     if after is None:
         yield "The final panel has not been played after training yet."
         return
     gain = after.episodes[-1].score_gain if measure is SCORE else after.episodes[-1].success_gain
     if gain is not None:
-        change = f"From episode 1 to episode {len(after.episodes)} the {measure.title} changes by {_told(gain, measure)}"
+        change = (
+            f"From episode 1 to episode {len(after.episodes)} the {measure.title} changes by "
+            f"{_text(gain, measure)}"
+        )
         yield f"{change}: {_side(gain, 0, 'a gain', 'a loss')}."
     if after.expert is not None:
         success, score = show(after.expert.success, SUCCESS), show(after.expert.score, SCORE)
-        yield f"The world's own expert, who sees these tasks for the first time too, succeeds in {success} of them and scores {score}."
+        yield (
+            f"The expert of the environment, which also sees these tasks for the first time, "
+            f"succeeds in {success} of them and scores {score}."
+        )
     if after.non_adapting is None:
         return
     for stage, cell in overall.items():
@@ -32,11 +38,18 @@ def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[st
                 "above it" + (", so the agent adapts" if stage == "after" else ""),
                 "below it",
             )
-            found = f"Episode {len(cell.episodes)}, {title_of(stage, overall)}, scores {_told(last, SCORE)}"
-            yield f"{found}. The best policy that does not adapt gets {show(after.non_adapting, SCORE)}: {place}."
+            found = (
+                f"Episode {len(cell.episodes)}, {title_of(stage, overall)}, "
+                f"scores {_text(last, SCORE)}"
+            )
+            line = show(after.non_adapting, SCORE)
+            yield f"{found}. The best policy that does not adapt gets {line}: {place}."
     last, ceiling = after.episodes[-1].score, after.episodes[-1].ceiling
     if last is not None and ceiling is not None and last.low > ceiling:
-        yield f"It lies above the Bayes-optimal {show(ceiling, SCORE)}, which no learner can reach: look for a fault."
+        yield (
+            f"This is above the Bayes-optimal score {show(ceiling, SCORE)}, which no learner can "
+            "exceed. Check the evaluation for an error."
+        )
 
 
 def _side(found: Estimate, line: float, above: str, below: str) -> str:
@@ -45,10 +58,10 @@ def _side(found: Estimate, line: float, above: str, below: str) -> str:
     return (
         f"the whole 95 % interval is {below}"
         if found.high < line
-        else "the 95 % interval leaves it open"
+        else "the 95 % interval does not decide it"
     )
 
 
-def _told(found: Estimate, measure: Measure) -> str:
+def _text(found: Estimate, measure: Measure) -> str:
     value = show_estimate(found, measure, signed=True)
     return f"{value.text} ({value.interval})" if value.interval else value.text

@@ -1,7 +1,8 @@
-"""The paper's comparison as one command: tables of arms, the runs they need, and one page of what came out.
+"""The paper's comparison as one command: tables of arms, the runs they need, and a page of results.
 
-tables.py   which arms a table compares      scales.py  how large a run is        plan.py  arm x world x seed = run folders
-runner.py     runs what is missing             worker.py  one run in its own process
-results.py  runs as figures and paired tests choices.py what is done where        draw.py  pictures
-words.py    what the figures prove           page.py    the page, the table, the JSON
+tables.py  which arms a table compares        scales.py         how large a run is
+plan.py    arm x environment x seed = runs    runner.py         runs what is missing
+worker.py  one run in its own process         results.py        figures and paired tests
+plots.py   pictures                           action_shares.py  moves by state and episode
+text.py    conclusions as sentences           page.py           the page, the table, the JSON
 """

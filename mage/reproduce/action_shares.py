@@ -1,6 +1,6 @@
-"""What agents do where, and how that changes over the episodes (the paper's Appendix E), from the stored transcripts.
+"""Which moves agents make in which states, by episode (paper, Appendix E), from stored transcripts.
 
-The states most met by all arms together are the rows, with the moves most made there: so one picture compares the arms.
+The rows are the most frequent states over all arms, with the most frequent moves in each state.
 """
 
 from collections import Counter
@@ -14,12 +14,12 @@ from mage.reproduce.plan import Plan, is_done, open_runs
 from mage.types import MetaEpisode, Split
 
 _STATES, _MOVES = 6, 3
-Count = Counter[tuple[int, str, str]]  # (episode from 0, state, move) -> how often
+Count = Counter[tuple[int, str, str]]  # (episode from 0, state, move) -> count
 
 
 @dataclass(frozen=True, slots=True)
 class ArmChoices:
-    """`shares[row, episode]`: how often the row's move was made in the row's state; nan where the state was never met."""
+    """`shares[row, episode]`: share of the move among all moves in the state; nan if none."""
 
     label: str
     meta_episodes: int
@@ -33,7 +33,7 @@ class WorldChoices:
 
 
 def read_choices(plan: Plan, world: str, split: Split, runs: Path) -> WorldChoices | None:
-    """The choices of all finished runs of a world; None where there is none."""
+    """The choices of all finished runs of an environment; None if there are none."""
     there = open_runs(plan, runs)
     counts: dict[str, list[Count]] = {}
     for job in plan.jobs:
@@ -58,7 +58,7 @@ def read_choices(plan: Plan, world: str, split: Split, runs: Path) -> WorldChoic
 
 
 def count_choices(meta: MetaEpisode) -> Count:
-    """Moves by episode and state; an illegal one counts as such."""
+    """Counts of moves by episode and state; illegal replies count as `(illegal)`."""
     return Counter(
         (k, turn.anchor, str(turn.action) if turn.legal else "(illegal)")
         for k, episode in enumerate(meta.episodes)
@@ -67,7 +67,7 @@ def count_choices(meta: MetaEpisode) -> Count:
 
 
 def shares(count: Count, rows: Sequence[tuple[str, str]], episodes: int) -> np.ndarray:
-    """How often each row's move was made in its state, episode by episode."""
+    """The share of each move in its state, by episode."""
     met: Counter[tuple[int, str]] = Counter()
     for (episode, state, _), times in count.items():
         met[episode, state] += times

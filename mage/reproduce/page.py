@@ -1,4 +1,4 @@
-"""What a reproduction leaves: TABLE.html (all in one file, no network, no script), TABLE.md and TABLE.json."""
+"""The pages of a reproduction: TABLE.html (one file, no network, no script), .md and .json."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from mage.reproduce.action_shares import WorldChoices, read_choices
 from mage.reproduce.plan import Plan
 from mage.reproduce.plots import draw_choices, draw_results
 from mage.reproduce.results import ArmResult, WorldResult, read_results
-from mage.reproduce.text import show, tell
+from mage.reproduce.text import conclude, show
 from mage.run_folder import versions, write_atomic, write_json
 
 _PAGE = (
@@ -22,7 +22,8 @@ _PAGE = (
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <title>{{ name }} · MAGE</title>
 <style>"""
     + STYLE
@@ -60,9 +61,11 @@ _PAGE = (
 {% endfor %}
 {% endfor %}
 <h2>How to read this</h2>
-<p>All arms of a world play the same panel of tasks with the same luck; seeds are those of training, and an arm without training is played once.
-Rates have Wilson intervals over tasks, scores and differences are drawn anew over tasks and over seeds (95 %). Differences are paired by task and seed.
-The checkpoint of a run is chosen on another panel. {{ paper }}</p>
+<p>All arms of an environment play the same panel of tasks with the same random numbers. Seeds are
+seeds of training; an arm without training is played once. All intervals are 95 % intervals: Wilson
+intervals over tasks for rates, a bootstrap over tasks and seeds for scores and differences.
+Differences are paired by task and seed. The checkpoint of a run is chosen on another panel.
+{{ paper }}</p>
 <h2>Versions</h2>
 <pre class="block">{{ versions }}</pre>
 </main>
@@ -97,7 +100,7 @@ class PageSection:
 
 
 def write_page(plan: Plan, out: Path) -> list[Path]:
-    """Write the three files from whatever runs are finished; returns them, the page first."""
+    """Write the three files from all finished runs; returns them, the page first."""
     results = read_results(plan, out / "runs")
     sections = [
         _section(result, read_choices(plan, result.world, result.split, out / "runs"))
@@ -117,7 +120,11 @@ def _section(result: WorldResult, choices: WorldChoices | None) -> PageSection:
         else ()
     )
     return PageSection(
-        result.world, result.split, tuple(tell(result)), tables, tuple(_pictures(result, choices))
+        result.world,
+        result.split,
+        tuple(conclude(result)),
+        tables,
+        tuple(_pictures(result, choices)),
     )
 
 
@@ -149,11 +156,10 @@ def _main_row(arm: ArmResult, result: WorldResult) -> tuple[str, ...]:
         (100 if result.measure == "success" else 1),
         (" %" if result.measure == "success" else ""),
     )
-    spread = (
-        f"{scale * min(arm.by_seed):.{1 if unit else 3}f} to {scale * max(arm.by_seed):.{1 if unit else 3}f}{unit}"
-        if len(arm.by_seed) > 1
-        else "-"
-    )
+    digits = 1 if unit else 3
+    lowest, highest = scale * min(arm.by_seed), scale * max(arm.by_seed)
+    several = len(arm.by_seed) > 1
+    spread = f"{lowest:.{digits}f} to {highest:.{digits}f}{unit}" if several else "-"
     rates = (show(rate, "success") for rate in (one.success, one.draws, one.pass_at))
     return (
         arm.label,
@@ -167,12 +173,12 @@ def _main_row(arm: ArmResult, result: WorldResult) -> tuple[str, ...]:
 
 
 def _range_note(result: WorldResult) -> str:
-    told = (
-        ""
-        if result.bounds is None
-        else f"Best without adapting {result.bounds.non_adapting:.3f}, best learner {_bound(result.bounds.learner[-1])}. "
-    )
-    return f"{told}Compared is the {result.measure} in the last episode."
+    compared = f"The table compares the {result.measure} in the last episode."
+    if result.bounds is None:
+        return compared
+    best = _bound(result.bounds.learner[-1])
+    line = f"{result.bounds.non_adapting:.3f}"
+    return f"Best without adapting {line}, best learner {best}. {compared}"
 
 
 def _bound(value: float | None) -> str:
@@ -189,7 +195,7 @@ def _episode_table(result: WorldResult) -> TextTable:
         (arm.label, *(show(one.success, "success") for one in arm.episodes)) for arm in result.arms
     )
     return TextTable(
-        "Success in episode k", "Share of tasks won in that very episode.", header, rows
+        "Success in episode k", "Share of tasks that were won in this episode.", header, rows
     )
 
 
@@ -201,15 +207,18 @@ def _pair_table(result: WorldResult) -> TextTable:
             show(pair.difference.difference, result.measure, signed=True),
             f"{pair.difference.p_value:.4f}",
             f"{pair.adjusted:.4f}",
-            "yes" if pair.is_real else "not shown",
+            "yes" if pair.is_real else "no",
         )
         for pair in sorted(result.pairs, key=lambda pair: pair.adjusted)
     )
-    note = "In the last episode, paired by task and seed. Holm's correction is over all pairs of this world."
+    note = (
+        "In the last episode, paired by task and seed. "
+        "Holm's correction covers all pairs of this environment."
+    )
     return TextTable(
         "Differences",
         note,
-        ("pair", "seeds", f"difference in {result.measure}", "p", "p, Holm", "a difference?"),
+        ("pair", "seeds", f"difference in {result.measure}", "p", "p, Holm", "significant"),
         rows,
     )
 
@@ -228,7 +237,7 @@ def _budget_table(result: WorldResult) -> TextTable:
     )
     return TextTable(
         "Budget",
-        "Mean of a run. Tokens are all that the model wrote: moves, reflections, and what its memory asked.",
+        "Means over runs. Tokens count moves, reflections and queries of the memory.",
         header,
         rows,
     )
@@ -246,10 +255,11 @@ def _pictures(result: WorldResult, choices: WorldChoices | None) -> list[Picture
     ]
     if choices is not None:
         tasks = ", ".join(f"{arm.label} {arm.meta_episodes}" for arm in choices.arms)
-        note = f"Per cent of the times a state was met in which the move was made, by episode. Stored meta-episodes: {tasks}."
-        made.append(
-            Picture("What is done where, over the episodes", note, _encode(draw_choices(choices)))
+        note = (
+            "Share of each move in a state, in per cent, by episode. "
+            f"Stored meta-episodes: {tasks}."
         )
+        made.append(Picture("Moves by state and episode", note, _encode(draw_choices(choices))))
     return made
 
 
@@ -263,8 +273,11 @@ def _model(plan: Plan) -> str:
 
 def _paper_note(plan: Plan) -> str:
     if plan.scale == "paper":
-        return "The paper's figures are of Qwen3-4B, 128 tasks, one run: a standard error of about four points."
-    return "The paper's figures are of Qwen3-4B in another setting and are not shown beside these."
+        return (
+            "The paper's figures are for Qwen3-4B, 128 tasks, one run: "
+            "a standard error of about four points."
+        )
+    return "The paper's figures are for Qwen3-4B at another scale, so this page does not show them."
 
 
 def _render(plan: Plan, sections: Sequence[PageSection]) -> str:
@@ -272,7 +285,7 @@ def _render(plan: Plan, sections: Sequence[PageSection]) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     ).from_string(_PAGE)
     made = versions()
-    told = "\n".join(
+    packages = "\n".join(
         f"{name} {value}"
         for name, value in (
             {"mage": made["mage"], "python": made["python"]} | made["packages"]
@@ -286,14 +299,15 @@ def _render(plan: Plan, sections: Sequence[PageSection]) -> str:
         "scale": plan.scale,
         "seeds": seeds,
     }
-    return layout.render(**facts, sections=sections, paper=_paper_note(plan), versions=told)
+    return layout.render(**facts, sections=sections, paper=_paper_note(plan), versions=packages)
 
 
 def _markdown(plan: Plan, sections: Sequence[PageSection]) -> str:
     lines = [
         f"# {plan.name}",
         "",
-        f"{plan.table.title}. Model {_model(plan)}, scale {plan.scale}, seeds {', '.join(map(str, plan.seeds))}.",
+        f"{plan.table.title}. Model {_model(plan)}, scale {plan.scale}, "
+        f"seeds {', '.join(map(str, plan.seeds))}.",
     ]
     for section in sections:
         lines += [

@@ -1,8 +1,9 @@
-"""The plan: arm x world x seed, each an ordinary run folder with a recipe of its own.
+"""The plan: arm x environment x seed, each an ordinary run folder with its own recipe.
 
-Arms of one world share its panels: opponents and episodes of evaluation are pinned to those of the world's own recipe before
-an arm changes training. An arm without training does not depend on the seed (panels bring their own luck), so it runs once.
-A run's folder is named after what it is, never after where it was made: one that comes from another machine counts.
+All arms of an environment share its panels: the opponents and episodes of evaluation are fixed to
+those of the base recipe before an arm changes training. An arm without training does not depend on
+the seed (panels have seeds of their own), so it runs once. The name of a run folder contains only
+arm, environment and seed, so runs from another machine can be copied in.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,8 +20,8 @@ from mage.reproduce.scales import SCALES, Scale
 from mage.reproduce.tables import TABLES, Arm, Table
 from mage.run_folder import RunError, RunFolder
 
-FIRST = 0  # the seed under which arms without training run
-_STAGES = 3  # final panels of a training: before, after, memory emptied
+FIRST = 0  # the seed of arms without training
+_STAGES = 3  # final panels of a training: before, after, without memory
 _IDLE = (
     "name",
     "device",
@@ -28,12 +29,12 @@ _IDLE = (
     "save_every",
     "keep",
     "episodes_every",
-)  # options of [run] that change no figure
+)  # options of [run] that do not change results
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run. `core_seconds` is an estimate for one core; None where nothing is known about the model."""
+    """One run. `core_seconds` is an estimate for one core; None if unknown for this model."""
 
     world: str
     arm: Arm
@@ -68,7 +69,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a table takes. `seeds` are those that trained arms run with."""
+    """All runs of a table. `seeds` are the seeds of the trained arms."""
 
     name: tables.Name
     table: Table
@@ -94,7 +95,7 @@ def make_plan(
     budget: int | None = None,
     overrides: Sequence[str] = (),
 ) -> Plan:
-    """All runs of a table. `budget` is the number of training episodes a run; `overrides` change every recipe."""
+    """All runs of a table. `budget`: training episodes per run. `overrides` change every recipe."""
     table, size = TABLES[name], SCALES[scale]
     chosen = tuple(worlds) or tuple(world for world in size.worlds if world in table.worlds)
     _check_names("world", chosen, table.worlds, f"table {name}")
@@ -119,7 +120,8 @@ def _check_names(kind: str, given: Iterable[str], known: Sequence[str], where: s
     for one in given:
         if one not in known:
             raise ValueError(
-                f"{where} has no {kind} {one!r}{did_you_mean(one, known)}: there are {', '.join(known)}"
+                f"{where} has no {kind} {one!r}{did_you_mean(one, known)}: "
+                f"choose from {', '.join(known)}"
             )
 
 
@@ -151,7 +153,7 @@ def _make_job(scale: Scale, world: str, arm: Arm, seed: int, recipe: Recipe) -> 
 
 @cache
 def _pinned(name: str) -> list[str]:
-    """The same panels for every arm of a world, whatever it changes in training."""
+    """Overrides that give every arm of an environment the same panels."""
     base = load_recipe(name)
     population, many = base.population(), base.environment().multi_agent
     splits = ["test", *(["ood"] if population.pool("ood") or not many else [])]
@@ -164,14 +166,15 @@ def _pinned(name: str) -> list[str]:
 
 
 def episodes_of_update(recipe: Recipe) -> int:
-    """Episodes of one update where none is cut short."""
+    """Episodes of one update if no meta-episode stops early."""
     return recipe.play.groups * recipe.play.members * recipe.play.episodes
 
 
 def _updates_for(budget: int, recipe: Recipe) -> int:
     if budget < episodes_of_update(recipe):
         raise ValueError(
-            f"a budget of {budget:,} episodes is less than one update of {episodes_of_update(recipe):,}; give more, or lower play.groups"
+            f"a budget of {budget:,} episodes is less than one update of "
+            f"{episodes_of_update(recipe):,} episodes. Increase --budget or lower play.groups"
         )
     return budget // episodes_of_update(recipe)
 
@@ -186,11 +189,11 @@ def _cost(scale: Scale, job: Job) -> float | None:
     )
 
 
-# --- Folders -----------------------------------------------------------------------------------------------------------
+# --- Folders
 
 
 def open_runs(plan: Plan, runs: Path) -> dict[str, RunFolder]:
-    """The folders of a plan that are there, by name; one that was made with other options is a mistake."""
+    """The existing run folders of a plan, by name; raises if one was made with other options."""
     found = {
         job.name: RunFolder.open(runs / job.name)
         for job in plan.jobs
@@ -207,16 +210,18 @@ def is_done(folder: RunFolder) -> bool:
 
 
 def _check_same(folder: RunFolder, planned: Recipe) -> None:
-    """Figures of runs with other options must not stand in one table."""
+    """Raise if the options of a run differ from the plan: one table holds equal options only."""
     there, wanted = _figures_of(folder.recipe), _figures_of(planned)
     differing = [key for key in sorted({*there, *wanted}) if there.get(key) != wanted.get(key)]
     if differing:
-        told = "; ".join(
-            f"{key} is {show_value(there.get(key, 'not given'))}, planned {show_value(wanted.get(key, 'not given'))}"
+        details = "; ".join(
+            f"{key} is {show_value(there.get(key, 'not given'))}, "
+            f"planned {show_value(wanted.get(key, 'not given'))}"
             for key in differing[:4]
         )
         raise RunError(
-            f"{folder.path} was made with other options: {told}. Move it away, or name another place with --out"
+            f"{folder.path} was made with other options: {details}. "
+            "Move the folder away, or choose another folder with --out"
         )
 
 

@@ -1,6 +1,6 @@
-"""Pictures of a world's results as PNG: learning curves, the measure episode by episode, and the choices over the episodes."""
+"""Pictures of the results of an environment as PNG: learning curves, episodes, choices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from statistics import fmean
 
@@ -12,18 +12,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mage.evaluation.statistics import Estimate
-from mage.report.curves import LIGHT, _style
-from mage.reproduce.action_shares import WorldChoices
+from mage.report.drawing import LIGHT, plot_style
+from mage.reproduce.action_shares import ArmChoices, WorldChoices
 from mage.reproduce.results import ArmResult, EpisodeResult, WorldResult
 
-# Okabe and Ito's colours, and three greys for arms that nobody trained.
+# The colours of Okabe and Ito, and greys for arms without training.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
 _GREYS = ("#1c2024", "#60646c", "#9a9fab", "#c3c7cf")
 _DPI = 110
 
 
 def draw_results(result: WorldResult) -> bytes:
-    """Learning curves (mean and range of the seeds) beside the measure in every episode (with intervals)."""
+    """Learning curves (mean and range over seeds) and the measure by episode (with intervals)."""
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
@@ -54,10 +54,11 @@ def _colours(result: WorldResult) -> dict[str, str]:
     trained, plain = (
         [arm.label for arm in result.arms if arm.trains == trains] for trains in (True, False)
     )
-    pick = lambda labels, palette: {
-        label: palette[k % len(palette)] for k, label in enumerate(labels)
-    }  # noqa: E731
-    return pick(trained, _COLOURS) | pick(plain, _GREYS)
+    return _cycle(trained, _COLOURS) | _cycle(plain, _GREYS)
+
+
+def _cycle(labels: Sequence[str], palette: Sequence[str]) -> dict[str, str]:
+    return {label: palette[k % len(palette)] for k, label in enumerate(labels)}
 
 
 def _curve(axes: Axes, arm: ArmResult, colour: str) -> None:
@@ -77,9 +78,7 @@ def _curve(axes: Axes, arm: ArmResult, colour: str) -> None:
 
 def _episodes(axes: Axes, arm: ArmResult, colour: str, result: WorldResult, aside: float) -> None:
     found = [_of(one, result) for one in arm.episodes]
-    x = [
-        one.episode + aside for one in arm.episodes
-    ]  # beside each other, so that intervals can be told apart
+    x = [one.episode + aside for one in arm.episodes]  # so that intervals do not overlap
     values = [one.value for one in found]
     spread = [[one.value - one.low for one in found], [one.high - one.value for one in found]]
     axes.errorbar(
@@ -124,32 +123,29 @@ def _bounds(axes: Axes, result: WorldResult, last: bool) -> None:
 
 
 def draw_choices(choices: WorldChoices) -> bytes:
-    """One map an arm: rows are a state and a move, columns are episodes, dark means that the move is nearly always made there."""
+    """One heat map for each arm. Rows: state and move. Columns: episodes. Dark: frequent."""
     labels = [f"{_one_line(state)}: {move}" for state, move in choices.rows]
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, len(choices.arms), sharey=True, squeeze=False)[0]
         for axes, arm in zip(panels, choices.arms, strict=True):
-            axes.imshow(arm.shares, vmin=0, vmax=1, cmap="Blues", aspect="auto")
-            for (row, k), share in np.ndenumerate(arm.shares):
-                if np.isfinite(share) and arm.shares.shape[1] <= 5:
-                    axes.text(
-                        k,
-                        row,
-                        f"{100 * share:.0f}",
-                        ha="center",
-                        va="center",
-                        fontsize=7,
-                        color="white" if share > 0.6 else LIGHT.ink,
-                    )
-            axes.set_title(arm.label, fontsize=10, loc="center")
-            axes.set_xticks(
-                range(arm.shares.shape[1]), [str(k + 1) for k in range(arm.shares.shape[1])]
-            )
-            axes.grid(False)
+            _draw_shares(axes, arm)
         panels[0].set_yticks(range(len(labels)), labels, fontsize=8)
 
     return _picture(draw, 13, 1.2 + 0.3 * len(labels))
+
+
+def _draw_shares(axes: Axes, arm: ArmChoices) -> None:
+    episodes = arm.shares.shape[1]
+    axes.imshow(arm.shares, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    for (row, k), share in np.ndenumerate(arm.shares):
+        if np.isfinite(share) and episodes <= 5:
+            colour = "white" if share > 0.6 else LIGHT.ink
+            text = f"{100 * share:.0f}"
+            axes.text(k, row, text, ha="center", va="center", fontsize=7, color=colour)
+    axes.set_title(arm.label, fontsize=10, loc="center")
+    axes.set_xticks(range(episodes), [str(k + 1) for k in range(episodes)])
+    axes.grid(False)
 
 
 def _one_line(state: str, most: int = 46) -> str:
@@ -158,7 +154,7 @@ def _one_line(state: str, most: int = 46) -> str:
 
 
 def _picture(draw: Callable[[Figure], None], width: float, height: float) -> bytes:
-    with mpl.rc_context(_style(LIGHT)):
+    with mpl.rc_context(plot_style(LIGHT)):
         figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)

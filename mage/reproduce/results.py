@@ -1,7 +1,8 @@
-"""Runs as figures: every arm of a world with intervals, what it cost, and every pair of arms, task by task and seed by seed.
+"""Figures of a reproduction: every arm with intervals and budget, and every pair of arms.
 
-Rates have Wilson intervals over tasks (seeds are averaged first); scores and differences are drawn anew over tasks AND seeds.
-A difference is called one only where its own interval excludes zero and Holm's correction over all pairs of the world agrees.
+Rates have Wilson intervals over tasks (seeds are averaged first). Scores and paired differences
+have bootstrap intervals over tasks AND seeds. A difference is significant if its own interval
+excludes zero and Holm's correction over all pairs of the environment agrees.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from mage.seeds import derive
 from mage.types import Split, Task
 
 LEVEL = 0.05
-TOLERANCE = 0.1  # how far the generated tokens of two arms may be apart before the page says so
+TOLERANCE = 0.1  # relative difference of generated tokens above which the page warns
 MeasureName = Literal["score", "success"]
 
 
@@ -39,7 +40,7 @@ class EpisodeResult:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one run of an arm used, on average over its seeds: played and written in training, written in evaluation."""
+    """Episodes and generated tokens of one run of an arm, as means over its seeds."""
 
     training_episodes: float
     training_tokens: float
@@ -49,7 +50,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """A line of the table. `by_seed` is the last episode's measure of every seed; `curve` that of the select panel by update."""
+    """A line of the table.
+
+    `by_seed`: the measure in the last episode for every seed. `curve`: the same on the select
+    panel, by update.
+    """
 
     label: str
     trains: bool
@@ -65,7 +70,10 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Second minus first in the last episode, over the seeds that both have (an arm without training counts for every seed)."""
+    """Second minus first in the last episode, over the seeds that both arms have.
+
+    An arm without training counts for every seed.
+    """
 
     first: str
     second: str
@@ -76,7 +84,7 @@ class Pair:
 
     @property
     def is_real(self) -> bool:
-        """Of trained arms one seed each says something about two runs, not about two methods."""
+        """Whether the difference is significant; one seed of a trained arm is not enough."""
         found = self.difference.difference
         return (
             (self.seeds > 1 or not self.trained)
@@ -87,7 +95,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What can be reached where that is known: without adapting, and by the best learner in every episode."""
+    """Exact best scores: without adapting, and of the best learner in every episode."""
 
     non_adapting: float
     learner: tuple[float | None, ...]
@@ -95,7 +103,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class WorldResult:
-    """All that a table says about one world. `missing` names runs that are not finished."""
+    """The results of one environment. `missing` names runs that are not finished."""
 
     world: str
     split: Split
@@ -157,7 +165,8 @@ def _read_world(plan: Plan, world: str, there: dict[str, RunFolder]) -> WorldRes
 def _split_of(plan: Plan, jobs: Sequence[Job]) -> Split:
     if plan.table.split not in jobs[0].recipe.evaluate.splits:
         raise ValueError(
-            f"{jobs[0].world} has no {plan.table.split} panel: name opponents under opponents.{plan.table.split} of its recipe"
+            f"{jobs[0].world} has no {plan.table.split} panel: add opponents under "
+            f"opponents.{plan.table.split} to its recipe"
         )
     return plan.table.split
 
@@ -167,7 +176,7 @@ def _rows(folder: RunFolder, split: Split) -> tuple[TaskRow, ...]:
 
 
 class _Played:
-    """The panel of one arm as arrays [seed, task, episode], in the order of the panel."""
+    """The results of one arm as arrays [seed, task, episode], in the order of the panel."""
 
     def __init__(self, found: Sequence[tuple[int, Sequence[TaskRow]]], trains: bool) -> None:
         self.trains = trains
@@ -194,7 +203,7 @@ def _arm(
     paper: float | None,
 ) -> ArmResult:
     values = played.measured(measure)
-    gain = crossed_bootstrap(values[:, :, -1] - values[:, :, 0], seed=_luck("gain")).difference
+    gain = crossed_bootstrap(values[:, :, -1] - values[:, :, 0], seed=_seed_of("gain")).difference
     return ArmResult(
         label=arm.label,
         trains=runs[0][0].trains,
@@ -213,7 +222,7 @@ def _episode(played: _Played, k: int) -> EpisodeResult:
     passed = played.success[:, :, : k + 1].max(axis=2)
     return EpisodeResult(
         episode=k + 1,
-        score=crossed_bootstrap(played.score[:, :, k], seed=_luck("score")).difference,
+        score=crossed_bootstrap(played.score[:, :, k], seed=_seed_of("score")).difference,
         success=_rate(played.success[:, :, k]),
         draws=_rate(played.drawn[:, :, k]),
         pass_at=_rate(passed),
@@ -263,7 +272,7 @@ def _bounds(folder: RunFolder, split: Split) -> Bounds | None:
     )
 
 
-# --- Pairs and budgets -----------------------------------------------------------------------------------------------
+# --- Pairs and budgets
 
 
 def _pairs(played: dict[Arm, _Played], measure: MeasureName) -> tuple[Pair, ...]:
@@ -283,7 +292,7 @@ def _pairs(played: dict[Arm, _Played], measure: MeasureName) -> tuple[Pair, ...]
 def _compare(
     first: _Played, second: _Played, measure: MeasureName
 ) -> tuple[int, Difference] | None:
-    """The same tasks, and the same seeds where both depend on them; None where there is nothing in common."""
+    """Paired by task, and by seed if both arms train; None if there is no common seed."""
     if first.tasks != second.tasks:
         raise ValueError("two arms of one world were evaluated on different panels")
     a, b = (one.measured(measure)[:, :, -1] for one in (first, second))
@@ -294,15 +303,15 @@ def _compare(
             for one, values in ((first, a), (second, b))
         )
     gaps = b - a
-    return None if not len(gaps) else (len(gaps), crossed_bootstrap(gaps, seed=_luck("pair")))
+    return None if not len(gaps) else (len(gaps), crossed_bootstrap(gaps, seed=_seed_of("pair")))
 
 
-def _luck(what: str) -> int:
+def _seed_of(what: str) -> int:
     return derive("reproduce", what) % 2**32
 
 
 def _budget_faults(arms: Sequence[ArmResult]) -> tuple[str, ...]:
-    """Where trained arms had unequal means: episodes must be equal, generated tokens nearly so."""
+    """Differences in budget: episodes must be equal, generated tokens within the tolerance."""
     trained = [arm for arm in arms if arm.trains]
     episodes = {arm.label: arm.budget.training_episodes for arm in trained}
     tokens = {arm.label: arm.budget.training_tokens for arm in trained}

@@ -1,7 +1,7 @@
-"""The runner: runs what is missing of a plan, several processes side by side, and tells how far all of it is.
+"""The runner: runs the missing jobs of a plan in several processes and reports progress.
 
-How far a run is can be read from its folder, so nothing is passed between processes, and runs that were made elsewhere or
-before a kill count as what they are. What is in a folder is never thrown away.
+Progress is read from the run folders, so processes exchange nothing, and runs from another machine
+or from before a kill count. The runner never deletes a run folder.
 """
 
 import os
@@ -18,12 +18,12 @@ from mage.run_folder import RunFolder
 
 LOG = "worker.log"
 _TICK = 0.5
-_TRAINING = 0.9  # the share of a training in a run's work, for the bar
+_TRAINING = 0.9  # fraction of the work of a run that is training, for the progress bar
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerProgress:
-    """How far a reproduction is: runs done and under way, and the part of all work that is done; seconds left if known."""
+    """Progress: runs done and active, the fraction of all work done, and seconds left if known."""
 
     done: int
     total: int
@@ -34,7 +34,7 @@ class RunnerProgress:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A run that ended badly, and the last lines it said."""
+    """A run that failed, and the last lines of its log."""
 
     name: str
     text: str
@@ -50,17 +50,16 @@ class Runner:
     failures: list[Failure] = field(default_factory=list)
     working: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def run(self, tell: Callable[[RunnerProgress], None], stop: Callable[[], bool]) -> bool:
-        """Run all that is missing; False if it was asked to stop. What failed is in `failures`."""
+    def run(self, report: Callable[[RunnerProgress], None], stop: Callable[[], bool]) -> bool:
+        """Run the missing jobs; False if `stop` ended it early. `failures` holds failed runs."""
         folders = open_runs(self.plan, self.runs)
         waiting = [
             job
             for job in self.plan.jobs
             if job.name not in folders or not is_done(folders[job.name])
         ]
-        waiting.sort(
-            key=lambda job: job.core_seconds or 0.0, reverse=True
-        )  # long ones first, so that none runs alone at the end
+        # Long jobs first, so that no long job runs alone at the end.
+        waiting.sort(key=lambda job: job.core_seconds or 0.0, reverse=True)
         pace = _Progress(self.plan, self.runs)
         try:
             while (waiting or self.working) and not stop():
@@ -68,10 +67,10 @@ class Runner:
                     self._start(waiting.pop(0))
                 time.sleep(_TICK)
                 self._collect()
-                tell(pace.standing(tuple(self.working)))
+                report(pace.standing(tuple(self.working)))
             return not (waiting or self.working)
         finally:
-            self._dismiss()
+            self._stop_workers()
 
     def _start(self, job: Job) -> None:
         path = self.runs / job.name
@@ -84,7 +83,7 @@ class Runner:
             else {}
         )
         with open(path / LOG, "ab") as log:
-            # A session of its own: Ctrl-C is the runner's business.
+            # A session of its own, so that only the runner receives Ctrl-C.
             self.working[job.name] = subprocess.Popen(
                 command,
                 env=os.environ | threads,
@@ -101,8 +100,8 @@ class Runner:
                 if process.returncode not in (0, EXIT_STOPPED):
                     self.failures.append(Failure(name, _last_lines(self.runs / name / LOG)))
 
-    def _dismiss(self) -> None:
-        """Ask all to stop and wait: they save first."""
+    def _stop_workers(self) -> None:
+        """Ask all workers to stop and wait until they have saved."""
         for process in self.working.values():
             process.terminate()
         for process in self.working.values():
@@ -115,7 +114,7 @@ def _last_lines(log: Path, count: int = 3) -> str:
 
 
 class _Progress:
-    """The work done so far in the plan's own estimates, and the pace of this session."""
+    """The finished work in units of the plan's estimates, and the speed of this session."""
 
     def __init__(self, plan: Plan, runs: Path) -> None:
         self.jobs, self.runs = plan.jobs, runs

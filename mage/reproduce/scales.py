@@ -1,7 +1,7 @@
-"""How large a run is. `paper`: the paper's own sizes, for a model of its size. `small`: the embedded model on a CPU.
+"""The sizes of runs. `paper`: the sizes of the paper. `small`: the embedded model on a CPU.
 
-In `small` a training costs about six minutes of one core: enough for adaptation to appear in Kuhn poker (it does between
-0.25 and 0.5 million hands) and for success to double in Tic-Tac-Toe.
+At scale `small` a training takes about six minutes on one core. This is enough for adaptation in
+Kuhn poker (it appears between 0.25 and 0.5 million hands) and doubles the success in Tic-Tac-Toe.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Name = Literal["small", "paper"]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Core-seconds of 1,000 episodes with the embedded model on one core, in training and in evaluation."""
+    """Core-seconds of 1,000 episodes of training and of evaluation with the embedded model."""
 
     training: float
     evaluation: float
@@ -23,7 +23,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`base` names a world's recipe. Further overrides: of every run, by world, by part, and of agents that write reflections."""
+    """`base` names the recipe of an environment.
+
+    Overrides apply to every run, by environment, by part, and to agents that write reflections.
+    """
 
     base: str
     worlds: tuple[str, ...]
@@ -34,7 +37,7 @@ class Scale:
     pace: Mapping[str, Pace] = field(default_factory=dict)
 
     def overrides(self, world: str, parts: tuple[str, ...], recipe: Recipe) -> list[str]:
-        """What this scale changes in a recipe."""
+        """The overrides of this scale for a recipe."""
         tuned = [change for part in parts for change in self.by_part.get(part, ())]
         return [
             *self.every,
@@ -65,7 +68,8 @@ SCALES: Mapping[Name, Scale] = {
                 "--run.episodes_every=0",
             ),
         },
-        # GRPO divides by the spread of the rewards (6 to 8 here), so its advantages are that much smaller beside the entropy.
+        # GRPO divides by the standard deviation of the rewards (6 to 8 here), so its advantages
+        # are smaller by this factor, and the entropy bonus must be smaller too.
         by_part={"grpo": ("--learn.entropy=0.15", "--learn.entropy_final=0.02")},
         reflecting=("--agent.reflection_tokens=32",),
         pace={"kuhn_poker": Pace(1.3, 1.0), "tic_tac_toe": Pace(8.5, 3.7)},

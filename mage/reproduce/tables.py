@@ -1,6 +1,7 @@
-"""The tables: which arms are compared, in which worlds, and what the paper reports for them (method page, section 8).
+"""The tables: arms, environments and the figures of the paper (docs, method, section 8).
 
-An arm is a world's recipe with parts put on it (`mage/parts/`), so all arms of a table share world, model, panels and budget.
+An arm is the recipe of an environment plus parts (`mage/recipes/parts/`). So all arms of a table
+share environment, model, panels and budget.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ WORLDS = (*GAMES, "alfworld", "sokoban", "webshop")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One line of a table; `parts` are put on the world's recipe in this order."""
+    """One line of a table; `parts` are added to the recipe in this order."""
 
     label: str
     parts: tuple[str, ...]
@@ -34,7 +35,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`paper` holds the paper's rates, world -> label -> rate; they are of Qwen3-4B in the paper's setting."""
+    """`paper` holds the rates of the paper (Qwen3-4B): environment -> label -> rate."""
 
     title: str
     arms: tuple[Arm, ...]

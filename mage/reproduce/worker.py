@@ -1,7 +1,7 @@
 """One run of a reproduction in its own process: `python -m mage.reproduce.worker RUN`. Loads torch.
 
-A run folder has one worker at a time: it holds a lock that ends with its process. When the runner that started it is gone, it
-saves and stops after the update in hand, so whoever goes on finds the run where it was.
+A run folder has one worker at a time: the worker holds a lock that ends with its process. If the
+runner that started it ends, the worker saves and stops after the current update.
 """
 
 import fcntl
@@ -19,34 +19,36 @@ from mage.training.callbacks import Stopped
 from mage.training.trainer import train
 
 
-class Leave:
-    """Whether to stop: the runner has asked (SIGTERM) or is gone."""
+class StopRequest:
+    """True after a SIGTERM of the runner, or when the runner has ended."""
 
     def __init__(self) -> None:
         self.asked, self.parent = False, os.getppid()
-        signal.signal(signal.SIGTERM, self._hear)
+        signal.signal(signal.SIGTERM, self._on_signal)
 
     def __call__(self) -> bool:
         return self.asked or os.getppid() != self.parent
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
 
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the run's lock, after whoever has it now."""
+    """Hold the lock of the run; waits until it is free."""
     with open(run / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def work(run: Path) -> int:
-    leave = Leave()
+    stop = StopRequest()
     with locked(run):
         try:
-            if not (run / "summary.json").is_file():  # whoever had the lock may have finished it
-                train(run, TensorBoardCallback(), leave)
+            if not (
+                run / "summary.json"
+            ).is_file():  # another worker may have finished it meanwhile
+                train(run, TensorBoardCallback(), stop)
         except Stopped:
             return EXIT_STOPPED
     return 0
