@@ -1,7 +1,8 @@
-"""ALFWorld: steps of the engine against TextWorld's on the same games, commands and answers, admissible commands included.
+"""ALFWorld: our engine's steps a second compared with TextWorld's on the same games.
 
-The games are official ones where ALFWORLD_DATA says where they are, else generated ones, written out for TextWorld. Both sides take the same commands
-and must say the same. Loading is not counted (it is slower by more).
+Both sides execute the same commands and must give the same answers and admissible commands. The
+games are official ones if ALFWORLD_DATA is set, else generated ones, exported for TextWorld.
+Loading time is not counted.
 """
 
 import json
@@ -14,19 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Comparison, Skipped, Way, relate, take_turns
-from mage.environments.alfworld.engine import World, read_game
+from mage.environments.alfworld.engine import World
 from mage.environments.alfworld.export import write_games
+from mage.environments.alfworld.game_file import read_game
 from mage.environments.alfworld.games import find_folder, list_games
 from mage.environments.alfworld.problem import TASK_TYPES
 
-INSTALL = "needs TextWorld and alfworld beside MAGE: pip install -e '.[alfworld-oracle]' (compiles a planner, about four minutes)"
+INSTALL = (
+    "needs TextWorld and alfworld beside MAGE: pip install -e '.[alfworld-oracle]' (compiles a "
+    "planner, about four minutes)"
+)
 REPEATS = 50  # of our side, which is too fast to be timed once
 TARGET = 300.0
 
 
 def measure(steps: int = 10, rounds: int = 3) -> Iterator[Comparison | str]:
     """One game of every type, `steps` commands each."""
-    yield f"the engine alone: {_own_rate():,.0f} steps/s on generated games of 8 receptacles (one CPU second, admissible commands included)"
+    yield (
+        f"the engine alone: {_own_rate():,.0f} steps/s on generated games of 8 receptacles (one "
+        "CPU second, admissible commands included)"
+    )
     if find_spec("textworld") is None or find_spec("alfworld") is None:
         raise Skipped(INSTALL)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +60,7 @@ def measure(steps: int = 10, rounds: int = 3) -> Iterator[Comparison | str]:
 
 
 def open_textworld(path: Path) -> Any:
-    """A game in TextWorld, loaded, with the names that ALFWorld gives to things."""
+    """A game loaded in TextWorld, with ALFWorld's names of things."""
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld.core import EnvInfos
     from textworld.envs.pddl import PddlEnv
@@ -114,7 +122,7 @@ def _theirs(games: list[tuple[Any, World]], lines: list[list[str]]) -> Way:
 
 
 def _own_rate(games: int = 60, steps: int = 30) -> float:
-    """Steps a CPU second of random play."""
+    """Steps per CPU second in random play."""
     from mage.environments.alfworld.games import make_game
 
     starts = [

@@ -1,12 +1,13 @@
-"""Sokoban rooms a second against the published generator, gym_sokoban's, with a search that tells how long the solution is.
+"""Sokoban rooms a second compared with gym_sokoban, the published generator.
 
-6x6 rooms with 2 boxes. A unit of work is a room AND the length of its shortest solution. Theirs: `generate_room` (random walk and reverse
-play, as their environment calls it), then a breadth-first search from the start; whatever length comes out counts. Ours: a room whose solution
-takes 5 to 21 moves, and with it the distance of EVERY state of the room. Both in one process and one thread, in turns.
+6x6 rooms with 2 boxes. A unit of work is a room AND the length of its shortest solution. Theirs:
+`generate_room` (random walk and reverse play, as their environment calls it), then a breadth-first
+search; every length counts. Ours: a room with a solution of 5 to 21 moves, and the distance of
+EVERY state of the room. Both run in one process and one thread, alternating.
 
-    compiled       by numba, whose compiling is not counted; the target of 500 is for this line
-    to order       the same, every room of exactly one length: 5, 6, .. 21 moves in turn, as the environment asks for them
-    no search      the first against `generate_room` alone, which does not know how long the solution is
+    compiled       compiled by numba, compile time not counted; the target of 500 is for this line
+    to order       the same, with an exact length per room: 5, 6, .. 21 moves in turn
+    no search      the first against `generate_room` alone, which does not know the length
     plain          the first without numba
 """
 
@@ -30,7 +31,10 @@ from mage.environments.sokoban.rooms import make_room
 SIZE, BOXES, SHORTEST, LONGEST = 6, 2, 5, 21
 WALK = int(1.7 * (SIZE + SIZE))  # steps with which their environment calls the generator
 TARGET = 500.0
-INSTALL = "gym_sokoban or numba is not installed: .venv/bin/python -m pip install -c constraints.txt -e '.[dev,peers]' (or `make bench`); skipped"
+INSTALL = (
+    "gym_sokoban or numba is not installed: .venv/bin/python -m pip install -c constraints.txt "
+    "-e '.[dev,peers]' (or `make bench`); skipped"
+)
 Cell = tuple[int, int]
 Found = tuple[Cell, frozenset[Cell]]
 
@@ -42,7 +46,7 @@ def is_installed() -> bool:
 def measure(
     ours: int = 5000, plain: int = 200, theirs: int = 100, rounds: int = 7
 ) -> Iterator[Comparison]:
-    """Rooms a second; the numbers are rooms a round."""
+    """Rooms a second. The arguments are rooms per round."""
     if not is_installed():
         raise Skipped(INSTALL)
     seeds, lengths = itertools.count(), list[int]()
@@ -55,7 +59,10 @@ def measure(
     )
     fast, exact, slow, searched, drawn = take_turns(ways, rounds)
     inside = sum(SHORTEST <= length <= LONGEST for length in lengths) / len(lengths)
-    told = f"theirs: solutions of {sum(lengths) / len(lengths):.1f} moves on average, {inside:.0%} within {SHORTEST} to {LONGEST}"
+    told = (
+        f"theirs: solutions of {sum(lengths) / len(lengths):.1f} moves on average, {inside:.0%} "
+        f"within {SHORTEST} to {LONGEST}"
+    )
     rows = (
         ("compiled", fast, searched),
         ("to order", exact, searched),
@@ -76,7 +83,7 @@ def measure(
 
 
 def _each(count: int, work: Callable[[], object]) -> Callable[[], float]:
-    """Processor seconds of one piece of work, as the mean of `count`."""
+    """Mean processor seconds of one unit of work over `count` units."""
 
     def way() -> float:
         began = time.process_time()
@@ -88,7 +95,7 @@ def _each(count: int, work: Callable[[], object]) -> Callable[[], float]:
 
 
 def make_ours(seed: int, exact: bool, fast: bool) -> int:
-    """A room to order; returns the length of its solution."""
+    """Generate a room; returns the length of its solution."""
     moves = SHORTEST + seed % (LONGEST - SHORTEST + 1)
     room = make_room(SIZE, BOXES, (moves, moves) if exact else (SHORTEST, LONGEST), seed, fast=fast)
     assert room is not None, "6x6 rooms with 2 boxes reach every length from 5 to 21"
@@ -98,7 +105,7 @@ def make_ours(seed: int, exact: bool, fast: bool) -> int:
 
 
 def make_theirs(seed: int) -> Any:
-    """A room of gym_sokoban's and where everything stands in it: (walls and targets, the rest)."""
+    """A room of gym_sokoban and its contents: (walls and targets, the rest)."""
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stderr(io.StringIO()),
@@ -119,7 +126,7 @@ def make_theirs(seed: int) -> Any:
 
 
 def search(room: Any) -> int:
-    """The length of the shortest solution by breadth-first search, as the published environment looks for it."""
+    """Length of the shortest solution by breadth-first search, as in the published environment."""
     fixed, standing = (grid.astype(int).tolist() for grid in room)
     squares = [(row, column) for row in range(SIZE) for column in range(SIZE)]
     floor = frozenset(at for at in squares if fixed[at[0]][at[1]] != 0)

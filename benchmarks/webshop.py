@@ -1,9 +1,11 @@
-"""WebShop: steps a second, opening a catalogue and searching it, against the published environment's 31 steps a second.
+"""WebShop: steps a second, time to open a catalogue and to search it.
 
-The published figure was measured once on a two-core machine, per CPU-second, on the 1,000 real products (its own code with the
-search stubbed; BeautifulSoup and jinja take the time), not in this run. A step here is an action, the new page, its legal actions
-and score, on random trips of at most 12 steps. All times are processor time of one thread. Products are generated; where MAGE_WEBSHOP names
-a folder with WebShop's own files, they are measured first, on uncut `text` pages as the published environment shows them.
+The published environment makes 31 steps per CPU second. This was measured once on a two-core
+machine with the 1,000 real products and a stubbed search (BeautifulSoup and jinja take the time),
+not in this run. A step here is an action, the new page, its legal actions and the score, in random
+episodes of at most 12 steps. All times are processor time of one thread. Products are generated. If
+MAGE_WEBSHOP names a folder with WebShop's files, they are measured first, with uncut `text` pages
+as in the published environment.
 """
 
 import os
@@ -67,8 +69,10 @@ def _measure_shop(shop: WebShop, kind: str, trips: int, rounds: int) -> Iterator
     times = sorted(_query_times(shop))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     yield (
-        f"webshop      {size:,} {kind} products: opened in {first:.1f} s the first time and {again:.3f} s after that; a query takes "
-        f"{1000 * statistics.mean(times):.2f} ms (p99 {1000 * times[len(times) * 99 // 100]:.2f} ms); peak memory {peak:,.0f} MB"
+        f"webshop      {size:,} {kind} products: opened in {first:.1f} s the first time and "
+        f"{again:.3f} s after that; a query takes "
+        f"{1000 * statistics.mean(times):.2f} ms (p99 "
+        f"{1000 * times[len(times) * 99 // 100]:.2f} ms); peak memory {peak:,.0f} MB"
     )
 
 
@@ -79,7 +83,7 @@ def _seconds(work: object) -> float:
 
 
 def _steps_per_second(shop: WebShop, seeds: range) -> float:
-    """Random trips of at most 12 steps, with the search a person would make: all that a step costs but the choice of the action."""
+    """Random episodes of at most 12 steps with typical searches."""
     steps, seconds = 0, 0.0
     for seed in seeds:
         rng = random.Random(seed)
@@ -95,7 +99,7 @@ def _steps_per_second(shop: WebShop, seeds: range) -> float:
 
 
 def _query_times(shop: WebShop, count: int = 200) -> list[float]:
-    """Queries that no cache has seen: the instructions of goals, shuffled words and all."""
+    """Queries that are not cached: instructions of goals with shuffled words."""
     catalogue, found = shop.catalogue(), []
     for place in range(count):
         words = catalogue.goal(place).text.split()

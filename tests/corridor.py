@@ -1,4 +1,4 @@
-"""A world for one, as a third party would add it: find the door at the end of a corridor; its moves have several words."""
+"""A single-agent environment as a third party would add it: find the door of a corridor."""
 
 from typing import ClassVar
 
@@ -29,7 +29,10 @@ class CorridorState(State):
         return (1.0 if self.place == self.length else 0.0,)
 
     def recap(self, seat: int) -> str:
-        return f"The lamp was {'on' if self.lamp else 'off'}. You took {self.steps} steps. You {'found' if self.scores()[0] else 'missed'} the door!"
+        return (
+            f"The lamp was {'on' if self.lamp else 'off'}. You took {self.steps} steps. You "
+            f"{'found' if self.scores()[0] else 'missed'} the door!"
+        )
 
 
 class Corridor(Environment):

@@ -1,4 +1,4 @@
-"""ALFWorld without TextWorld: the engine against a transcript that TextWorld made, generated games, the loader, the planner, the contract."""
+"""ALFWorld without TextWorld: recorded transcript, generated games, planner, contract."""
 
 import json
 import os
@@ -15,14 +15,9 @@ from toys import scripted_agent
 
 from mage.engines.base import run
 from mage.environments.alfworld import Alfworld
-from mage.environments.alfworld.engine import NOTHING_HAPPENS, Game, World, read_game
-from mage.environments.alfworld.export import main
+from mage.environments.alfworld.engine import NOTHING_HAPPENS, Game, World
+from mage.environments.alfworld.game_file import read_game
 from mage.environments.alfworld.games import (
-    FOLDERS,
-    VARIABLE,
-    find_folder,
-    list_games,
-    load_game,
     make_game,
 )
 from mage.environments.alfworld.generator import generate
@@ -41,27 +36,14 @@ SPLITS: tuple[Split, ...] = ("train", "test", "ood")
 SMALL = {"receptacles": 4, "objects": 4}
 
 
-def write(folder: Path, split: str, name: str, content: Any) -> Path:
-    path = folder / split / name / "trial_0" / "game.tw-pddl"
-    path.parent.mkdir(parents=True)
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return path
-
-
-@pytest.fixture
-def games(tmp_path: Path) -> Path:
-    """A data folder with two games of every split."""
-    for split, folder in FOLDERS.items():
-        for seed, name in enumerate(("pick_and_place_simple-a", "look_at_obj_in_light-b")):
-            write(tmp_path, folder, name, generate(TASK_TYPES[seed], split, seed, **SMALL))
-    return tmp_path
-
-
-# --- The engine --------------------------------------------------------------------------------------------------------
+# --- The engine -----------------------------------------------------------------------------------
 
 
 def test_a_transcript_of_textworld_is_reproduced_word_for_word() -> None:
-    """Recorded from TextWorld 1.7.0 with alfworld 0.4.2 on a game made for its peculiarities: shared places, a thing in two places, slices, a full bowl."""
+    """Recorded from TextWorld 1.7.0 with alfworld 0.4.2.
+
+    The game covers its peculiarities: shared places, an object in two places, slices, a full bowl.
+    """
     record = json.loads((GOLDEN / "alfworld_textworld.json").read_text())
     world = World(read_game(record["game"]))
     assert (world.introduction(), world.admissible()) == (
@@ -74,7 +56,7 @@ def test_a_transcript_of_textworld_is_reproduced_word_for_word() -> None:
     assert len(record["steps"]) > 100
 
 
-def test_what_is_not_admissible_changes_nothing() -> None:
+def test_inadmissible_commands_change_nothing() -> None:
     world = World(make_game("place", "train", 0, 8, 12, 10))
     before = world.admissible()
     for command in (
@@ -90,7 +72,7 @@ def test_what_is_not_admissible_changes_nothing() -> None:
     assert world.admissible() == before
 
 
-def test_a_world_that_is_tried_out_on_a_copy_stays_as_it_is() -> None:
+def test_a_copy_of_a_world_is_independent() -> None:
     game = make_game("two", "train", 1, 8, 12, 10)
     world = World(game)
     twin = world.copy()
@@ -100,7 +82,7 @@ def test_a_world_that_is_tried_out_on_a_copy_stays_as_it_is() -> None:
     assert world.introduction() == World(game).introduction()
 
 
-# --- Generated games ---------------------------------------------------------------------------------------------------
+# --- Generated games ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", TASK_TYPES)
@@ -118,7 +100,7 @@ def test_every_generated_game_is_won_by_its_walkthrough_and_not_before(kind: Tas
 
 
 def test_no_game_of_one_split_is_a_game_of_another() -> None:
-    """In the smallest rooms, where the same game would often come twice. Numbers and wording do not make two games different."""
+    """In the smallest rooms, where repetitions are frequent. Wording and numbers do not count."""
     train, test, ood = (
         {content(make_game("place", split, seed, 3, 2, 10)) for seed in range(80)}
         for split in SPLITS
@@ -137,7 +119,7 @@ def content(game: Game) -> tuple[Any, ...]:
     return game.goal, tuple(sorted(game.receptacle_types)), tuple(lying)
 
 
-def test_rooms_out_of_domain_hold_what_no_known_room_holds() -> None:
+def test_rooms_out_of_domain_have_furniture_of_no_seen_room() -> None:
     for kind in TASK_TYPES:
         for seed in range(10):
             found = Counter(make_game(kind, "ood", seed, 4, 4, 10).receptacle_types)
@@ -149,8 +131,11 @@ def _types(receptacles: tuple[str, ...]) -> Counter[str]:
     return Counter(f"{name.lower()}type" for name in receptacles)
 
 
-def test_the_same_seed_is_the_same_game_in_any_process() -> None:
-    told = "from mage.environments.alfworld.generator import generate; print(generate('heat', 'test', 7, receptacles=5, objects=6)['pddl_problem'])"
+def test_a_seed_gives_the_same_game_in_every_process() -> None:
+    told = (
+        "from mage.environments.alfworld.generator import generate; print(generate('heat', "
+        "'test', 7, receptacles=5, objects=6)['pddl_problem'])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", told],
         capture_output=True,
@@ -163,19 +148,20 @@ def test_the_same_seed_is_the_same_game_in_any_process() -> None:
     )
 
 
-def test_fewer_turns_than_a_task_takes_are_refused_with_advice() -> None:
+def test_too_few_turns_for_a_task_are_rejected_with_advice() -> None:
     with pytest.raises(
         ValidationError,
-        match=r"max_turns = 5 is too few: heat takes at least 6, cool takes at least 6, two takes at least 8",
+        match="max_turns = 5 is too few: heat takes at least 6, cool takes at least 6, "
+        "two takes at least 8",
     ):
         Alfworld(max_turns=5)
 
 
-# --- The expert --------------------------------------------------------------------------------------------------------
+# --- The expert -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", TASK_TYPES)
-def test_the_expert_wins_from_wherever_random_play_has_led(kind: TaskType) -> None:
+def test_the_expert_wins_after_random_play(kind: TaskType) -> None:
     environment = Alfworld(task_types=(kind,), max_turns=60)
     for seed in range(6):
         state, rng = environment.start(seed), random.Random(seed)
@@ -190,7 +176,7 @@ def test_the_expert_wins_from_wherever_random_play_has_led(kind: TaskType) -> No
         assert state.scores() == (1.0,)
 
 
-def test_a_task_that_is_done_or_impossible_has_no_next_move() -> None:
+def test_there_is_no_plan_for_a_finished_or_impossible_task() -> None:
     game = make_game("clean", "train", 0, 8, 12, 10)
     world = World(game)
     for command in game.walkthrough:
@@ -209,7 +195,7 @@ def _without_pick(game: dict[str, Any]) -> str:
     )
 
 
-# --- The environment ---------------------------------------------------------------------------------------------------
+# --- The environment ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -225,7 +211,7 @@ def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     assert check(Alfworld(**options), games=40) == []
 
 
-def test_the_play_through_is_as_recorded() -> None:
+def test_the_play_through_equals_the_golden_file() -> None:
     assert golden(Alfworld()) == (GOLDEN / "alfworld.txt").read_text()
 
 
@@ -251,13 +237,13 @@ def test_an_inadmissible_command_is_recorded_as_illegal_and_never_raised() -> No
     assert (episode.ending, episode.outcome, episode.score) == ("illegal", "lost", 0.0)
 
 
-def test_commands_are_read_whatever_their_case() -> None:
+def test_commands_ignore_case() -> None:
     state = Alfworld().start(0)
     assert state.read(state.legal()[0].upper()) == state.legal()[0]
     assert state.read("sing") is None
 
 
-def test_an_observation_is_bounded_and_says_what_is_missing() -> None:
+def test_an_observation_is_bounded_and_states_what_was_cut() -> None:
     state = Alfworld(commands=3, characters=200).start(0)
     shown = state.observe(0).rsplit("Commands: ", 1)[1]
     assert f"(and {len(state.legal()) - 3} more, not shown)" in shown
@@ -271,7 +257,7 @@ def test_an_observation_is_bounded_and_says_what_is_missing() -> None:
     assert len(long.recap(0)) < 260
 
 
-def test_a_recap_tells_the_task_the_commands_and_what_was_seen_and_nothing_else() -> None:
+def test_a_recap_has_the_task_the_commands_and_the_seen_contents_only() -> None:
     game = make_game("place", "train", 6, 8, 12, 10)
     state = Alfworld(task_types=("place",)).start(6)
     for command in game.walkthrough:
@@ -292,7 +278,7 @@ def test_a_recap_tells_the_task_the_commands_and_what_was_seen_and_nothing_else(
     )  # as it will be again, not as it was left
 
 
-def test_the_anchor_tells_situations_apart_and_forgets_the_way_there() -> None:
+def test_the_anchor_depends_on_the_situation_and_not_on_the_path() -> None:
     one, other = Alfworld().start(0), Alfworld().start(0)
     ways = [command for command in one.legal() if command.startswith("go to")]
     for command in (ways[0], ways[1]):
@@ -307,7 +293,7 @@ def test_the_anchor_tells_situations_apart_and_forgets_the_way_there() -> None:
     assert one.anchor(0) != before
 
 
-def test_splits_have_games_of_their_own_and_a_panel_meets_every_type_equally_often() -> None:
+def test_splits_have_different_games_and_panels_cover_task_types_evenly() -> None:
     environment = Alfworld()
     tasks = {split: environment.for_split(split).game(11) for split in SPLITS}
     assert len({(game.task, game.objects, game.receptacles) for game in tasks.values()}) == 3
@@ -319,7 +305,7 @@ def test_splits_have_games_of_their_own_and_a_panel_meets_every_type_equally_oft
     assert kinds == dict.fromkeys(TASK_TYPES, 10)
 
 
-def test_an_episode_is_replayed_in_the_same_room_and_the_games_are_shared() -> None:
+def test_episodes_repeat_the_same_room_and_share_the_game() -> None:
     environment = Alfworld()
     first, second = (
         environment.start(environment.episode_seed(5, episode)) for episode in range(2)
@@ -338,165 +324,12 @@ def test_an_episode_is_replayed_in_the_same_room_and_the_games_are_shared() -> N
         {"receptacles": 2},
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Alfworld(**options)
 
 
-# --- The loader --------------------------------------------------------------------------------------------------------
-
-
-def test_a_data_folder_is_played_split_by_split(games: Path) -> None:
-    environment = Alfworld(data=str(games))
-    for split in SPLITS:
-        world = environment.for_split(split)
-        assert world.strata() == 2
-        assert {world.game(seed).goal.kind for seed in range(2)} == {"place", "light"}
-        assert check(world, games=4) == []
-    assert Alfworld(data=str(games), task_types=("light",)).strata() == 1
-    with pytest.raises(ValueError, match="holds no game of type heat"):
-        Alfworld(data=str(games), task_types=("heat",)).start(0)
-
-
-def test_missing_data_is_one_message_that_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    for data in (str(tmp_path), str(tmp_path / "nowhere")):
-        with pytest.raises(ValidationError, match="alfworld-download"):
-            Alfworld(data=data)
-    with pytest.raises(ValueError, match=r"ALFWORLD_DATA is not set.*alfworld-download"):
-        Alfworld(data="official").start(0)
-
-
-def test_the_official_folder_is_found_through_its_variable(
-    games: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VARIABLE, str(games))
-    assert Alfworld(data="official").strata() == 2
-    assert find_folder(str(games)) == games
-
-
-GOOD = generate("place", "train", 0, receptacles=4, objects=4)
-BROKEN: dict[str, Any] = {
-    "nothing": "",
-    "half": json.dumps(GOOD)[:500],
-    "list": [1, 2],
-    "deep": "[" * 100_000,
-    "empty": {},
-    "no problem": {**GOOD, "pddl_problem": 7},
-    "brackets": {**GOOD, "pddl_problem": GOOD["pddl_problem"][:-3]},
-    "too many": {**GOOD, "pddl_problem": GOOD["pddl_problem"] + ")"},
-    "no init": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(:init", "(:unit")},
-    "goal": {
-        **GOOD,
-        "pddl_problem": GOOD["pddl_problem"].replace("(inReceptacle ?o ?r)", "(isHot ?o)"),
-    },
-    "fact": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(pickupable", "(edible")},
-    "arguments": {
-        **GOOD,
-        "pddl_problem": GOOD["pddl_problem"].replace(
-            "(atLocation agent1 loc_bar_0)", "(atLocation loc_bar_0 agent1)"
-        ),
-    },
-    "nowhere": {
-        **GOOD,
-        "pddl_problem": GOOD["pddl_problem"].replace("(atLocation agent1 loc_bar_0)", ""),
-    },
-    "undeclared": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("agent1 - agent\n", "")},
-    "walkthrough": {**GOOD, "walkthrough": "go"},
-    "grammar": {key: value for key, value in GOOD.items() if key != "task"}
-    | {"grammar": "no task here"},
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_corrupt_game_file_is_one_clear_message(name: str, tmp_path: Path) -> None:
-    path = write(tmp_path, "train", "pick_and_place_simple-a", BROKEN[name])
-    with pytest.raises(ValueError, match=r"game\.tw-pddl is no game"):
-        Alfworld(data=str(tmp_path)).start(0)
-    path.unlink()
-
-
-def test_a_game_file_that_is_no_text_or_is_gone_is_one_clear_message(tmp_path: Path) -> None:
-    path = tmp_path / "game.tw-pddl"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="is no game file"):
-        load_game(path)
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_game(tmp_path / "gone")
-
-
-def test_exporting_without_the_package_says_what_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("mage.environments.alfworld.export.find_spec", lambda name: None)
-    assert main([str(tmp_path)]) == 2
-    assert "pip install --no-deps alfworld" in capsys.readouterr().err
-
-
-# --- The official games, where they are --------------------------------------------------------------------------------
-
-
-def official() -> Path:
-    try:
-        return find_folder("official")
-    except ValueError as reason:
-        pytest.skip(str(reason))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_all_official_walkthroughs_win_and_the_planner_needs_no_more_commands() -> None:
-    files = sorted(official().rglob("game.tw-pddl"))
-    for path in files:
-        game = load_game(path)
-        world = World(game)
-        steps = plan(world)
-        assert steps is not None
-        assert len(steps) <= len(game.walkthrough), path
-        twin = world.copy()
-        for command in game.walkthrough:
-            world.step(command)
-        for command in steps:
-            twin.step(command)
-        assert world.won, path
-        assert twin.won, path
-    assert len(files) == 4027
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_thousand_official_games_are_held_open_in_under_a_gigabyte() -> None:
-    official()
-    told = """
-import resource
-from mage.environments.alfworld.engine import World
-from mage.environments.alfworld.games import find_folder, list_games, load_game
-from mage.environments.alfworld.problem import TASK_TYPES
-worlds = [World(load_game.__wrapped__(path)) for path in list_games(find_folder("official"), "train", TASK_TYPES)[:1000]]
-for world in worlds:
-    for command in world.game.walkthrough:
-        world.step(command)
-    world.admissible()
-print(len(worlds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
-"""
-    count, megabytes = map(
-        int,
-        subprocess.run(
-            [sys.executable, "-c", told], capture_output=True, text=True, check=True
-        ).stdout.split(),
-    )
-    assert count == 1000
-    assert megabytes < 1000
-
-
-@pytest.mark.slow
-def test_the_official_splits_have_the_official_sizes() -> None:
-    assert [len(list_games(official(), split, TASK_TYPES)) for split in SPLITS] == [3553, 140, 134]
-
-
-def test_an_inadmissible_command_is_answered_as_textworld_answers_it() -> None:
+def test_the_answer_to_an_inadmissible_command_is_textworlds() -> None:
     state = Alfworld().start(3)
     before = state.legal()
     state.refuse("fly to the moon")

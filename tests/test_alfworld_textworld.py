@@ -1,7 +1,8 @@
-"""The engine beside TextWorld itself, command by command. Slow, and run only where TextWorld is: `pytest -m slow tests/test_alfworld_textworld.py`.
+"""The engine compared with TextWorld, command by command. Slow.
 
-Setting up: `pip install -e '.[dev,alfworld-oracle]'`. The official games are found through ALFWORLD_DATA; MAGE_ALFWORLD_GAMES says how many
-of them are played (204, 34 of each type, if it does not).
+Run with `pytest -m slow tests/test_alfworld_textworld.py`. Install with `pip install -e
+'.[dev,alfworld-oracle]'`. ALFWORLD_DATA names the official games; MAGE_ALFWORLD_GAMES sets how many
+of them are played (default 204, 34 of each type).
 """
 
 import json
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from mage.environments.alfworld.engine import IDLE, World, read_game
+from mage.environments.alfworld.engine import IDLE, World
 from mage.environments.alfworld.export import write_games
+from mage.environments.alfworld.game_file import read_game
 from mage.environments.alfworld.games import FOLDERS, find_folder, list_games
 from mage.environments.alfworld.problem import TASK_TYPES, TaskType
 
@@ -25,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 
 def open_textworld(path: Path) -> Any:
-    """A game in TextWorld, with the names that ALFWorld gives to things."""
+    """A game in TextWorld, with ALFWorld's names of things."""
     pytest.importorskip("textworld", reason="TextWorld is not installed")
     pytest.importorskip("alfworld", reason="alfworld is not installed")
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
@@ -38,7 +40,7 @@ def open_textworld(path: Path) -> Any:
 
 
 def choose(admissible: list[str], rng: random.Random) -> str:
-    """Any command, those that change something more often than their number; now and then one that is none."""
+    """A random command. Commands that change something are preferred; some are not admissible."""
     if rng.random() < 0.05:
         return rng.choice(NONSENSE)
     busy = [command for command in admissible if not command.startswith((*IDLE, "go to"))]
@@ -46,7 +48,7 @@ def choose(admissible: list[str], rng: random.Random) -> str:
 
 
 def compare(path: Path, commands: list[str] | None, rng: random.Random) -> int:
-    """Play one game in both; every text, list and reward must be equal. Returns the number of steps."""
+    """Play one game in both; every text, list and reward must agree. Returns the step count."""
     env, world = open_textworld(path), World(read_game(json.loads(path.read_text())))
     theirs = env.reset()
     assert world.introduction() == theirs.feedback, path
@@ -60,7 +62,7 @@ def compare(path: Path, commands: list[str] | None, rng: random.Random) -> int:
 
 
 def chosen_games() -> list[tuple[TaskType, Path]]:
-    """As many of every type, from all three splits; each with its type."""
+    """The same number of games of every type, from all splits, with their types."""
     try:
         folder = find_folder("official")
     except ValueError as reason:
@@ -78,7 +80,7 @@ def chosen_games() -> list[tuple[TaskType, Path]]:
     return found
 
 
-def test_random_play_of_official_games_is_textworlds_in_text_commands_and_reward(
+def test_random_play_of_official_games_equals_textworld(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     agreed, steps = Counter[str](), 0
@@ -91,7 +93,7 @@ def test_random_play_of_official_games_is_textworlds_in_text_commands_and_reward
         print("".join(f"\n  {name}: {count} games agree" for name, count in agreed.items()))  # noqa: T201
 
 
-def test_exported_games_load_and_win_in_textworld_and_play_the_same_there(tmp_path: Path) -> None:
+def test_exported_games_load_and_play_the_same_in_textworld(tmp_path: Path) -> None:
     pytest.importorskip("alfworld", reason="alfworld is not installed")
     for number, path in enumerate(write_games(tmp_path, 12)):
         walkthrough = json.loads(path.read_text())["walkthrough"]

@@ -1,11 +1,8 @@
-"""Sokoban: the table against brute force, rooms of exactly the asked difficulty, play, splits, Boxoban files, golden play-throughs."""
+"""Sokoban: play, splits, options, Boxoban files, golden play-throughs."""
 
 import itertools
 import random
-import subprocess
-import sys
 import tarfile
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
+from sokoban_oracle import all_states, neighbours, read_drawing, search_all
 from toys import scripted_agent
 
 from mage.cli.terminal.evaluation_table import table
 from mage.cli.terminal.results import evaluation_table
 from mage.config.menus import find_item
 from mage.environments.base import check, golden
-from mage.environments.sokoban import Sokoban, SokobanState, compiled
+from mage.environments.sokoban import Sokoban, SokobanState
 from mage.environments.sokoban.levels import parse_level, read_levels
-from mage.environments.sokoban.rooms import MOVES, Room, fill_table, make_room
+from mage.environments.sokoban.rooms import MOVES, Room, make_room
 from mage.environments.sokoban.search import solve
 from mage.evaluation.figures import summarise
 from mage.evaluation.rows import read_tasks, write_tasks
@@ -35,9 +33,6 @@ from mage.types import Task
 
 GOLDEN = Path(__file__).parent / "golden"
 BOXOBAN = Path(__file__).parents[2] / "shared/data/boxoban/levels.tar.xz"
-needs_numba = pytest.mark.skipif(
-    not compiled.is_installed(), reason="numba is not installed: pip install 'mage[fast]'"
-)
 seeds = st.integers(0, 2**62)
 
 EDGE = """
@@ -46,7 +41,7 @@ EDGE = """
 #@$  #
 # .  #
 ######
-""".strip()  # by hand: up, right, down solves it; two pushes to the right put the box at a wall without a target
+""".strip()  # by hand: up, right, down solves it; two pushes to the right lose it
 LINE = """
 #######
 #@ $ .#
@@ -54,132 +49,18 @@ LINE = """
 """.strip()  # three moves to the right, by hand
 
 
-# --- Brute force: rules written again, on coordinates of the drawn room ---------------------------------------------
-
-Place = tuple[int, int]
-Position = tuple[Place, frozenset[Place]]
+# --- Play -----------------------------------------------------------------------------------------
 
 
-def read_drawing(text: str) -> tuple[set[Place], frozenset[Place], Position]:
-    """Floor, targets and position of a room as an agent sees it."""
-    symbols = {
-        (row, column): symbol
-        for row, line in enumerate(text.splitlines())
-        for column, symbol in enumerate(line.split())
-    }
-    player = next(place for place, symbol in symbols.items() if symbol in "PS")
-    boxes = frozenset(place for place, symbol in symbols.items() if symbol in "X*")
-    targets = frozenset(place for place, symbol in symbols.items() if symbol in "O*S")
-    return {place for place, symbol in symbols.items() if symbol != "#"}, targets, (player, boxes)
-
-
-def neighbours(position: Position, floor: set[Place]) -> Iterator[Position]:
-    (row, column), boxes = position
-    for down, right in ((-1, 0), (1, 0), (0, -1), (0, 1)):
-        ahead, beyond = (row + down, column + right), (row + 2 * down, column + 2 * right)
-        if ahead in boxes and beyond in floor and beyond not in boxes:
-            yield ahead, boxes - {ahead} | {beyond}
-        elif ahead in floor and ahead not in boxes:
-            yield ahead, boxes
-
-
-def search_all(text: str) -> dict[Position, int]:
-    """The distance of every position of a room that can be solved, by relaxing forwards until nothing changes."""
-    floor, targets, (_, boxes) = read_drawing(text)
-    sets = [frozenset(some) for some in itertools.combinations(sorted(floor), len(boxes))]
-    after = {
-        (player, some): list(neighbours((player, some), floor))
-        for some in sets
-        for player in floor - some
-    }
-    found = {position: 0 for position in after if position[1] == targets}
-    changed = True
-    while changed:
-        better = {
-            p: 1 + min(found[n] for n in after[p] if n in found)
-            for p in after
-            if p not in found and any(n in found for n in after[p])
-        }
-        changed = bool(better)
-        found |= better
-    return found
-
-
-def all_states(room: Room) -> Iterator[tuple[int, tuple[int, ...]]]:
-    cells = range(len(room.cells))
-    for boxes in itertools.combinations(cells, len(room.boxes)):
-        yield from ((player, boxes) for player in cells if player not in boxes)
-
-
-@given(seeds, st.sampled_from(((5, 1, 2), (5, 1, 6), (5, 2, 5))))
-def test_the_table_is_what_brute_force_finds(seed: int, order: tuple[int, int, int]) -> None:
-    size, boxes, moves = order
-    room = make_room(size, boxes, (moves, moves), seed, fast=False)
-    assert room is not None
-    expected = search_all(room.draw(room.player, room.boxes))
-    for player, some in all_states(room):
-        places = [divmod(room.cells[cell], room.width) for cell in (player, *some)]
-        assert room.distance(player, some) == expected.get((places[0], frozenset(places[1:])))
-
-
-@needs_numba
-@given(seeds, st.integers(1, 3), st.integers(5, 15))
-def test_compiled_and_plain_make_the_same_rooms_and_tables(
-    seed: int, boxes: int, moves: int
-) -> None:
-    plain, fast = (make_room(6, boxes, (moves, moves), seed, fast=fast) for fast in (False, True))
-    assert plain is not None
-    assert fast is not None
-    assert plain == fast
-    assert plain.distances is not None
-    assert fast.distances is not None
-    assert (
-        plain.distances.tolist()
-        == fast.distances.tolist()
-        == fill_table(6, 6, plain.cells, plain.targets, fast=True).tolist()
-    )
-
-
-@needs_numba
-@pytest.mark.parametrize("seed", range(6))
-def test_the_last_of_64_bits_is_a_square_like_any_other(seed: int) -> None:
-    """The largest rooms, and one that is all floor, so that boxes and player come to the square of the sign."""
-    plain, fast = (make_room(10, 1 + seed % 2, (20, 30), seed, fast=fast) for fast in (False, True))
-    assert plain is not None
-    assert plain == fast
-    everywhere = [10 * row + column for row in range(1, 9) for column in range(1, 9)]
-    tables = [
-        fill_table(10, 10, everywhere, (seed, 63), fast=fast).tolist() for fast in (False, True)
-    ]
-    assert tables[0] == tables[1]
-
-
-def test_a_room_wider_than_64_squares_has_the_table_of_brute_force() -> None:
-    room = parse_level(
-        f"{'#' * 20}\n#@{' ' * 9}$ .{' ' * 5}#\n#{' ' * 18}#\n#{' ' * 18}#\n#{' ' * 18}#\n{'#' * 20}"
-    )
-    expected = search_all(room.draw(room.player, room.boxes))
-    for player, boxes in all_states(room):
-        places = [divmod(room.cells[cell], room.width) for cell in (player, *boxes)]
-        assert room.distance(player, boxes) == expected.get((places[0], frozenset(places[1:])))
-
-
-@given(seeds, st.integers(1, 3))
-def test_a_room_is_exactly_as_hard_as_asked(seed: int, boxes: int) -> None:
-    world = Sokoban(boxes=boxes)
-    room = world.room(seed)
-    assert room.distance(room.player, room.boxes) == 5 + seed % 17
-    assert len(room.boxes) == len(room.targets) == boxes
-    assert not set(room.boxes) & set(room.targets)
-
-
-def test_a_range_of_lengths_is_kept_and_used() -> None:
-    found = [
-        room.distance(room.player, room.boxes)
-        for seed in range(60)
-        if (room := make_room(6, 2, (5, 9), seed))
-    ]
-    assert set(found) == {5, 6, 7, 8, 9}
+def play_expert(state: SokobanState) -> int:
+    """Play the expert's moves until the room is solved; returns their number."""
+    while state.turn() is not None:
+        action = state.expert()
+        assert action is not None
+        assert action in state.legal()
+        state.apply(action)
+    assert state.scores() == (1.0,)
+    return len(state.moves)
 
 
 @pytest.mark.parametrize(
@@ -188,20 +69,6 @@ def test_a_range_of_lengths_is_kept_and_used() -> None:
 def test_other_sizes_work(size: int, boxes: int, longest: int) -> None:
     state = Sokoban(size=size, boxes=boxes, ood_boxes=1, shortest=2, longest=longest).start(7)
     assert 2 <= play_expert(state) <= longest
-
-
-# --- Play -----------------------------------------------------------------------------------------------------------
-
-
-def play_expert(state: SokobanState) -> int:
-    """Moves until solved."""
-    while state.turn() is not None:
-        action = state.expert()
-        assert action is not None
-        assert action in state.legal()
-        state.apply(action)
-    assert state.scores() == (1.0,)
-    return len(state.moves)
 
 
 @given(seeds, st.sampled_from((1, 2, 3)))
@@ -217,7 +84,7 @@ def test_the_expert_solves_every_room_in_exactly_its_distance_without_regret(
 
 @given(seeds, seeds)
 def test_random_play_keeps_the_rules(seed: int, luck: int) -> None:
-    """Boxes stay as many and on the floor, a move goes where brute force says, and lost rooms are those without a solution."""
+    """Moves agree with brute force, and lost rooms are exactly those without a solution."""
     state, rng = (
         Sokoban(stop_when_lost=False, turn_moves=1, longest=7).start(seed),
         random.Random(luck),
@@ -243,22 +110,25 @@ def start_at(text: str, **options: Any) -> SokobanState:
     return SokobanState(Sokoban(**options), parse_level(text))
 
 
-def test_a_lost_room_ends_the_attempt_and_the_account_names_the_move() -> None:
+def test_a_lost_room_ends_the_episode_and_the_recap_names_the_move() -> None:
     state = start_at(EDGE)
     state.apply("up down right")
     assert state.turn() == 0
     state.apply("right up up")
     assert state.turn() is None
-    # By hand: 3 moves before, 6 after the first turn (up right down, right down left), so 3 + 6 - 3 were wasted.
+    # By hand: distance 3 before and 6 after the first turn, so 3 + 6 - 3 moves were wasted.
     assert (state.dead_since, state.scores(), state.regrets) == (4, (0.0,), [6, None])
-    recap = "You began at row 3, column 2. Your moves: up, down, right, right. Boxes on targets at the end: 0 of 1."
+    recap = (
+        "You began at row 3, column 2. Your moves: up, down, right, right. Boxes on targets at "
+        "the end: 0 of 1."
+    )
     assert (
         state.recap(0)
         == f"{recap} After move 4 (right) the room could not be solved any more. You lost."
     )
 
 
-def test_a_lost_room_goes_on_if_asked_to() -> None:
+def test_a_lost_room_continues_if_stop_when_lost_is_off() -> None:
     state = start_at(EDGE, stop_when_lost=False)
     state.apply("right right")
     assert state.dead_since == 2
@@ -266,23 +136,23 @@ def test_a_lost_room_goes_on_if_asked_to() -> None:
     assert state.expert() is None
 
 
-def test_a_room_in_words_is_told_from_where_the_agent_stands() -> None:
+def test_the_words_view_is_relative_to_the_player() -> None:
     state = start_at(EDGE, view="words")  # places by hand, from the drawing above
-    assert (
-        state.observe(0)
-        == "The room:\nBoxes: 1 right. Targets: 1 right 1 down. Walls: left.\nBoxes on targets: 0 of 1."
+    assert state.observe(0) == (
+        "The room:\nBoxes: 1 right. Targets: 1 right 1 down. Walls: left.\nBoxes on targets: "
+        "0 of 1."
     )
     state.apply("up right")
-    assert (
-        state.observe(0)
-        == "You made: up, right.\nBoxes: 1 down. Targets: 2 down. Walls: up.\nBoxes on targets: 0 of 1."
+    assert state.observe(0) == (
+        "You made: up, right.\nBoxes: 1 down. Targets: 2 down. Walls: up.\nBoxes on targets: "
+        "0 of 1."
     )
     state.apply("right down down")
     assert "Targets: 1 left. Walls: down." in state.observe(0)
     assert "#" not in state.environment.rules()
 
 
-def test_moves_after_the_solution_are_not_made() -> None:
+def test_moves_after_the_solution_are_ignored() -> None:
     state = start_at(LINE)
     state.apply("left right right")
     state.apply("right left left")
@@ -294,7 +164,7 @@ def test_moves_after_the_solution_are_not_made() -> None:
     )
 
 
-def test_turns_run_out() -> None:
+def test_the_episode_ends_at_the_turn_limit() -> None:
     state = start_at(LINE, max_turns=2, longest=6)
     for _ in range(2):
         state.apply("left")
@@ -304,11 +174,11 @@ def test_turns_run_out() -> None:
     )
 
 
-def test_an_agent_without_a_move_is_told_so() -> None:
+def test_the_recap_mentions_that_no_move_was_made() -> None:
     assert "You made no move." in start_at(LINE).recap(0)
 
 
-def test_the_view_shows_what_stands_on_a_target() -> None:
+def test_the_map_marks_player_and_boxes_on_targets() -> None:
     state = start_at("#######\n#@$..$#\n#######", stop_when_lost=False)
     state.apply("right")
     state.apply("right right")
@@ -333,7 +203,7 @@ def test_the_view_shows_what_stands_on_a_target() -> None:
         ("right.", "right"),
     ],
 )
-def test_spellings_are_read(written: str, read: str) -> None:
+def test_alternative_spellings_of_moves_are_parsed(written: str, read: str) -> None:
     assert Sokoban().start(0).read(written) == read
 
 
@@ -355,11 +225,11 @@ def test_spellings_are_read(written: str, read: str) -> None:
         "ẞ",
     ],
 )
-def test_whatever_else_is_written_is_no_move(written: str) -> None:
+def test_other_texts_are_not_moves(written: str) -> None:
     assert Sokoban().start(0).read(written) is None
 
 
-# --- The contract, splits, options ----------------------------------------------------------------------------------
+# --- The contract, splits, options ----------------------------------------------------------------
 
 
 def test_sokoban_keeps_the_contract() -> None:
@@ -367,11 +237,11 @@ def test_sokoban_keeps_the_contract() -> None:
     assert check(Sokoban(), games=30) == []
 
 
-def test_play_throughs_are_as_recorded() -> None:
+def test_play_throughs_equal_the_golden_file() -> None:
     assert golden(Sokoban()) == (GOLDEN / "sokoban.txt").read_text("utf-8")
 
 
-def test_a_move_costs_no_more_than_the_turn_allows() -> None:
+def test_the_number_of_actions_follows_turn_moves() -> None:
     assert len(Sokoban().start(0).legal()) == 84
     assert Sokoban(turn_moves=1, longest=7).start(0).legal() == MOVES
 
@@ -407,13 +277,13 @@ def test_out_of_domain_rooms_have_other_numbers_of_boxes_and_every_difficulty() 
         ({"size": 4}, "greater than or equal to 5"),
         ({"size": 10, "boxes": 3}, "cannot have 3 boxes"),
         ({"shortest": 9, "longest": 8}, "more than longest"),
-        ({"max_turns": 6}, "cannot be made in max_turns = 6 turns of 3"),
+        ({"max_turns": 6}, "do not fit into max_turns = 6 turns of 3"),
         ({"ood_levels": "x"}, "no effect without levels"),
         ({"levels": "no/such/folder"}, "no Boxoban levels at 'no/such/folder'"),
         ({"levels": __file__, "boxes": 1}, "boxes has no effect with levels"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:
+def test_inconsistent_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Sokoban(**options)
 
@@ -421,11 +291,11 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("given", "boxes"), [(3, (3,)), ("3", (3,)), ("1,2", (1, 2)), ([1, 2], (1, 2))]
 )
-def test_numbers_of_boxes_are_read_as_they_are_typed(given: Any, boxes: tuple[int, ...]) -> None:
+def test_numbers_of_boxes_accept_numbers_and_text(given: Any, boxes: tuple[int, ...]) -> None:
     assert Sokoban(boxes=given).boxes == boxes
 
 
-def test_a_difficulty_out_of_reach_is_a_clear_message() -> None:
+def test_an_impossible_solution_length_gives_a_clear_message() -> None:
     world = Sokoban(size=5, boxes=1, shortest=20, longest=21)
     with pytest.raises(
         ValueError, match="no 5x5 room with 1 box was found whose solution takes 20 to 21 moves"
@@ -433,10 +303,10 @@ def test_a_difficulty_out_of_reach_is_a_clear_message() -> None:
         world.start(0)
 
 
-# --- Boxoban levels -------------------------------------------------------------------------------------------------
+# --- Boxoban levels -------------------------------------------------------------------------------
 
 
-def test_search_and_table_agree_on_what_can_be_solved() -> None:
+def test_search_and_table_agree_on_solvability() -> None:
     for seed in range(8):
         room = make_room(5, 2, (5, 5), seed)
         assert room is not None
@@ -464,7 +334,7 @@ def test_search_and_table_agree_on_what_can_be_solved() -> None:
         (b"; 0\n#######\n#@#$ .#\n#######\n", "outside the walls"),
     ],
 )
-def test_a_broken_level_file_is_one_clear_message(
+def test_a_broken_level_file_gives_one_clear_message(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     file = tmp_path / "000.txt"
@@ -473,7 +343,7 @@ def test_a_broken_level_file_is_one_clear_message(
         Sokoban(levels=str(file)).start(0)
 
 
-def test_levels_without_folders_are_shared_out_to_splits(tmp_path: Path) -> None:
+def test_levels_without_subfolders_are_divided_into_splits(tmp_path: Path) -> None:
     rooms = [f"#{'#' * n}#####\n#@{' ' * n}$ .#\n#{'#' * n}#####" for n in range(14)]
     (tmp_path / "000.txt").write_text("".join(f"; {n}\n{room}\n\n" for n, room in enumerate(rooms)))
     world = Sokoban(levels=str(tmp_path), max_turns=20)
@@ -511,8 +381,10 @@ def test_boxoban_levels_load_and_are_solved(boxoban: Path) -> None:
     assert check(world, games=3) == []
 
 
-def test_evaluation_tells_the_wasted_moves_of_a_turn(tmp_path: Path) -> None:
-    """By hand: the first `left right` wastes the blocked step, the next two go to and fro: (1 + 2 + 2) / 3."""
+def test_evaluation_reports_wasted_moves_per_turn(tmp_path: Path) -> None:
+    """By hand: the first `left right` wastes the blocked step, the next two waste both moves: (1 +
+    2 + 2) / 3.
+    """
     (tmp_path / "000.txt").write_text(f"; 0\n{LINE}\n")
     world, task = (
         Sokoban(levels=str(tmp_path), ood_levels=str(tmp_path), max_turns=3),
@@ -546,30 +418,3 @@ def test_evaluation_tells_the_wasted_moves_of_a_turn(tmp_path: Path) -> None:
     )
     write_tasks(tmp_path / "tasks.jsonl", found.rows)
     assert read_tasks(tmp_path / "tasks.jsonl") == found.rows
-
-
-# --- Without numba, without a cache, without torch ------------------------------------------------------------------
-
-
-def test_rooms_are_made_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "is_installed", lambda: False)
-    monkeypatch.setattr(compiled, "compile_all", lambda: pytest.fail("numba was asked for"))
-    room = make_room(8, 2, (5, 9), 1)  # large enough to be compiled where numba is there
-    assert room is not None
-
-
-def test_where_nothing_can_be_kept_functions_are_compiled_anyway() -> None:
-    def njit(function: Any = None, cache: bool = False) -> Any:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return function
-
-    assert compiled._compile(lambda *a, **k: njit(*a, **k), len) is len
-
-
-def test_ordinary_rooms_load_neither_numba_nor_torch() -> None:
-    program = "import sys; from mage.environments.sokoban import Sokoban; Sokoban().start(3); assert not {'numba', 'torch'} & set(sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr

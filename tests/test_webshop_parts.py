@@ -1,4 +1,4 @@
-"""WebShop's parts against other programs: Lucene's lists, thefuzz, Porter's own examples, and WebShop's unit tests."""
+"""Parts of WebShop compared with other programs: Lucene, thefuzz, Porter, WebShop's tests."""
 
 import itertools
 import json
@@ -28,20 +28,28 @@ real = pytest.mark.skipif(
 )
 
 
-# --- Words and search -------------------------------------------------------------------------------------------------
+# --- Words and search -----------------------------------------------------------------------------
 
 
-def test_stems_are_porters() -> None:
+def test_stems_equal_porters_examples() -> None:
     """Pairs from Porter's paper and his sample output."""
     text = (
-        "caresses caress ponies poni ties ti cats cat feed feed agreed agre plastered plaster bled bled motoring motor sing sing conflated conflat "
-        "troubled troubl sized size hopping hop tanned tan falling fall hissing hiss fizzed fizz failing fail filing file happy happi sky sky "
-        "relational relat conditional condit rational ration valenci valenc digitizer digit conformabli conform radicalli radic differentli differ "
-        "vileli vile analogousli analog vietnamization vietnam predication predic operator oper feudalism feudal decisiveness decis hopefulness hope "
-        "callousness callous formaliti formal sensitiviti sensit sensibiliti sensibl triplicate triplic formative form formalize formal electriciti "
-        "electr electrical electr hopeful hope goodness good revival reviv allowance allow inference infer airliner airlin adjustable adjust "
-        "defensible defens irritant irrit replacement replac adjustment adjust dependent depend adoption adopt communism commun activate activ "
-        "angulariti angular homologous homolog effective effect bowdlerize bowdler probate probat rate rate cease ceas controll control roll roll"
+        "caresses caress ponies poni ties ti cats cat feed feed agreed agre plastered "
+        "plaster bled bled motoring motor sing sing conflated conflat "
+        "troubled troubl sized size hopping hop tanned tan falling fall hissing hiss fizzed "
+        "fizz failing fail filing file happy happi sky sky "
+        "relational relat conditional condit rational ration valenci valenc digitizer digit "
+        "conformabli conform radicalli radic differentli differ "
+        "vileli vile analogousli analog vietnamization vietnam predication predic operator "
+        "oper feudalism feudal decisiveness decis hopefulness hope "
+        "callousness callous formaliti formal sensitiviti sensit sensibiliti sensibl "
+        "triplicate triplic formative form formalize formal electriciti "
+        "electr electrical electr hopeful hope goodness good revival reviv allowance allow "
+        "inference infer airliner airlin adjustable adjust "
+        "defensible defens irritant irrit replacement replac adjustment adjust dependent "
+        "depend adoption adopt communism commun activate activ "
+        "angulariti angular homologous homolog effective effect bowdlerize bowdler probate "
+        "probat rate rate cease ceas controll control roll roll"
     )
     pairs = text.split()
     for word, expected in zip(pairs[::2], pairs[1::2], strict=True):
@@ -53,15 +61,18 @@ def test_stems_are_porters() -> None:
     [
         ("men's T-Shirt, 3.5oz (size:xl)", ["men's", "T", "Shirt", "3.5oz", "size:xl"]),
         ("a_b __ 1,000.50 x. 5'10\"", ["a_b", "1,000.50", "x", "5'10"]),
-        ("caf\u00e9 \u2019s don\u2019t 60.03\u201cL", ["caf\u00e9", "s", "don\u2019t", "60.03", "L"]),
+        (
+            "caf\u00e9 \u2019s don\u2019t 60.03\u201cL",
+            ["caf\u00e9", "s", "don\u2019t", "60.03", "L"],
+        ),
         ("\u2764\ufe0f\u2605 \u9505\u5df4", ["\u2764\ufe0f", "\u2605", "\u9505", "\u5df4"]),
     ],
-)  # fmt: skip
-def test_words_part_as_unicode_says(text: str, words: list[str]) -> None:
+)
+def test_words_are_split_as_in_unicode(text: str, words: list[str]) -> None:
     assert split_words(text) == words
 
 
-def test_plain_and_other_texts_take_the_same_words() -> None:
+def test_ascii_and_unicode_patterns_agree() -> None:
     for text in ("".join(chars) for chars in itertools.product("a0.:,_' ", repeat=4)):
         assert split_words(text) == split_words(text + " \u2014")
 
@@ -70,8 +81,8 @@ def test_stop_words_and_possessives_are_dropped() -> None:
     assert terms("The women's shoes with THE laces") == ["women", "shoe", "lace"]
 
 
-def test_lengths_are_kept_in_a_byte() -> None:
-    """Values of Lucene's SmallFloat.byte4ToInt(intToByte4(n)): exact below 40, then four significant bits above 24."""
+def test_lengths_are_quantised_as_in_lucene() -> None:
+    """Values of Lucene's SmallFloat.byte4ToInt(intToByte4(n))."""
     assert [quantise(n) for n in (0, 23, 24, 39, 40, 41, 42, 55, 56, 59, 60, 1000)] == [
         0,
         23,
@@ -88,7 +99,7 @@ def test_lengths_are_kept_in_a_byte() -> None:
     ]
 
 
-def test_scores_are_bm25_worked_by_hand() -> None:
+def test_scores_equal_bm25_worked_by_hand() -> None:
     """Two documents, one term: idf = ln(1 + 1.5 / 1.5), norm = 0.9 (0.6 + 0.4 length / 2)."""
     index = build_index(["red hat hat", "blue"])
     assert index.search("hat") == [0]
@@ -106,7 +117,7 @@ def test_equal_scores_are_ordered_by_name_and_nothing_is_found_for_unknown_words
 
 
 @real
-def test_rankings_are_lucenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rankings_agree_with_lucene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lists = Path(DATA) / "lucene_top_300.jsonl"
     if not lists.is_file():
         pytest.skip("no lucene_top_300.jsonl beside the data")
@@ -129,37 +140,52 @@ def test_the_real_catalogue_gives_6910_goals(
     assert (len(catalogue), catalogue.goals, len(catalogue.owners)) == (1000, 6910, 415)
 
 
-# --- Reward -----------------------------------------------------------------------------------------------------------
+# --- Reward ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("one", "other", "ratio"),
     [
-        ("essential oil", "essential oils", 96), ("tea bag", "tea tree", 60), ("powder snow", "cool powder snow", 100), ("", "a", 0), ("---", "a", 0),
-        ("39x59in", "('size', '39x59in')", 100), ("size", "('size', '39x59in')", 100), ("pack of 12", "('number', 'pack of 1')", 82),
-        ("pack of 12", "pack of 1", 95), ("blue", "('color', 'r.brown2070')", 19), ("caf\u00e9", "caf", 100),
+        ("essential oil", "essential oils", 96),
+        ("tea bag", "tea tree", 60),
+        ("powder snow", "cool powder snow", 100),
+        ("", "a", 0),
+        ("---", "a", 0),
+        ("39x59in", "('size', '39x59in')", 100),
+        ("size", "('size', '39x59in')", 100),
+        ("pack of 12", "('number', 'pack of 1')", 82),
+        ("pack of 12", "pack of 1", 95),
+        ("blue", "('color', 'r.brown2070')", 19),
+        ("caf\u00e9", "caf", 100),
     ],
-)  # fmt: skip
-def test_likeness_is_thefuzz(one: str, other: str, ratio: int) -> None:
+)
+def test_similarity_equals_thefuzz(one: str, other: str, ratio: int) -> None:
     """Values of thefuzz 0.22.1."""
     assert token_set_ratio(one, other) == ratio
 
 
 def product(**given: object) -> Product:
     fields: dict[str, object] = {
-        "asin": "B1", "title": "Name 1", "description": "", "bullets": (), "price_tag": "$35.0", "price": 35.0, "options": {}, "attributes": (),
-        "category": "", "query": "Query 1", "product_category": "a › b › c", "instruction": "", "wanted": (), "human": (),
+        "asin": "B1", "title": "Name 1", "description": "", "bullets": (), "price_tag": "$35.0",
+        "price": 35.0, "options": {}, "attributes": (), "category": "", "query": "Query 1",
+        "product_category": "a › b › c", "instruction": "", "wanted": (), "human": (),
     }  # fmt: skip
     return Product(**(fields | given))  # type: ignore[arg-type]
 
 
 SNEAKERS = "Mens D.O.N. Issue 2 Gca Basketball Sneakers Shoes Casual - Off White"
-CORD = "BRST AC Power Cord Outlet Socket Cable Plug Lead for Panasonic SC-HT830V DVD/VCR Combo Home Theater System"
+CORD = (
+    "BRST AC Power Cord Outlet Socket Cable Plug Lead for Panasonic SC-HT830V DVD/VCR Combo Home "
+    "Theater System"
+)
 SOUNDBAR = (
     "Saireed UL Listed 2 Prong Power Cord for JBL Bar 3.1 Bar 2.1 Channel 4K Ultra HD Soundbar"
 )
 KNOB = "Rusticware 921ORB Kitchen and Bath Cabinet Knob"
-TWEEZERS = "Minkissy 2pcs Stainless Steel Eyebrow Tweezers Blackhead Acne Remover Portable Makeup Tweezers (Silver)"
+TWEEZERS = (
+    "Minkissy 2pcs Stainless Steel Eyebrow Tweezers Blackhead Acne Remover Portable Makeup "
+    "Tweezers (Silver)"
+)
 
 
 @pytest.mark.parametrize(
@@ -171,20 +197,25 @@ TWEEZERS = "Minkissy 2pcs Stainless Steel Eyebrow Tweezers Blackhead Acne Remove
         ("Name 1", "Name 1", 1.0),
     ],
 )
-def test_titles_are_as_alike_as_webshops_tests_say(
+def test_title_similarity_agrees_with_webshops_tests(
     bought: str, wanted: str, likeness: float
 ) -> None:
-    """Its fifth pair (0.333 with spaCy) comes out at 0.444 with the bundled tagger: on the same side of both thresholds."""
+    """The fifth pair (0.333 with spaCy) is 0.444 with the bundled tagger, on the same side of both
+    thresholds.
+    """
     assert title_likeness(bought, wanted, "bundled") == pytest.approx(likeness, abs=0.01)
 
 
 @pytest.mark.parametrize(
     ("query", "path", "title", "worth"),
     [
-        ("Query 1", "a › b › c", "Name 1", 1.0), ("Query 2", "b › c › a", "Name 1", 1.0), ("Query 2", "d › e › f", "Name 1", 1.0),
-        ("Query 1", "a › b › c", "Lamp", 0.0), ("Query 2", "d › e", "Lamp", 0.0),
+        ("Query 1", "a › b › c", "Name 1", 1.0),
+        ("Query 2", "b › c › a", "Name 1", 1.0),
+        ("Query 2", "d › e › f", "Name 1", 1.0),
+        ("Query 1", "a › b › c", "Lamp", 0.0),
+        ("Query 2", "d › e", "Lamp", 0.0),
     ],
-)  # fmt: skip
+)
 def test_too_few_common_nouns_override_query_and_category(
     query: str, path: str, title: str, worth: float
 ) -> None:
@@ -194,7 +225,7 @@ def test_too_few_common_nouns_override_query_and_category(
     )
 
 
-def test_type_is_half_right_between_the_thresholds() -> None:
+def test_the_type_reward_is_half_between_the_thresholds() -> None:
     bought = product(title=CORD, query="other", product_category="x › y")
     assert type_reward(bought, product(title=SOUNDBAR), "bundled") == 0.5
 
@@ -205,19 +236,25 @@ def test_type_is_half_right_between_the_thresholds() -> None:
         (("pack of 12", "grey", "XL"), ("grey", "XL", "pack of 12"), 3),
         (("pack of 12", "blue", "XL"), ("grey", "XL", "pack of 12"), 2),
         (("pack of 12", "powder snow", "XL"), ("cool powder snow", "XL", "pack of 12"), 3),
-        (("goal 1",), (), 0), ((), ("goal 1", "goal 2"), 0),
-        (("dark red",), (("color", "dark red"),), 1), (("red",), (("color", "red"),), 1), (("color",), (("color", "red sea"),), 1),
+        (("goal 1",), (), 0),
+        ((), ("goal 1", "goal 2"), 0),
+        (("dark red",), (("color", "dark red"),), 1),
+        (("red",), (("color", "red"),), 1),
+        (("color",), (("color", "red sea"),), 1),
         (("r.brown2070",), (("color", "r.brown2070"),), 0),
     ],
-)  # fmt: skip
+)
 def test_options_count_as_in_webshop(
     chosen: tuple[str, ...], wanted: tuple[str | tuple[str, str], ...], met: int
 ) -> None:
-    """The first five are WebShop's unit tests; of the rest, the last is a defect of the published reward: the very value asked for does not count."""
+    """The first five are WebShop's unit tests.
+
+    The last one is a defect of the published reward: the requested value itself does not count.
+    """
     assert count_options(chosen, wanted) == met
 
 
-def test_whole_rewards_are_as_webshops_tests_say() -> None:
+def test_rewards_agree_with_webshops_tests() -> None:
     wanted = product(title=SNEAKERS)
     attributes = ("tea tree", "essential oils", "natural ingredients")
     goal = Goal(0, "B1", "", attributes, (("color", "grey"), ("size", "XL")), 40.0)
@@ -236,14 +273,14 @@ def test_whole_rewards_are_as_webshops_tests_say() -> None:
     ).score == pytest.approx(3 / 4)
 
 
-# --- Nouns by spaCy ---------------------------------------------------------------------------------------------------
+# --- Nouns by spaCy -------------------------------------------------------------------------------
 
 POSITIONS = {"red": "ADJ", "Shoes": "NOUN", "for": "ADP", "Acme": "PROPN", "run": "VERB"}
 
 
 @pytest.fixture
 def forgetful() -> Iterator[None]:
-    """Whoever finds nouns is asked anew, before and after."""
+    """Clear the caches of the taggers before and after."""
     for cached in (_spacy, nouns):
         cached.cache_clear()
     yield
@@ -260,10 +297,10 @@ class StubToken:
         return POSITIONS[self.text]
 
 
-def test_nouns_and_names_of_spacy_count_where_its_model_is_installed(
+def test_nouns_and_names_of_spacy_count_if_its_model_is_installed(
     monkeypatch: pytest.MonkeyPatch, forgetful: None
 ) -> None:
-    """A stub of spaCy's interface: its model is on no package index. What it is asked for and what is made of its answer are ours."""
+    """With a stub of spaCy's interface, because its model is on no package index."""
     asked: list[object] = []
 
     def load(name: str, disable: list[str]) -> object:
@@ -286,10 +323,10 @@ def test_nouns_and_names_of_spacy_count_where_its_model_is_installed(
     )
 
 
-def test_spacy_itself_loads_a_model_of_that_name_and_is_understood(
+def test_a_real_spacy_model_is_loaded_and_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forgetful: None
 ) -> None:
-    """The real library with a model made here, which knows five words: runs where spaCy is installed."""
+    """The real library with a small model made here. Runs if spaCy is installed."""
     spacy: ModuleType = pytest.importorskip("spacy")
     model = spacy.blank("en")
     ruler = model.add_pipe("attribute_ruler")

@@ -1,4 +1,4 @@
-"""The three worlds without other agents, as one demanding user would meet them: hostile replies, bounded views, damaged data, unknown splits."""
+"""The three single-agent worlds with hostile replies, bounded observations and damaged data."""
 
 import random
 from pathlib import Path
@@ -42,7 +42,7 @@ each_world = pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.na
 
 @each_world
 @pytest.mark.parametrize("reply", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_reply_is_an_illegal_move_on_record(world: Environment, reply: str) -> None:
+def test_a_hostile_reply_is_recorded_as_an_illegal_move(world: Environment, reply: str) -> None:
     task = Task(world.name, 3, 0, "", "test")
     (played,) = play_groups(
         Setting(world, scripted_agent(lambda prompt: reply), Notes(keep="both"), episodes=2),
@@ -64,7 +64,7 @@ def test_a_hostile_reply_is_an_illegal_move_on_record(world: Environment, reply:
 
 @each_world
 @pytest.mark.parametrize("split", ["train", "test", "ood"])
-def test_whatever_is_played_is_shown_in_bounds(world: Environment, split: Split) -> None:
+def test_observations_and_recaps_have_bounded_length(world: Environment, split: Split) -> None:
     found, longest = world.for_split(split), 0
     for number in range(12):
         rng, state = random.Random(number), found.start(derive(number, "bounds"))
@@ -78,7 +78,7 @@ def test_whatever_is_played_is_shown_in_bounds(world: Environment, split: Split)
 
 
 def _damage(folder: Path, content: bytes) -> tuple[Environment, ...]:
-    """Every world on data of this content."""
+    """Every world on data files with this content."""
     game, levels = (
         folder / "train" / "pick_and_place_simple-x" / "trial" / "game.tw-pddl",
         folder / "levels.txt",
@@ -94,7 +94,7 @@ def _damage(folder: Path, content: bytes) -> tuple[Environment, ...]:
     [b"", b"\xff\xfe\x00\x01", b"{", b"[]", b"{}", b"null", b'[{"asin": 3}]', b"[" * 100_000],
     ids=range(8),
 )
-def test_damaged_data_is_one_message_that_names_the_file(
+def test_damaged_data_gives_one_message_that_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "cache"))

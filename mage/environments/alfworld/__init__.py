@@ -1,7 +1,8 @@
-"""ALFWorld: household tasks in text, played by an engine of our own that answers as TextWorld does.
+"""ALFWorld: household tasks in text, on our own engine that answers as TextWorld does.
 
-The agent finds, takes, cleans, heats, cools and puts away things in a room that it learns by walking through it. Games are generated, or the
-official ones from disk; an episode is replayed in the same room, so what was seen once need not be looked for again.
+The agent finds, takes, cleans, heats, cools and places objects in a room that it has to explore.
+Games are generated or official ones. Episodes repeat the same room, so the agent need not search
+again for objects that it has seen.
 """
 
 from pathlib import Path
@@ -25,14 +26,16 @@ from mage.environments.base import Environment, State
 from mage.types import Outcome, Split
 
 _RULES = (
-    "You are alone in a room and have one household task. Things lie on or in receptacles; some must be opened first. You see what is there only when you "
-    "are at a receptacle, and you carry one thing at a time. A sinkbasin cleans, a microwave heats and a fridge cools what you carry; use a lamp to look at it "
+    "You are alone in a room and have one household task. Things lie on or in receptacles; "
+    "some must be opened first. You see what is there only when you "
+    "are at a receptacle, and you carry one thing at a time. A sinkbasin cleans, a microwave "
+    "heats and a fridge cools what you carry; use a lamp to look at it "
     "in the light. Do one command at a time, written exactly as it is listed."
 )
 
 
 class AlfworldState(State):
-    """A running game, with what the agent has seen and done in it."""
+    """A running game with the agent's commands and observations."""
 
     def __init__(self, environment: "Alfworld", game: Game) -> None:
         self.environment, self.world = environment, World(game)
@@ -40,7 +43,7 @@ class AlfworldState(State):
         self.commands: list[str] = []
         self.seen: dict[
             int, tuple[int, ...]
-        ] = {}  # receptacle -> what was in it at first sight: so it will be in the next episode
+        ] = {}  # receptacle -> contents when first seen (the same in the next episode)
 
     def turn(self) -> int | None:
         return None if self.world.won or len(self.commands) >= self.environment.max_turns else 0
@@ -65,7 +68,7 @@ class AlfworldState(State):
 
     def observe(self, seat: int) -> str:
         legal, most = self.legal(), self.environment.commands
-        # What can be done here comes first, so that a cut falls on the ways that lead elsewhere.
+        # Local commands come first, so that only `go to` commands are cut.
         shown = (
             sorted(legal, key=lambda command: command.startswith("go to"))[:most]
             if len(legal) > most
@@ -77,7 +80,7 @@ class AlfworldState(State):
         )
 
     def anchor(self, seat: int) -> str:
-        """Where the agent is, what it has looked into, and everything that is no longer as it was."""
+        """Position, inspected receptacles and everything that has changed."""
         world, game = self.world, self.world.game
         here = " ".join(game.receptacles[r] for r in game.here[world.at]) or "the middle"
         held = "nothing" if world.held is None else game.objects[world.held]
@@ -123,21 +126,24 @@ class AlfworldState(State):
         )
 
     def _sights(self) -> list[str]:
-        """What every receptacle held that the agent has looked into."""
+        """The first seen contents of every receptacle that the agent has looked into."""
         game = self.world.game
         return [
-            f"At first {game.receptacles[r]} held {', '.join(game.objects[o] for o in content) or 'nothing'}."
+            (
+                f"At first {game.receptacles[r]} held "
+                f"{', '.join(game.objects[o] for o in content) or 'nothing'}."
+            )
             for r, content in sorted(self.seen.items())
         ]
 
     def expert(self) -> str | None:
-        """The next command of the shortest plan, from any situation."""
+        """The next command of the shortest plan from the current situation."""
         steps = plan(self.world)
         return steps[0] if steps else None
 
 
 def _cut(text: str, most: int, end: str = "") -> str:
-    """A text that is too long loses its rest, and says so."""
+    """Shorten a text that is too long, and say how much was cut."""
     if len(text) <= most:
         return text
     kept = text[: most - len(end)].rstrip()
@@ -147,7 +153,7 @@ def _cut(text: str, most: int, end: str = "") -> str:
 
 
 class Alfworld(Environment):
-    """ALFWorld: household tasks in text, with generated rooms or the official games."""
+    """Household tasks in text, with generated rooms or the official games."""
 
     name: ClassVar[str] = "alfworld"
     seats: ClassVar[int] = 1
@@ -155,29 +161,30 @@ class Alfworld(Environment):
 
     data: str = Field(
         GENERATED,
-        description="'generated', 'official' (the folder that ALFWORLD_DATA names), or a folder with the official games",
+        description="'generated', 'official' (the folder in ALFWORLD_DATA), or a folder with "
+        "the official games",
     )
     split: Split = Field(
         "train",
-        description="whose games are met where no task says it (mage play, mage check): train, test or ood",
+        description="split of the games for mage play and mage check: train, test or ood",
     )
     task_types: tuple[TaskType, ...] = Field(
-        TASK_TYPES, min_length=1, description="which of place, light, clean, heat, cool, two"
+        TASK_TYPES,
+        min_length=1,
+        description="task types: some of place, light, clean, heat, cool, two",
     )
-    receptacles: int = Field(
-        8, ge=3, le=13, description="receptacles in a generated room, as far as it has so many"
-    )
+    receptacles: int = Field(8, ge=3, le=13, description="most receptacles in a generated room")
     objects: int = Field(12, ge=2, le=100, description="objects in a generated room")
     idle: bool = Field(
         True, description="also offer commands that change nothing: look, examine, inventory, help"
     )
     commands: int = Field(
-        100, ge=1, description="most commands that are listed; the text says how many are not shown"
+        100, ge=1, description="most listed commands; the text says how many are left out"
     )
     characters: int = Field(
         3000,
         ge=200,
-        description="longest answer or account of an episode; the text says how much is cut",
+        description="longest answer or recap; the text says how much is cut",
     )
     restart: Literal["same", "fresh"] = Field(
         "same",
@@ -190,7 +197,7 @@ class Alfworld(Environment):
     @field_validator("data")
     @classmethod
     def _exists(cls, data: str) -> str:
-        """A folder must be there; the official one is looked for when it is needed, so that a recipe can name it anywhere."""
+        """A folder must exist. The official folder is resolved later, when games are read."""
         if data not in (GENERATED, OFFICIAL):
             find_folder(data)
         return data
@@ -204,7 +211,7 @@ class Alfworld(Environment):
     @classmethod
     def _are_different(cls, kinds: tuple[TaskType, ...]) -> tuple[TaskType, ...]:
         if len(set(kinds)) != len(kinds):
-            raise ValueError("names a type twice")
+            raise ValueError("must not name a type twice")
         return kinds
 
     @model_validator(mode="after")
@@ -217,7 +224,8 @@ class Alfworld(Environment):
         if hopeless:
             need = ", ".join(f"{kind} takes at least {SHORTEST[kind]}" for kind in hopeless)
             raise ValueError(
-                f"max_turns = {self.max_turns} is too few: {need}; allow more turns or leave it out of task_types"
+                f"max_turns = {self.max_turns} is too few: {need}; allow more turns or leave "
+                "it out of task_types"
             )
         return self
 
@@ -225,7 +233,7 @@ class Alfworld(Environment):
         return AlfworldState(self, self.game(seed))
 
     def game(self, seed: int) -> Game:
-        """The game that an episode with this seed plays."""
+        """The game of an episode with this seed."""
         if self.data == GENERATED:
             kind = self.task_types[self.stratum(seed)]
             return make_game(kind, self.split, seed, self.receptacles, self.objects, self.max_turns)
@@ -251,7 +259,7 @@ class Alfworld(Environment):
         return "won" if score > 0 else "lost"
 
     def strata(self) -> int:
-        """The types of task where games are generated, else the games themselves: a panel meets each equally often."""
+        """Task types for generated games, else the games; panels cover them evenly."""
         return len(self.task_types) if self.data == GENERATED else len(self._files())
 
     def stratum(self, seed: int) -> int:

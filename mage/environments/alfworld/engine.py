@@ -1,21 +1,17 @@
-"""The household as an engine: what there is (`Game`, shared and never changed) and what has been done to it (`World`).
+"""The text engine: `Game` (immutable, shared) and `World` (the state of one episode).
 
-Text, admissible commands and the test for success are those of TextWorld on the same game file, peculiarities included:
-objects are listed in the order of their internal names, so numbers fall; an object can be examined only while it is held;
-`look` in the middle of the room sees nothing; `use` turns a lamp on and never off; what was carried from one receptacle to another at the
-same place is seen "next to it"; heating, cooling and cleaning need no open door.
+Texts, admissible commands and success are those of TextWorld on the same game file, including its
+peculiarities. Objects are listed in the order of their internal names, so their numbers descend. An
+object can be examined only while it is held. `look` in the middle of the room shows nothing. `use`
+turns a lamp on and never off. An object that was moved between two receptacles at the same place is
+listed as "next to it". Heating, cooling and cleaning need no open door.
 """
 
-import json
-import re
-import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property
 
-from mage.environments.alfworld.problem import Goal, Problem, read_problem
+from mage.environments.alfworld.problem import Goal
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-"
 NOTHING_HAPPENS = "Nothing happens."
@@ -24,15 +20,7 @@ IDLE = (
     "help",
     "inventory",
     "look",
-)  # commands that change nothing begin with these words
-KEYS = ("pddl_problem", "walkthrough")  # what a game file cannot do without
-_HELP = "You can look, examine, go to, open, close, take, move, use, clean, heat, cool and slice things; inventory tells what you carry."
-_TASK = re.compile(r'"(Your task is to: (?:[^"\\]|\\.)*)"')
-# Games answer `help` in one of two ways: in the action itself, or through a rule that it names.
-_HELP_TEXTS = (
-    re.compile(r'"help\.feedback"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*"((?:[^"\\]|\\.)*)"'),
-    re.compile(r'action\s+help\s*\{[^}]*?feedback\s*::\s*"((?:[^"\\]|\\.)*)"'),
-)
+)  # first words of commands that change nothing
 _APPLIANCES = {"sinkbasintype": "clean", "microwavetype": "heat", "fridgetype": "cool"}
 _KNIVES = ("knifetype", "butterknifetype")
 
@@ -41,10 +29,10 @@ Action = tuple[str, int, int]  # a verb, and two things by number (-1 = none)
 
 @dataclass(frozen=True)
 class Game:
-    """One game, all states of it: things are numbers in the order of their internal names.
+    """One game. Things are numbered in the order of their internal names.
 
-    `inside[r]` are the objects that receptacle r holds at first, `places[o]` the locations an object is said to be at, `able[verb]`
-    the objects that it works on, `accepts[r]` the types that r may hold.
+    `inside[r]` are the initial objects of receptacle r, `places[o]` the locations of an object,
+    `able[verb]` the objects that a verb works on, `accepts[r]` the object types that r may hold.
     """
 
     task: str
@@ -62,9 +50,9 @@ class Game:
     inside: tuple[tuple[int, ...], ...]
     places: tuple[frozenset[int], ...]
     able: Mapping[str, frozenset[int]]
-    done: Mapping[str, frozenset[int]]  # verb -> objects that it was done to before the game
+    done: Mapping[str, frozenset[int]]  # verb -> objects already treated at the start
     accepts: tuple[frozenset[str], ...]
-    held_in: Mapping[int, tuple[int, ...]]  # an object that holds others -> those
+    held_in: Mapping[int, tuple[int, ...]]  # a container object -> its contents
 
     @cached_property
     def here(self) -> dict[int, tuple[int, ...]]:
@@ -76,7 +64,7 @@ class Game:
 
     @cached_property
     def ways(self) -> dict[int, dict[str, Action]]:
-        """The commands that lead away from every location, and those that always work."""
+        """For every location: the commands that lead away, and those that always work."""
         always: dict[str, Action] = {word: (word, -1, -1) for word in ("help", "inventory", "look")}
         ways = [
             (f"go to {name}", ("go", -1, r), self.locations[r])
@@ -93,7 +81,7 @@ class Game:
 
 
 class World:
-    """A running game. Small: it holds what differs from its `Game` only."""
+    """A running game. It stores only what differs from its `Game`."""
 
     __slots__ = ("_commands", "at", "done", "game", "gone", "held", "inside", "moved", "opened")
 
@@ -104,27 +92,25 @@ class World:
         self.opened = game.opened
         self.inside = game.inside
         self.done = game.done
-        self.moved: dict[
-            int, frozenset[int]
-        ] = {}  # object -> locations, where they are no longer those of the game
+        self.moved: dict[int, frozenset[int]] = {}  # object -> its new locations
         self.gone: frozenset[tuple[int, int]] = (
             frozenset()
         )  # (object, receptacle it was taken from)
         self._commands: dict[str, Action] | None = None
 
     def copy(self) -> "World":
-        """The same situation, to try something out in."""
+        """A copy of the situation, for trying something out."""
         twin = World(self.game)
         for name in ("at", "held", "opened", "inside", "done", "gone"):
             setattr(twin, name, getattr(self, name))
         twin.moved = dict(self.moved)
         return twin
 
-    # --- What can be done ------------------------------------------------------------------------------------------
+    # --- Admissible commands ----------------------------------------------------------------------
 
     @property
     def commands(self) -> dict[str, Action]:
-        """The admissible commands and what each means, in no order."""
+        """The admissible commands and their actions, unordered."""
         if self._commands is None:
             self._commands = self._find_commands()
         return self._commands
@@ -182,13 +168,13 @@ class World:
             found[f"{verb} {game.objects[held]} with {game.receptacles[r]}"] = (verb, held, r)
 
     def is_open(self, r: int) -> bool:
-        """Whether one can reach into it."""
+        """Whether objects can be taken from and put into the receptacle."""
         return r not in self.game.openable or r in self.opened
 
-    # --- Doing it --------------------------------------------------------------------------------------------------
+    # --- Execution --------------------------------------------------------------------------------
 
     def step(self, command: str) -> str:
-        """Do it if it is admissible; the answer is what TextWorld says, "Nothing happens." to anything else."""
+        """Execute a command and return TextWorld's answer; "Nothing happens." if inadmissible."""
         action = self.commands.get(command.strip())
         if action is None:
             return NOTHING_HAPPENS
@@ -232,7 +218,7 @@ class World:
     def _fill(self, r: int, content: tuple[int, ...]) -> None:
         self.inside = (*self.inside[:r], content, *self.inside[r + 1 :])
 
-    # --- What is said ----------------------------------------------------------------------------------------------
+    # --- Texts -----------------------------------------------------------------------------
 
     def introduction(self) -> str:
         seen = self._look() if self.game.here[self.at] else _in_the_middle(self.game.receptacles)
@@ -284,7 +270,10 @@ class World:
             for o, r in self.gone
             if r in here and self.at in self.moved.get(o, self.game.places[o])
         )
-        return f"You are facing the {_listed(self.game.receptacles[r] for r in here)}. Next to it, you see {_listed(self._a(o) for o, _ in floor)}."
+        return (
+            f"You are facing the {_listed(self.game.receptacles[r] for r in here)}. Next to it, "
+            f"you see {_listed(self._a(o) for o, _ in floor)}."
+        )
 
     def _examine_receptacle(self, r: int) -> str:
         name, content = self.game.receptacles[r], _listed(self._a(o) for o in self.inside[r])
@@ -299,14 +288,20 @@ class World:
     def _examine_object(self, o: int) -> str:
         name = self.game.objects[o]
         if o in self.game.held_in:
-            return f"This is a normal {name}. In it, you see {_listed(self._a(one) for one in self.game.held_in[o])}."
+            return (
+                f"This is a normal {name}. In it, you see "
+                f"{_listed(self._a(one) for one in self.game.held_in[o])}."
+            )
         clean, hot, cool, sliced = (
             o in self.done[verb] for verb in ("clean", "heat", "cool", "slice")
         )
         warmth = "hot" if hot else ("cool" if clean or sliced else "cold") if cool else ""
         words = " and ".join(word for word in (warmth, "clean" if clean else "") if word)
         if words or sliced:
-            return f"This is a {' '.join(word for word in (words, 'sliced' if sliced else '', name) if word)}."
+            return (
+                "This is a "
+                f"{' '.join(word for word in (words, 'sliced' if sliced else '', name) if word)}."
+            )
         return (
             f"This {name} is on."
             if o in self.done["use"]
@@ -316,7 +311,7 @@ class World:
     def _a(self, o: int) -> str:
         return f"a {self.game.objects[o]}"
 
-    # --- Whether it is done ----------------------------------------------------------------------------------------
+    # --- Success -----------------------------------------------------------------------
 
     @property
     def won(self) -> bool:
@@ -340,166 +335,20 @@ class World:
         return False
 
     def shines(self, lamp: int) -> bool:
-        """Whether a lamp of the goal's type stands where the agent does; one that was used is on for good."""
+        """Whether a lamp of the goal's type is at the agent's location. A used lamp stays on."""
         return self.game.object_types[lamp] == self.game.goal.target and any(
             lamp in self.inside[r] for r in self.game.here[self.at]
         )
 
 
 def _in_the_middle(receptacles: Sequence[str]) -> str:
-    return f"You are in the middle of a room. Looking quickly around you, you see {_listed(f'a {name}' for name in receptacles)}."
+    return (
+        "You are in the middle of a room. Looking quickly around you, you see "
+        f"{_listed(f'a {name}' for name in receptacles)}."
+    )
 
 
 def _listed(words: Iterable[str]) -> str:
-    """As TextWorld lists: a comma stands before "and" even between two."""
+    """Join words as TextWorld does: with a comma before "and", even between two."""
     *first, last = [*words] or ["nothing"]
     return f"{', '.join(first)}, and {last}" if first else last
-
-
-# --- Reading a game ----------------------------------------------------------------------------------------------------
-
-
-def read_game(data: Mapping[str, Any]) -> Game:
-    """The game behind the content of a `game.tw-pddl` file, or behind one of our own (with `task` instead of a grammar)."""
-    missing = [key for key in KEYS if key not in data] + (
-        [] if "task" in data or "grammar" in data else ["grammar"]
-    )
-    if missing:
-        raise ValueError(f"a game needs {', '.join(missing)}")
-    problem = read_problem(_text(data, "pddl_problem"))
-    walkthrough = data["walkthrough"]
-    if not isinstance(walkthrough, (list, tuple)) or not all(
-        isinstance(command, str) for command in walkthrough
-    ):
-        raise ValueError("a game's walkthrough must be a list of commands")
-    task, told = _read_words(data)
-    return _build(problem, task, told, tuple(walkthrough))
-
-
-def _text(data: Mapping[str, Any], key: str) -> str:
-    if not isinstance(data[key], str):
-        raise ValueError(f"a game's {key} must be text")
-    return str(data[key])
-
-
-def _read_words(data: Mapping[str, Any]) -> tuple[str, str]:
-    """The sentence with the task, and the answer to `help`. Both stand in a game's own grammar."""
-    if "task" in data:
-        return f"Your task is to: {_text(data, 'task')}", _HELP
-    grammar = _text(data, "grammar")
-    task = _TASK.search(grammar)
-    if task is None:
-        raise ValueError("a game's grammar must hold the sentence 'Your task is to: ..'")
-    told = next((found[1] for pattern in _HELP_TEXTS if (found := pattern.search(grammar))), _HELP)
-    try:
-        return json.loads(f'"{task[1]}"'), told.replace("\\n", "\n").lstrip()
-    except json.JSONDecodeError:
-        raise ValueError("the sentence with the task in a game's grammar cannot be read") from None
-
-
-_ABLE = {
-    "take": "pickupable",
-    "use": "toggleable",
-    "clean": "cleanable",
-    "heat": "heatable",
-    "cool": "coolable",
-    "slice": "sliceable",
-}
-_DONE = {
-    "use": "istoggled",
-    "clean": "isclean",
-    "heat": "ishot",
-    "cool": "iscool",
-    "slice": "issliced",
-}
-
-
-def _build(problem: Problem, task: str, told: str, walkthrough: tuple[str, ...]) -> Game:
-    facts, kinds = problem.facts, problem.kinds
-    names = _name_things(sorted({name for rows in facts.values() for row in rows for name in row}))
-    objects, receptacles, locations = (
-        [one for one in names if kinds[one] == kind]
-        for kind in ("object", "receptacle", "location")
-    )
-    number = {
-        one: at for group in (objects, receptacles, locations) for at, one in enumerate(group)
-    }
-    where, types = (
-        _map(facts["receptacleatlocation"]),
-        _map([*facts["objecttype"], *facts["receptacletype"]]),
-    )
-    if not facts["atlocation"] or any(r not in where for r in receptacles):
-        raise ValueError("the PDDL problem must say where the agent and all receptacles are")
-    those = {
-        fact: frozenset(number[row[0]] for row in rows)
-        for fact, rows in facts.items()
-        if rows and len(rows[0]) == 1
-    }
-    pairs = {
-        fact: [(number[a], number[b]) for a, b in facts[fact]]
-        for fact in ("inreceptacle", "objectatlocation", "inreceptacleobject")
-    }
-    inside, around, holders = (
-        _gather(pairs["inreceptacle"]),
-        pairs["objectatlocation"],
-        _gather(pairs["inreceptacleobject"]),
-    )
-    places = _gather([(place, o) for o, place in around])
-    table = frozenset(facts["cancontain"])
-    return Game(
-        task=task,
-        help=sys.intern(told),
-        goal=problem.goal,
-        walkthrough=walkthrough,
-        objects=tuple(names[one] for one in objects),
-        object_types=tuple(sys.intern(types.get(one, "")) for one in objects),
-        receptacles=tuple(names[one] for one in receptacles),
-        receptacle_types=tuple(sys.intern(types.get(one, "")) for one in receptacles),
-        locations=tuple(number[where[one]] for one in receptacles),
-        start=number[facts["atlocation"][0][1]],
-        openable=those.get("openable", frozenset()),
-        opened=those.get("opened", frozenset()),
-        inside=tuple(inside.get(r, ()) for r in range(len(receptacles))),
-        places=tuple(frozenset(places.get(o, ())) for o in range(len(objects))),
-        able={verb: those.get(fact, frozenset()) for verb, fact in _ABLE.items()},
-        done={verb: those.get(fact, frozenset()) for verb, fact in _DONE.items()},
-        accepts=tuple(_accepted(table, types.get(one, "")) for one in receptacles),
-        held_in={o: holders.get(o, ()) for o in those.get("isreceptacleobject", ())},
-    )
-
-
-def _map(rows: Iterable[tuple[str, ...]]) -> dict[str, str]:
-    return {row[0]: row[1] for row in rows}
-
-
-def _name_things(ids: Sequence[str]) -> dict[str, str]:
-    """Internal names as a reader sees them: `mug_bar_..` becomes "mug 2"; the first in order gets the highest number.
-
-    >>> _name_things(["mug_bar_a", "mug_bar_b", "sink_bar_c_bar_sinkbasin"])
-    {'mug_bar_a': 'mug 2', 'mug_bar_b': 'mug 1', 'sink_bar_c_bar_sinkbasin': 'sinkbasin 1'}
-    """
-    bases = {
-        one: one.split("_bar_", 1)[0] + ("basin" if "basin" in one else "")
-        for one in ids
-        if "_bar_" in one
-    }
-    left, names = Counter(bases.values()), {}
-    for one in ids:
-        base = bases.get(one)
-        names[one] = one if base is None else sys.intern(f"{base} {left[base]}")
-        left[base or ""] -= 1
-    return names
-
-
-def _gather(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
-    """From (thing, container) to container -> things, in order and each once."""
-    found: dict[int, set[int]] = {}
-    for thing, container in pairs:
-        found.setdefault(container, set()).add(thing)
-    return {container: tuple(sorted(things)) for container, things in found.items()}
-
-
-@lru_cache(maxsize=4096)
-def _accepted(pairs: frozenset[tuple[str, ...]], kind: str) -> frozenset[str]:
-    """The types that a type of receptacle may hold; almost all games share one table."""
-    return frozenset(b for a, b in pairs if a == kind)

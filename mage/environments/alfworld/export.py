@@ -1,6 +1,7 @@
-"""`python -m mage.environments.alfworld.export FOLDER`: generated games as complete `game.tw-pddl` files, for TextWorld and anybody else.
+"""`python -m mage.environments.alfworld.export FOLDER`: write generated games as files.
 
-The PDDL domain and the text grammar are taken from the installed alfworld package and are no part of this one.
+The files are complete `game.tw-pddl` files for TextWorld. The PDDL domain and the text grammar come
+from the installed alfworld package.
 """
 
 import argparse
@@ -15,15 +16,16 @@ from mage.environments.alfworld.generator import generate
 from mage.environments.alfworld.problem import TASK_TYPES, read_problem
 from mage.types import Split
 
-_OPEN_TASK = "UNKNOWN GOAL"  # what the package's grammar has in place of a task
+_OPEN_TASK = "UNKNOWN GOAL"  # placeholder of the task in the grammar
 
 
 def read_package() -> tuple[str, str]:
-    """Domain and grammar of the installed alfworld package, which is not imported."""
+    """Domain and grammar of the installed alfworld package, without importing it."""
     spec = find_spec("alfworld")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(
-            "writing game files needs the alfworld package for its domain and grammar: pip install --no-deps alfworld"
+            "writing game files needs the alfworld package for its domain and grammar: pip "
+            "install --no-deps alfworld"
         )
     folder = Path(spec.submodule_search_locations[0]) / "data"
     try:
@@ -38,7 +40,7 @@ def read_package() -> tuple[str, str]:
 
 
 def complete(game: dict[str, Any], domain: str, grammar: str) -> dict[str, Any]:
-    """A generated game with everything that a `game.tw-pddl` file holds."""
+    """A generated game with all entries of a `game.tw-pddl` file."""
     task = str(game["task"]).removesuffix(".")
     return {
         "pddl_domain": domain,
@@ -50,7 +52,7 @@ def complete(game: dict[str, Any], domain: str, grammar: str) -> dict[str, Any]:
 def write_games(
     folder: Path, count: int, *, seed: int = 0, receptacles: int = 8, objects: int = 12
 ) -> list[Path]:
-    """`count` games of every split, types in turn, in folders named as the official ones are."""
+    """Write `count` games of every split, types in turn, in folders with official names."""
     domain, grammar = read_package()
     return [
         _write_game(folder, split, seed + number, domain, grammar, receptacles, objects)

@@ -1,7 +1,7 @@
-"""Where games come from: the official data folder, read as it is, or our own generator.
+"""Sources of games: the official data folder, or our own generator.
 
-The official folder holds `train`, `valid_seen` (in domain) and `valid_unseen` (out of domain: rooms that training never has), with one
-`game.tw-pddl` a game somewhere below.
+The official folder holds `train`, `valid_seen` (in domain) and `valid_unseen` (out of domain: rooms
+that do not occur in training), with one `game.tw-pddl` file per game.
 """
 
 import json
@@ -9,7 +9,8 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from mage.environments.alfworld.engine import Game, read_game
+from mage.environments.alfworld.engine import Game
+from mage.environments.alfworld.game_file import read_game
 from mage.environments.alfworld.generator import generate
 from mage.environments.alfworld.problem import TaskType
 from mage.types import Split
@@ -27,7 +28,8 @@ OFFICIAL_NAMES: dict[TaskType, str] = {
     "two": "pick_two_obj_and_place",
 }
 _ADVICE = (
-    f"The official games come with `pip install alfworld` and `alfworld-download --data-dir FOLDER`; then say data = FOLDER or set {VARIABLE}. "
+    "The official games come with `pip install alfworld` and `alfworld-download --data-dir "
+    f"FOLDER`; then say data = FOLDER or set {VARIABLE}. "
     f"data = {GENERATED!r} needs no download."
 )
 
@@ -41,7 +43,8 @@ def find_folder(data: str) -> Path:
         if any((folder / name).is_dir() for name in FOLDERS.values()):
             return folder
     raise ValueError(
-        f"{given} holds no ALFWorld games: there is no folder {', '.join(FOLDERS.values())} in it. {_ADVICE}"
+        f"{given} holds no ALFWorld games: there is no folder {', '.join(FOLDERS.values())} "
+        f"in it. {_ADVICE}"
     )
 
 
@@ -58,7 +61,7 @@ def list_games(folder: Path, split: Split, task_types: tuple[TaskType, ...]) -> 
 
 
 def _task_type(path: Path) -> TaskType:
-    """What is to be done, from the name of the folder around the trial, else from the game itself."""
+    """The task type, from the name of the folder of the game, else from the game itself."""
     folder = path.parent.parent.name.split("-")[0]
     named = next((kind for kind, name in OFFICIAL_NAMES.items() if name == folder), None)
     return named or load_game(path).goal.kind
@@ -66,26 +69,26 @@ def _task_type(path: Path) -> TaskType:
 
 @lru_cache(maxsize=512)
 def load_game(path: Path) -> Game:
-    """A game file; what is wrong with it is one ValueError."""
+    """Read a game file. Raises ValueError if it is not valid."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no game file: {error}") from None
+        raise ValueError(f"{path} is not a game file: {error}") from None
     if not isinstance(data, dict):
-        raise ValueError(f"{path} is no game file: it should hold one JSON object")
+        raise ValueError(f"{path} is not a game file: it should hold one JSON object")
     try:
         return read_game(data)
     except ValueError as error:
-        raise ValueError(f"{path} is no game that can be played: {error}") from None
+        raise ValueError(f"{path} is not a playable game: {error}") from None
 
 
 @lru_cache(maxsize=4096)
 def make_game(
     kind: TaskType, split: Split, seed: int, receptacles: int, objects: int, longest: int
 ) -> Game:
-    """A generated game; members of a group and later episodes get the very same one."""
+    """A generated game, cached: members of a group and later episodes share it."""
     return read_game(
         generate(kind, split, seed, receptacles=receptacles, objects=objects, longest=longest)
     )

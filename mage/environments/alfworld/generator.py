@@ -1,18 +1,19 @@
-"""Games of our own, of all six types, from a seed: a room, things in it, a task, and a walkthrough.
+"""Generated games of all six types: a room, objects, a task and a walkthrough.
 
-A game is the same dictionary that a `game.tw-pddl` file holds, without the domain and the grammar, which are other people's work
-(`export.py` adds them from the alfworld package). No game of one split is a game of another: which split a game belongs to is decided by what is in
-it, and games out of domain are in rooms that the others never have.
+A game is a dictionary with the content of a `game.tw-pddl` file, without domain and grammar
+(`export.py` adds these from the alfworld package). Splits do not overlap: the content of a game
+decides its split, and games out of domain use rooms that the other splits never have.
 """
 
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mage.environments.alfworld.engine import World, read_game
+from mage.environments.alfworld.engine import World
+from mage.environments.alfworld.game_file import read_game
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TaskType
 from mage.environments.alfworld.rooms import (
@@ -29,7 +30,7 @@ from mage.seeds import derive
 from mage.types import Split
 
 _TRIES = 1_000
-_TEST_SHARE = 5  # one game in so many is held out
+_TEST_SHARE = 5  # one game in five is held out
 _SENTENCES: dict[TaskType, tuple[str, str]] = {
     "place": ("put a {thing} in {target}.", "put some {thing} on {target}."),
     "light": ("look at {thing} under the {target}.", "examine the {thing} with the {target}."),
@@ -45,16 +46,16 @@ SHORTEST: dict[TaskType, int] = {
     "heat": 6,
     "cool": 6,
     "two": 8,
-}  # commands, when all lies well
+}  # fewest commands
 _DONE = {"clean": "cleanable", "heat": "heatable", "cool": "coolable", "slice": "sliceable"}
 _STATES = {"clean": "isClean", "heat": "isHot", "cool": "isCool"}
-# The rules of the actions name these types, so a problem must declare them, present or not.
+# The PDDL domain names these types, so every problem must declare them.
 _ALWAYS = {"rtype": ("SinkBasin", "Microwave", "Fridge"), "otype": ("Knife", "ButterKnife")}
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A game before it is written down: types of receptacles, and (type of object, receptacle by number) for what lies around."""
+    """A game before it is written: receptacle types, and (object type, receptacle number) pairs."""
 
     kind: TaskType
     receptacles: tuple[str, ...]
@@ -66,7 +67,7 @@ class Plot:
 def generate(
     kind: TaskType, split: Split, seed: int, *, receptacles: int, objects: int, longest: int = 10
 ) -> dict[str, Any]:
-    """The content of a game of this type that can be won in `longest` commands; the same seed gives the same game."""
+    """A game of this type that can be won in `longest` commands. The seed determines it."""
     for attempt in range(_TRIES):
         rng = random.Random(derive("alfworld", seed, attempt))
         plot = _draw(kind, UNSEEN if split == "ood" else SEEN, receptacles, objects, rng)
@@ -76,12 +77,17 @@ def generate(
                 return game
     found = f"{receptacles} receptacles and {objects} objects that {longest} commands can win"
     raise ValueError(
-        f"no game of type {kind!r} with {found} was found: allow more of them, or leave {kind!r} out of task_types"
+        f"no game of type {kind!r} with {found} was found: allow more of them, or leave "
+        f"{kind!r} out of task_types"
     )
 
 
 def _belongs(plot: Plot, split: Split) -> bool:
-    """A game's content decides whether it is held out; its wording and its numbers do not. Out of domain no known room would hold its furniture."""
+    """Whether a game belongs to a split.
+
+    A hash of the content decides whether a game is held out; its wording and numbers do not matter.
+    Out of domain no seen room may contain the same furniture.
+    """
     if split == "ood":
         return not any(Counter(plot.receptacles) <= Counter(layout.receptacles) for layout in SEEN)
     lying = sorted((name, plot.receptacles[at]) for name, at in plot.things)
@@ -90,13 +96,13 @@ def _belongs(plot: Plot, split: Split) -> bool:
     return held_out == (split == "test")
 
 
-# --- Drawing a room ----------------------------------------------------------------------------------------------------
+# --- Random rooms -------------------------------------------------------------------------------
 
 
 def _draw(
     kind: TaskType, layouts: tuple[Layout, ...], receptacles: int, objects: int, rng: random.Random
 ) -> Plot | None:
-    """A room with a task in it, or None where the dice fell badly."""
+    """A room with a task, or None if this draw does not fit."""
     layout = rng.choice(layouts)
     stands = [one for one in layout.receptacles if one in LAMP_STANDS and layout.has_lamps]
     needed = {"light": rng.choice(stands) if stands else None, **APPLIANCE}.get(kind, "")
@@ -121,7 +127,7 @@ def _draw(
 
 
 def _furnish(layout: Layout, needed: str, count: int, rng: random.Random) -> list[str]:
-    """So many of a room's receptacles, the needed one among them, in the room's own order."""
+    """`count` receptacles of a room including the needed one, in the order of the room."""
     places = range(len(layout.receptacles))
     first = [at for at in places if layout.receptacles[at] == needed][:1]
     others = [at for at in places if at not in first]
@@ -132,7 +138,10 @@ def _furnish(layout: Layout, needed: str, count: int, rng: random.Random) -> lis
 def _choose_task(
     kind: TaskType, things: Sequence[str], furniture: list[str], rng: random.Random
 ) -> tuple[str, str] | None:
-    """A type of object and where it goes (for `light`, the lamp), such that it can also start somewhere else."""
+    """An object type and its target (for `light`, the lamp).
+
+    The object must also be able to start somewhere else.
+    """
     able = [name for name in things if kind not in APPLIANCE or kind in THINGS[name].verbs]
     if kind == "light":
         fitting = [name for name in able if THINGS[name].fits & set(furniture)]
@@ -149,7 +158,7 @@ def _choose_task(
 def _place_target(
     kind: TaskType, thing: str, target: str, furniture: list[str], rng: random.Random
 ) -> list[tuple[str, int]] | None:
-    """The objects of the task, none of them where it should end up."""
+    """The objects of the task, none of them at the target."""
     free = [at for at, one in enumerate(furniture) if one in THINGS[thing].fits and one != target]
     return [(thing, rng.choice(free)) for _ in range(2 if kind == "two" else 1)] if free else None
 
@@ -157,7 +166,7 @@ def _place_target(
 def _scatter(
     things: Sequence[str], furniture: list[str], count: int, rng: random.Random
 ) -> list[tuple[str, int]]:
-    """Things that the task does not need."""
+    """Objects that the task does not need."""
     others = [name for name in things if THINGS[name].fits & set(furniture)]
     drawn = [rng.choice(others) for _ in range(max(0, count))] if others else []
     return [
@@ -166,7 +175,7 @@ def _scatter(
     ]
 
 
-# --- Writing it down ---------------------------------------------------------------------------------------------------
+# --- PDDL ------------------------------------------------------------------------------
 
 
 def _write(plot: Plot, sentence: str) -> dict[str, Any]:
@@ -181,8 +190,11 @@ def _write(plot: Plot, sentence: str) -> dict[str, Any]:
     return game | {"walkthrough": steps}
 
 
+_Place = tuple[str, str, str]  # internal name, type and location of a receptacle
+
+
 def _problem(plot: Plot) -> str:
-    """The room as a PDDL problem, in names of our own."""
+    """The room as a PDDL problem."""
     places = [
         (_receptacle_id(one, at), one, f"loc_bar_{at + 1}")
         for at, one in enumerate(plot.receptacles)
@@ -200,52 +212,39 @@ def _problem(plot: Plot) -> str:
         *(f"{one} - receptacle" for one, _, _ in places),
         *(f"loc_bar_{number} - location" for number in range(len(places) + 1)),
     ]
-    facts = ["atLocation agent1 loc_bar_0"]
-    for one, name, place in places:
-        facts += [
-            f"receptacleType {one} {name}Type",
-            f"receptacleAtLocation {one} {place}",
-            *([f"openable {one}"] if name in CLOSED else []),
-        ]
-    for one, name, (where, _, place) in things:
-        able = (
-            ["toggleable"]
-            if name == LAMP
-            else [
-                "pickupable",
-                *(fact for verb, fact in _DONE.items() if verb in THINGS[name].verbs),
-            ]
-        )
-        facts += [
-            f"objectType {one} {name}Type",
-            f"inReceptacle {one} {where}",
-            f"objectAtLocation {one} {place}",
-            *(f"{fact} {one}" for fact in able),
-        ]
-    facts += [
+    fitting = [
         f"canContain {r}Type {o}Type"
         for r in receptacle_types
         for o in object_types
         if o in THINGS and r in THINGS[o].fits
     ]
-    return "\n".join(
-        [
-            "(define (problem household)",
-            "(:domain alfred)",
-            "(:objects",
-            *declared,
-            ")",
-            "(:init",
-            *(f"({fact})" for fact in facts),
-            ")",
-            f"(:goal {_goal(plot)})",
-            ")",
-        ]
-    )
+    facts = ["atLocation agent1 loc_bar_0", *_receptacle_facts(places), *_object_facts(things)]
+    begin = ["(define (problem household)", "(:domain alfred)", "(:objects", *declared, ")"]
+    init = ["(:init", *(f"({fact})" for fact in (*facts, *fitting)), ")"]
+    return "\n".join([*begin, *init, f"(:goal {_goal(plot)})", ")"])
+
+
+def _receptacle_facts(places: list[_Place]) -> Iterator[str]:
+    for one, name, place in places:
+        yield f"receptacleType {one} {name}Type"
+        yield f"receptacleAtLocation {one} {place}"
+        if name in CLOSED:
+            yield f"openable {one}"
+
+
+def _object_facts(things: list[tuple[str, str, _Place]]) -> Iterator[str]:
+    for one, name, (where, _, place) in things:
+        yield f"objectType {one} {name}Type"
+        yield f"inReceptacle {one} {where}"
+        yield f"objectAtLocation {one} {place}"
+        verbs = () if name == LAMP else THINGS[name].verbs
+        able = [fact for verb, fact in _DONE.items() if verb in verbs]
+        for fact in ("toggleable" if name == LAMP else "pickupable", *able):
+            yield f"{fact} {one}"
 
 
 def _receptacle_id(name: str, number: int) -> str:
-    """A basin belongs to a sink or tub, and its name is read off both ends."""
+    """The internal name of a receptacle. TextWorld reads basins from both ends of it."""
     base = name.removesuffix("Basin")
     return f"{base}_bar_{number}_bar_{name}" if base != name else f"{name}_bar_{number}"
 
@@ -253,9 +252,15 @@ def _receptacle_id(name: str, number: int) -> str:
 def _goal(plot: Plot) -> str:
     thing, target = f"{plot.thing}Type", f"{plot.target}Type"
     if plot.kind == "light":
-        shines = f"(objectType ?t {target}) (toggleable ?t) (isToggled ?t) (receptacleAtLocation ?r ?l) (atLocation ?a ?l) (inReceptacle ?t ?r)"
+        shines = (
+            f"(objectType ?t {target}) (toggleable ?t) (isToggled ?t) (receptacleAtLocation ?r "
+            "?l) (atLocation ?a ?l) (inReceptacle ?t ?r)"
+        )
         holds = f"(exists (?o - object ?a - agent) (and (objectType ?o {thing}) (holds ?a ?o)))"
-        return f"(and (exists (?t - object ?r - receptacle ?a - agent ?l - location) (and {shines})) {holds})"
+        return (
+            "(and (exists (?t - object ?r - receptacle ?a - agent ?l - location) (and "
+            f"{shines})) {holds})"
+        )
 
     def there(one: str) -> str:
         return f"(inReceptacle {one} ?r) (objectType {one} {thing}) (receptacleType ?r {target})"

@@ -1,6 +1,7 @@
-"""A plan to the end of a game from any situation, with everything known: the expert whose rate is the ceiling.
+"""The expert: the shortest plan to the end of a game, from any situation, with full knowledge.
 
-The six tasks are simple enough to write down all sensible ways (which object, which receptacle, in which order) and take the shortest.
+The six tasks are simple, so all sensible plans (which object, which receptacle, which order) are
+listed and the shortest is taken.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ _APPLIANCE = {"clean": "sinkbasintype", "heat": "microwavetype", "cool": "fridge
 
 
 def plan(world: World) -> list[str] | None:
-    """The commands of the shortest way found; empty if the task is done, None if there is no way."""
+    """The commands of the shortest plan; [] if the task is done, None if there is no plan."""
     if world.won:
         return []
     drafts = _light_drafts(world) if world.game.goal.kind == "light" else _place_drafts(world)
@@ -20,7 +21,7 @@ def plan(world: World) -> list[str] | None:
 
 
 class _Draft:
-    """A plan in the making: where it has led and what it has opened, without playing it."""
+    """A plan under construction: its position and what it opened, without executing it."""
 
     __slots__ = ("at", "commands", "held", "opened", "possible", "world")
 
@@ -42,7 +43,7 @@ class _Draft:
             self.opened.add(r)
 
     def fetch(self, o: int, source: int) -> None:
-        """Hold this object, whatever is held now; it lies in `source` unless it is held already."""
+        """Hold this object, whatever is held now. It lies in `source` unless already held."""
         game = self.world.game
         if self.held == o:
             return
@@ -65,7 +66,7 @@ class _Draft:
         self.held = None
 
     def treat(self, verb: str) -> None:
-        """Clean, heat or cool what is held, at the nearest appliance."""
+        """Clean, heat or cool the held object at the nearest appliance."""
         game = self.world.game
         there = [r for r, kind in enumerate(game.receptacle_types) if kind == _APPLIANCE[verb]]
         if self.held is None or not there or self.held not in game.able[verb]:
@@ -76,7 +77,7 @@ class _Draft:
         self.commands.append(f"{verb} {game.objects[self.held]} with {game.receptacles[r]}")
 
     def _drop(self, next_stop: int) -> None:
-        """Get rid of what is held: here, at the next stop, or wherever it fits."""
+        """Put down the held object: here, at the next stop, or wherever it fits."""
         assert self.held is not None, "only what is held can be put down"
         game, kind = self.world.game, self.world.game.object_types[self.held]
         fitting = [r for r in range(len(game.receptacles)) if kind in game.accepts[r]]
@@ -96,7 +97,7 @@ _IN_HAND = -1
 
 
 def _sources(world: World, o: int) -> list[int]:
-    """Where an object can be had. Official games have some that are in two receptacles at once."""
+    """Where an object can be taken. In official games some are in two receptacles at once."""
     return (
         [_IN_HAND]
         if world.held == o
@@ -105,7 +106,7 @@ def _sources(world: World, o: int) -> list[int]:
 
 
 def _place_drafts(world: World) -> Iterator[_Draft]:
-    """Every choice of objects, their order, where they are taken from, and the receptacle they end up in."""
+    """Every choice of objects, order, sources and target receptacle."""
     game, goal = world.game, world.game.goal
     alike = [o for o, kind in enumerate(game.object_types) if kind == goal.object_type]
     for r in (r for r, kind in enumerate(game.receptacle_types) if kind == goal.target):
@@ -124,7 +125,7 @@ def _place_draft(world: World, chosen: list[tuple[int, int]], r: int) -> _Draft:
             draft.treat(kind)
         if (
             o not in world.inside[r] or source == r
-        ):  # what is in two places stays in the other when it is taken
+        ):  # an object in two places stays in the second one when taken
             draft.put(r)
     return draft
 

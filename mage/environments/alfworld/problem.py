@@ -1,7 +1,7 @@
-"""A game's PDDL problem as plain records: what there is, what is true at the start, and what is to be done.
+"""The PDDL problem of a game as records: things, initial facts and the goal.
 
-Only the problem is read, never the domain: the rules of the fifteen actions are the engine's own. Names are lower-cased, as
-the planner behind the published games does. Whatever does not fit is one ValueError that says what was expected.
+Only the problem is read, not the domain: the engine implements the 15 actions itself. Names are
+lower-cased, as in TextWorld. Invalid content raises a ValueError that says what was expected.
 """
 
 import re
@@ -15,7 +15,7 @@ Expression: TypeAlias = "str | list[Expression]"
 
 _TOKENS = re.compile(r"[()]|[^\s()]+")
 _COMMENT = re.compile(r";[^\n]*")
-# The facts that the engine knows how to change or to show, and of what they are true.
+# The predicates that the engine uses, with the kinds of their arguments.
 _SIGNATURES: dict[str, tuple[str, ...]] = {
     "atlocation": ("agent", "location"),
     "receptacleatlocation": ("receptacle", "location"),
@@ -66,7 +66,7 @@ _SHAPES: dict[TaskType, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is to be done, with which type of object; `target` is the type of receptacle, or of lamp for `light`."""
+    """The task. `target` is the type of the receptacle, or of the lamp for `light`."""
 
     kind: TaskType
     object_type: str
@@ -75,7 +75,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`kinds` maps a declared name to its kind, `facts` a predicate to the names it is true of."""
+    """`kinds` maps a declared name to its kind, `facts` a predicate to its arguments."""
 
     kinds: dict[str, str]
     facts: dict[str, list[tuple[str, ...]]]
@@ -83,7 +83,7 @@ class Problem:
 
 
 def read_problem(text: str) -> Problem:
-    """The problem of one game."""
+    """Parse the PDDL problem of one game."""
     whole = _read(text)
     if not whole or whole[0] != "define":
         raise ValueError("the PDDL problem does not begin with (define")
@@ -102,7 +102,7 @@ def read_problem(text: str) -> Problem:
 
 
 def _read(text: str) -> list[Expression]:
-    """The one expression that a text holds."""
+    """Parse the single expression that a text holds."""
     stack: list[list[Expression]] = [[]]
     for token in _TOKENS.findall(_COMMENT.sub("", text.lower())):
         if token == "(":
@@ -135,7 +135,7 @@ def _read_kinds(words: list[Expression]) -> dict[str, str]:
             continue
         kind = next(tokens, None)
         if not isinstance(kind, str):
-            raise ValueError("the PDDL problem names objects without saying what they are")
+            raise ValueError("the PDDL problem declares objects without a kind")
         kinds.update(dict.fromkeys(waiting, kind))
         waiting.clear()
     return kinds
@@ -150,8 +150,10 @@ def _read_facts(items: list[Expression], kinds: dict[str, str]) -> dict[str, lis
             or not all(isinstance(word, str) for word in item[1:])
         ):
             if isinstance(item, list) and item and item[0] == "=":
-                continue  # distances and costs: nothing in a game depends on them
-            raise ValueError(f"the PDDL problem has no fact where one should be: {_show(item)}")
+                continue  # distances and costs are not used
+            raise ValueError(
+                f"the PDDL problem has something else instead of a fact: {_show(item)}"
+            )
         name, names = str(item[0]), tuple(map(str, item[1:]))
         if unknown := [one for one in names if one not in kinds]:
             raise ValueError(
@@ -159,7 +161,7 @@ def _read_facts(items: list[Expression], kinds: dict[str, str]) -> dict[str, lis
             )
         if _SIGNATURES.get(name) != tuple(kinds[one] for one in names):
             raise ValueError(
-                f"the PDDL problem states {_show(item)}, which is no fact of an ALFWorld game"
+                f"the PDDL problem states {_show(item)}, which is not a fact of ALFWorld games"
             )
         facts[name].append(names)
     return facts
@@ -171,12 +173,12 @@ def _show(expression: Expression) -> str:
 
 
 def _read_goal(items: list[Expression], kinds: dict[str, str]) -> Goal:
-    """A goal is known by the predicates it names: the six types of task name six different sets."""
+    """Each of the six task types is recognised by the predicates of its goal."""
     atoms = [atom for item in items for atom in _atoms(item)]
     named = sorted(atom[0] for atom in atoms)
     kind = next((kind for kind, shape in _SHAPES.items() if sorted(shape) == named), None)
     if kind is None:
-        raise ValueError("the PDDL problem's goal is none of the six ALFWorld tasks")
+        raise ValueError("the PDDL problem's goal is not one of the six ALFWorld tasks")
     types = {
         atom[1]: atom[2]
         for atom in atoms

@@ -1,7 +1,7 @@
-"""A small library of rooms and things, ours: what stands in a room, what lies where, and what can be done with it.
+"""Rooms and objects of generated games: furniture, objects, and what each object allows.
 
-Layouts of one half are for training and the held-out games, those of the other half (`UNSEEN`) are never trained in: the same things in rooms
-that are furnished differently.
+`SEEN` layouts are used for training and held-out games. `UNSEEN` layouts are used out of domain
+only: the same objects in differently furnished rooms.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """A type of object. `fits` names the types of receptacle that may hold it, `verbs` what can be done to it."""
+    """An object type. `fits` are the receptacle types that may hold it, `verbs` its treatments."""
 
     fits: frozenset[str]
     verbs: frozenset[str] = frozenset()
@@ -78,7 +78,7 @@ APPLIANCE = {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What may stand in a room (a type that is named twice may stand there twice), and the things that belong there."""
+    """Receptacles that a room may have (a repeated type may occur twice), and its objects."""
 
     name: str
     receptacles: tuple[str, ...]
@@ -97,12 +97,14 @@ SEEN = (
     _layout(
         "kitchen",
         _KITCHEN,
-        "CounterTop SinkBasin Microwave Fridge Cabinet Drawer Cabinet CounterTop StoveBurner Drawer GarbageCan CoffeeMachine Cabinet",
+        "CounterTop SinkBasin Microwave Fridge Cabinet Drawer Cabinet CounterTop StoveBurner "
+        "Drawer GarbageCan CoffeeMachine Cabinet",
     ),
     _layout(
         "dining kitchen",
         _KITCHEN,
-        "DiningTable Fridge Microwave SinkBasin CounterTop Shelf Cabinet Cabinet Shelf GarbageCan Drawer",
+        "DiningTable Fridge Microwave SinkBasin CounterTop Shelf Cabinet Cabinet Shelf "
+        "GarbageCan Drawer",
     ),
     _layout(
         "bathroom",
@@ -124,7 +126,8 @@ UNSEEN = (
     _layout(
         "galley",
         _KITCHEN,
-        "CounterTop Cart SinkBasin Fridge Microwave Shelf Drawer SideTable Shelf Cabinet Cart GarbageCan",
+        "CounterTop Cart SinkBasin Fridge Microwave Shelf Drawer SideTable Shelf Cabinet "
+        "Cart GarbageCan",
     ),
     _layout(
         "studio",

@@ -1,7 +1,8 @@
-"""Sokoban: push all boxes onto targets, in rooms made to order or read from Boxoban level files.
+"""Sokoban: push all boxes onto targets, in generated rooms or in Boxoban levels.
 
-`kernels.py` makes rooms and the distance of every state to the solution, `compiled.py` has numba compile it, `rooms.py` holds a room, `levels.py` reads
-Boxoban files, `search.py` solves what is too large for a table, `world.py` is the environment. Nothing here needs numba; it makes rooms faster.
+`kernels.py` generates rooms and distance tables, `compiled.py` compiles it with numba, `rooms.py`
+holds the room record, `levels.py` reads Boxoban files, `search.py` solves rooms that are too large
+for a table, `world.py` is the environment. numba is optional: it only makes room generation faster.
 """
 
 from mage.environments.sokoban.world import Sokoban, SokobanState

@@ -1,6 +1,7 @@
-"""The functions of `kernels.py`, compiled by numba where it is installed; about thirty times as fast.
+"""The functions of `kernels.py`, compiled by numba where it is installed; about 30 times as fast.
 
-Compiling takes seconds and the result is kept on disk where that is allowed, so `rooms.py` asks for it only where it pays.
+Compilation takes seconds. The result is cached on disk where possible. So `rooms.py` asks for
+compiled functions only for large rooms.
 """
 
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from typing import Any
 from mage.environments.sokoban import kernels
 
 _INNER = (
-    kernels.draw, kernels.carve, kernels.connect, kernels.rank, kernels.meet, kernels.find_steps, kernels.pull, kernels.search,
-    kernels.tabulate, kernels.fill, kernels.list_cells, kernels.choose_start, kernels.mark, kernels.scatter, kernels.make, kernels.cut,
+    kernels.draw, kernels.carve, kernels.connect, kernels.rank, kernels.meet, kernels.find_steps,
+    kernels.pull, kernels.search, kernels.tabulate, kernels.fill, kernels.list_cells,
+    kernels.choose_start, kernels.mark, kernels.scatter, kernels.make, kernels.cut,
 )  # fmt: skip
 
 
@@ -22,7 +24,11 @@ def is_installed() -> bool:
 
 @cache
 def compile_all() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """`make_in` and `fill_in`, compiled. What is kept on disk is made anew when `kernels.py` changes, so all that is compiled is there."""
+    """Compiled versions of `make_in` and `fill_in`.
+
+    numba invalidates its disk cache when `kernels.py` changes, so everything that is compiled is in
+    that file.
+    """
     import numba
     from numba.extending import register_jitable
 
@@ -32,8 +38,8 @@ def compile_all() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _compile(njit: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Kept on disk if there is a place for it."""
+    """Compile a function, with a disk cache if a folder for it is writable."""
     try:
         return njit(cache=True)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # numba found no folder that it may write to
+    except RuntimeError:  # numba found no writable folder
         return njit(function)  # type: ignore[no-any-return]

@@ -1,38 +1,45 @@
-"""Rooms and their distance tables, in the part of Python that numba compiles too: whole numbers and flat sequences.
+"""Room generation and distance tables, in the subset of Python that numba compiles.
 
-`compiled.py` compiles these very functions; as they stand they are the plain fallback, on lists. Both give the same rooms
-for the same numbers, so nothing depends on whether numba is there.
+`compiled.py` compiles these functions. Without numba they run as they are, on lists. Both versions
+make the same rooms from the same numbers.
 
-A room's floor cells are numbered from 0, and `beside[4 * cell + move]` is the neighbour or -1. A state is a player's cell and a rising
-row of boxes; its key is `rank(boxes) * cells + player`, where `rank` numbers the sets of boxes without gaps. The table is filled
-BACKWARDS from the solved states over undone steps and undone pushes: what it does not reach can no longer be solved.
+Floor cells of a room are numbered from 0. `beside[4 * cell + move]` is the neighbour cell or -1. A
+state is the player's cell and a sorted sequence of box cells. Its key is `rank(boxes) * cells +
+player`, where `rank` numbers all sets of boxes without gaps. The table is filled BACKWARDS from the
+solved states by undoing steps and pushes. States that are not reached cannot be solved.
 
-The search takes many states at a time. Squares are bits of a number, from the first one inside the outer wall on, so a set of boxes is a number, and so is a
-WAVE: the players from whom one set of boxes is solved in the same number of moves. All of them step at once by a shift. A compiled
-number has 64 bits, enough for 10x10 rooms; the top one is its sign, which a shift to the right smears, so what is shifted is always masked.
+The search handles many states at once. The squares inside the outer wall are bits of an integer, so
+a set of boxes is an integer. A WAVE is also an integer: all player cells from which one set of
+boxes is solved in the same number of moves. One shift moves all of these players. A compiled
+integer has 64 bits, enough for 10x10 rooms. Bit 63 is the sign, which a right shift copies, so
+shifted values are always masked.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-Numbers = Any  # a list here, a numpy array of int64 where the functions are compiled
-TURN = 35  # chance in 100 that the walk that carves a room turns
-PRIME = 509  # by which powers of two up to 2 ** 507 leave different rests (2 is a primitive root), and so does -(2 ** 63) among the first 64
+Numbers = Any  # a list, or a numpy array of int64 if compiled
+TURN = 35  # percent chance that the random walk turns
+# Powers of two up to 2 ** 507 differ modulo this prime (2 is a primitive root). So does
+# -(2 ** 63) from the first 64 powers.
+PRIME = 509
 PIECES = 13  # sequences in a Space
 HELD, SEEN, LAST, FIELDS = (
     0,
     1,
     2,
     3,
-)  # of a set of boxes: the boxes, all players that it was met with so far, its newest wave
+)  # per set of boxes: the boxes, all players reached so far, the newest wave
 
 
 class Space(NamedTuple):
-    """What the functions below fill for one room, but for `choose`, which is given.
+    """Working memory for one room. The functions below fill all of it except `choose`.
 
-    `choose[4 * n + i]` is n over i + 1; `bits[cell]` is the bit of a cell and `number[bit % PRIME]` the cell of a bit; `sets` has FIELDS numbers for
-    every rank. `waves` has two numbers for every wave, the rank of its boxes and its players; those of distance d are waves `levels[d]` up to `levels[d + 1]`.
+    `choose[4 * n + i]` is the binomial coefficient n over i + 1. `bits[cell]` is the bit of a cell,
+    and `number[bit % PRIME]` is the cell of a bit. `sets` has FIELDS numbers per rank. `waves` has
+    two numbers per wave: the rank of its boxes and its players. The waves of distance d are
+    `levels[d]` to `levels[d + 1]`.
     """
 
     luck: Numbers
@@ -47,18 +54,21 @@ class Space(NamedTuple):
     sets: Numbers
     waves: Numbers
     levels: Numbers
-    table: Numbers  # of int16 where compiled
+    table: Numbers  # int16 if compiled
 
 
 def draw(luck: Numbers, bound: int) -> int:
-    """A number below `bound`; two linear generators of 31 bits combined (L'Ecuyer 1988), so no product leaves 64 bits."""
+    """A random number below `bound`.
+
+    Two 31-bit linear generators combined (L'Ecuyer 1988), so no product exceeds 64 bits.
+    """
     luck[0] = luck[0] * 40014 % 2147483563
     luck[1] = luck[1] * 40692 % 2147483399
     return (luck[0] - luck[1]) % 2147483562 % bound
 
 
 def carve(grid: Numbers, size: int, wanted: int, luck: Numbers) -> None:
-    """A random walk inside the outer wall (2) marks `wanted` squares as floor (1)."""
+    """Random walk inside the outer wall (2) that marks `wanted` squares as floor (1)."""
     for square in range(size * size):
         grid[square] = (
             2
@@ -87,7 +97,11 @@ def carve(grid: Numbers, size: int, wanted: int, luck: Numbers) -> None:
 
 
 def connect(height: int, width: int, space: Space) -> int:
-    """Number the floor of a room whose border is wall; `grid`, where floor was 1, holds the cell of a square or -1 then. Returns the number of cells."""
+    """Number the floor cells of a room; returns how many there are.
+
+    On entry floor squares of `grid` are 1. Afterwards `grid` holds the cell number of a square, or
+    -1. The border of the room must be wall.
+    """
     grid, cells, beside, count = space.grid, space.cells, space.beside, 0
     for square in range(height * width):
         if grid[square] == 1:
@@ -107,7 +121,7 @@ def connect(height: int, width: int, space: Space) -> int:
 
 
 def rank(boxes: int, space: Space) -> int:
-    """The number of a set of boxes among all sets of as many."""
+    """Index of a set of boxes among all sets of the same size."""
     total, i = 0, 0
     while boxes != 0:
         total += space.choose[4 * space.number[(boxes & -boxes) % PRIME] + i]
@@ -117,7 +131,10 @@ def rank(boxes: int, space: Space) -> int:
 
 
 def meet(there: int, players: int, first: int, tail: int, space: Space) -> int:
-    """Players that a set of boxes meets for the first time join its wave of this distance, which may be a new one; returns the end of all waves."""
+    """Add newly reached players of a set of boxes to its wave of this distance.
+
+    Starts a new wave if there is none yet. Returns the number of waves.
+    """
     sets, waves = space.sets, space.waves
     sets[FIELDS * there + SEEN] |= players
     last = sets[FIELDS * there + LAST]
@@ -131,7 +148,7 @@ def meet(there: int, players: int, first: int, tail: int, space: Space) -> int:
 
 
 def find_steps(cells: int, beside: Numbers, bits: Numbers) -> tuple[int, int, int, int, int]:
-    """All floor, and what of it a step up, down, left and right can end on."""
+    """All floor bits, and the floor that a step up, down, left and right can end on."""
     floor, up, down, left, right = 0, 0, 0, 0, 0
     for cell in range(cells):
         floor |= bits[cell]
@@ -143,7 +160,10 @@ def find_steps(cells: int, beside: Numbers, bits: Numbers) -> tuple[int, int, in
 
 
 def search(width: int, cells: int, count: int, space: Space) -> int:
-    """All live states of a room, wave by wave from its targets; returns the greatest distance. `width` is that of the room inside the outer wall."""
+    """Find all solvable states of a room, wave by wave from its targets.
+
+    `width` is the width inside the outer wall. Returns the greatest distance.
+    """
     sets, waves, levels = space.sets, space.waves, space.levels
     floor, up, down, left, right = find_steps(cells, space.beside, space.bits)
     for there in range(space.choose[4 * cells + count - 1]):
@@ -173,7 +193,7 @@ def search(width: int, cells: int, count: int, space: Space) -> int:
             stepped = (above | below | before | after) & free & ~sets[FIELDS * here + SEEN]
             if stepped != 0:
                 tail = meet(here, stepped, first, tail, space)
-            # A box next to a player who can step back from it: one that the player has just pushed.
+            # A box that the player has just pushed: the player can step back from it.
             above &= boxes & ((free >> width & up) >> width & up)
             below &= boxes & ((free << width & down) << width & down)
             before &= boxes & ((free >> 1 & left) >> 1 & left)
@@ -188,7 +208,10 @@ def search(width: int, cells: int, count: int, space: Space) -> int:
 
 
 def pull(boxes: int, pulled: int, back: int, first: int, tail: int, space: Space) -> int:
-    """Undo the pushes of these boxes by players who came by the move opposite to `back`; returns the end of all waves."""
+    """Undo pushes of the boxes `pulled`; the player steps back by the move `back`.
+
+    Returns the number of waves.
+    """
     while pulled != 0:
         box = pulled & -pulled
         pulled &= pulled - 1
@@ -203,7 +226,7 @@ def pull(boxes: int, pulled: int, back: int, first: int, tail: int, space: Space
 
 
 def tabulate(cells: int, count: int, longest: int, space: Space) -> None:
-    """The distance of every state, from the waves; -1 where there is none."""
+    """Write the distance of every state into the table; -1 for states that cannot be solved."""
     for key in range(cells * space.choose[4 * cells + count - 1]):
         space.table[key] = -1
     for distance in range(longest + 1):
@@ -215,17 +238,20 @@ def tabulate(cells: int, count: int, longest: int, space: Space) -> None:
 
 
 def fill(space: Space, height: int, width: int, count: int) -> None:
-    """The table of a room whose floor stands in `grid` as 1 and whose targets are given."""
+    """Fill the table of a room. Floor squares of `grid` are 1, and the targets are given."""
     cells = connect(height, width, space)
     tabulate(cells, count, search(width - 2, cells, count, space), space)
 
 
 def choose_start(first: int, end: int, cells: int, space: Space) -> int:
-    """One state of these waves with no box on a target, any as likely as another: its boxes into `boxes`; returns its player, -1 if there is none."""
+    """Draw a start state from these waves, uniformly, with no box on a target.
+
+    Writes its boxes into `boxes`. Returns the player's cell, or -1 if there is no such state.
+    """
     goals, some = space.sets[FIELDS * space.waves[0] + HELD], first
     while some < end and space.sets[FIELDS * space.waves[2 * some] + HELD] & goals != 0:
         some += 1
-    while some < end:  # a wave and a cell at random, until they meet
+    while some < end:  # rejection sampling of a wave and a cell
         wave, player = first + draw(space.luck, end - first), draw(space.luck, cells)
         boxes = space.sets[FIELDS * space.waves[2 * wave] + HELD]
         if space.waves[2 * wave + 1] & space.bits[player] != 0 and boxes & goals == 0:
@@ -235,7 +261,7 @@ def choose_start(first: int, end: int, cells: int, space: Space) -> int:
 
 
 def list_cells(boxes: int, space: Space) -> None:
-    """A set of boxes as a rising row of cells, into `boxes`."""
+    """Write a set of boxes into `boxes` as sorted cells."""
     i = 0
     while boxes != 0:
         space.boxes[i] = space.number[(boxes & -boxes) % PRIME]
@@ -244,7 +270,7 @@ def list_cells(boxes: int, space: Space) -> None:
 
 
 def mark(cells: Numbers, floor: int, targets: Numbers, count: int) -> int:
-    """A number that walls and targets decide, by which rooms are dealt out to splits."""
+    """A hash of walls and targets. It assigns rooms to splits."""
     total = 7
     for cell in range(floor):
         total = (total * 131 + cells[cell] + 1) % 1000003
@@ -254,7 +280,7 @@ def mark(cells: Numbers, floor: int, targets: Numbers, count: int) -> int:
 
 
 def scatter(floor: int, targets: Numbers, count: int, luck: Numbers) -> None:
-    """`count` different cells, in rising order, all sets as likely."""
+    """Draw `count` different cells, sorted; all sets are equally likely."""
     found = 0
     while found < count:
         cell, place = draw(luck, floor), found
@@ -280,14 +306,15 @@ def make(
     tries: int,
     luck: int,
 ) -> tuple[int, int]:
-    """Draw rooms until one has a start so many moves from solved; returns its number of floor cells and its player, (0, -1) if none has.
+    """Draw rooms until one has a start state of the wanted distance.
 
-    Only rooms with `low <= mark % shares < high` count. `luck` decides all that is drawn.
+    Only rooms with `low <= mark % shares < high` are accepted. `luck` is the random seed. Returns
+    the number of floor cells and the player's cell, or (0, -1) if no room was found.
     """
     space.luck[0], space.luck[1] = 1 + luck % 2147483562, 1 + luck // 2147483562 % 2147483398
     inside = (size - 2) * (size - 2)
-    most = inside - 1 if shortest > inside else inside  # without a wall inside no way is that long
-    fewest = max(count + 2, inside * 2 // 3)  # tighter rooms are mostly stuck from the start
+    most = inside - 1 if shortest > inside else inside  # such long solutions need inner walls
+    fewest = max(count + 2, inside * 2 // 3)  # tighter rooms are mostly unsolvable
     for _ in range(tries):
         carve(space.grid, size, fewest + draw(space.luck, most - fewest + 1), space.luck)
         cells = connect(size, size, space)
@@ -307,12 +334,17 @@ def make(
 
 
 def cut(array: Any) -> Space:
-    """The sequences of a room, one after the other in one array that begins with where they end: a compiled call costs a microsecond an array."""
+    """The sequences of a room as slices of one array, whose first entries hold their ends.
+
+    One array instead of 13 because each array argument of a compiled call costs a microsecond.
+    """
     ends = array[: PIECES + 1]
     return Space(
-        array[ends[0]:ends[1]], array[ends[1]:ends[2]], array[ends[2]:ends[3]], array[ends[3]:ends[4]], array[ends[4]:ends[5]], array[ends[5]:ends[6]],
-        array[ends[6]:ends[7]], array[ends[7]:ends[8]], array[ends[8]:ends[9]], array[ends[9]:ends[10]], array[ends[10]:ends[11]],
-        array[ends[11]:ends[12]], array[ends[12]:ends[13]].view(np.int16),
+        array[ends[0]:ends[1]], array[ends[1]:ends[2]], array[ends[2]:ends[3]],
+        array[ends[3]:ends[4]], array[ends[4]:ends[5]], array[ends[5]:ends[6]],
+        array[ends[6]:ends[7]], array[ends[7]:ends[8]], array[ends[8]:ends[9]],
+        array[ends[9]:ends[10]], array[ends[10]:ends[11]], array[ends[11]:ends[12]],
+        array[ends[12]:ends[13]].view(np.int16),
     )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
-"""Boxoban level files: `; number`, then the rows of a room in `#` wall, `@` player, `$` box, `.` target (`+` and `*`: on a target).
+"""Boxoban level files.
 
-A file is read once, when a task first needs a level of it; whatever is wrong with it is one message that names file, level and fault.
+A level is a line `; number` and then rows of `#` wall, `@` player, `$` box, `.` target, `+` player
+on a target, `*` box on a target. A file is read when a task first needs one of its levels. An error
+message names the file and what is wrong.
 """
 
 import zlib
@@ -10,19 +12,23 @@ from pathlib import Path
 from mage.environments.sokoban.rooms import SHARES, Room, build_room
 
 WHERE = "https://github.com/google-deepmind/boxoban-levels"
-LARGEST = 20  # rows and columns, so that what an agent sees is bounded
+LARGEST = 20  # rows and columns; bounds the length of observations
 _SYMBOLS = frozenset("# .$@*+")
 
 
 def level_files(path: str, split: str) -> tuple[tuple[Path, ...], bool]:
-    """The files of a split, and whether they are its own: those under `train`, and `test` or `valid`, where the folder has them."""
+    """The files of a split, and whether the folder has a subfolder for this split.
+
+    Subfolders are `train`, and `test` or `valid`.
+    """
     root = Path(path).expanduser()
     names = {"train": ("train",), "test": ("test", "valid")}.get(split, ())
     own = next((root / name for name in names if (root / name).is_dir()), None)
     found = _text_files(own or root)
     if not found:
         raise ValueError(
-            f"environments.levels: there are no Boxoban levels at {path!r} (a .txt file, or a folder with some); get them from {WHERE}"
+            f"environments.levels: there are no Boxoban levels at {path!r} (a .txt file, or "
+            f"a folder with some); get them from {WHERE}"
         )
     return found, own is not None
 
@@ -33,7 +39,10 @@ def _text_files(root: Path) -> tuple[Path, ...]:
 
 
 def pick_level(path: str, split: str, seed: int) -> Room:
-    """The level of a split that this seed names. Files without folders for splits share their levels out: every fifth, by content, is held out."""
+    """The level of a split for this seed.
+
+    Without subfolders for splits, one level in five is held out, chosen by a hash of its content.
+    """
     files, own = level_files(path, split)
     file = files[seed % len(files)]
     levels = read_levels(file)
@@ -45,14 +54,15 @@ def pick_level(path: str, split: str, seed: int) -> Room:
         )
         if not levels:
             raise ValueError(
-                f"environments.levels: {file} has too few levels to hold some out for split {split!r}"
+                f"environments.levels: {file} has too few levels to hold some out for split "
+                f"{split!r}"
             )
     return parse_level(levels[seed // len(files) % len(levels)], str(file))
 
 
 @lru_cache(maxsize=32)
 def read_levels(file: Path) -> tuple[str, ...]:
-    """The levels of a file, as text."""
+    """The levels of a file as text."""
     try:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -64,17 +74,18 @@ def read_levels(file: Path) -> tuple[str, ...]:
         elif line.strip():
             if not blocks:
                 raise ValueError(
-                    f"environments.levels: {file} is no Boxoban file: it begins with {line[:40]!r}, not with '; 0'"
+                    f"environments.levels: {file} is not a Boxoban file: it begins with "
+                    f"{line[:40]!r}, not with '; 0'"
                 )
             blocks[-1].append(line)
     if not blocks:
-        raise ValueError(f"environments.levels: {file} is no Boxoban file: it is empty")
+        raise ValueError(f"environments.levels: {file} is not a Boxoban file: it is empty")
     return tuple("\n".join(rows) for rows in blocks)
 
 
 @lru_cache(maxsize=256)
 def parse_level(text: str, where: str = "level") -> Room:
-    """A level as a room; ValueError with the reason where it is none."""
+    """A level as a room. Raises ValueError with the reason if it is not valid."""
     rows = text.splitlines()
     fault = _find_fault(rows)
     if fault:
@@ -86,7 +97,8 @@ def parse_level(text: str, where: str = "level") -> Room:
     floor = _inside(symbols, width, player)
     if floor is None:
         raise ValueError(
-            f"environments.levels: {where} has a level that cannot be played: the player can leave the room\n{text[:600]}"
+            f"environments.levels: {where} has a level that cannot be played: the player can "
+            f"leave the room\n{text[:600]}"
         )
     boxes, targets = (
         {square for square, symbol in enumerate(symbols) if symbol in some}
@@ -94,7 +106,8 @@ def parse_level(text: str, where: str = "level") -> Room:
     )
     if not boxes | targets <= floor:
         raise ValueError(
-            f"environments.levels: {where} has a level that cannot be played: a box or a target lies outside the walls\n{text[:600]}"
+            f"environments.levels: {where} has a level that cannot be played: a box or a "
+            f"target lies outside the walls\n{text[:600]}"
         )
     return build_room(len(rows), width, floor, targets, player, boxes)
 
@@ -119,7 +132,7 @@ def _find_fault(rows: list[str]) -> str | None:
 
 
 def _inside(symbols: str, width: int, player: int) -> set[int] | None:
-    """The squares inside the walls; None if there is a hole in them."""
+    """The squares inside the walls; None if the walls have a gap."""
     found, queue = {player}, [player]
     for square in queue:
         row, column = divmod(square, width)

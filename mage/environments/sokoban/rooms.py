@@ -1,6 +1,7 @@
-"""A room: its floor, its targets, where play starts, and (unless it is too large) the distance of every live state to the solution.
+"""Rooms: floor, targets, start state and the distance of every state to the solution.
 
-Rooms are made to order: exactly so many moves from solved. `Workshop` draws layouts until one has such a start; the seed decides everything.
+Rooms are generated with an exact solution length. `Workshop` draws layouts until one has a suitable
+start state. The seed determines the room. Rooms that are too large have no distances.
 """
 
 import itertools
@@ -15,22 +16,25 @@ import numpy as np
 from mage.environments.sokoban import compiled, kernels
 from mage.seeds import derive
 
-MOVES = ("up", "down", "left", "right")  # opposite moves are neighbours: move ^ 1
+MOVES = ("up", "down", "left", "right")  # the opposite of a move is move ^ 1
 WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, PLAYER, PLAYER_ON_TARGET = "#_OX*PS"
-SHARES = 5  # rooms are dealt to splits by a mark of walls and targets: share 0 is held out
+SHARES = 5  # a hash of walls and targets assigns a room to a share; share 0 is held out
 LARGEST_TABLE = 300_000  # states; 8x8 with 3 boxes has 257,040
 MOST_BOXES = 4
 _ONE_TO_FOUR = (1, 2, 3, 4)
-_PAYS = 20_000  # states from which a compiled table is worth the wait for the compiler
-_MOST_BITS = 64  # squares inside the outer wall that a compiled table can have
-_TRIES = 2_000  # layouts drawn for one difficulty before it counts as out of reach
+_PAYS = 20_000  # number of states from which compilation is worth its time
+_MOST_BITS = 64  # limit on inner squares of a compiled table
+_TRIES = 2_000  # layouts drawn before a solution length counts as impossible
 
 Boxes = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Cells are the floor squares in reading order. `distances` has an entry per state key (`kernels.py`), -1 where it cannot be solved."""
+    """One room. Cells are the floor squares in reading order.
+
+    `distances` has one entry per state key (see `kernels.py`), -1 for states that cannot be solved.
+    """
 
     height: int
     width: int
@@ -42,13 +46,13 @@ class Room:
     distances: "np.ndarray[Any, Any] | None" = field(default=None, compare=False, repr=False)
 
     def distance(self, player: int, boxes: Boxes) -> int | None:
-        """Moves to the solution, None where there is none any more. One look into the table."""
+        """Moves to the solution by table lookup; None if the state cannot be solved."""
         assert self.distances is not None, "only a room with a table knows distances"
         found = self.distances[_rank(boxes) * len(self.cells) + player]
         return None if found < 0 else int(found)
 
     def step(self, player: int, boxes: Boxes, move: int) -> tuple[int, Boxes]:
-        """Player and boxes after a move; unchanged where a wall or a box that cannot move is in the way."""
+        """Player and boxes after a move; unchanged if a wall or a stuck box blocks it."""
         ahead = self.beside[4 * player + move]
         if ahead < 0 or ahead not in boxes:
             return (player if ahead < 0 else ahead), boxes
@@ -58,7 +62,7 @@ class Room:
         return ahead, tuple(sorted(beyond if box == ahead else box for box in boxes))
 
     def best_move(self, player: int, boxes: Boxes) -> int | None:
-        """The first move that comes one nearer to the solution; None if it is reached or out of reach."""
+        """The first move that reduces the distance; None if solved or not solvable."""
         now = self.distance(player, boxes)
         return next(
             (
@@ -70,7 +74,7 @@ class Room:
         )
 
     def draw(self, player: int, boxes: Boxes) -> str:
-        """The room as text, a line a row, symbols apart."""
+        """The room as text, one line per row, symbols separated by spaces."""
         at = {square: cell for cell, square in enumerate(self.cells)}
         rows = (range(row * self.width, (row + 1) * self.width) for row in range(self.height))
         return "\n".join(
@@ -87,8 +91,18 @@ class Room:
             return BOX_ON_TARGET if wanted else BOX
         return TARGET if wanted else FLOOR
 
+    def direction(self, start: int, end: int) -> str:
+        """Distance and direction of another cell: "2 right 1 up", or "here"."""
+        (row, column), (other_row, other_column) = (
+            divmod(self.cells[cell], self.width) for cell in (start, end)
+        )
+        across, along = other_column - column, other_row - row
+        steps = [f"{abs(across)} {'right' if across > 0 else 'left'}"] if across else []
+        steps += [f"{abs(along)} {'down' if along > 0 else 'up'}"] if along else []
+        return " ".join(steps) or "here"
+
     def place(self, cell: int) -> str:
-        """Where a cell is, in words."""
+        """The position of a cell in words."""
         row, column = divmod(self.cells[cell], self.width)
         return f"row {row + 1}, column {column + 1}"
 
@@ -98,11 +112,11 @@ def _rank(boxes: Boxes) -> int:
 
 
 def count_states(cells: int, boxes: int) -> int:
-    """How many entries the table of a room with so much floor has."""
+    """Number of table entries for a room with so many floor cells."""
     return cells * math.comb(cells, boxes)
 
 
-# --- Rooms to order -------------------------------------------------------------------------------------------------
+# --- Generated rooms ------------------------------------------------------------------------------
 
 
 def make_room(
@@ -113,13 +127,38 @@ def make_room(
     shares: tuple[int, int] = (0, SHARES),
     fast: bool | None = None,
 ) -> Room | None:
-    """A room whose shortest solution takes so many moves (fewest, most), with no box on a target; None where no layout drawn has such a start.
+    """A room whose shortest solution has a length in `moves` (fewest, most).
 
-    `shares` bounds which rooms count. `fast` asks for compiled or plain work; by default large rooms are compiled where numba is installed.
+    No box starts on a target. Returns None if no drawn layout has such a start state. `shares`
+    selects the accepted rooms (see `kernels.mark`). `fast` selects compiled or plain functions; by
+    default large rooms are compiled where numba is installed.
     """
     if fast is None:
         fast = count_states((size - 2) ** 2, boxes) > _PAYS and compiled.is_installed()
     return _workshop(size, boxes, fast).make(moves, seed, shares)
+
+
+@lru_cache(maxsize=1024)
+def nearest_room(
+    size: int, boxes: int, shortest: int, longest: int, moves: int, seed: int, part: str
+) -> Room:
+    """The room of this seed with a solution of `moves` moves.
+
+    If there is none, take the longest below `moves`, else the shortest above, within the range.
+    """
+    shares = {"all": (0, SHARES), "train": (1, SHARES), "test": (0, 1)}[part]
+    for wanted in (*range(moves, shortest - 1, -1), *range(moves + 1, longest + 1)):
+        room = make_room(size, boxes, (wanted, wanted), seed, shares)
+        if room is not None:
+            return room
+    kind, asked = (
+        f"{size}x{size} room with {boxes} box{'es' if boxes > 1 else ''}",
+        f"{shortest} to {longest} moves",
+    )
+    raise ValueError(
+        f"no {kind} was found whose solution takes {asked}; change environments.size, boxes, "
+        "shortest or longest"
+    )
 
 
 @lru_cache(maxsize=16)
@@ -128,7 +167,7 @@ def _workshop(size: int, boxes: int, fast: bool) -> "Workshop":
 
 
 class Workshop:
-    """What `kernels.make` fills, for rooms of one size and number of boxes; it is reused from room to room."""
+    """Generator of rooms of one size and number of boxes. It reuses its working memory."""
 
     def __init__(self, size: int, boxes: int, fast: bool) -> None:
         self.size, self.boxes = size, boxes
@@ -140,7 +179,7 @@ class Workshop:
         return self._take(cells, player) if cells else None
 
     def _take(self, cells: int, player: int) -> Room:
-        """A copy of what lies on the desk now."""
+        """Copy the current room out of the working memory."""
         squares, beside, targets, boxes = self.desk.shape(cells)
         return Room(
             self.size, self.size, squares, beside, targets, player, boxes, self.desk.table(cells)
@@ -148,14 +187,14 @@ class Workshop:
 
 
 class Desk:
-    """The sequences that the kernels work on, plain or compiled: lists, or the pieces of one array."""
+    """The working memory of the kernels: lists, or slices of one array if compiled."""
 
     def __init__(self, squares: int, floor: int, boxes: int, fast: bool) -> None:
         self.floor, self.boxes, self.fast = floor, boxes, fast
         sets, states = math.comb(floor, boxes), count_states(floor, boxes)
         lengths = (
-            2, squares, floor, 4 * floor, boxes, boxes, 4 * (floor + 1), floor, kernels.PRIME, kernels.FIELDS * sets, 2 * states, states + 2,
-            states // 4 + 1 if fast else states,
+            2, squares, floor, 4 * floor, boxes, boxes, 4 * (floor + 1), floor, kernels.PRIME,
+            kernels.FIELDS * sets, 2 * states, states + 2, states // 4 + 1 if fast else states,
         )  # fmt: skip
         self.ends = tuple(itertools.accumulate(lengths, initial=kernels.PIECES + 1))
         self.array = np.zeros(self.ends[-1] if fast else kernels.PIECES + 1, np.int64)
@@ -180,7 +219,7 @@ class Desk:
         ) if self.fast else kernels.fill(self.space, height, width, self.boxes)
 
     def shape(self, cells: int) -> tuple[tuple[int, ...], tuple[int, ...], Boxes, Boxes]:
-        """The squares of a room's cells, their neighbours, the targets, and the boxes at the start."""
+        """Squares of the cells, their neighbours, the targets, and the boxes at the start."""
         if not self.fast:
             return (
                 tuple(self.space.cells[:cells]),
@@ -201,11 +240,11 @@ class Desk:
 
 
 def binomials(most: int) -> list[int]:
-    """n over 1 to 4 for n up to `most`, in one row, as the kernels want them."""
+    """n over 1 to 4 for n up to `most`, as one flat list."""
     return [math.comb(n, i + 1) for n in range(most + 1) for i in range(MOST_BOXES)]
 
 
-# --- Rooms from elsewhere -------------------------------------------------------------------------------------------
+# --- Rooms from level files -----------------------------------------------------------------------
 
 
 def build_room(
@@ -217,7 +256,7 @@ def build_room(
     boxes: Iterable[int],
     fast: bool | None = None,
 ) -> Room:
-    """A room inside walls from its squares; with a table unless that would be too large."""
+    """A room from its squares, with a distance table unless that would be too large."""
     squares = sorted(floor)
     cell = {square: number for number, square in enumerate(squares)}
     goals, crates = (tuple(sorted(cell[square] for square in some)) for some in (targets, boxes))
@@ -232,7 +271,7 @@ def build_room(
 def fill_table(
     height: int, width: int, cells: Sequence[int], targets: Boxes, fast: bool | None = None
 ) -> "np.ndarray[Any, Any]":
-    """The distance of every state of a room, as `Room.distances` wants it."""
+    """The distance of every state of a room, for `Room.distances`."""
     if fast is None:
         fast = (
             count_states(len(cells), len(targets)) > _PAYS

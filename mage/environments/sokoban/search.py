@@ -1,8 +1,9 @@
-"""Solving rooms that are too large for a table: a search over pushes, with dead squares and a bound from per-box distances.
+"""Solver for rooms that are too large for a table: weighted A* over pushes.
 
-A push matters, a step does not: states are boxes and the region in which the player stands. The bound is the cheapest way to give every
-box a target of its own, each box alone in the room; a box on a square from which it reaches none is dead. Bounds are weighted, so a
-solution is found soon and is not always the shortest; only states that truly cannot be solved are cut, so an empty queue is a proof.
+A state is the boxes and the region that the player can reach. The lower bound is the cheapest
+assignment of boxes to targets, each box alone in the room. A square from which a box reaches no
+target is dead. The bound is weighted, so a solution is found early but is not always the shortest.
+Only states that cannot be solved are pruned, so an empty queue proves that there is no solution.
 """
 
 import heapq
@@ -14,9 +15,9 @@ from functools import lru_cache
 
 from mage.environments.sokoban.rooms import Boxes, Room
 
-NODES = 100_000  # states looked at before the search gives up; about five seconds
+NODES = 100_000  # states before the search gives up; about five seconds
 _WEIGHT = 3
-_MATCHED = 5  # boxes up to which all ways to share out the targets are tried
+_MATCHED = 5  # most boxes for which all assignments are tried
 _DEAD = math.inf
 
 Push = tuple[int, int]  # the box's cell and the move
@@ -24,14 +25,14 @@ Push = tuple[int, int]  # the box's cell and the move
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Moves that solve the room, or None; then `certain` says whether that is proven or the search gave up."""
+    """Moves that solve the room, or None. `certain` is False if the search gave up."""
 
     moves: tuple[int, ...] | None
     certain: bool
 
 
 class Bounds:
-    """What can be said of a room before any search."""
+    """Facts about a room that need no search."""
 
     def __init__(self, room: Room) -> None:
         self.room = room
@@ -40,7 +41,10 @@ class Bounds:
         self.floor = {square: cell for cell, square in enumerate(room.cells)}
 
     def least_pushes(self, boxes: Boxes) -> float:
-        """No solution has fewer; infinite where a box stands on a dead square or two want the same last target."""
+        """Lower bound on the pushes of a solution.
+
+        Infinite if a box is on a dead square or two boxes need the same target.
+        """
         if boxes not in self.known:
             self.known[boxes] = self._least_pushes(boxes)
         return self.known[boxes]
@@ -55,7 +59,10 @@ class Bounds:
         )
 
     def is_stuck(self, boxes: Boxes, pushed: int) -> bool:
-        """Whether the box that was just pushed stands in a block of four walls and boxes, one of them off its target: none can ever move."""
+        """Whether the box that was just pushed can never move again.
+
+        This is so if it is in a 2x2 block of walls and boxes, and one box of it is off target.
+        """
         square, width = self.room.cells[pushed], self.room.width
         for corner in (square - width - 1, square - width, square - 1, square):
             block = [self.floor.get(corner + offset, -1) for offset in (0, 1, width, width + 1)]
@@ -67,7 +74,7 @@ class Bounds:
         return False
 
     def is_dead(self, boxes: Boxes) -> bool:
-        """Certainly lost, as far as one can see without a search."""
+        """Whether the position is certainly lost, without a search."""
         return self.least_pushes(boxes) == _DEAD or any(self.is_stuck(boxes, box) for box in boxes)
 
 
@@ -90,12 +97,12 @@ def _push_distances(room: Room, target: int) -> list[float]:
 
 
 def solve(room: Room, player: int, boxes: Boxes, nodes: int = NODES) -> Answer:
-    """A solution from this state, a proof that there is none, or neither after so many nodes."""
+    """A solution from this state, a proof that there is none, or neither after `nodes` states."""
     return _Search(room, player, boxes).run(nodes)
 
 
 class _Search:
-    """Weighted A*; a node is (lowest cell that the player reaches, boxes)."""
+    """Weighted A*. A node is (lowest cell that the player reaches, boxes)."""
 
     def __init__(self, room: Room, player: int, boxes: Boxes) -> None:
         self.room, self.bounds = room, bounds_of(room)
@@ -122,7 +129,7 @@ class _Search:
 
     def _offer(self, node: tuple[int, Boxes], player: int, depth: int) -> None:
         bound = self.bounds.least_pushes(node[1])
-        if bound < _DEAD:  # of equals the deeper first, then the newer
+        if bound < _DEAD:  # ties: the deeper node first, then the newer
             heapq.heappush(
                 self.open, (depth + _WEIGHT * bound, -depth, -next(self.counter), player, node[1])
             )
@@ -140,7 +147,7 @@ class _Search:
                 self._offer(node, box, depth + 1)
 
     def _retrace(self, node: tuple[int, Boxes]) -> list[int]:
-        """All moves of the pushes that led here, with the steps between them."""
+        """All moves to a node: its pushes and the steps between them."""
         pushes: list[Push] = []
         while (link := self.came[node]) is not None:
             node, push = link
@@ -168,7 +175,7 @@ def _reach(room: Room, player: int, boxes: Boxes) -> set[int]:
 
 
 def _pushes(room: Room, reached: set[int], boxes: Boxes) -> Iterator[tuple[int, int, int]]:
-    """Box, move and the cell it would go to, for every push that can be made."""
+    """Box, move and destination cell of every possible push."""
     for box in boxes:
         for move in range(4):
             ahead = room.beside[4 * box + move]
@@ -177,7 +184,7 @@ def _pushes(room: Room, reached: set[int], boxes: Boxes) -> Iterator[tuple[int, 
 
 
 def _walk(room: Room, start: int, end: int, boxes: Boxes) -> list[int]:
-    """The shortest steps from one cell to another around the boxes."""
+    """Shortest steps from one cell to another around the boxes."""
     came: dict[int, tuple[int, int]] = {start: (start, -1)}
     queue = [start]
     for cell in queue:

@@ -1,12 +1,13 @@
-"""The Sokoban environment: rooms in text, up to three moves a turn, and the exact distance to the solution behind every state.
+"""The Sokoban environment: rooms as text, up to three moves a turn.
 
-A push can be final: a box in a corner stays there. So the account of an episode says since which move the room could not be solved any
-more, which is what the next attempt at the same room needs to know, and never how it would have been solved.
+Some pushes cannot be undone: a box in a corner stays there. So the recap of an episode names the
+move after which the room was lost. The next attempt at the same room can use this. The recap never
+shows the solution.
 """
 
 import itertools
 import re
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -17,35 +18,38 @@ from mage.environments.sokoban.rooms import (
     LARGEST_TABLE,
     MOST_BOXES,
     MOVES,
-    SHARES,
     Boxes,
     Room,
     count_states,
-    make_room,
+    nearest_room,
 )
 from mage.environments.sokoban.search import bounds_of, solve
 from mage.types import Outcome, Split
 
-_LONGEST = 100  # characters of an action; three moves with all their commas are far shorter
+_LONGEST = 100  # characters of an action
 _SPELLINGS = {
     **{move: move for move in MOVES},
     **dict(zip("udlr↑↓←→⬆⬇⬅➡", MOVES * 3, strict=True)),
 }
 _RULES = """You are in a room seen from above and push boxes onto targets. {legend}
-A move is up, down, left or right. You push a box by walking against it, if the square behind it is free; you cannot pull, and never push two boxes at once. \
-A move against a wall or a box that cannot move does nothing. {answer} You have {turns}. You win when every box is on a target. \
-{end}"""
+A move is up, down, left or right. You push a box by walking against it, if the square behind it \
+is free; you cannot pull, and never push two boxes at once. \
+A move against a wall or a box that cannot move does nothing. {answer} You have {turns}. You win \
+when every box is on a target. {end}"""
 _LEGEND = (
     "The symbols:\n# wall, _ floor, O target, X box, * box on a target, P you, S you on a target."
 )
-_WORDS = "You are told where things are from where you stand: 2 right 1 up is two squares to the right and one up; and on which sides a wall is next to you."
+_WORDS = (
+    "You are told where things are from where you stand: 2 right 1 up is two squares to the "
+    "right and one up; and on which sides a wall is next to you."
+)
 _ENDS = "The attempt ends when that can no longer happen, as with a box in a corner."
 _GOES_ON = "Take care: a box in a corner never comes out again."
 
 
 @cache
 def _actions(most: int) -> tuple[str, ...]:
-    """All rows of one to `most` moves, short ones first."""
+    """All sequences of one to `most` moves, short ones first."""
     return tuple(
         " ".join(row)
         for length in range(1, most + 1)
@@ -54,19 +58,23 @@ def _actions(most: int) -> tuple[str, ...]:
 
 
 class SokobanState(State):
-    """`turns` are the actions, `moves` the single moves made of them, `last` those of the last turn; `regrets` has the moves that each turn wasted."""
+    """One episode.
+
+    `turns` are the actions, `moves` the single moves, `last` the moves of the last turn. `regrets`
+    has the number of wasted moves of each turn.
+    """
 
     def __init__(self, environment: "Sokoban", room: Room) -> None:
         self.environment, self.room = environment, room
         self.player, self.boxes = room.player, room.boxes
         self.turns: list[str] = []
-        self.moves: list[tuple[str, bool]] = []  # the move, and whether anything moved
+        self.moves: list[tuple[str, bool]] = []  # the move, and whether it had an effect
         self.regrets: list[int | None] = []
         self.dead_since: int | None = None
         self.last: list[tuple[str, bool]] = []
         self._plan: dict[tuple[int, Boxes], int] = {}
 
-    # --- The contract ---
+    # --- State interface ---
 
     def turn(self) -> int | None:
         lost = self.dead_since is not None and self.environment.stop_when_lost
@@ -76,7 +84,7 @@ class SokobanState(State):
         return _actions(self.environment.turn_moves)
 
     def read(self, written: str) -> str | None:
-        """The moves that are written, with or without commas, as words, first letters or arrows."""
+        """Parse moves with or without commas, as words, first letters or arrows."""
         if len(written) > _LONGEST:
             return None
         marked = re.sub("([↑↓←→⬆⬇⬅➡])\N{VARIATION SELECTOR-16}?", r" \1 ", written.lower())
@@ -85,7 +93,7 @@ class SokobanState(State):
         return found if None not in words and found in self.legal() else None
 
     def apply(self, action: str) -> None:
-        """Make the moves; those after the end are not made."""
+        """Make the moves; moves after the end of the episode are ignored."""
         before = self._distance()
         self.turns.append(action)
         self.last = []
@@ -120,7 +128,10 @@ class SokobanState(State):
         return " ".join((began, made, self._told_end()))
 
     def expert(self) -> str | None:
-        """The next moves of a shortest solution (in rooms without a table, of some solution); None if there is none."""
+        """The next moves of a shortest solution; None if there is no solution.
+
+        In rooms without a table the solution need not be the shortest.
+        """
         player, boxes, words = self.player, self.boxes, list[str]()
         while boxes != self.room.targets and len(words) < self.environment.turn_moves:
             move = self._best_move(player, boxes)
@@ -130,7 +141,7 @@ class SokobanState(State):
             player, boxes = self.room.step(player, boxes, move)
         return " ".join(words) or None
 
-    # --- What the table knows ---
+    # --- Distances ---
 
     @property
     def solved(self) -> bool:
@@ -140,7 +151,10 @@ class SokobanState(State):
         return None if self.room.distances is None else self.room.distance(self.player, self.boxes)
 
     def _look_for_the_end(self, number: int) -> None:
-        """Note the first move after which the room cannot be solved; without a table, as far as dead squares and blocks show it."""
+        """Record the first move after which the room cannot be solved.
+
+        Without a table only dead squares and stuck blocks are recognised.
+        """
         if self.dead_since is None:
             dead = (
                 bounds_of(self.room).is_dead(self.boxes)
@@ -159,7 +173,7 @@ class SokobanState(State):
                 state = self.room.step(*state, move)
         return self._plan.get((player, boxes))
 
-    # --- Words ---
+    # --- Texts ---
 
     def _done(self) -> int:
         return sum(box in self.room.targets for box in self.boxes)
@@ -168,9 +182,9 @@ class SokobanState(State):
         return ", ".join(word if moved else f"{word} (blocked)" for word, moved in moves)
 
     def _told_places(self) -> str:
-        """Boxes, targets and walls as seen from the player."""
+        """Boxes, targets and walls relative to the player."""
         boxes, targets = (
-            ", ".join(_way(self.room, self.player, cell) for cell in cells)
+            ", ".join(self.room.direction(self.player, cell) for cell in cells)
             for cells in (self.boxes, self.room.targets)
         )
         walls = [
@@ -186,7 +200,10 @@ class SokobanState(State):
             return f"You solved the room in {count} move{'s' if count != 1 else ''}."
         done = f"Boxes on targets at the end: {self._done()} of {len(self.boxes)}."
         if self.dead_since is not None:
-            return f"{done} After move {self.dead_since} ({self.moves[self.dead_since - 1][0]}) the room could not be solved any more. You lost."
+            return (
+                f"{done} After move {self.dead_since} ({self.moves[self.dead_since - 1][0]}) the "
+                "room could not be solved any more. You lost."
+            )
         ran_out = "The turns ran out. " if len(self.turns) >= self.environment.max_turns else ""
         return f"{done} {ran_out}The room was not solved, but {self._told_hope()}. You lost."
 
@@ -203,24 +220,13 @@ class SokobanState(State):
         )
 
 
-def _way(room: Room, start: int, end: int) -> str:
-    """How far another cell is, and to which sides: "2 right 1 up", or "here"."""
-    (row, column), (other_row, other_column) = (
-        divmod(room.cells[cell], room.width) for cell in (start, end)
-    )
-    across, along = other_column - column, other_row - row
-    steps = [f"{abs(across)} {'right' if across > 0 else 'left'}"] if across else []
-    steps += [f"{abs(along)} {'down' if along > 0 else 'up'}"] if along else []
-    return " ".join(steps) or "here"
-
-
 def _regret(before: int | None, after: int | None, moves: int) -> int | None:
-    """How many moves a turn has wasted; None where it, or an earlier one, lost the room."""
+    """Wasted moves of a turn; None if the room was lost in this turn or before."""
     return None if before is None or after is None else moves + after - before
 
 
 class Sokoban(Environment):
-    """Sokoban in text, up to three moves a turn: rooms of exactly the asked difficulty, or Boxoban levels."""
+    """Sokoban in text with up to three moves a turn: generated rooms or Boxoban levels."""
 
     name: ClassVar[str] = "sokoban"
     seats: ClassVar[int] = 1
@@ -232,32 +238,34 @@ class Sokoban(Environment):
     boxes: tuple[int, ...] = Field(
         (2,),
         min_length=1,
-        description="how many boxes a room has; one of these, by the task's seed",
+        description="numbers of boxes; the seed of a task selects one",
     )
     ood_boxes: tuple[int, ...] = Field(
-        (1, 3), min_length=1, description="the same, in the split out of domain"
+        (1, 3), min_length=1, description="numbers of boxes out of domain"
     )
-    shortest: int = Field(5, ge=1, description="fewest moves that a shortest solution takes")
-    longest: int = Field(21, ge=1, description="most moves that a shortest solution takes")
+    shortest: int = Field(5, ge=1, description="minimum length of the shortest solution in moves")
+    longest: int = Field(21, ge=1, description="maximum length of the shortest solution in moves")
     part: Literal["all", "train", "test"] = Field(
         "all",
-        description="a fifth of all rooms is held out: all rooms, all but these, or these; a split sets it",
+        description="all rooms, training rooms, or the held-out fifth; the split sets it",
     )
     levels: str = Field(
         "",
-        description="a Boxoban file or folder: its levels in place of made rooms (they need a max_turns of 30 or more)",
+        description="Boxoban file or folder to use instead of generated rooms "
+        "(set max_turns to 30 or more)",
     )
-    ood_levels: str = Field("", description="with levels: those of the split out of domain")
-    turn_moves: int = Field(3, ge=1, le=3, description="most moves in one action")
+    ood_levels: str = Field("", description="with levels: Boxoban file or folder out of domain")
+    turn_moves: int = Field(3, ge=1, le=3, description="maximum number of moves in one action")
     view: Literal["map", "words"] = Field(
         "map",
-        description="map = the room is drawn; words = boxes, targets and near walls are told as seen by the agent",
+        description="map = a drawing of the room; words = positions of boxes, targets and "
+        "adjacent walls relative to the player",
     )
     stop_when_lost: bool = Field(
-        True, description="end an episode when the room cannot be solved any more"
+        True, description="end an episode when the room can no longer be solved"
     )
     restart: Literal["same", "fresh"] = Field(
-        "same", description="same = the room is tried again; fresh = a new room in every episode"
+        "same", description="same = same room in every episode; fresh = a new room in every episode"
     )
     max_turns: int = Field(
         7, ge=1, description="replies the agent may give in one episode, illegal ones included"
@@ -266,7 +274,7 @@ class Sokoban(Environment):
     @field_validator("boxes", "ood_boxes", mode="before")
     @classmethod
     def _as_tuple(cls, value: Any) -> Any:
-        """A single number is as good as a row of one, and `1,3` as it is typed as good as a row."""
+        """Accept a single number, and a string such as `1,3`."""
         return (
             tuple(value.split(","))
             if isinstance(value, str)
@@ -298,7 +306,7 @@ class Sokoban(Environment):
             return pick_level(self.levels, self.part, seed)
         spread = self.longest - self.shortest + 1
         boxes = self.boxes[seed // spread % len(self.boxes)]
-        return _nearest_room(
+        return nearest_room(
             self.size,
             boxes,
             self.shortest,
@@ -342,42 +350,24 @@ class Sokoban(Environment):
         return "won" if score > 0 else "lost"
 
     def for_split(self, split: Split) -> "Sokoban":
-        """Rooms that are held out (test), all others (train), or other numbers of boxes (out of domain)."""
+        """test: held-out rooms; train: all others; ood: other numbers of boxes."""
         if split != "ood":
             return self.model_copy(update={"part": split})
         if not self.levels:
             return self.model_copy(update={"part": "all", "boxes": self.ood_boxes})
         if not self.ood_levels:
             raise ValueError(
-                "environments.ood_levels is empty: the split out of domain of Boxoban levels needs other levels, such as the folder `hard`"
+                "environments.ood_levels is empty: the split out of domain of Boxoban levels "
+                "needs other levels, such as the folder `hard`"
             )
         return self.model_copy(update={"part": "all", "levels": self.ood_levels})
 
     def strata(self) -> int:
-        """Every difficulty and number of boxes is as likely as another."""
+        """One stratum per solution length and number of boxes."""
         return 1 if self.levels else (self.longest - self.shortest + 1) * len(self.boxes)
 
     def stratum(self, seed: int) -> int:
         return seed % self.strata()
-
-
-@lru_cache(maxsize=1024)
-def _nearest_room(
-    size: int, boxes: int, shortest: int, longest: int, moves: int, seed: int, part: str
-) -> Room:
-    """The room of this seed; where none takes so many moves, the longest below, or else the shortest above, within the asked range."""
-    shares = {"all": (0, SHARES), "train": (1, SHARES), "test": (0, 1)}[part]
-    for wanted in (*range(moves, shortest - 1, -1), *range(moves + 1, longest + 1)):
-        room = make_room(size, boxes, (wanted, wanted), seed, shares)
-        if room is not None:
-            return room
-    kind, asked = (
-        f"{size}x{size} room with {boxes} box{'es' if boxes > 1 else ''}",
-        f"{shortest} to {longest} moves",
-    )
-    raise ValueError(
-        f"no {kind} was found whose solution takes {asked}; change environments.size, boxes, shortest or longest"
-    )
 
 
 def _check_rooms(world: Sokoban) -> None:
@@ -387,13 +377,15 @@ def _check_rooms(world: Sokoban) -> None:
         raise ValueError(f"shortest = {world.shortest} is more than longest = {world.longest}")
     if world.longest > world.max_turns * world.turn_moves:
         raise ValueError(
-            f"longest = {world.longest} moves cannot be made in max_turns = {world.max_turns} turns of {world.turn_moves}; lower it or allow more"
+            f"longest = {world.longest} moves do not fit into max_turns = "
+            f"{world.max_turns} turns of {world.turn_moves}; lower longest or raise max_turns"
         )
     inside = (world.size - 2) ** 2
     for boxes in (*world.boxes, *world.ood_boxes):
         if boxes + 2 >= inside or count_states(inside, boxes) > LARGEST_TABLE:
             raise ValueError(
-                f"a room of size = {world.size} cannot have {boxes} boxes: 5x5 takes up to 4, 6x6 up to 4, 8x8 up to 3, 10x10 up to 2"
+                f"a room of size = {world.size} cannot have {boxes} boxes: 5x5 has up to 4,"
+                " 6x6 up to 4, 8x8 up to 3, 10x10 up to 2"
             )
 
 
@@ -401,6 +393,6 @@ def _check_levels(world: Sokoban) -> None:
     fields = type(world).model_fields
     for name in ("size", "boxes", "ood_boxes", "shortest", "longest"):
         if getattr(world, name) != fields[name].default:
-            raise ValueError(f"{name} has no effect with levels, whose rooms are as they are")
+            raise ValueError(f"{name} has no effect with levels: it is for generated rooms")
     for path in filter(None, (world.levels, world.ood_levels)):
         level_files(path, "all")

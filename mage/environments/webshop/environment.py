@@ -1,4 +1,4 @@
-"""WebShop's options, splits and words."""
+"""The WebShop environment: options, splits and rules."""
 
 import random
 from functools import lru_cache
@@ -14,9 +14,9 @@ from mage.environments.webshop.catalogue import (
     Catalogue,
     GoalKind,
     Source,
-    find_files,
     open_catalogue,
 )
+from mage.environments.webshop.files import find_files
 from mage.environments.webshop.generate import Style
 from mage.environments.webshop.nouns import MODEL, Tagger, has_spacy
 from mage.environments.webshop.pages import Mode
@@ -25,17 +25,22 @@ from mage.environments.webshop.session import ShopView, WebShopState
 from mage.seeds import derive
 from mage.types import Outcome, Split
 
-_STRATA = 1_000  # splits up to this size are spread evenly over a panel: a panel of 500 test tasks is the 500 test goals
+# Panels cover splits up to this size evenly: 500 test tasks are the 500 test goals.
+_STRATA = 1_000
 _RULES = (
-    "You shop in a web store. Each task asks for a product with certain attributes, options and a price limit. "
-    "Two actions: search[words] looks for products; click[text] presses something on the page: a product's number, an option's value, "
-    "or a button such as Next >, < Prev, Back to Search, Description, Features, Buy Now. Results show ten products a page. "
-    "Choose the options asked for on the product's page, then click[Buy Now]: that ends the trip. The score, from 0 to 1, is how well your purchase fits."
+    "You shop in a web store. Each task asks for a product with certain attributes, options "
+    "and a price limit. "
+    "Two actions: search[words] looks for products; click[text] presses something on the "
+    "page: a product's number, an option's value, "
+    "or a button such as Next >, < Prev, Back to Search, Description, Features, Buy Now. "
+    "Results show ten products a page. "
+    "Choose the options asked for on the product's page, then click[Buy Now]: that ends the "
+    "trip. The score, from 0 to 1, is how well your purchase fits."
 )
 
 
 class WebShop(Environment):
-    """Find and buy a product in a web store: search, results, product pages, options; graded by how well the purchase fits."""
+    """Find and buy a product in a web store: search, results, product pages, options."""
 
     name: ClassVar[str] = "webshop"
     seats: ClassVar[int] = 1
@@ -50,48 +55,50 @@ class WebShop(Environment):
     )
     data: str = Field(
         "",
-        description="folder with WebShop's items_shuffle*.json and items_ins_v2*.json; empty = a generated catalogue",
+        description="folder with WebShop's items_shuffle*.json and items_ins_v2*.json; "
+        "empty = a generated catalogue",
     )
     products: int = Field(
         0,
         ge=0,
         le=10_000_000,
-        description="size of the generated catalogue (0 = 1,000), or the first so many of the data (0 = all)",
+        description="products of the generated catalogue (0 = 1,000), or how many of the data "
+        "to use (0 = all)",
     )
     style: Style = Field(
         "full",
-        description="generated products: full = as long as real ones, short = two-word titles for tiny models",
+        description="generated products: full = as long as real ones, short = two-word titles "
+        "for tiny models",
     )
-    catalogue_seed: int = Field(
-        0, ge=0, description="generated products: another seed, another catalogue"
-    )
+    catalogue_seed: int = Field(0, ge=0, description="seed of the generated catalogue")
     goals: GoalKind = Field(
         "synthetic",
-        description="instructions made from attributes and options, or those that people wrote",
+        description="synthetic = made from attributes and options; human = written by people",
     )
     draw: Literal["evenly", "weighted"] = Field(
         "evenly",
-        description="training goals: all alike, or by WebShop's weights, by which goals with rare attributes come oftener",
+        description="training goals: uniformly, or by WebShop's weights (rare attributes are "
+        "more frequent)",
     )
     test_goals: int = Field(
-        500, ge=1, description="goals of the test split: the first of the fixed shuffle"
+        500, ge=1, description="goals of the test split: the first ones of the fixed shuffle"
     )
     dev_goals: int = Field(
-        1000, ge=1, description="goals of the ood split: the next; all others are for training"
+        1000, ge=1, description="goals of the ood split: the next ones; the rest is for training"
     )
     observation: Mode = Field(
         "text_rich",
-        description="text = one line, as published; text_rich = a line a piece, with buttons marked",
+        description="text = one line, as published; text_rich = one line per element with buttons",
     )
     attributes_page: bool = Field(
         False, description="whether products have a page that lists their attributes"
     )
     per_page: int = Field(10, ge=1, le=50, description="products on a page of results")
     page_limit: int = Field(
-        3000, ge=200, description="most characters of a page; what is cut says so"
+        3000, ge=200, description="maximum characters of a page; the page says what was cut"
     )
     long_page_limit: int = Field(
-        3750, ge=200, description="the same in the ood split, whose pages are longer"
+        3750, ge=200, description="maximum characters of a page in the ood split"
     )
     pay: Literal["solved", "graded"] = Field(
         "solved",
@@ -100,7 +107,8 @@ class WebShop(Environment):
     tagger: Tagger = Field(
         "auto",
         validate_default=True,
-        description="who finds the nouns of titles: spaCy's small English model or the bundled rules; auto = spaCy if installed",
+        description="finds nouns in titles: spaCy's small English model or bundled rules; "
+        "auto = spaCy if installed",
     )
     _split: Split = PrivateAttr("train")
 
@@ -114,10 +122,11 @@ class WebShop(Environment):
     @field_validator("tagger")
     @classmethod
     def _is_installed(cls, tagger: Tagger) -> Tagger:
-        """Resolved at once, so that a run's recipe.toml says which one judged."""
+        """Resolve `auto` at once, so that recipe.toml of a run names the tagger."""
         if tagger == "spacy" and not has_spacy():
             raise ValueError(
-                f"spaCy or its model {MODEL} is not installed: install both, or say bundled"
+                f"spaCy or its model {MODEL} is not installed: install both, or set "
+                "tagger = 'bundled'"
             )
         return ("spacy" if has_spacy() else "bundled") if tagger == "auto" else tagger
 
@@ -134,7 +143,8 @@ class WebShop(Environment):
             )
         if self.draw == "weighted" and self.goals == "human":
             raise ValueError(
-                "draw = 'weighted' has no effect with goals = 'human', which all have the same weight"
+                "draw = 'weighted' has no effect with goals = 'human', which all have the "
+                "same weight"
             )
         return self
 
@@ -171,10 +181,10 @@ class WebShop(Environment):
     def reward(self, score: float) -> float:
         return self.reward_scale * (score if self.pay == "graded" else float(score >= 1))
 
-    # -- catalogue, splits, goals
+    # --- Catalogue, splits, goals ---
 
     def catalogue(self) -> Catalogue:
-        """Shared by all states of a process; large ones by all processes of the machine."""
+        """Shared by all states of a process. Large ones are shared by all processes."""
         folder = str(Path(self.data).expanduser()) if self.data else ""
         size = self.products if self.data else self.products or 1000
         return open_catalogue(Source(folder, size, self.style, self.catalogue_seed, self.goals))
@@ -185,12 +195,13 @@ class WebShop(Environment):
         return found
 
     def places(self) -> range:
-        """The split's places in the fixed shuffle of goals."""
+        """The places of the split in the fixed shuffle of goals."""
         held, count = self.test_goals + self.dev_goals, self.catalogue().goals
         if count <= held:
             where = self.data or "the generated catalogue"
             raise ValueError(
-                f"{where} has {count:,} goals, and test_goals + dev_goals = {held:,} leaves none to train on: lower them, or take more products"
+                f"{where} has {count:,} goals, and test_goals + dev_goals = {held:,} leaves "
+                "none to train on: lower them, or take more products"
             )
         return {
             "test": range(self.test_goals),
@@ -199,7 +210,11 @@ class WebShop(Environment):
         }[self._split]
 
     def goal(self, seed: int) -> Goal:
-        """The goal of an episode. Some goals read the same (a value listed twice): the later split passes over what an earlier one has."""
+        """The goal of an episode.
+
+        Some goals have equal texts (a value is listed twice). A split skips texts of earlier
+        splits.
+        """
         places, catalogue = self.places(), self.catalogue()
         taken, first = (
             catalogue.first_texts(places.start),
@@ -210,7 +225,8 @@ class WebShop(Environment):
             if goal.text not in taken:
                 return goal
         raise ValueError(
-            f"every goal of the split {self._split} is also one of an earlier split: take more products"
+            f"every goal of the split {self._split} is also one of an earlier split: take "
+            "more products"
         )
 
     @property
@@ -218,7 +234,7 @@ class WebShop(Environment):
         return self.draw == "weighted" and self._split == "train"
 
     def _weighted(self, seed: int) -> int:
-        """Which of the split's places a seed names where rare attributes come oftener."""
+        """The place for this seed when goals are drawn by weight."""
         ends = _ends_of_weights(self.catalogue(), self.places())
         return int(
             np.searchsorted(

@@ -1,8 +1,8 @@
-"""A catalogue of our own making in WebShop's format, of any size: shops work with no download, and tests need no data.
+"""A generated catalogue of any size in WebShop's format; it needs no download.
 
-`full` products have titles, descriptions, features and options as long as real ones; `short` ones have two-word titles and at
-most one option, for models that read a letter at a time. Products are drawn one after the other, so the first 100 of 1,000 are
-the 100 of a smaller catalogue with the same seed.
+`full` products have titles, descriptions, features and options as long as real ones. `short` ones
+have two-word titles and at most one option, for character-level models. Products are drawn one
+after the other, so the first 100 of 1,000 equal a catalogue of 100 with the same seed.
 """
 
 import random
@@ -14,7 +14,7 @@ Style = Literal["full", "short"]
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """WebShop's three tables as plain values, and where they come from."""
+    """WebShop's three tables, and where they come from."""
 
     products: list[dict[str, Any]]
     attributes: dict[str, dict[str, Any]]
@@ -24,7 +24,7 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of product: what it is called, what is said of it, what one can choose."""
+    """A kind of product: its names, attributes, uses and options."""
 
     category: str
     path: str
@@ -36,7 +36,10 @@ class _Kind:
     prices: tuple[float, float]
 
 
-_COLOURS = "black,white,navy blue,dark grey,red,olive green,beige,light pink,royal purple,teal,mustard yellow,burgundy,chocolate brown,ivory,coral"
+_COLOURS = (
+    "black,white,navy blue,dark grey,red,olive green,beige,light pink,royal purple,teal,mustard "
+    "yellow,burgundy,chocolate brown,ivory,coral"
+)
 _VALUES = {
     "color": tuple(_COLOURS.split(",")),
     "size": ("x-small", "small", "medium", "large", "x-large", "xx-large", "3x-large"),
@@ -59,12 +62,17 @@ _VALUES = {
 }
 
 
-_TRAITS = {  # what kinds of one family have in common
-    "WEAR": "machine wash,cotton spandex,classic fit,short sleeve,long sleeve,quick drying,moisture wicking,elastic waist,regular fit,slim fit",
-    "SKIN": "cruelty free,paraben free,sulfate free,natural ingredients,dermatologist tested,long lasting,fragrance free,alcohol free,easy apply,tea tree",
-    "HOME": "easy assemble,solid wood,easy clean,space saving,heavy duty,storage space,steel frame,faux leather,non slip,fully assembled,white finish",
-    "TECH": "plug play,high speed,fast charging,noise cancelling,hands free,high resolution,long lasting,easy install,gold plated,carrying case",
-    "FOOD": "gluten free,non gmo,sugar free,low carb,plant based,dairy free,keto friendly,nut free,high protein,soy free,artificial flavors",
+_TRAITS = {  # attributes shared by the kinds of a family
+    "WEAR": "machine wash,cotton spandex,classic fit,short sleeve,long sleeve,quick drying,"
+    "moisture wicking,elastic waist,regular fit,slim fit",
+    "SKIN": "cruelty free,paraben free,sulfate free,natural ingredients,dermatologist tested,long "
+    "lasting,fragrance free,alcohol free,easy apply,tea tree",
+    "HOME": "easy assemble,solid wood,easy clean,space saving,heavy duty,storage space,steel frame,"
+    "faux leather,non slip,fully assembled,white finish",
+    "TECH": "plug play,high speed,fast charging,noise cancelling,hands free,high resolution,long "
+    "lasting,easy install,gold plated,carrying case",
+    "FOOD": "gluten free,non gmo,sugar free,low carb,plant based,dairy free,keto friendly,nut free,"
+    "high protein,soy free,artificial flavors",
 }
 # category | path | query | options | prices, and below it nouns | uses | traits
 _KINDS = """
@@ -77,9 +85,11 @@ fashion | Clothing › Women › Dresses › Casual | women's dresses | color,si
 fashion | Clothing › Women › Tops › Blouses | women's blouses | color,size | 10-45
     Chiffon Blouse,Tunic Top,Peasant Blouse | work,evenings,daily wear | WEAR
 fashion | Shoes › Men › Sneakers | men's fashion sneakers | color,shoe size | 20-120
-    Running Sneakers,Canvas Sneakers,Walking Shoes | the gym,long walks,daily wear | rubber sole,memory foam,arch support,non slip,lace closure
+    Running Sneakers,Canvas Sneakers,Walking Shoes | the gym,long walks,daily wear |
+        rubber sole,memory foam,arch support,non slip,lace closure
 fashion | Shoes › Women › Sandals | women's sandals | color,shoe size | 12-70
-    Platform Sandals,Wedge Sandals,Flip Flops | the beach,travel,daily wear | rubber sole,open toe,ankle strap,arch support,non slip,memory foam
+    Platform Sandals,Wedge Sandals,Flip Flops | the beach,travel,daily wear |
+        rubber sole,open toe,ankle strap,arch support,non slip,memory foam
 beauty | Beauty › Skin Care › Face › Moisturizers | face moisturizers | volume,scent | 8-50
     Face Cream,Day Lotion,Hydrating Gel | dry skin,sensitive skin,oily skin | SKIN,hyaluronic acid
 beauty | Beauty › Hair Care › Shampoo | shampoo | scent,volume | 6-35
@@ -87,29 +97,37 @@ beauty | Beauty › Hair Care › Shampoo | shampoo | scent,volume | 6-35
 beauty | Beauty › Makeup › Lips › Lipstick | lipstick | color | 5-28
     Matte Lipstick,Lip Gloss,Lip Stain | parties,evenings,daily makeup | SKIN
 beauty | Beauty › Tools › Nail Care | nail care | pack | 4-30
-    Nail Kit,Cuticle Oil,Nail File Set | home use,travel,salons | high quality,easy carry,stainless steel,non toxic,long lasting,easy use
+    Nail Kit,Cuticle Oil,Nail File Set | home use,travel,salons |
+        high quality,easy carry,stainless steel,non toxic,long lasting,easy use
 beauty | Beauty › Oral Care › Toothbrushes | toothbrushes | color,pack | 4-60
-    Sonic Toothbrush,Bamboo Toothbrush | travel,kids,sensitive gums | oral hygiene,easy carry,bpa free,eco friendly,sensitive teeth
-garden | Home › Furniture › Living Room › Tables › Coffee Tables | coffee tables | color,width | 45-420
+    Sonic Toothbrush,Bamboo Toothbrush | travel,kids,sensitive gums |
+        oral hygiene,easy carry,bpa free,eco friendly,sensitive teeth
+garden | Home › Furniture › Living Room › Tables › Coffee Tables |
+        coffee tables | color,width | 45-420
     Coffee Table,Accent Table,Nesting Table | the living room,small spaces,apartments | HOME
 garden | Home › Furniture › Office › Chairs | office chairs | color | 60-480
     Desk Chair,Task Chair,Gaming Chair | the home office,long hours,gaming | HOME,lumbar support
 garden | Home › Lighting › Lamps › Table Lamps | table lamps | color | 18-150
-    Table Lamp,Desk Lamp,Bedside Lamp | the bedroom,reading,the office | glass shade,brushed nickel,energy efficient,easy install,bronze finish,usb port
+    Table Lamp,Desk Lamp,Bedside Lamp | the bedroom,reading,the office |
+        glass shade,brushed nickel,energy efficient,easy install,bronze finish,usb port
 garden | Home › Bedding › Blankets | bed blankets | color,size | 15-95
-    Throw Blanket,Fleece Blanket,Knit Blanket | the couch,winter nights,gifts | super soft,machine washable,queen size,king size,twin size,double sided
+    Throw Blanket,Fleece Blanket,Knit Blanket | the couch,winter nights,gifts |
+        super soft,machine washable,queen size,king size,twin size,double sided
 garden | Home › Window › Curtains | window curtains | color,width | 14-85
-    Blackout Curtains,Sheer Curtains,Thermal Curtains | the bedroom,the kitchen,nurseries | machine washable,light blocking,super soft,easy install,eco friendly
+    Blackout Curtains,Sheer Curtains,Thermal Curtains | the bedroom,the kitchen,nurseries |
+        machine washable,light blocking,super soft,easy install,eco friendly
 electronics | Electronics › Audio › Headphones | headphones | color | 15-250
     Wireless Headphones,Over Ear Headphones,Sports Earbuds | running,travel,video calls | TECH
 electronics | Electronics › Cables › HDMI | hdmi cables | length | 6-45
     HDMI Cable,Video Cable,Extension Cable | televisions,gaming,monitors | TECH
 electronics | Electronics › Phones › Cases | phone cases | color | 7-40
-    Phone Case,Bumper Case,Wallet Case | daily use,travel,work | wireless charging,tempered glass,heavy duty,glass screen,easy carry,dust proof
+    Phone Case,Bumper Case,Wallet Case | daily use,travel,work |
+        wireless charging,tempered glass,heavy duty,glass screen,easy carry,dust proof
 electronics | Electronics › Tablets | tablets | color,capacity | 70-600
     Android Tablet,Kids Tablet,Drawing Tablet | school,travel,drawing | TECH,quad core,hd screen
 electronics | Electronics › Security › Cameras | security cameras | pack | 25-300
-    Security Camera,Doorbell Camera,Baby Monitor | the front door,the nursery,the yard | TECH,motion detection,1080p hd
+    Security Camera,Doorbell Camera,Baby Monitor | the front door,the nursery,the yard |
+        TECH,motion detection,1080p hd
 grocery | Grocery › Snacks › Chips | chips | flavor,pack | 3-40
     Tortilla Chips,Veggie Chips,Kettle Chips | parties,lunch boxes,snacking | FOOD
 grocery | Grocery › Beverages › Tea | tea | flavor,pack | 4-35
@@ -131,8 +149,12 @@ def _read_kind(line: str) -> _Kind:
     return _Kind(category, path, query, lists[0], lists[1], lists[2], lists[3], (low, high))
 
 
-KINDS = tuple(_read_kind(line) for line in _KINDS.strip().replace("\n    ", " | ").splitlines())
-_SYLLABLES = "ba be bo da de do fa fi ga go ka ki ko la le li lo ma me mi mo na ne ni no pa po ra re ri ro sa se so ta te ti to va ve vi vo za zo"
+_LINES = _KINDS.strip().replace("\n        ", "").replace("\n    ", " | ").splitlines()
+KINDS = tuple(map(_read_kind, _LINES))
+_SYLLABLES = (
+    "ba be bo da de do fa fi ga go ka ki ko la le li lo ma me mi mo na ne ni no pa po ra re ri "
+    "ro sa se so ta te ti to va ve vi vo za zo"
+)
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _SHORT = {
     "traits": ("soft", "warm", "light"),
@@ -142,7 +164,7 @@ _SHORT = {
 
 
 def generate(count: int, seed: int = 0, style: Style = "full") -> Raw:
-    """A catalogue of `count` products; about two in five have an instruction, as in the real one."""
+    """A catalogue of `count` products. About 40 % have an instruction, as in the real one."""
     raw = Raw([], {}, {}, f"the generated catalogue of {count} products")
     taken = set[str]()
     for number in range(count):
@@ -176,10 +198,15 @@ def _item(
     pricing: str,
     options: dict[str, tuple[str, ...]],
 ) -> dict[str, Any]:
+    choices = {
+        name: [{"value": value, "image": None} for value in values]
+        for name, values in options.items()
+    }
     return {
-        "asin": asin, "name": title, "full_description": description, "small_description": bullets, "pricing": pricing, "images": [""],
-        "product_category": kind.path, "category": kind.category, "query": kind.query, "average_rating": "", "page": 1,
-        "customization_options": {name: [{"value": value, "image": None} for value in values] for name, values in options.items()} or "",
+        "asin": asin, "name": title, "full_description": description, "small_description": bullets,
+        "pricing": pricing, "images": [""], "product_category": kind.path,
+        "category": kind.category, "query": kind.query, "average_rating": "", "page": 1,
+        "customization_options": choices or "",
     }  # fmt: skip
 
 
@@ -190,7 +217,10 @@ def _full_product(
     brand = "".join(rng.choices(_SYLLABLES.split(), k=rng.randint(2, 3))).title()
     noun, use = rng.choice(kind.nouns), rng.choice(kind.uses)
     traits = rng.sample(kind.traits, rng.randint(2, min(5, len(kind.traits))))
-    title = f"{brand} {traits[0].title()} {noun} for {use.title()}, {', '.join(trait.title() for trait in traits[1:])} - Model {rng.randint(10, 999)}"
+    title = (
+        f"{brand} {traits[0].title()} {noun} for {use.title()}, "
+        f"{', '.join(trait.title() for trait in traits[1:])} - Model {rng.randint(10, 999)}"
+    )
     options = _options(rng, kind) if rng.random() < 0.5 else {}
     known: dict[str, Any] = {"attributes": traits}
     wanted = rng.sample(traits, rng.randint(1, len(traits)))
@@ -201,7 +231,10 @@ def _full_product(
             "instruction_attributes": wanted,
         }
         chosen = [rng.choice(values) for values in options.values()]
-        text = f"i am looking for {' and '.join(wanted)} {kind.query} for {use}{''.join(f', {value}' for value in chosen)}."
+        text = (
+            f"i am looking for {' and '.join(wanted)} {kind.query} for "
+            f"{use}{''.join(f', {value}' for value in chosen)}."
+        )
         written = {
             "asin": asin,
             "instruction": text,
@@ -241,11 +274,16 @@ def _pricing(rng: random.Random, kind: _Kind) -> str:
 def _sentence(rng: random.Random, brand: str, noun: str, trait: str, use: str) -> str:
     size, years = rng.randint(2, 90), rng.randint(1, 10)
     return rng.choice((
-        f"The {brand} {noun.lower()} is {trait} and made for {use}, so you can rely on it every day.",
-        f"Our {noun.lower()} measures {size} x {size + 7} inches and comes with a {years} year guarantee.",
-        f"Designed with care: {trait}, tested by {size * 10} customers, and a good gift for family and friends.",
-        f"If you have questions about this {noun.lower()}, the team of {brand} will answer within {years} days.",
-        f"Perfect for {use}. Each part is checked by hand before it leaves our workshop in batch {size}.",
+        f"The {brand} {noun.lower()} is {trait} and made for {use}, so you can rely on it "
+            "every day.",
+        f"Our {noun.lower()} measures {size} x {size + 7} inches and comes with a {years} "
+            "year guarantee.",
+        f"Designed with care: {trait}, tested by {size * 10} customers, and a good gift for "
+            "family and friends.",
+        f"If you have questions about this {noun.lower()}, the team of {brand} will answer "
+            f"within {years} days.",
+        f"Perfect for {use}. Each part is checked by hand before it leaves our workshop in "
+            f"batch {size}.",
     ))  # fmt: skip
 
 

@@ -1,5 +1,8 @@
-"""WebShop's four keywords, which list products without a search, in the order of the file: `<a> attribute`, `<c> category`, `<q> query`, and
-`<r>` for fifty at random. What follows a keyword must be the very attribute, category (its first word counts) or query."""
+"""WebShop's keywords, which list products in file order without a search.
+
+The keywords are `<a> attribute`, `<c> category`, `<q> query`, and `<r>` for fifty random products.
+The text after a keyword must equal an attribute, the first word of a category, or a query.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,14 +20,14 @@ _ATTRIBUTE, _CATEGORY, _QUERY = "<a>", "<c>", "<q>"
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The products under key k are `products[starts[k]]` up to `products[starts[k + 1]]`; a key is what a customer types."""
+    """Products under key k are `products[starts[k] : starts[k + 1]]`. Customers type the key."""
 
     keys: Texts
     starts: npt.NDArray[np.int64]
     products: npt.NDArray[np.int32]
 
     def find(self, words: str) -> list[int] | None:
-        """The products that a keyword lists; None if these words begin with none."""
+        """The products of a keyword; None if the text starts with no keyword."""
         keyword, _, rest = words.partition(" ")
         if keyword not in (_ATTRIBUTE, _CATEGORY, _QUERY):
             return None
@@ -37,7 +40,7 @@ class Listing:
 
 
 def build_listing(products: Iterable[Product], numbers: Iterable[int]) -> Listing:
-    """Products in the order of the file, each with its number."""
+    """Products in file order, each with its number."""
     found: dict[str, list[int]] = {}
     for product, number in zip(products, numbers, strict=True):
         for key in _keys(product):

@@ -1,6 +1,7 @@
-"""How alike two texts are as sets of words, 0 to 100: `thefuzz.fuzz.token_set_ratio` (0.22), to which WebShop's reward is fitted.
+"""Similarity of two texts as sets of words, 0 to 100: `thefuzz.fuzz.token_set_ratio` (0.22).
 
-Written here because the package behind it is 3 MB of compiled code for one function; the tests hold values of the original.
+WebShop's reward uses it. It is implemented here because the package is 3 MB of compiled code for
+one function. The tests hold values of the original.
 """
 
 import re
@@ -9,16 +10,18 @@ from functools import lru_cache
 _DROPPED: dict[int, str | None] = {
     **dict.fromkeys(range(128, 256)),
     0x130: "i",
-}  # the original drops Latin-1, and one letter has a longer lower case
+}  # as the original; \u0130 has a lower case of two characters
 _NO_WORD = re.compile(r"[\W_]")
 
 
 @lru_cache(maxsize=1 << 16)
 def token_set_ratio(one: str, other: str) -> int:
-    """100 when the words of one are all in the other; else the best of three comparisons of common and different words.
+    """100 if one set of words contains the other; else the best of three comparisons.
 
-    >>> token_set_ratio("essential oil", "essential oils"), token_set_ratio("('number', 'pack of 1')", "pack of 12")
-    (96, 82)
+    >>> token_set_ratio("essential oil", "essential oils")
+    96
+    >>> token_set_ratio("('number', 'pack of 1')", "pack of 12")
+    82
     """
     first, second = _words(one), _words(other)
     if not first or not second:
@@ -27,7 +30,7 @@ def token_set_ratio(one: str, other: str) -> int:
     if common and not (left and right):
         return 100
     shared = len(_join(common))
-    gap = int(shared > 0)  # the space between the common words and the others
+    gap = int(shared > 0)  # the space after the common words
     lengths = (shared + gap + len(left), shared + gap + len(right))
     best = _alike(len(left) + len(right) - 2 * _common_length(left, right), sum(lengths))
     if shared:
@@ -52,7 +55,7 @@ def _alike(distance: int, length: int) -> float:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Length of the longest common subsequence, a row of the table in the bits of one number (Hyyrö 2004)."""
+    """Length of the longest common subsequence, bit-parallel (Hyyrö 2004)."""
     places: dict[str, int] = {}
     for at, char in enumerate(one):
         places[char] = places.get(char, 0) | 1 << at

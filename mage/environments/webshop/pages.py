@@ -1,9 +1,12 @@
-"""WebShop's pages as lists of pieces, and the two ways a piece of text reaches the agent.
+"""WebShop's pages as lists of pieces, and two formats of the text that the agent reads.
 
-    text       all pieces in one line:    Instruction: [SEP] Find me ... [SEP] Back to Search [SEP] Page 1 (Total results: 50) [SEP] ...
-    text_rich  a line each, buttons told: [button] Back to Search [button_]; products seen and options chosen: [clicked button] red [clicked button_]
+    text       all pieces in one line:
+               Instruction: [SEP] Find me ... [SEP] Back to Search [SEP] Page 1 (...) [SEP] ...
+    text_rich  one line each, with marked buttons: [button] Back to Search [button_];
+               seen products and chosen options: [clicked button] red [clicked button_]
 
-A page longer than its limit is cut where it hurts least and says so: long texts first, then long lists of options.
+A page that is longer than its limit is shortened and says so: first long texts, then long lists of
+options.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,14 +17,15 @@ from mage.environments.webshop.products import Product
 Mode = Literal["text", "text_rich"]
 SUB_PAGES = ("description", "features", "reviews", "attributes")
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
-_MARK = 24  # what "… (+123 characters)" may take
+_MARK = 24  # length of "… (+123 characters)"
 _SHORTEST = 40
 
 
 class Piece(NamedTuple):
-    """A text and what it is; a tuple, because hundreds are made at every step.
+    """A text and its kind. A tuple, because every step creates hundreds.
 
-    `fixed` pieces (the instruction) are never cut; `clicked` are products seen before and options chosen.
+    `fixed` pieces (the instruction) are never cut. `clicked` marks seen products and chosen
+    options.
     """
 
     text: str
@@ -90,49 +94,19 @@ def sub_page(instruction: str, product: Product, which: str) -> list[Piece]:
     return [*_head(instruction), Piece(PREVIOUS, "button"), *_texts(*texts)]
 
 
+_PURCHASED = ("attrs", "category", "query", "product category")  # empty fields of the final page
+_TARGET = "Target asin options attrs price_upper instuction_text category product_category query"
+
+
 def final_page(asin: str, options: str, score: float) -> list[Piece]:
-    """What WebShop shows to those who bought; its empty fields say None."""
-    named = [
-        ("asin", asin),
-        ("options", options),
-        ("attrs", "None"),
-        ("category", "None"),
-        ("query", "None"),
-        ("product category", "None"),
-    ]
-    wanted = [
-        "Target",
-        "asin",
-        "options",
-        "attrs",
-        "price upper",
-        "instuction text",
-        "category",
-        "product category",
-        "query",
-        "Goal ",
-        "None",
-    ]
-    texts = [
-        "Thank you for shopping with us!",
-        "Your code: ",
-        "None",
-        " (Paste it in your MTurk interface.)",
-        "Purchased",
-        *(part for pair in named for part in pair),
-    ]
-    return [
-        Piece(text)
-        for text in (
-            *texts,
-            *wanted,
-            "Reward",
-            "Your score (min 0.0, max 1.0)",
-            str(score),
-            "Reward Details ",
-            "None",
-        )
-    ]
+    """WebShop's page after the purchase. Its empty fields contain None."""
+    thanks = ("Thank you for shopping with us!", "Your code: ", "None")
+    bought = ("Purchased", "asin", asin, "options", options)
+    empty = [text for name in _PURCHASED for text in (name, "None")]
+    target = [name.replace("_", " ") for name in _TARGET.split()]
+    result = ("Reward", "Your score (min 0.0, max 1.0)", str(score), "Reward Details ", "None")
+    texts = (*thanks, " (Paste it in your MTurk interface.)", *bought, *empty)
+    return [Piece(text) for text in (*texts, *target, "Goal ", "None", *result)]
 
 
 def _head(instruction: str) -> list[Piece]:
@@ -140,11 +114,11 @@ def _head(instruction: str) -> list[Piece]:
 
 
 def _texts(*texts: str) -> list[Piece]:
-    """Texts without anything in them are no pieces of a page."""
+    """Pieces for texts that are not empty."""
     return [Piece(text) for text in texts if text.strip() or (text and "\n" not in text)]
 
 
-# --- Pieces to text ---------------------------------------------------------------------------------------------------
+# --- Rendering -------------------------------------------------------------------------------
 
 
 def render(pieces: Sequence[Piece], mode: Mode, limit: int) -> str:
@@ -180,7 +154,7 @@ def _line(piece: Piece) -> str:
 
 
 def _shorten_texts(pieces: Sequence[Piece], excess: int) -> list[Piece]:
-    """Cut all texts above one length, the largest at which enough is saved."""
+    """Cut all texts to one length: the largest that saves enough."""
     lengths = [len(piece.text) for piece in pieces if piece.kind == "text" and not piece.fixed]
     low, high = _SHORTEST, max([_SHORTEST, *lengths])
     while low < high:
@@ -198,7 +172,7 @@ def _shorten(piece: Piece, length: int) -> Piece:
 
 
 def _shorten_lists(pieces: Sequence[Piece], most: int) -> list[Piece]:
-    """Keep the first `most` values of every option, and those chosen; say how many are gone."""
+    """Keep the first `most` values of every option, and chosen ones; count the others."""
     kept, row, hidden = list[Piece](), 0, 0
     for piece in [*pieces, Piece("")]:
         if piece.kind == "option":

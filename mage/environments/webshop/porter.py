@@ -1,12 +1,15 @@
-"""Porter's stemmer (Program 14, 1980) with the two later rules of its author (bli -> ble, logi -> log), as Lucene has it.
+"""Porter's stemmer (Program 14, 1980) with its author's two later rules, as in Lucene.
 
-Anything but a, e, i, o, u, and y after a consonant, counts as a consonant: digits and letters of other scripts too.
+The later rules are bli -> ble and logi -> log. All characters except a, e, i, o, u, and y after a
+consonant count as consonants, digits and other scripts included.
 """
 
 _STEP_2 = (
-    ("ational", "ate"), ("tional", "tion"), ("enci", "ence"), ("anci", "ance"), ("izer", "ize"), ("bli", "ble"), ("alli", "al"),
-    ("entli", "ent"), ("eli", "e"), ("ousli", "ous"), ("ization", "ize"), ("ation", "ate"), ("ator", "ate"), ("alism", "al"),
-    ("iveness", "ive"), ("fulness", "ful"), ("ousness", "ous"), ("aliti", "al"), ("iviti", "ive"), ("biliti", "ble"), ("logi", "log"),
+    ("ational", "ate"), ("tional", "tion"), ("enci", "ence"), ("anci", "ance"), ("izer", "ize"),
+    ("bli", "ble"), ("alli", "al"), ("entli", "ent"), ("eli", "e"), ("ousli", "ous"),
+    ("ization", "ize"), ("ation", "ate"), ("ator", "ate"), ("alism", "al"), ("iveness", "ive"),
+    ("fulness", "ful"), ("ousness", "ous"), ("aliti", "al"), ("iviti", "ive"), ("biliti", "ble"),
+    ("logi", "log"),
 )  # fmt: skip
 _STEP_3 = (
     ("icate", "ic"),

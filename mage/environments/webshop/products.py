@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product, as pages, search and reward need it. `price` decides what a purchase costs, `price_tag` is shown."""
+    """One product. `price` is the cost of a purchase, `price_tag` is displayed."""
 
     asin: str
     title: str
@@ -22,12 +22,12 @@ class Product:
     wanted: tuple[str, ...]  # the attributes that the instruction asks for
     human: tuple[
         tuple[str, tuple[str, ...], tuple[str, ...]], ...
-    ]  # instructions by people: text, attributes, options
+    ]  # human instructions: text, attributes, options
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is to be bought. An option is a (name, value) pair, or the bare value where a person wrote the instruction."""
+    """The task. An option is a (name, value) pair, or the bare value in human instructions."""
 
     number: int
     asin: str

@@ -1,4 +1,4 @@
-"""What a purchase is worth, from 0 to 1, exactly as WebShop counts it (goal.py of its release, worlds of quirks included).
+"""The score of a purchase, 0 to 1, exactly as WebShop computes it (goal.py of its release).
 
 r = r_type * (attributes met + options met + price met) / (attributes wanted + options wanted + 1)
 """
@@ -12,20 +12,25 @@ from mage.environments.webshop.nouns import nouns
 from mage.environments.webshop.products import Goal, Product
 
 _ALIKE = 85
-# WebShop's list, in its order: of several colours in a text the first one HERE counts, wherever it stands in the text.
+# WebShop's list in its order. The first colour of THIS list that occurs in a text counts.
 _COLOUR_WORDS = (
-    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo caramel champagne charcoal cheetah "
-    "chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal dark denim eggplant elephant espresso fuchsia gold granite grape "
-    "graphite grass gray green grey heather indigo ivory ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha "
-    "multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire seashell silver "
-    "skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white wine yellow"
+    "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze "
+    "brown burgundy camel camo caramel champagne charcoal cheetah "
+    "chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal dark "
+    "denim eggplant elephant espresso fuchsia gold granite grape "
+    "graphite grass gray green grey heather indigo ivory ivy khaki lavender lemon leopard "
+    "light lilac lime magenta maroon mauve merlot midnight mint mocha "
+    "multicolor mushroom mustard natural navy nude olive orange peach pewter pink plum "
+    "purple rainbow red rose royal rust sand sapphire seashell silver "
+    "skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet "
+    "walnut wheat white wine yellow"
 )
 _COLOURS = tuple(_COLOUR_WORDS.split())
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A purchase, part by part."""
+    """The score of a purchase and its parts."""
 
     type: float
     attributes: int
@@ -41,7 +46,7 @@ def judge(
     wanted: Product,
     tagger: Literal["spacy", "bundled"],
 ) -> Reward:
-    """`wanted` is the goal's product; `chosen` are the values of the options that were chosen."""
+    """Score a purchase. `wanted` is the goal's product, `chosen` the chosen option values."""
     kind = type_reward(bought, wanted, tagger)
     attributes = sum(_has_attribute(bought, attribute) for attribute in goal.attributes)
     options = count_options(tuple(chosen), goal.options)
@@ -51,7 +56,10 @@ def judge(
 
 
 def type_reward(bought: Product, wanted: Product, tagger: Literal["spacy", "bundled"]) -> float:
-    """1 for the same query, two common parts of the category, or titles that share nouns; too few common nouns override all."""
+    """1 for the same query, two common category parts, or similar titles; else 0.5.
+
+    Too few common nouns in the titles override all of these.
+    """
     likeness = title_likeness(bought.title, wanted.title, tagger)
     if likeness == 0:
         return 0.0
@@ -67,7 +75,7 @@ def type_reward(bought: Product, wanted: Product, tagger: Literal["spacy", "bund
 
 
 def title_likeness(bought: str, wanted: str, tagger: Literal["spacy", "bundled"]) -> float:
-    """Common nouns, each once, over the nouns of the wanted title, repeated ones too; 0.2 if that has none."""
+    """Distinct common nouns / number of nouns of the wanted title; 0.2 if it has none."""
     names = nouns(wanted, tagger)
     return len(set(nouns(bought, tagger)) & set(names)) / len(names) if names else 0.2
 
@@ -86,10 +94,11 @@ def _has_attribute(bought: Product, attribute: str) -> bool:
 
 
 def count_options(chosen: tuple[str, ...], wanted: Iterable[tuple[str, str] | str]) -> int:
-    """How many of the wanted options some chosen value meets.
+    """How many wanted options are met by some chosen value.
 
-    WebShop compares a chosen value with the PAIR of name and value, written as Python writes it: so a value also meets an
-    option whose name it is, and a pair becomes a colour only where its value is exactly that colour.
+    WebShop compares a chosen value with the (name, value) PAIR, written as Python writes it. So a
+    value also matches an option with that name. A pair is reduced to a colour only if its value is
+    exactly that colour.
     """
     values = [_colour_in(value) for value in chosen]
     return sum(

@@ -1,8 +1,9 @@
-"""BM25 as Lucene 9 computes it with Anserini's settings, over plain arrays that several processes can map at once.
+"""BM25 as in Lucene 9 with Anserini's settings, on arrays that processes can share.
 
-Three things make the order equal to Lucene's: a document's length is kept in one byte (so 153 and 159 words count the same),
-every factor is a 32-bit float, and equal scores are ordered by the document's name. Documents are numbered in the order of
-their names, so the last one costs nothing. The share of every (term, document) pair is computed when the index is made.
+Three things make the order equal to Lucene's. The length of a document is stored in one byte (so
+153 and 159 words count the same). Every factor is a 32-bit float. Equal scores are ordered by
+document name; documents are numbered in this order. The contribution of every (term, document) pair
+is precomputed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,12 +17,12 @@ from mage.environments.webshop.words import terms
 
 Array = npt.NDArray[Any]
 K1, B = np.float32(0.9), np.float32(0.4)
-_ROWS, _MANY = 64, 5_000  # rows pay in large catalogues only
-_FREE = 24  # lengths below this are kept exactly
+_ROWS, _MANY = 64, 5_000  # dense rows are faster in large catalogues only
+_FREE = 24  # lengths below this are exact
 
 
 def quantise(length: int) -> int:
-    """The length that one byte remembers: four significant bits above the first 24.
+    """The length after storage in one byte: four significant bits above the first 24.
 
     >>> [quantise(length) for length in (7, 39, 40, 41, 153, 159, 1000)]
     [7, 39, 40, 40, 152, 152, 984]
@@ -35,7 +36,7 @@ def quantise(length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Many texts in one array of bytes, so that a mapped file serves all processes; text k lies at `starts[k]` to `starts[k + 1]`."""
+    """Many texts in one byte array; text k is `joined[starts[k] : starts[k + 1]]`."""
 
     joined: npt.NDArray[np.uint8]
     starts: npt.NDArray[np.int64]
@@ -47,7 +48,7 @@ class Texts:
         return self.joined[int(self.starts[number]) : int(self.starts[number + 1])].tobytes()
 
     def find(self, text: str) -> int | None:
-        """The number of a text, if the texts are in the order of their bytes."""
+        """The number of a text. The texts must be sorted by their bytes."""
         wanted, low, high = text.encode("utf-8", "surrogatepass"), 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -64,7 +65,10 @@ def join_texts(texts: Iterable[bytes]) -> Texts:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Postings of term t are at `starts[t]` to `starts[t + 1]`: documents in rising order, and what the term adds to their scores."""
+    """Postings of term t are at `starts[t]` to `starts[t + 1]`.
+
+    `documents` is ascending, `shares` is the contribution of the term to each score.
+    """
 
     vocabulary: Texts
     starts: npt.NDArray[np.int64]
@@ -72,12 +76,12 @@ class Index:
     shares: npt.NDArray[np.float32]
     frequent: npt.NDArray[
         np.int32
-    ]  # terms of many documents, and their shares of ALL documents in a row each: adding a row is faster
+    ]  # frequent terms; `rows` has their contributions to ALL documents (faster to add)
     rows: npt.NDArray[np.float32]
     size: int
 
     def search(self, query: str, count: int = 50) -> list[int]:
-        """The best documents, best first; equal ones by their number."""
+        """The best documents, best first; ties by number."""
         weights: dict[int, int] = {}
         for word in terms(query):
             if (number := self.vocabulary.find(word)) is not None:
@@ -85,7 +89,7 @@ class Index:
         return self._best(self._score(weights), count) if weights else []
 
     def _score(self, weights: Mapping[int, int]) -> npt.NDArray[np.float32]:
-        """Sums in double precision, rounded once, as Lucene's disjunctions do."""
+        """Sums in double precision, rounded once, as in Lucene's disjunctions."""
         scores = np.zeros(self.size)
         rows = {int(number): row for row, number in enumerate(self.frequent)}
         for number, weight in weights.items():
@@ -101,7 +105,10 @@ class Index:
         return scores.astype(np.float32)
 
     def _best(self, scores: npt.NDArray[np.float32], count: int) -> list[int]:
-        """The best of every 16th document bound the best of all from below, so few are left to be sorted."""
+        """The top documents.
+
+        The best of every 16th document give a lower bound, so few documents are left to sort.
+        """
         some = scores[:: max(1, min(16, self.size // (2 * count)))]
         least = (
             np.partition(some, len(some) - count)[len(some) - count]
@@ -153,7 +160,7 @@ def build_index(contents: Iterable[str]) -> Index:
 def _rows(
     starts: Array, documents: Array, shares: Array, size: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The terms that are in one of 16 documents or more, at most 64 of them."""
+    """The terms that occur in at least one of 16 documents, at most 64 terms."""
     counts = np.diff(starts)
     frequent = [
         number
@@ -174,7 +181,7 @@ def _shares(
     counts: Array,
     lengths: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.float32]:
-    """idf - idf / (1 + count / norm), each step in 32 bits: the very expression of Lucene's BM25Similarity."""
+    """idf - idf / (1 + count / norm) in 32-bit steps, as in Lucene's BM25Similarity."""
     size, held = len(lengths), np.count_nonzero(lengths)
     average = np.float32(lengths.sum() / max(held, 1))
     kept = np.array([quantise(int(length)) for length in lengths], np.float32)

@@ -1,7 +1,8 @@
-"""One shopping trip: which page is open, what can be clicked, what has been chosen, and what an expert would do.
+"""One shopping episode: the open page, its clickables, chosen options, and the expert.
 
-`search[words]` works on every page, as in WebShop, and knows its keywords (`listing.py`); `<r>` lists the same products for a goal every time.
-Clicks are written without `<`, which opens a tag in an agent's reply: click[prev].
+`search[words]` works on every page, as in WebShop, and accepts its keywords (`listing.py`). `<r>`
+lists the same products for a goal every time. Clicks are written without `<`, which would open a
+tag in the agent's reply: click[prev].
 """
 
 import json
@@ -19,7 +20,7 @@ from mage.environments.webshop.reward import Reward, judge
 from mage.seeds import derive
 
 HITS = 50
-LONGEST = 400  # of an action; longer ones are no moves
+LONGEST = 400  # characters of an action; longer ones are not legal
 _ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _PRICE = ", and price lower than"
@@ -37,7 +38,7 @@ class ShopView:
 
 
 class WebShopState(State):
-    """The page is `search`, `results`, `item`, a sub page's name, or `done`."""
+    """`page` is `search`, `results`, `item`, the name of a sub page, or `done`."""
 
     def __init__(self, view: ShopView, catalogue: Catalogue, goal: Goal) -> None:
         self.view, self.catalogue, self.goal = view, catalogue, goal
@@ -48,7 +49,7 @@ class WebShopState(State):
         self.actions: list[str] = []
         self.reward: Reward | None = None
 
-    # -- the contract
+    # --- State interface ---
 
     def turn(self) -> int | None:
         return None if self.page == "done" else 0
@@ -98,7 +99,7 @@ class WebShopState(State):
         return f"Task: {_short(self.goal.text, 400)}. Your actions: {did}. {self._told_result()}"
 
     def expert(self) -> str | None:
-        """Searches for the goal's product by its title, opens it, chooses what is asked for, buys it."""
+        """Search for the goal's product by its title, open it, choose the options, buy it."""
         if self.page == "done":
             return None
         if self.asin == self.goal.asin and self.page != "results":
@@ -107,7 +108,7 @@ class WebShopState(State):
             return f"click[{_word(step)}]"
         return f"search[{self._best_query}]"
 
-    # -- pages
+    # --- Pages ---
 
     def pieces(self) -> list[pages.Piece]:
         """The open page, uncut."""
@@ -131,7 +132,7 @@ class WebShopState(State):
         return pages.sub_page(text, self._product(), self.page)
 
     def clickables(self) -> list[str]:
-        """What can be clicked, in WebShop's order and words."""
+        """The clickable elements in WebShop's order and wording."""
         if self.page == "done":
             return []
         if self.page == "search":
@@ -162,7 +163,7 @@ class WebShopState(State):
         )
 
     def _clickable(self, words: str) -> str | None:
-        """The clickable that is meant: as WebShop writes it, or as `legal` does."""
+        """The clickable that is meant, as written by WebShop or by `legal`."""
         options = [value for value in self.clickables() if value != "search"]
         return (
             words
@@ -183,7 +184,7 @@ class WebShopState(State):
             self.seen.add(self.asin)
         elif value in pages.SUB_PAGES[: 4 if self.view.attributes_page else 3]:
             self.page = value
-        else:  # of two options with this value WebShop takes the last
+        else:  # if two options have this value, WebShop takes the last
             self.options[
                 [name for name, values in self._product().options.items() if value in values][-1]
             ] = value
@@ -197,7 +198,7 @@ class WebShopState(State):
             self.page = "item"
 
     def _open_results(self, words: str, number: int) -> None:
-        """Whatever was chosen is forgotten, also on the way back from a product."""
+        """Open a results page. This clears the chosen options, as in WebShop."""
         self.page, self.words, self.number, self.asin, self.options = (
             "results",
             words,
@@ -225,11 +226,11 @@ class WebShopState(State):
         size = self.view.per_page
         return self._hits()[(self.number - 1) * size : self.number * size]
 
-    # -- words
+    # --- Texts ---
 
     @cached_property
     def _queries(self) -> tuple[str, ...]:
-        """What people would type: all that is asked for but the price, and the kind of thing alone."""
+        """Typical queries: everything except the price, and the product kind alone."""
         asked = _plain(
             re.sub(
                 r"^(find me|i am looking for|i need|i want)\s+",
@@ -247,13 +248,19 @@ class WebShopState(State):
             self._product(),
             ", ".join(f"{name}: {value}" for name, value in self.options.items()),
         )
-        bought = f"You bought {self.asin}, {_short(product.title, 80)}, {product.price_tag}{f' ({_short(chosen, 80)})' if chosen else ''}"
-        return f"{bought}. Score {self.reward.score:.2f} of 1{'' if self.reward.score < 1 else ': all as asked'}."
+        bought = (
+            f"You bought {self.asin}, {_short(product.title, 80)}, "
+            f"{product.price_tag}{f' ({_short(chosen, 80)})' if chosen else ''}"
+        )
+        return (
+            f"{bought}. Score {self.reward.score:.2f} of "
+            f"1{'' if self.reward.score < 1 else ': all as asked'}."
+        )
 
-    # -- the expert
+    # --- Expert ---
 
     def _next_on_item(self) -> str:
-        """The next option that is not yet as asked, else buy; back to the product from its sub pages."""
+        """The next missing option, else buy. From sub pages go back to the product."""
         if self.page != "item":
             return pages.PREVIOUS.lower()
         for option in self.goal.options:
@@ -276,7 +283,7 @@ class WebShopState(State):
 
     @cached_property
     def _best_query(self) -> str:
-        """The first of a few queries that shows the product, else the one in which it stands highest."""
+        """The first query that shows the product on page 1, else the best-ranked one."""
         product = self.catalogue.find(self.goal.asin)
         texts = (
             product.title,
@@ -295,7 +302,7 @@ class WebShopState(State):
 
 
 def _meant(wanted: str, product: Product) -> list[str]:
-    """The values of a product that a person's bare word may mean, best first."""
+    """The option values that a human word may mean, best first."""
     values = [value for values in product.options.values() for value in values]
     return sorted(
         (value for value in values if wanted in value or value in wanted),
@@ -305,12 +312,12 @@ def _meant(wanted: str, product: Product) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _word(value: str) -> str:
-    """A clickable without `<`: `< prev` is prev."""
+    """A clickable without `<`: `< prev` becomes prev."""
     return " ".join(value.replace("<", " ").split())
 
 
 def _plain(text: str) -> str:
-    """Words and what holds them together, in one line."""
+    """Words and simple punctuation in one line."""
     return " ".join(re.sub(r"[^\w\s.:,'&%\"-]", " ", text).split())
 
 

@@ -1,8 +1,9 @@
-"""Text to index terms as Lucene's English chain makes them: Unicode words, no possessive 's, lower case, 33 stop words, Porter.
+"""Index terms as in Lucene's English analysis.
 
-Words follow Unicode's rules (UAX #29): letters and digits run together, `don't`, `size:xl` and `3.5` stay whole, `pop-up`
-parts. A text is first mapped to the classes of its characters, then one pattern finds the words in the classes; plain ASCII,
-which is most of any catalogue, takes the same pattern without the detour.
+Unicode words, no possessive 's, lower case, 33 stop words, Porter stems. Words follow UAX #29:
+letters and digits stay together, `don't`, `size:xl` and `3.5` stay whole, `pop-up` is split. A text
+is mapped to its character classes, then one pattern finds the words. Plain ASCII text skips the
+mapping.
 """
 
 import re
@@ -12,12 +13,16 @@ from functools import lru_cache
 
 from mage.environments.webshop.porter import stem
 
-_STOP_WORDS = "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
+_STOP_WORDS = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then "
+    "there these they this to was will with"
+)
 _STOP = frozenset(_STOP_WORDS.split())
-_LONGEST = 255  # Lucene cuts longer words into pieces
+_LONGEST = 255  # Lucene splits longer words
 
-# Classes: a letter, 0 digit, _ joins both, : between letters, , between digits, . between either, x belongs to what precedes it,
-# z joins pictures, h one word each (Han, Hiragana), k Katakana, t scripts without spaces, e picture, - anything else.
+# Classes: a letter, 0 digit, _ joins both, : between letters, , between digits, . between either,
+# x belongs to the character before it, z joins pictures, h one word per character (Han, Hiragana),
+# k Katakana, t scripts without spaces, e picture, - anything else.
 _MIDDLE = {
     ":": ":\u00b7\u0387\u05f4\u2027\ufe13\ufe55\uff1a",
     ".": "'.\u2018\u2019\u2024\ufe52\uff07\uff0e",
@@ -25,16 +30,23 @@ _MIDDLE = {
 }
 _JOINS = "_\u203f\u2040\u2054\ufe33\ufe34\uff3f"
 _PICTURES = (  # Unicode's Extended_Pictographic, with the flags
-    (0x00A9, 0x00A9), (0x00AE, 0x00AE), (0x203C, 0x203C), (0x2049, 0x2049), (0x2122, 0x2122), (0x2139, 0x2139), (0x2194, 0x2199), (0x21A9, 0x21AA),
-    (0x231A, 0x231B), (0x2328, 0x2328), (0x2388, 0x2388), (0x23CF, 0x23CF), (0x23E9, 0x23F3), (0x23F8, 0x23FA), (0x25AA, 0x25AB), (0x25B6, 0x25B6),
-    (0x25C0, 0x25C0), (0x25FB, 0x25FE), (0x2600, 0x2605), (0x2607, 0x2612), (0x2614, 0x2685), (0x2690, 0x2705), (0x2708, 0x2712), (0x2714, 0x2714),
-    (0x2716, 0x2716), (0x271D, 0x271D), (0x2721, 0x2721), (0x2728, 0x2728), (0x2733, 0x2734), (0x2744, 0x2744), (0x2747, 0x2747), (0x274C, 0x274C),
-    (0x274E, 0x274E), (0x2753, 0x2755), (0x2757, 0x2757), (0x2763, 0x2767), (0x2795, 0x2797), (0x27A1, 0x27A1), (0x27B0, 0x27B0), (0x27BF, 0x27BF),
-    (0x2934, 0x2935), (0x2B05, 0x2B07), (0x2B1B, 0x2B1C), (0x2B50, 0x2B50), (0x2B55, 0x2B55), (0x3030, 0x3030), (0x303D, 0x303D), (0x3297, 0x3297),
-    (0x3299, 0x3299), (0x1F000, 0x1F0FF), (0x1F10D, 0x1F10F), (0x1F12F, 0x1F12F), (0x1F16C, 0x1F171), (0x1F17E, 0x1F17F), (0x1F18E, 0x1F18E),
-    (0x1F191, 0x1F19A), (0x1F1AD, 0x1F20F), (0x1F21A, 0x1F21A), (0x1F22F, 0x1F22F), (0x1F232, 0x1F23A), (0x1F23C, 0x1F23F), (0x1F249, 0x1F3FA),
-    (0x1F400, 0x1F53D), (0x1F546, 0x1F64F), (0x1F680, 0x1F6FF), (0x1F774, 0x1F77F), (0x1F7D5, 0x1F7FF), (0x1F80C, 0x1F80F), (0x1F848, 0x1F84F),
-    (0x1F85A, 0x1F85F), (0x1F888, 0x1F88F), (0x1F8AE, 0x1F8FF), (0x1F90C, 0x1F93A), (0x1F93C, 0x1F945), (0x1F947, 0x1FAFF),
+    (0x00A9, 0x00A9), (0x00AE, 0x00AE), (0x203C, 0x203C), (0x2049, 0x2049), (0x2122, 0x2122),
+    (0x2139, 0x2139), (0x2194, 0x2199), (0x21A9, 0x21AA), (0x231A, 0x231B), (0x2328, 0x2328),
+    (0x2388, 0x2388), (0x23CF, 0x23CF), (0x23E9, 0x23F3), (0x23F8, 0x23FA), (0x25AA, 0x25AB),
+    (0x25B6, 0x25B6), (0x25C0, 0x25C0), (0x25FB, 0x25FE), (0x2600, 0x2605), (0x2607, 0x2612),
+    (0x2614, 0x2685), (0x2690, 0x2705), (0x2708, 0x2712), (0x2714, 0x2714), (0x2716, 0x2716),
+    (0x271D, 0x271D), (0x2721, 0x2721), (0x2728, 0x2728), (0x2733, 0x2734), (0x2744, 0x2744),
+    (0x2747, 0x2747), (0x274C, 0x274C), (0x274E, 0x274E), (0x2753, 0x2755), (0x2757, 0x2757),
+    (0x2763, 0x2767), (0x2795, 0x2797), (0x27A1, 0x27A1), (0x27B0, 0x27B0), (0x27BF, 0x27BF),
+    (0x2934, 0x2935), (0x2B05, 0x2B07), (0x2B1B, 0x2B1C), (0x2B50, 0x2B50), (0x2B55, 0x2B55),
+    (0x3030, 0x3030), (0x303D, 0x303D), (0x3297, 0x3297), (0x3299, 0x3299), (0x1F000, 0x1F0FF),
+    (0x1F10D, 0x1F10F), (0x1F12F, 0x1F12F), (0x1F16C, 0x1F171), (0x1F17E, 0x1F17F),
+    (0x1F18E, 0x1F18E), (0x1F191, 0x1F19A), (0x1F1AD, 0x1F20F), (0x1F21A, 0x1F21A),
+    (0x1F22F, 0x1F22F), (0x1F232, 0x1F23A), (0x1F23C, 0x1F23F), (0x1F249, 0x1F3FA),
+    (0x1F400, 0x1F53D), (0x1F546, 0x1F64F), (0x1F680, 0x1F6FF), (0x1F774, 0x1F77F),
+    (0x1F7D5, 0x1F7FF), (0x1F80C, 0x1F80F), (0x1F848, 0x1F84F), (0x1F85A, 0x1F85F),
+    (0x1F888, 0x1F88F), (0x1F8AE, 0x1F8FF), (0x1F90C, 0x1F93A), (0x1F93C, 0x1F945),
+    (0x1F947, 0x1FAFF),
 )  # fmt: skip
 _HAN = (
     (0x2E80, 0x2FD5),
@@ -57,8 +69,10 @@ _UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF))
 
 
 def _grammar(letter: str, digit: str, between: tuple[str, str], join: str, tail: str) -> str:
-    """Letters and digits with what holds them together; joins alone are no word."""
-    run = f"{letter}{tail}(?:{between[0]}{tail}(?={letter}))?|{digit}{tail}(?:{between[1]}{tail}(?={digit}))?"
+    """Letters and digits with the characters that join them; joiners alone are not a word."""
+    letters = f"{letter}{tail}(?:{between[0]}{tail}(?={letter}))?"
+    digits = f"{digit}{tail}(?:{between[1]}{tail}(?={digit}))?"
+    run = f"{letters}|{digits}"
     return f"(?:{join}{tail})*(?:{run})(?:{run}|{join}{tail})*"
 
 
@@ -77,7 +91,7 @@ _CLASSES = re.compile(
 
 
 class _Classes(dict[int, str]):
-    """Character number -> its class, found out when first met."""
+    """Character number -> its class, computed on first use."""
 
     def __missing__(self, number: int) -> str:
         self[number] = found = _class_of(number)
@@ -106,7 +120,7 @@ _class = _Classes()
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text, as they are written.
+    """The words of a text, unchanged.
 
     >>> split_words("Men's T-Shirt, 3.5oz (size:XL)")
     ["Men's", 'T', 'Shirt', '3.5oz', 'size:XL']

@@ -1,0 +1,200 @@
+"""ALFWorld game files: the loader, broken files, and the official games."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from mage.environments.alfworld import Alfworld
+from mage.environments.alfworld.engine import World
+from mage.environments.alfworld.export import main
+from mage.environments.alfworld.games import (
+    FOLDERS,
+    VARIABLE,
+    find_folder,
+    list_games,
+    load_game,
+)
+from mage.environments.alfworld.generator import generate
+from mage.environments.alfworld.planner import plan
+from mage.environments.alfworld.problem import TASK_TYPES
+from mage.environments.base import check
+from mage.types import Split
+
+GOLDEN = Path(__file__).parent / "golden"
+SPLITS: tuple[Split, ...] = ("train", "test", "ood")
+SMALL = {"receptacles": 4, "objects": 4}
+
+
+def write(folder: Path, split: str, name: str, content: Any) -> Path:
+    path = folder / split / name / "trial_0" / "game.tw-pddl"
+    path.parent.mkdir(parents=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def games(tmp_path: Path) -> Path:
+    """A data folder with two games of every split."""
+    for split, folder in FOLDERS.items():
+        for seed, name in enumerate(("pick_and_place_simple-a", "look_at_obj_in_light-b")):
+            write(tmp_path, folder, name, generate(TASK_TYPES[seed], split, seed, **SMALL))
+    return tmp_path
+
+
+# --- The loader -----------------------------------------------------------------------------------
+
+
+def test_each_split_of_a_data_folder_is_played(games: Path) -> None:
+    environment = Alfworld(data=str(games))
+    for split in SPLITS:
+        world = environment.for_split(split)
+        assert world.strata() == 2
+        assert {world.game(seed).goal.kind for seed in range(2)} == {"place", "light"}
+        assert check(world, games=4) == []
+    assert Alfworld(data=str(games), task_types=("light",)).strata() == 1
+    with pytest.raises(ValueError, match="holds no game of type heat"):
+        Alfworld(data=str(games), task_types=("heat",)).start(0)
+
+
+def test_missing_data_gives_a_message_with_download_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    for data in (str(tmp_path), str(tmp_path / "nowhere")):
+        with pytest.raises(ValidationError, match="alfworld-download"):
+            Alfworld(data=data)
+    with pytest.raises(ValueError, match=r"ALFWORLD_DATA is not set.*alfworld-download"):
+        Alfworld(data="official").start(0)
+
+
+def test_the_official_folder_is_found_by_environment_variable(
+    games: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(games))
+    assert Alfworld(data="official").strata() == 2
+    assert find_folder(str(games)) == games
+
+
+GOOD = generate("place", "train", 0, receptacles=4, objects=4)
+BROKEN: dict[str, Any] = {
+    "nothing": "",
+    "half": json.dumps(GOOD)[:500],
+    "list": [1, 2],
+    "deep": "[" * 100_000,
+    "empty": {},
+    "no problem": {**GOOD, "pddl_problem": 7},
+    "brackets": {**GOOD, "pddl_problem": GOOD["pddl_problem"][:-3]},
+    "too many": {**GOOD, "pddl_problem": GOOD["pddl_problem"] + ")"},
+    "no init": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(:init", "(:unit")},
+    "goal": {
+        **GOOD,
+        "pddl_problem": GOOD["pddl_problem"].replace("(inReceptacle ?o ?r)", "(isHot ?o)"),
+    },
+    "fact": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(pickupable", "(edible")},
+    "arguments": {
+        **GOOD,
+        "pddl_problem": GOOD["pddl_problem"].replace(
+            "(atLocation agent1 loc_bar_0)", "(atLocation loc_bar_0 agent1)"
+        ),
+    },
+    "nowhere": {
+        **GOOD,
+        "pddl_problem": GOOD["pddl_problem"].replace("(atLocation agent1 loc_bar_0)", ""),
+    },
+    "undeclared": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("agent1 - agent\n", "")},
+    "walkthrough": {**GOOD, "walkthrough": "go"},
+    "grammar": {key: value for key, value in GOOD.items() if key != "task"}
+    | {"grammar": "no task here"},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_corrupt_game_file_gives_one_clear_message(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "train", "pick_and_place_simple-a", BROKEN[name])
+    with pytest.raises(ValueError, match=r"game\.tw-pddl is not a"):
+        Alfworld(data=str(tmp_path)).start(0)
+    path.unlink()
+
+
+def test_an_unreadable_game_file_gives_one_clear_message(tmp_path: Path) -> None:
+    path = tmp_path / "game.tw-pddl"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="is not a game file"):
+        load_game(path)
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_game(tmp_path / "gone")
+
+
+def test_export_without_the_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mage.environments.alfworld.export.find_spec", lambda name: None)
+    assert main([str(tmp_path)]) == 2
+    assert "pip install --no-deps alfworld" in capsys.readouterr().err
+
+
+# --- The official games, where they are -----------------------------------------------------------
+
+
+def official() -> Path:
+    try:
+        return find_folder("official")
+    except ValueError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_official_walkthroughs_win_and_plans_are_no_longer() -> None:
+    files = sorted(official().rglob("game.tw-pddl"))
+    for path in files:
+        game = load_game(path)
+        world = World(game)
+        steps = plan(world)
+        assert steps is not None
+        assert len(steps) <= len(game.walkthrough), path
+        twin = world.copy()
+        for command in game.walkthrough:
+            world.step(command)
+        for command in steps:
+            twin.step(command)
+        assert world.won, path
+        assert twin.won, path
+    assert len(files) == 4027
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_thousand_official_games_need_less_than_a_gigabyte() -> None:
+    official()
+    told = """
+import resource
+from mage.environments.alfworld.engine import World
+from mage.environments.alfworld.games import find_folder, list_games, load_game
+from mage.environments.alfworld.problem import TASK_TYPES
+paths = list_games(find_folder("official"), "train", TASK_TYPES)[:1000]
+worlds = [World(load_game.__wrapped__(path)) for path in paths]
+for world in worlds:
+    for command in world.game.walkthrough:
+        world.step(command)
+    world.admissible()
+print(len(worlds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    count, megabytes = map(
+        int,
+        subprocess.run(
+            [sys.executable, "-c", told], capture_output=True, text=True, check=True
+        ).stdout.split(),
+    )
+    assert count == 1000
+    assert megabytes < 1000
+
+
+@pytest.mark.slow
+def test_the_official_splits_have_the_official_sizes() -> None:
+    assert [len(list_games(official(), split, TASK_TYPES)) for split in SPLITS] == [3553, 140, 134]

@@ -1,0 +1,165 @@
+"""WebShop: splits of the goals, written and damaged data files."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from mage.environments.webshop import WebShop
+from mage.environments.webshop.catalogue import Source, open_catalogue
+from mage.environments.webshop.files import write_folder
+from mage.environments.webshop.generate import generate
+from mage.evaluation.panels import make_panel
+from mage.opponents.base import Population
+
+SHOP = WebShop(products=300, test_goals=100, dev_goals=100)
+
+
+# --- Splits ---------------------------------------------------------------------------------------
+
+
+def test_no_goal_of_a_split_is_in_another() -> None:
+    assert_disjoint(SHOP)
+
+
+def test_splits_are_disjoint_if_goals_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "cache"))
+    raw = generate(60, seed=5)
+    for item in raw.products:
+        for values in (item["customization_options"] or {}).values():
+            values += [dict(value) for value in values]
+    write_folder(raw, tmp_path / "shop")
+    shop = WebShop(data=str(tmp_path / "shop"), test_goals=40, dev_goals=40)
+    texts = [shop.catalogue().goal(place).text for place in range(shop.catalogue().goals)]
+    assert len(set(texts)) < len(texts), "the point of this shop is that goals repeat"
+    assert_disjoint(shop)
+
+
+def assert_disjoint(shop: WebShop) -> None:
+    splits = {name: shop.for_split(name) for name in ("train", "test", "ood")}
+    found = {
+        name: {one.goal(seed).text for seed in range(len(one.places()))}
+        for name, one in splits.items()
+    }
+    assert not found["train"] & found["test"]
+    assert not found["train"] & found["ood"]
+    assert not found["test"] & found["ood"]
+    assert all(found.values())
+
+
+def test_the_shuffle_is_webshops() -> None:
+    """As WebShop's `random.seed(233); random.shuffle(goals)`."""
+    catalogue = WebShop().catalogue()
+    numbers = list(range(catalogue.goals))
+    random.Random(233).shuffle(numbers)
+    assert catalogue.order.tolist() == numbers
+
+
+def test_a_test_panel_covers_every_goal_once() -> None:
+    shop = SHOP.for_split("test")
+    panel = make_panel(shop, Population(), "test", size=100, seats="first")
+    assert len({shop.goal(shop.episode_seed(task.seed, 0)).number for task in panel}) == 100
+
+
+def test_pages_of_the_ood_split_may_be_longer() -> None:
+    assert (
+        SHOP.for_split("ood").page_limit_now
+        > SHOP.for_split("test").page_limit_now
+        == SHOP.page_limit
+    )
+
+
+def test_pay_is_all_or_nothing_unless_graded() -> None:
+    graded = SHOP.model_copy(update={"pay": "graded"})
+    assert [SHOP.reward(score) for score in (0, 0.75, 1)] == [0, 0, 10]
+    assert [graded.reward(score) for score in (0, 0.75, 1)] == [0, 7.5, 10]
+    assert [SHOP.outcome(score) for score in (0, 0.75, 1)] == ["lost", "lost", "won"]
+
+
+# --- Data -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "cache"))
+    write_folder(generate(30, seed=2), tmp_path / "shop")
+    return tmp_path / "shop"
+
+
+def test_written_files_and_the_generator_give_the_same_catalogue(folder: Path) -> None:
+    read, made = open_catalogue(Source(str(folder))), open_catalogue(Source(products=30, seed=2))
+    assert [read.product(k) for k in range(30)] == [made.product(k) for k in range(30)]
+    assert [read.goal(k) for k in range(read.goals)] == [made.goal(k) for k in range(made.goals)]
+    assert read.search("pants for hiking", 10) == made.search("pants for hiking", 10)
+
+
+def test_a_compiled_catalogue_is_mapped_not_copied(folder: Path) -> None:
+    (folder / "items_human_ins.json").unlink()  # only human goals need it
+    catalogue = open_catalogue(Source(str(folder)))
+    for array in (
+        catalogue.records.joined,
+        catalogue.index.documents,
+        catalogue.index.shares,
+        catalogue.order,
+    ):
+        assert isinstance(array, np.memmap)
+        assert array.mode == "r"
+
+
+def test_without_a_writable_cache_the_catalogue_is_in_memory(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "file"))
+    assert len(open_catalogue(Source(str(folder), products=20))) == 20
+
+
+def damage(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text)
+    with pytest.raises(ValueError, match="items_") as caught:
+        WebShop(data=str(folder), test_goals=1, dev_goals=1).start(0)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", '[{"asin": "B1"', "[1, 2]", '[{"asin": "B1"}]', '{"a": 1}', "[" * 100_000, "[]"],
+)
+def test_damaged_products_give_a_message_that_names_the_file(folder: Path, text: str) -> None:
+    assert "items_shuffle.json" in damage(folder, "items_shuffle.json", text)
+
+
+def test_damaged_attributes_give_a_message_that_names_the_file(folder: Path) -> None:
+    assert "items_ins_v2.json" in damage(folder, "items_ins_v2.json", "[]")
+
+
+def test_an_invalid_price_names_the_product(folder: Path) -> None:
+    products = json.loads((folder / "items_shuffle.json").read_text())
+    products[3]["pricing"] = "$cheap"
+    assert "product 3" in damage(folder, "items_shuffle.json", json.dumps(products))
+
+
+def test_missing_data_gives_a_message_with_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="items_shuffle"):
+        WebShop(data=str(tmp_path / "nowhere"))
+    with pytest.raises(ValidationError, match="must hold one file"):
+        WebShop(data=str(tmp_path))
+
+
+def test_splits_without_training_goals_are_rejected() -> None:
+    with pytest.raises(ValueError, match="leaves none to train on"):
+        WebShop(products=20).start(0)
+
+
+def test_options_without_effect_are_rejected(folder: Path) -> None:
+    with pytest.raises(ValidationError, match="no effect with data"):
+        WebShop(data=str(folder), style="short")
+
+
+def test_the_recipe_names_the_tagger() -> None:
+    assert WebShop().model_dump()["tagger"] in ("spacy", "bundled")
