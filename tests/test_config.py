@@ -149,6 +149,11 @@ def test_evaluation_uses_the_episodes_of_training_unless_given(recipe_file: Path
     assert load_recipe(recipe_file, ["--evaluate.episodes=5"]).evaluation_episodes() == 5
 
 
+def test_evaluation_uses_the_seats_of_training_unless_given(recipe_file: Path) -> None:
+    assert load_recipe(recipe_file, ["--play.seats=second"]).evaluation_seats() == "second"
+    assert load_recipe(recipe_file, ["--evaluate.seats=first"]).evaluation_seats() == "first"
+
+
 def test_change_recipe_drops_options_that_lose_their_effect(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, ["--agent.reflection_tokens=64"])
     assert change_recipe(recipe, ["--memory.keep=none"]).memory() == Notes(keep="none")
@@ -398,6 +403,11 @@ def test_an_error_says_what_is_allowed_and_where_to_change_it(
         ({"learn": {"entropy_final": 0.1}}, "learn.entropy_final", "while learn.entropy = 0"),
         ({"learn": {"lora_alpha": 8.0}}, "learn.lora_alpha", "while learn.lora_rank = 0"),
         (
+            {"learn": {"minibatches": 4, "minibatch_rows": 64}},
+            "learn.minibatches",
+            "together with learn.minibatch_rows",
+        ),
+        (
             {"learn": {"packed": False, "tree_tokens": 100}},
             "learn.tree_tokens",
             "while learn.packed = false",
@@ -580,6 +590,7 @@ def test_an_estimator_of_another_package_is_checked_by_its_signature(
         {"opponents": {"train": {"random": 1.0}}},
         {"play": {"seats": "first"}},
         {"play": {"grouping": "mixed"}},
+        {"evaluate": {"seats": "first"}},
     ],
 )
 def test_opponents_and_seats_have_no_effect_in_a_single_agent_environment(

@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
-from mage.learn.learner import Learner, split
+from mage.learn.learner import Learner, cut, split
 from mage.learn.packing import Row, prepare
 from mage.models.adapters import linear_layers, save_adapters
 from mage.models.loading import load_model
@@ -365,6 +365,20 @@ def test_minibatches_deal_whole_meta_episodes_of_fewer_groups_the_same_way_for_o
     assert split(rows, 5, seed=5) == lots
     assert split(rows, 5, seed=6) != lots
     assert sum(map(bool, split(rows, 50, seed=5))) == 7
+
+
+def test_minibatches_counted_in_rows_have_nearly_equal_sizes_up_to_the_limit() -> None:
+    rows = prepare(play(0, metas=7))  # 28 rows: four for each meta-episode
+    parts = cut(rows, 3, seed=5)
+    assert sorted(map(len, parts)) == [9, 9, 10]
+    assert sorted(row.offset for part in parts for row in part) == [row.offset for row in rows]
+    assert cut(rows, 3, seed=6) != parts
+
+
+def test_an_update_takes_as_many_steps_as_the_rows_need() -> None:
+    learner = Learner(make_model(exact=False), LearnOptions(lr=0.01, minibatch_rows=10))
+    metrics = learner.update(play(0, metas=7), entropy=0.1, update=0)
+    assert (metrics.samples, metrics.steps) == (28, 3)
 
 
 def test_more_steps_than_meta_episodes_are_no_harm() -> None:

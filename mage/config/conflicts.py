@@ -81,6 +81,12 @@ _EFFECTS = (
         "while learn.entropy = 0",
         lambda r: r.learn.entropy > 0 or r.learn.entropy_final == 0,
     ),
+    _Effect(
+        "learn",
+        "minibatches",
+        "together with learn.minibatch_rows",
+        lambda r: r.learn.minibatch_rows is None,
+    ),
     _Effect("learn", "lora_alpha", "while learn.lora_rank = 0", lambda r: r.learn.lora_rank > 0),
     _Effect("learn", "tree_tokens", "while learn.packed = false", lambda r: r.learn.packed),
     _Effect(
@@ -103,6 +109,7 @@ _EFFECTS = (
     ),
     _Effect("play", "seats", _SINGLE_AGENT, _multi_agent),
     _Effect("play", "grouping", _SINGLE_AGENT, _multi_agent),
+    _Effect("evaluate", "seats", _SINGLE_AGENT, _multi_agent),
     _Effect("opponents", "train", _SINGLE_AGENT, _multi_agent),
     _Effect("opponents", "test", _SINGLE_AGENT, _multi_agent),
     _Effect("opponents", "ood", _SINGLE_AGENT, _multi_agent),

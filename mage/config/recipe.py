@@ -28,6 +28,7 @@ from mage.config.sections import (
     PlayOptions,
     ReturnOptions,
     RunOptions,
+    Seats,
     Section,
     WarmupOptions,
 )
@@ -96,6 +97,10 @@ class Recipe(Section):
             )
         except ValueError as error:
             raise ConfigError(NOWHERE.mistake("model.path", self.model.path, str(error))) from None
+
+    def evaluation_seats(self) -> Seats:
+        """Seats of the agent in evaluation."""
+        return self.evaluate.seats or self.play.seats
 
     def evaluation_episodes(self) -> int:
         """Episodes of a meta-episode in evaluation."""

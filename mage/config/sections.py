@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from mage.config.toml import Tables
 from mage.types import Split
 
+Seats = Literal["first", "second", "both"]
+
 
 class Section(BaseModel):
     """A table of a recipe: unknown keys and values of another type are errors."""
@@ -91,7 +93,7 @@ class PlayOptions(Section):
     members: int = Field(
         8, ge=2, description="meta-episodes per task (G); a baseline needs at least two"
     )
-    seats: Literal["first", "second", "both"] = Field(
+    seats: Seats = Field(
         "both", description="seat of the agent in training; both = half of the tasks each"
     )
     numbered: bool = Field(
@@ -201,6 +203,11 @@ class LearnOptions(Section):
         description="final fraction of the learning rate, reached linearly; 1 = constant",
     )
     minibatches: int = Field(1, ge=1, description="optimizer steps per epoch")
+    minibatch_rows: int | None = Field(
+        None,
+        ge=1,
+        description="largest number of rows per optimizer step; not given = `minibatches` steps",
+    )
     epochs: int = Field(1, ge=1, description="passes over an update's samples")
     clip: float = Field(
         0.2, gt=0, lt=1, description="PPO clip below 1, and above 1 unless clip_high is given"
@@ -298,6 +305,9 @@ class EvaluateOptions(Section):
     top_p: float = Field(0.8, gt=0, le=1, description="nucleus sampling; 1 = off")
     top_k: int = Field(20, ge=0, description="sample among the k most likely tokens; 0 = off")
     episodes: int = Field(0, ge=0, le=100, description="episodes in a meta-episode; 0 = as in play")
+    seats: Seats | None = Field(
+        None, description="seat of the agent in evaluation; not given = as in play"
+    )
     splits: tuple[Split, ...] = Field(
         ("test",),
         strict=False,

@@ -10,12 +10,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Literal
 
+from mage.config.sections import Seats
 from mage.environments.base import Environment
 from mage.opponents.base import Population, allocate
 from mage.seeds import derive
 from mage.types import Split, Task
 
-Seats = Literal["first", "second", "both"]
 PanelName = Literal["select", "final"]
 
 VERSION = 1

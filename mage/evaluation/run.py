@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from mage.config.sections import Seats
 from mage.evaluation.figures import Evaluation, summarise_rows
-from mage.evaluation.panels import PanelName, Seats, make_panel
+from mage.evaluation.panels import PanelName, make_panel
 from mage.evaluation.shards import ShardStore, play_shards
 from mage.learn.ranks import Ranks
 from mage.opponents.base import Population

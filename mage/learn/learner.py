@@ -6,7 +6,8 @@ import random
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -119,14 +120,19 @@ class Learner:
         proximal = self.logprobs(rows) if self.options.importance_cap is not None else None
         steps = []
         for epoch in range(self.options.epochs):
-            for batch in split(
-                rows, self.options.minibatches, derive(self.seed, "minibatches", update, epoch)
-            ):
+            for batch in self._minibatches(rows, derive(self.seed, "minibatches", update, epoch)):
                 sums, computed = self.accumulate(
                     batch, entropy=entropy, reference=reference, proximal=proximal
                 )
                 steps.append(_Step(sums, computed, *self._descend()))
         return self._measure(rows, steps, lr, entropy)
+
+    def _minibatches(self, rows: Sequence[Row], seed: int) -> list[list[Row]]:
+        """The rows of each optimizer step of an epoch. All workers get the same number of steps."""
+        limit = self.options.minibatch_rows
+        if limit is None:
+            return split(rows, self.options.minibatches, seed)
+        return cut(rows, ceil(self.ranks.total(len(rows)) / limit), seed)
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> torch.Tensor:
         """Logprob of every reply token of an update under the policy or the frozen reference, by its index there."""
@@ -335,6 +341,23 @@ def best_layout(model: PreTrainedModel, options: LearnOptions) -> Layout:
     if not options.packed:
         return "rows"
     return "trie" if model.device.type == "cuda" else "forest"
+
+
+def cut(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:
+    """Cut the rows into `parts` lists whose lengths differ by at most one.
+
+    Meta-episodes are shuffled as a whole, because their rows share most of their prompts. A cut may
+    divide a meta-episode.
+    """
+
+    def member(row: Row) -> tuple[int, int]:
+        return row.sample.where.group, row.sample.where.member
+
+    units = [list(found) for _, found in groupby(sorted(rows, key=member), key=member)]
+    random.Random(seed).shuffle(units)
+    ordered = [row for unit in units for row in unit]
+    ends = [len(ordered) * part // parts for part in range(parts + 1)]
+    return [ordered[start:end] for start, end in pairwise(ends)]
 
 
 def split(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:

@@ -305,7 +305,7 @@ class Trainer:
             split,
             panel,
             size,
-            self.recipe.play.seats,
+            self.recipe.evaluation_seats(),
             ranks=self.ranks,
             on_played=lambda done: self.callback.on_tasks_played(done, size, name),
             transcripts=TRANSCRIPTS if panel == "final" else 0,

@@ -183,7 +183,7 @@ def play_panel(
             split,
             panel,
             count,
-            recipe.play.seats,
+            recipe.evaluation_seats(),
             on_played=tell,
             transcripts=0,
         )[0]
