@@ -98,7 +98,7 @@ def test_options_without_effect_are_dropped_from_parts_and_refused_from_users() 
 def test_a_part_without_a_recipe_and_an_unknown_part_are_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"react is a part of a recipe: name it behind a recipe, as in kuhn_poker\+react",
+        match=r"react is a part of a recipe: write it after a recipe, as in kuhn_poker\+react",
     ):
         load_recipe("react")
     with pytest.raises(ConfigError, match=r"there is no part 'reactt' \(did you mean 'react'\?\)"):

@@ -20,6 +20,7 @@ import torch
 from mage.config.errors import DeviceError
 from mage.config.menus import find_item
 from mage.credit.samples import assign_credit, make_samples
+from mage.credit.store import write_credits
 from mage.evaluation.figures import Evaluation
 from mage.evaluation.panels import PanelName
 from mage.evaluation.rows import write_tasks
@@ -39,7 +40,7 @@ from mage.training.distributed import launch_ranks
 from mage.training.metrics import credit_sums, means, play_sums
 from mage.training.tasks import draw_tasks
 from mage.training.warm_start import make_warm_start
-from mage.types import MetaEpisode, Split
+from mage.types import Credit, MetaEpisode, Split
 
 ACCELERATOR_ERRORS: tuple[type[Exception], ...] = (
     (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
@@ -209,9 +210,9 @@ class Trainer:
             self.folder.append_metrics(figures)
             self.folder.append_timing({"update": number} | timing)
             self.callback.on_update(number, self.recipe.run.updates, figures, timing)
-        self._keep(metas)
+        self._keep(metas, credits)
 
-    def _keep(self, metas: Sequence[MetaEpisode]) -> None:
+    def _keep(self, metas: Sequence[MetaEpisode], credits: Sequence[Credit]) -> None:
         run = self.recipe.run
         last = self.done == run.updates
         if (
@@ -220,6 +221,7 @@ class Trainer:
             and (last or self.done % run.episodes_every == 0)
         ):
             self.folder.write_episodes(self.done, metas)
+            write_credits(self.folder.path, self.done, credits)
         if last or (run.evaluate_every and self.done % run.evaluate_every == 0):
             self._choose()
         if last or self.done % run.save_every == 0:
