@@ -1,4 +1,4 @@
-"""The credit of stored turns, beside the stored meta-episodes: `episodes/step_000040.credit.jsonl.gz`.
+"""The credit of stored turns, kept as `episodes/step_000040.credit.jsonl.gz` in a run folder.
 
 One JSON line for each turn, in the order of the update. The viewer shows why a turn was rewarded
 from these records and from the meta-episodes of the same update.
