@@ -246,19 +246,30 @@ def test_the_number_of_actions_follows_turn_moves() -> None:
     assert Sokoban(turn_moves=1, longest=7).start(0).legal() == MOVES
 
 
-def test_no_room_is_in_two_splits() -> None:
+def test_no_room_and_no_symmetric_form_of_it_is_in_two_splits() -> None:
     world = Sokoban(size=5, boxes=1, ood_boxes=2, shortest=1, longest=4)
     rooms = {
-        split: {_walls(world.for_split(split).room(derive(seed))) for seed in range(300)}
+        split: {walls_and_targets(world.for_split(split).room(derive(n))) for n in range(300)}
         for split in ("train", "test")
     }
-    assert len(rooms["train"]) > 100
+    assert len(rooms["train"]) > 60
     assert len(rooms["test"]) > 20
-    assert not rooms["train"] & rooms["test"]
+    assert not {form for room in rooms["train"] for form in symmetric_forms(room)} & rooms["test"]
 
 
-def _walls(room: Room) -> tuple[object, ...]:
-    return room.cells, room.targets
+def walls_and_targets(room: Room) -> str:
+    floor = {place: "." if cell in room.targets else "_" for cell, place in enumerate(room.cells)}
+    squares = [floor.get(square, "#") for square in range(room.height * room.width)]
+    return "\n".join("".join(squares[at : at + room.width]) for at in range(0, 25, room.width))
+
+
+def symmetric_forms(drawing: str) -> set[str]:
+    """The drawing and its seven rotations and mirror images."""
+    forms, rows = set[str](), drawing.splitlines()
+    for _ in range(4):
+        rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]  # a quarter turn
+        forms |= {"\n".join(rows), "\n".join(row[::-1] for row in rows)}
+    return forms
 
 
 def test_out_of_domain_rooms_have_other_numbers_of_boxes_and_every_difficulty() -> None:
@@ -345,6 +356,7 @@ def test_a_broken_level_file_gives_one_clear_message(
 
 def test_levels_without_subfolders_are_divided_into_splits(tmp_path: Path) -> None:
     rooms = [f"#{'#' * n}#####\n#@{' ' * n}$ .#\n#{'#' * n}#####" for n in range(14)]
+    rooms += ["\n".join(row[::-1] for row in room.splitlines()) for room in rooms]
     (tmp_path / "000.txt").write_text("".join(f"; {n}\n{room}\n\n" for n, room in enumerate(rooms)))
     world = Sokoban(levels=str(tmp_path), max_turns=20)
     train, test = (

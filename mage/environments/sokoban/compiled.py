@@ -14,7 +14,8 @@ from mage.environments.sokoban import kernels
 _INNER = (
     kernels.draw, kernels.carve, kernels.connect, kernels.rank, kernels.meet, kernels.find_steps,
     kernels.pull, kernels.search, kernels.tabulate, kernels.fill, kernels.list_cells,
-    kernels.choose_start, kernels.mark, kernels.scatter, kernels.make, kernels.cut,
+    kernels.choose_start, kernels.turn, kernels.weigh, kernels.mark, kernels.scatter, kernels.make,
+    kernels.cut,
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ TURN = 35  # percent chance that the random walk turns
 # Powers of two up to 2 ** 507 differ modulo this prime (2 is a primitive root). So does
 # -(2 ** 63) from the first 64 powers.
 PRIME = 509
+MARKS = 1_000_003  # a prime: number of values of the hash that assigns rooms to splits
 PIECES = 13  # sequences in a Space
 HELD, SEEN, LAST, FIELDS = (
     0,
@@ -85,8 +86,8 @@ def carve(grid: Numbers, size: int, wanted: int, luck: Numbers) -> None:
     )
     grid[at] = 1
     while found < wanted:
-        turn = draw(luck, 400)
-        heading = turn % 4 if turn < 4 * TURN else heading
+        chance = draw(luck, 400)
+        heading = chance % 4 if chance < 4 * TURN else heading
         ahead = at + (size if heading < 2 else 1) * (2 * (heading % 2) - 1)
         if grid[ahead] == 2:
             heading = draw(luck, 4)
@@ -269,14 +270,35 @@ def list_cells(boxes: int, space: Space) -> None:
         i += 1
 
 
-def mark(cells: Numbers, floor: int, targets: Numbers, count: int) -> int:
-    """A hash of walls and targets. It assigns rooms to splits."""
-    total = 7
-    for cell in range(floor):
-        total = (total * 131 + cells[cell] + 1) % 1000003
-    for i in range(count):
-        total = (total * 131 + cells[targets[i]] + 1) % 1000003
-    return total
+def turn(square: int, size: int, form: int) -> int:
+    """The square in one of the eight symmetric forms of a room: mirrored and rotated."""
+    row, column = square // size, square % size
+    if form & 1:
+        row = size - 1 - row
+    if form & 2:
+        column = size - 1 - column
+    return column * size + row if form & 4 else row * size + column
+
+
+def weigh(square: int) -> int:
+    """A pseudo-random number of a square."""
+    return (square * square * square * 7919 + square * 104729 + 12289) % MARKS
+
+
+def mark(size: int, cells: int, count: int, space: Space) -> int:
+    """A hash of walls and targets: the smallest over the eight symmetric forms of the room.
+
+    It assigns rooms to splits, so rotations and mirror images are always in the same split.
+    """
+    smallest = MARKS
+    for form in range(8):
+        total = 0
+        for cell in range(cells):
+            total += weigh(turn(space.cells[cell], size, form))
+        for i in range(count):
+            total += 31 * weigh(turn(space.cells[space.targets[i]], size, form))
+        smallest = min(smallest, total % MARKS)
+    return smallest
 
 
 def scatter(floor: int, targets: Numbers, count: int, luck: Numbers) -> None:
@@ -319,7 +341,7 @@ def make(
         carve(space.grid, size, fewest + draw(space.luck, most - fewest + 1), space.luck)
         cells = connect(size, size, space)
         scatter(cells, space.targets, count, space.luck)
-        if not low <= mark(space.cells, cells, space.targets, count) % shares < high:
+        if not low <= mark(size, cells, count, space) % shares < high:
             continue
         farthest = search(size - 2, cells, count, space)
         if farthest < shortest:

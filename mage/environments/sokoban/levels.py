@@ -41,7 +41,8 @@ def _text_files(root: Path) -> tuple[Path, ...]:
 def pick_level(path: str, split: str, seed: int) -> Room:
     """The level of a split for this seed.
 
-    Without subfolders for splits, one level in five is held out, chosen by a hash of its content.
+    Without subfolders for splits, one level in five is held out, by a hash that is equal for
+    rotations and mirror images.
     """
     files, own = level_files(path, split)
     file = files[seed % len(files)]
@@ -50,7 +51,7 @@ def pick_level(path: str, split: str, seed: int) -> Room:
         levels = tuple(
             level
             for level in levels
-            if (zlib.crc32(level.encode()) % SHARES == 0) == (split == "test")
+            if (zlib.crc32(_smallest_form(level).encode()) % SHARES == 0) == (split == "test")
         )
         if not levels:
             raise ValueError(
@@ -58,6 +59,14 @@ def pick_level(path: str, split: str, seed: int) -> Room:
                 f"{split!r}"
             )
     return parse_level(levels[seed // len(files) % len(levels)], str(file))
+
+
+def _smallest_form(level: str) -> str:
+    """The first of the eight symmetric forms of a level in alphabetical order."""
+    rows = level.splitlines()
+    turned = ["".join(column) for column in zip(*rows)]
+    forms = [form[::step] for form in (rows, turned) for step in (1, -1)]
+    return min("\n".join(row[::step] for row in form) for form in forms for step in (1, -1))
 
 
 @lru_cache(maxsize=32)
