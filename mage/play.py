@@ -22,7 +22,7 @@ from mage.agent.chat import Ids
 from mage.engines.base import run
 from mage.environments.base import Environment, State
 from mage.memory.base import Ask, Entry, Memory
-from mage.opponents.base import find, move_rng
+from mage.opponents.base import meet, move_rng
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
 
@@ -99,7 +99,7 @@ async def _let_opponent_move(
     environment: Environment, place: Place, state: State, moves: list[Move]
 ) -> None:
     while (mover := state.turn()) is not None and mover != place.task.seat:
-        action = await find(place.task.opponent).think(
+        action = await meet(place.task).think(
             state, mover, move_rng(place.task, environment, place.number, len(moves))
         )
         moves.append(Move(mover, action))

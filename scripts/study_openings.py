@@ -1,9 +1,11 @@
-"""How much entropy, and how much of later games, a learner of Tic-Tac-Toe needs to find the corner: a table of move weights, in minutes on a CPU.
+"""Study: which entropy bonus and discount make a learner of Tic-Tac-Toe open in the corner?
 
-Against MCTS-100 a corner wins about twice as often as the centre with best play (`--values`); but for whoever does not know the forks yet the centre
-is safer. The study trains a table by policy gradient as the recipe `smollm2_tic_tac_toe` trains a language model (its opponents, both seats, groups of
-8 meta-episodes of three games, GiGPO's two comparisons, win +10, loss -10), and shows wins, draws and openings against MCTS-100 in the first seat. It
-stands in for a training that would take a GPU: a game counts with what follows it, later games with `discount` to the power of their distance.
+Against MCTS-100 a corner wins about twice as often as the centre with best play (`--values`). For
+a player that does not know the forks yet, the centre is safer. The study trains a table of move
+weights by policy gradient, in minutes on a CPU. It follows the recipe `smollm2_tic_tac_toe`: its
+opponents, both seats, groups of 8 meta-episodes of three games, GiGPO's two comparisons, win +10,
+loss -10. It prints wins, draws and openings against MCTS-100 in the first seat. The return of a
+game adds later games with weight `discount` to the power of their distance.
 
     python scripts/study_openings.py --values --try 2 0.2 0.3 --try 4 0.3 0.3
 """
@@ -30,7 +32,7 @@ Game = tuple[list[Decision], str, float]  # the agent's decisions, its opening, 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One try."""
+    """The options of one run."""
 
     entropy: float
     entropy_final: float
@@ -70,7 +72,7 @@ def play(table: dict[str, np.ndarray], opponent: str, seat: int, rng: random.Ran
 def add_slopes(
     slopes: dict[str, np.ndarray], group: list[list[Game]], entropy: float, discount: float
 ) -> None:
-    """What a group of meta-episodes says about every move: its episode against the group's, and its board against the group's."""
+    """Add a group's policy gradient: each episode and each board against the group's mean."""
     follows = np.array(
         [
             [
@@ -102,7 +104,7 @@ def add_slopes(
 
 def study(setting: Setting, seed: int = 0) -> None:
     rng, table = random.Random(seed), dict[str, np.ndarray]()
-    shares = load_recipe("smollm2_tic_tac_toe").population().pool("train")
+    pool = load_recipe("smollm2_tic_tac_toe").population().pool("train")
     results, openings = Counter[float](), Counter[str]()
     for update in range(1, setting.updates + 1):
         entropy = (
@@ -110,7 +112,7 @@ def study(setting: Setting, seed: int = 0) -> None:
         )
         slopes: dict[str, np.ndarray] = {}
         for _ in range(setting.groups):
-            opponent, seat = rng.choices(list(shares), list(shares.values()))[0], rng.randrange(2)
+            opponent, seat = rng.choices(list(pool), list(pool.values()))[0], rng.randrange(2)
             group = [
                 [play(table, opponent, seat, rng) for _ in range(EPISODES)]
                 for _ in range(setting.members)
@@ -123,12 +125,13 @@ def study(setting: Setting, seed: int = 0) -> None:
             table[board] += setting.lr * np.clip(slope, -25, 25)
         if update % EVERY == 0:
             count = max(1, sum(results.values()))
-            told = ", ".join(
+            shares = ", ".join(
                 f"{cell} {times / count:.0%}" for cell, times in openings.most_common(3)
             )
             wins, draws = results[REWARD] / count, results[0] / count
             print(
-                f"  updates {update - EVERY + 1:3} to {update:3}: {RIVAL} beaten {wins:.2f}, drawn {draws:.2f}; openings {told}",
+                f"  updates {update - EVERY + 1:3} to {update:3}: {RIVAL} beaten {wins:.2f}, "
+                f"drawn {draws:.2f}; openings {shares}",
                 flush=True,
             )
             results.clear()
@@ -142,7 +145,7 @@ def main() -> None:
     parser.add_argument(
         "--values",
         action="store_true",
-        help="first show what every opening is worth with best play",
+        help="first print the value of every opening with best play",
     )
     parser.add_argument(
         "--try",

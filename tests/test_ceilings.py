@@ -1,4 +1,4 @@
-"""Ceilings against the method page, OpenSpiel, published constants and a brute force that shares no code with them."""
+"""Ceilings agree with the method page, OpenSpiel, published constants and brute force."""
 
 from functools import cache
 from itertools import product
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mage.evaluation.ceilings
+import mage.evaluation.beliefs
+import mage.evaluation.game_tree
 import mage.opponents.search
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.openspiel import OpenSpiel
@@ -34,7 +35,7 @@ SITUATIONS = {
 
 
 def play_out(plan, opponent, seat, deal):
-    """One game of a pure plan against an opponent that never mixes: (score, recap), through the real environment."""
+    """One game of a pure plan against a pure opponent in the real environment: score, recap."""
     state = KUHN.start(deal)
     while (mover := state.turn()) is not None:
         state.apply(
@@ -100,7 +101,7 @@ def test_two_episodes_agree_with_trying_every_pair_of_plans(seat):
 
     found = ceilings(KuhnPoker(), STYLES, seat, 2)
     assert found.bayes_final == pytest.approx(max(map(best_after, all_games(seat))))
-    # A learner that counts both episodes folds at times, so here it matters that a fold hides the opponent's card.
+    # A learner that counts both episodes sometimes folds, and a fold hides the opponent's card.
     assert found.bayes_mean == pytest.approx(max(map(total, all_games(seat))) / 2)
 
 
@@ -157,20 +158,20 @@ def test_against_one_opponent_there_is_nothing_to_learn(seat):
     )
 
 
-def test_mixed_opponents_are_learnt_too():
-    """Likelihoods against a mixing player are no longer 0, 1/2 or 1, and no episode is ever quite conclusive."""
+def test_a_learner_adapts_to_mixed_opponents():
+    """Likelihoods of a mixed strategy are not only 0, 1/2 and 1; no episode is conclusive."""
     found = ceilings(KuhnPoker(), {**STYLES, "cfr": 0.5}, 1, 6)
     assert found.non_adapting < found.bayes_final < found.knows_opponent
 
 
-def test_too_many_beliefs_are_an_error_and_not_an_endless_run(monkeypatch):
-    monkeypatch.setattr(mage.evaluation.ceilings, "MAX_BELIEFS", 100)
+def test_too_many_beliefs_end_with_an_error(monkeypatch):
+    monkeypatch.setattr(mage.evaluation.beliefs, "MAX_BELIEFS", 100)
     with pytest.raises(TooLarge, match="more than 100 beliefs"):
         ceilings(KuhnPoker(), {**STYLES, "cfr": 0.123}, 0, 6)
 
 
-def test_too_large_a_tree_is_an_error_and_not_an_endless_run(monkeypatch):
-    monkeypatch.setattr(mage.evaluation.ceilings, "MAX_NODES", 1_000)
+def test_a_tree_that_is_too_large_ends_with_an_error(monkeypatch):
+    monkeypatch.setattr(mage.evaluation.game_tree, "MAX_NODES", 1_000)
     with pytest.raises(TooLarge, match="more than 1,000 positions"):
         ceilings(TIC_TAC_TOE, {"random": 1}, 0, 1)
     with pytest.raises(TooLarge, match="more than 1,000 positions"):
@@ -179,12 +180,12 @@ def test_too_large_a_tree_is_an_error_and_not_an_endless_run(monkeypatch):
         equilibrium_value(OpenSpiel(game="leduc_poker"), 0)
 
 
-def test_users_mistakes_are_named():
+def test_wrong_arguments_give_a_clear_message():
     with pytest.raises(ValueError, match="fresh deals"):
         ceilings(KuhnPoker(restart="same"), STYLES, 0, 2)
     with pytest.raises(ValueError, match="at least one opponent"):
         ceilings(KuhnPoker(), {}, 0, 2)
-    with pytest.raises(ValueError, match="plays kuhn_poker"):
+    with pytest.raises(ValueError, match="does not play tic_tac_toe"):
         best_response(TIC_TAC_TOE, "aggressive", 0)
     with pytest.raises(ValueError, match="seats 0 to 1"):
         best_response(KUHN, "aggressive", 2)
@@ -212,7 +213,7 @@ def test_best_response_to_random_play_agrees_with_openspiel(seat):
 
 
 @pytest.mark.parametrize("seat", [0, 1])
-def test_nobody_gains_on_the_equilibrium_player(seat):
+def test_the_equilibrium_player_cannot_be_exploited(seat):
     assert best_response(KUHN, "cfr", seat) == pytest.approx(
         equilibrium_value(KUHN, seat), abs=1e-3
     )
@@ -228,7 +229,7 @@ def test_chances_to_win_tic_tac_toe_are_those_of_the_method_page(opponent, first
 
 
 def test_the_first_player_wins_about_six_games_in_ten_against_mcts_100(monkeypatch):
-    """Method page: .59. Fewer searches a state make the test quick and the estimate a little higher."""
+    """Method page: .59. Fewer searches a state are faster; the estimate is a little higher."""
     monkeypatch.setattr(mage.opponents.search, "_POLICY_DRAWS", 50)
     assert 0.56 < best_response.__wrapped__(TIC_TAC_TOE, "mcts-100", 0, "win") < 0.66
 
@@ -251,10 +252,10 @@ def test_exploitation_runs_from_safe_play_to_the_best_response():
     assert exploitation(0.1, 0.0, 0.001) is None
 
 
-def test_the_best_opening_is_worth_the_best_response_and_hidden_cards_have_none() -> None:
-    """Pattern-0 takes the first empty cell of its list, so the best opening can be checked against the whole game's value."""
+def test_the_best_opening_has_the_value_of_the_best_response() -> None:
+    """Pattern-0 is deterministic, so its best opening wins with certainty."""
     worth = opening_values(TicTacToe(), "pattern-0", "win")
     assert set(worth) == set("123456789")
     assert max(worth.values()) == best_response(TicTacToe(), "pattern-0", 0, "win") == 1.0
-    with pytest.raises(ValueError, match="no value of their own"):
+    with pytest.raises(ValueError, match="no exact value"):
         opening_values(KuhnPoker(), "conservative")

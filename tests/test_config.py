@@ -344,7 +344,7 @@ def test_toml_text_is_read_back_unchanged(tables: Tables) -> None:
         ),
         (
             {"opponents": {"train": {"random": 1.0}, "ood": {"pattern-2": 1.0}}},
-            ["opponents.ood.pattern-2 = 1.0: pattern-2 plays tic_tac_toe, not kuhn_poker", "cfr"],
+            ["opponents.ood.pattern-2 = 1.0: pattern-2 does not play kuhn_poker", "cfr"],
         ),
         (
             {"evaluate": {"splits": ["test", "ood"]}},

@@ -1,4 +1,4 @@
-"""The two games and the bridge to OpenSpiel: the contract, golden play-throughs, and OpenSpiel's own word on every result."""
+"""OpenSpiel games: the contract, golden play-throughs, and results equal to OpenSpiel's."""
 
 import random
 from pathlib import Path
@@ -30,12 +30,12 @@ def test_every_game_keeps_the_contract(environment: Environment) -> None:
 
 
 @pytest.mark.parametrize("environment", [TicTacToe(), KuhnPoker()], ids=lambda one: one.name)
-def test_play_throughs_are_as_recorded(environment: Environment) -> None:
+def test_play_throughs_equal_the_golden_files(environment: Environment) -> None:
     assert golden(environment) == (GOLDEN / f"{environment.name}.txt").read_text()
 
 
 class Broken(State):
-    """Wrong in three ways: an empty move, an observation that changes, scores below the forfeit."""
+    """Three violations: an empty move, an observation that changes, scores below the forfeit."""
 
     def __init__(self) -> None:
         self.moves = 0
@@ -70,14 +70,14 @@ class BrokenGame(KuhnPoker):
         return Broken()
 
 
-def test_the_check_finds_what_is_wrong() -> None:
+def test_the_check_finds_violations() -> None:
     faults = " ".join(check(BrokenGame(), games=2))
     assert "plain text" in faults
     assert "same seed and moves differ" in faults
     assert "below forfeit_score" in faults
 
 
-def test_kuhn_scores_are_openspiels_on_all_thirty_histories() -> None:
+def test_kuhn_scores_equal_openspiel_on_all_thirty_histories() -> None:
     game = pyspiel.load_game("kuhn_poker")
     seen = 0
     for stratum in range(6):
@@ -132,7 +132,6 @@ def test_the_board_shows_the_numbers_of_the_empty_cells() -> None:
     ("game", "message"),
     [
         ("no_such_game", "has no game"),
-        ("matrix_pd", "simultaneous"),
         ("pig(players=3)", "not a game for two"),
     ],
 )

@@ -95,7 +95,8 @@ def test_exploitation_runs_from_the_equilibrium_to_the_best_response():
     one = cell(evaluation.by_opponent_seat, "aggressive", 0)
     assert (one.equilibrium, one.best_response) == pytest.approx((-1 / 18, 1 / 3), abs=1e-6)
     assert one.episodes[2].exploitation.value == pytest.approx(37 / 7, abs=1e-4)
-    # Over all: equilibria -1/18 and 1/18 cancel; best responses 1/6, 1/3, 1/3, 1/3 (first: conservative, aggressive; second: the same).
+    # Overall: equilibria -1/18 and 1/18 cancel. Best responses: 1/6, 1/3 in the first seat
+    # (conservative, aggressive), 1/3, 1/3 in the second.
     assert (evaluation.overall.equilibrium, evaluation.overall.best_response) == pytest.approx(
         (0, 7 / 24), abs=1e-6
     )
@@ -104,7 +105,7 @@ def test_exploitation_runs_from_the_equilibrium_to_the_best_response():
     )
 
 
-def test_ceilings_stand_beside_the_seats_and_their_mean_beside_all():
+def test_every_seat_has_its_ceilings_and_the_overall_cell_their_mean():
     evaluation = summarise(
         [*FOUR, played(5, 1, "aggressive", [1, 1, 1]), played(6, 1, "aggressive", [1, 1, 1])],
         KUHN,
@@ -135,13 +136,13 @@ def test_a_replayed_deal_has_no_ceilings_and_no_exploitation():
     ) == (None,) * 4
 
 
-def test_there_is_nothing_to_exploit_in_the_equilibrium_player():
+def test_the_equilibrium_player_has_no_exploitation_figure():
     evaluation = summarise([played(1, 0, "cfr", [1, 1], split="ood")], KUHN, POPULATION, "ood")
     assert evaluation.overall.best_response == pytest.approx(-1 / 18, abs=1e-3)
     assert evaluation.overall.episodes[0].exploitation is None
 
 
-def test_search_is_not_solved_unless_asked():
+def test_search_players_have_no_bounds_by_default():
     population = Population(train={"mcts-1000": 1, "pattern-0": 1})
     games = [
         played(1, 0, "mcts-1000", [0], environment="tic_tac_toe"),
@@ -156,7 +157,7 @@ def test_search_is_not_solved_unless_asked():
 
 
 def test_a_meta_episode_that_stopped_after_its_win_still_passes():
-    """Stopped after episode 1 and 2: success of episode 2 is 1 of 2, of episode 3 it is 0 of 1, and Pass@3 is 2 of 3."""
+    """Success is 1 of 2 in episode 2 and 0 of 1 in episode 3; Pass@3 is 2 of 3."""
     stopped = [
         played(1, 0, "aggressive", [1]),
         played(2, 0, "aggressive", [-1, 1]),
@@ -212,7 +213,7 @@ def test_stratified_intervals_are_narrower_when_the_deal_explains_the_score():
     assert narrow.high - narrow.low < 0.5 * (plain.high - plain.low)
 
 
-def test_rows_survive_the_disk_and_give_the_same_figures(tmp_path):
+def test_stored_rows_give_the_same_figures(tmp_path):
     rows = [task_row(one) for one in FOUR]
     write_tasks(tmp_path / "tasks.jsonl", rows)
     assert list(read_tasks(tmp_path / "tasks.jsonl")) == rows
@@ -227,7 +228,7 @@ def test_rows_survive_the_disk_and_give_the_same_figures(tmp_path):
 
 
 def test_the_comparison_is_paired_over_the_tasks():
-    """Scores of episode 1: first -1 -2 1 -2, second (in another order) 1 -2 1 1: differences 2 0 0 3, mean 5/4, s^2 = 9/4."""
+    """Episode 1: first -1 -2 1 -2, second 1 -2 1 1. Differences 2 0 0 3: mean 5/4, s^2 = 9/4."""
     better = [
         played(4, 1, "aggressive", [1, 2]),
         *(played(s, seat, o, [v, 2]) for s, seat, o, v in SECOND),
@@ -260,7 +261,8 @@ SECOND = [(3, 1, "conservative", 1), (2, 0, "aggressive", -2), (1, 0, "conservat
 def test_different_panels_are_not_compared():
     with pytest.raises(
         ValueError,
-        match="not played on the same panel: 1 of 4 tasks are in the first only, 0 of 3 in the second only",
+        match="not played on the same panel: 1 of 4 tasks are in the first only, "
+        "0 of 3 in the second only",
     ):
         compare([task_row(game) for game in FOUR], [task_row(game) for game in FOUR[:3]])
     with pytest.raises(ValueError, match="no task with opponent 'cfr'"):
@@ -286,7 +288,7 @@ def test_an_evaluation_is_plain_json_and_a_table_of_strings():
     )
 
 
-def test_users_mistakes_are_named():
+def test_wrong_arguments_give_a_clear_message():
     with pytest.raises(ValueError, match="nothing to evaluate"):
         summarise([], KUHN, POPULATION, "test")
     with pytest.raises(ValueError, match="played in tic_tac_toe, not in kuhn_poker"):

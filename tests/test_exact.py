@@ -1,4 +1,4 @@
-"""Exact scores are those of play without its luck, and are refused where they cannot be had."""
+"""Exact scores agree with sampled play; games that do not fit are refused."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_panel_scatters_around_the_exact_scores(parts) -> None:
 
 
 def test_without_memory_there_are_as_many_situations_as_the_game_has(parts) -> None:
-    """Kuhn poker has six situations in each seat, and three episodes tell their number."""
+    """Kuhn poker has six situations a seat; prompts of three numbered episodes differ."""
     found = exact_scores(
         parts.setting(evaluating=True, memory=Notes(keep="none")),
         parts.weights(),
@@ -47,8 +47,8 @@ def test_without_memory_there_are_as_many_situations_as_the_game_has(parts) -> N
     )
 
 
-def test_games_that_are_not_numbered_are_asked_as_they_are_played() -> None:
-    """Told as the first of one, three games without memory are one situation thrice."""
+def test_games_without_numbers_are_prompted_as_in_play() -> None:
+    """Without numbers and memory the three games have equal prompts."""
     parts = build_components(load_recipe("demo", ["--run.workers=1", "--play.numbered=false"]))
     first, second, third = exact_scores(
         parts.setting(evaluating=True, memory=Notes(keep="none")),
@@ -76,15 +76,17 @@ def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
         (
             "demo",
             ["--memory.keep=reflections", "--agent.reflection_tokens=16"],
-            "follows from the play alone",
+            "depends on the moves only",
         ),
         ("demo", ["--evaluate.top_k=5"], "top_k = 0"),
         ("demo", ["--environments.restart=same"], "restart = fresh"),
         ("tic_tac_toe", ["--environments.restart=fresh"], "lines of play"),
-        ("sokoban", ["--model.path=embedded"], "game of OpenSpiel"),
+        ("sokoban", ["--model.path=embedded"], "OpenSpiel game"),
     ],
 )
-def test_what_cannot_be_summed_is_refused(recipe: str, changes: list[str], message: str) -> None:
+def test_settings_without_exact_scores_are_refused(
+    recipe: str, changes: list[str], message: str
+) -> None:
     parts = build_components(load_recipe(recipe, changes))
     with pytest.raises(ValueError, match=message):
         exact_scores(

@@ -33,7 +33,10 @@ OUTSIDE = ("mage", "mage.__main__")  # the public interface and `python -m mage`
 # Exact answers need a game tree, and only OpenSpiel's games have one.
 OPENSPIEL = "mage.environments.openspiel"
 KNOW_OPENSPIEL = {
+    "mage.evaluation.beliefs",
+    "mage.evaluation.best_response",
     "mage.evaluation.ceilings",
+    "mage.evaluation.game_tree",
     "mage.evaluation.figures",
     "mage.evaluation.exact",
 }

@@ -1,4 +1,4 @@
-"""Opponents against the method page: what each style does, what each pattern takes, how strong the search is."""
+"""Opponents behave as the method page says: styles, patterns, search, equilibrium."""
 
 import random
 from collections import Counter
@@ -62,7 +62,8 @@ def test_biased_players_weigh_cells_by_distance() -> None:
 
 
 def test_cfr_is_sampled_and_near_the_equilibrium() -> None:
-    # Kuhn 1950: facing a bet with Q the second player calls one time in three; with K it always bets or calls, with J it bluffs one time in three.
+    # Kuhn 1950, second player: Q calls a bet one time in three, K always bets or calls, and J
+    # bluffs one time in three.
     cfr = find("cfr")
     assert cfr.policy(kuhn_state("Q", ("bet",)), 1)["bet"] == pytest.approx(1 / 3, abs=0.01)
     assert cfr.policy(kuhn_state("J", ("pass",)), 1)["bet"] == pytest.approx(1 / 3, abs=0.01)
@@ -89,7 +90,7 @@ def test_more_search_plays_better() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_moves_are_legal_and_decided_by_state_and_seed_alone(name: str) -> None:
+def test_moves_are_legal_and_depend_on_state_and_seed_only(name: str) -> None:
     opponent = find(name)
     for seed in range(5):
         state, twin = TicTacToe().start(0), TicTacToe().start(0)
@@ -113,7 +114,7 @@ def test_moves_are_legal_and_decided_by_state_and_seed_alone(name: str) -> None:
         ("no.such.Bot", "cannot be loaded"),
     ],
 )
-def test_wrong_names_are_told_clearly(name: str, message: str) -> None:
+def test_wrong_names_give_a_clear_message(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find(name)
 
@@ -127,7 +128,7 @@ def test_an_opponent_of_another_package_is_named_by_its_path() -> None:
 
 
 @given(st.integers(1, 200), st.integers(0, 10**6))
-def test_spread_meets_shares_to_within_one(count: int, seed: int) -> None:
+def test_allocation_meets_every_share_to_within_one(count: int, seed: int) -> None:
     pool = {"a": 0.3, "b": 0.3, "c": 0.4}
     drawn = Counter(allocate(pool, count, seed))
     assert sum(drawn.values()) == count

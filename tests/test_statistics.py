@@ -37,7 +37,7 @@ def test_wilson_of_eight_in_ten_is_the_textbook_interval():
     assert (found.low, found.high) == pytest.approx((0.4902, 0.9433), abs=5e-5)
 
 
-def test_a_rate_of_nobody_is_an_error():
+def test_a_rate_without_tasks_is_an_error():
     with pytest.raises(ValueError, match="at least one task"):
         wilson(0, 0)
     with pytest.raises(ValueError, match="at most one success"):
@@ -67,7 +67,10 @@ def test_strata_that_explain_everything_leave_no_uncertainty():
 
 
 def test_the_stratified_error_is_the_sum_of_the_errors_within():
-    """A = (0, 2): s^2 = 2; B = (5, 5, 8): s^2 = 3. Error^2 = (2 x 2 + 3 x 3) / 25 = .52; t(3) = 3.1824."""
+    """A = (0, 2): s^2 = 2; B = (5, 5, 8): s^2 = 3.
+
+    Error^2 = (2 x 2 + 3 x 3) / 25 = .52; t(3) = 3.1824.
+    """
     found = stratified_mean([0, 5, 2, 5, 8], ["A", "B", "A", "B", "B"])
     assert found.value == pytest.approx(4)
     assert found.high - found.value == pytest.approx(3.182446 * math.sqrt(0.52), abs=1e-5)
@@ -101,7 +104,7 @@ def test_the_paired_difference_agrees_with_scipy():
     assert found.difference.value == pytest.approx(0.48)
 
 
-def test_a_difference_without_spread_is_certain_and_none_is_no_difference():
+def test_differences_without_spread_have_p_value_zero_or_one():
     assert paired([1, 2, 3], [2, 3, 4]).p_value == 0
     assert paired([1, 2, 3], [1, 2, 3]).p_value == 1
 
@@ -117,7 +120,7 @@ def test_the_sign_test_is_the_exact_binomial_one():
 
 
 def test_the_crossed_bootstrap_has_the_variance_of_both_seeds_and_tasks():
-    """With value = a_s + b_t the variance of the mean is s_a^2 / S + s_b^2 / T exactly, so the 95 % interval is 2 x 1.96 errors wide."""
+    """With value = a_s + b_t the variance of the mean is s_a^2 / S + s_b^2 / T exactly."""
     rng = np.random.default_rng(3)
     seeds, tasks = rng.normal(0, 0.5, (25, 1)), rng.normal(0, 1.0, (1, 400))
     found = crossed_bootstrap(seeds + tasks, seed=1, draws=20_000).difference
@@ -136,7 +139,7 @@ def test_with_one_seed_the_crossed_bootstrap_is_scipys_over_tasks():
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.006)
 
 
-def test_five_seeds_that_disagree_leave_a_difference_open_that_five_that_agree_show():
+def test_seeds_that_disagree_widen_the_interval():
     tasks = np.random.default_rng(0).normal(0, 0.1, (1, 500))
     agree, disagree = (
         np.array(gaps)[:, None] + tasks for gaps in ([0.1] * 5, [0.5, -0.2, 0.4, -0.3, 0.1])
@@ -148,7 +151,7 @@ def test_five_seeds_that_disagree_leave_a_difference_open_that_five_that_agree_s
     assert open_.p_value > 0.3
 
 
-def test_equal_arms_have_no_difference_and_one_task_says_nothing():
+def test_equal_arms_have_p_value_one_and_one_task_has_no_interval():
     assert crossed_bootstrap(np.zeros((3, 10)), seed=1).p_value == 1.0
     assert crossed_bootstrap(np.ones((3, 1)), seed=1).difference == Estimate(
         1.0, -math.inf, math.inf, 1
@@ -157,8 +160,8 @@ def test_equal_arms_have_no_difference_and_one_task_says_nothing():
         crossed_bootstrap(np.zeros((0, 5)), seed=1)
 
 
-def test_the_crossed_interval_covers_the_truth_about_as_often_as_it_says():
-    """Two hundred worlds of 8 seeds and 60 tasks with both kinds of noise; percentile intervals of few seeds are a little short of 95 %."""
+def test_the_crossed_interval_covers_the_truth_about_95_percent():
+    """200 samples of 8 seeds and 60 tasks; percentile intervals of few seeds cover below 95 %."""
     rng = np.random.default_rng(7)
     hits = 0
     for _ in range(200):
@@ -170,7 +173,7 @@ def test_the_crossed_interval_covers_the_truth_about_as_often_as_it_says():
     assert 0.88 <= hits / 200 <= 0.99
 
 
-def test_holm_is_that_of_r_and_keeps_the_order():
+def test_holm_equals_the_values_of_r():
     """R: p.adjust(c(.01, .02, .03, .04, .05), "holm") gives .05 .08 .09 .09 .09."""
     assert holm([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
     assert holm([0.04, 0.01, 0.9]) == pytest.approx([0.08, 0.03, 0.9])

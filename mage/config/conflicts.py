@@ -197,14 +197,7 @@ def _opponent_fault(name: str, share: float, environment: Any) -> str | None:
         return f"{error}{did_you_mean(name.split('-')[0], base.known())}".replace(
             "Input should be", "must be"
         )
-    if opponent.plays is None or environment.name in opponent.plays:
+    if opponent.plays(environment):
         return None
-    fitting = sorted(
-        word
-        for word, kind in base.known().items()
-        if kind.plays is None or environment.name in kind.plays
-    )
-    return (
-        f"{name} plays {', '.join(opponent.plays)}, not {environment.name}; "
-        f"opponents for {environment.name} are {', '.join(fitting)}"
-    )
+    fitting = ", ".join(base.fitting(environment))
+    return f"{name} does not play {environment.name}; opponents for {environment.name}: {fitting}"

@@ -1,1 +1,1 @@
-"""Menu: the worlds an agent can be trained in. One file, one environment; `base.py` is the contract."""
+"""Menu of environments. `base.py` is the contract; a file or folder is a value of the option."""

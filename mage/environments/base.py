@@ -1,8 +1,9 @@
-"""The environment contract: a Game's options and rules apart from a State's position, all in text.
+"""The environment contract. An Environment holds options and rules; a State holds one episode.
 
-An environment is a class whose fields are its options; `start(seed)` gives a fresh state. Everything random inside a
-state (deals, chance) comes from that seed, so members of a group that share a seed meet the same cards. `check` plays
-random games against the contract; `golden` writes a play-through that a test can hold still.
+An environment is a class whose fields are its options. `start(seed)` returns a new state. All
+randomness inside a state (deals, chance) comes from that seed, so members of a group that share a
+seed get the same cards. `check` plays random games and tests the contract. `golden` writes a
+play-through that a test compares with a stored file.
 """
 
 import random
@@ -19,15 +20,16 @@ SEATS = ("first", "second")
 
 
 def named(written: str, legal: tuple[str, ...]) -> str | None:
-    """The one of these moves that is written, whatever its case."""
+    """The legal move that this text names, case ignored; None if it names none."""
     return next((word for word in legal if word.lower() == written.lower()), None)
 
 
 class State(ABC):
     """One running episode. Mutable, used once, never shared.
 
-    `regrets` tells of every turn so far how much worse than the best play it was, in worlds that know that exactly: in Sokoban, wasted
-    moves. None stands where no play could succeed any more after the turn.
+    `regrets` has one entry per turn so far: how much worse the turn was than the best play. Only
+    worlds that know this exactly fill it (Sokoban: wasted moves). None means that no play could
+    succeed any more after the turn.
     """
 
     regrets: Sequence[float | None] = ()
@@ -50,7 +52,7 @@ class State(ABC):
 
     @abstractmethod
     def anchor(self, seat: int) -> str:
-        """The plain state as this seat knows it: equal for two turns exactly when the same decision is faced."""
+        """The plain state as this seat knows it: two turns with equal anchors face one decision."""
 
     @abstractmethod
     def scores(self) -> tuple[float, ...]:
@@ -60,26 +62,27 @@ class State(ABC):
     def recap(self, seat: int) -> str:
         """The finished episode and its true outcome in a few words, as this seat knows it.
 
-        In a world without other agents it is also asked of an episode whose turns ran out.
+        In a world without other agents it is also called for an episode that hit the turn limit.
         """
 
     def read(self, written: str) -> str | None:
-        """The legal move that an agent's words name, whatever their case; None if they name none.
+        """The legal move that the agent's text names, case ignored; None if it names none.
 
-        A world whose moves cannot all be listed (free text) overrides this, and `legal()` names typical ones.
+        A world whose moves cannot all be listed (free text) overrides this method. Its `legal()`
+        then returns typical moves.
         """
         return named(written, self.legal())
 
-    def refuse(self, written: str | None) -> None:  # noqa: B027 (most worlds just stay as they are)
-        """The agent's last words name no legal move. A world that answers to such words changes what it shows next."""
+    def refuse(self, written: str | None) -> None:  # noqa: B027 (the default is to do nothing)
+        """Called when the agent's last reply named no legal move; a world may show a message."""
 
     def expert(self) -> str | None:
-        """What an expert would do now, if the world knows one: the ceiling that evaluation reports."""
+        """The move of the world's expert, if it has one; evaluation reports the expert's score."""
         return None
 
 
 class Environment(BaseModel, ABC):
-    """A world and its options. A subclass in a file of this folder is found by the file's name."""
+    """A world and its options. A class in a file of this folder is found by the file's name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str]
@@ -88,7 +91,8 @@ class Environment(BaseModel, ABC):
 
     restart: Literal["same", "fresh"] = Field(
         "fresh",
-        description="same = deal and opponent's opening are replayed; fresh = same opponent and seat, new deal",
+        description="same = the deal and the opponent's opening are replayed; "
+        "fresh = same opponent and seat, new deal",
     )
     max_turns: int = Field(
         8, ge=1, description="replies the agent may give in one episode, illegal ones included"
@@ -114,10 +118,10 @@ class Environment(BaseModel, ABC):
     @property
     @abstractmethod
     def forfeit_score(self) -> float:
-        """The score of an agent that never finds a legal move: no better than the worst way to lose."""
+        """The score of an agent that gives no legal move: at most the score of the worst loss."""
 
     def for_split(self, split: Split) -> "Environment":
-        """The same world with the tasks of this split; worlds whose splits differ only in the opponents are the same in all."""
+        """The world with the tasks of this split; itself where splits differ in opponents only."""
         return self
 
     def outcome(self, score: float) -> Outcome:
@@ -128,7 +132,7 @@ class Environment(BaseModel, ABC):
         return self.reward_scale * score
 
     def strata(self) -> int:
-        """How many equally likely deals a panel should spread evenly; 1 where there is no chance."""
+        """The number of equally likely deals that a panel balances; 1 without chance."""
         return 1
 
     def stratum(self, seed: int) -> int:
@@ -141,7 +145,7 @@ class Environment(BaseModel, ABC):
 
 
 def check(environment: Environment, games: int = 200, seed: int = 0) -> list[str]:
-    """Play random games against the contract; returns what is wrong, empty when all is well."""
+    """Play random games and test the contract; returns the violations, empty if there are none."""
     faults: list[str] = []
     if not environment.rules().strip():
         faults.append("rules() is empty")
@@ -177,11 +181,13 @@ def _check_turn(
 ) -> list[str]:
     faults = []
     if not 0 <= seat < environment.seats:
-        faults.append(f"turn() names seat {seat}, but there are {environment.seats} seats")
+        faults.append(f"turn() returned seat {seat}, but there are {environment.seats} seats")
     if not legal or len(set(legal)) != len(legal):
-        faults.append(f"legal() must name at least one move and none twice, not {legal}")
+        faults.append(f"legal() must return at least one move and no duplicates, not {legal}")
     if any(action != action.strip() or not action or "<" in action for action in legal):
-        faults.append(f"a move must be plain text that survives stripping, not one of {legal}")
+        faults.append(
+            f"a move must be plain text without spaces at its ends and without '<': {legal}"
+        )
     if not state.observe(seat).strip():
         faults.append("observe() is empty")
     if (state.observe(seat), state.legal()) != (twin.observe(seat), twin.legal()):
@@ -196,7 +202,7 @@ def _check_end(environment: Environment, state: State) -> list[str]:
         faults.append(f"scores() has {len(scores)} entries for {environment.seats} seats")
     if any(score < environment.forfeit_score for score in scores):
         faults.append(
-            f"a score of {min(scores)} lies below forfeit_score {environment.forfeit_score}"
+            f"a score of {min(scores)} is below forfeit_score {environment.forfeit_score}"
         )
     if any(not state.recap(seat).strip() for seat in range(environment.seats)):
         faults.append("recap() is empty")

@@ -1,7 +1,7 @@
-"""Kuhn poker for a reader: three cards, one chip to bet, and words for every situation.
+"""Kuhn poker as text: three cards, bets of one chip.
 
-The six deals are the strata of a panel, so an evaluation sees all of them equally often. The opponent's card is told
-at a showdown only.
+The six deals are the strata of a panel, so an evaluation plays all of them equally often. The
+opponent's card is shown at a showdown only.
 """
 
 from itertools import permutations
@@ -15,8 +15,10 @@ CARDS = ("J", "Q", "K")
 DEALS = tuple(permutations(range(3), 2))
 _WORDS = ("pass", "bet")
 _RULES = (
-    "You play Kuhn poker against one opponent. There are three cards: J is low, Q is middle, K is high. Each player puts in 1 chip and gets one card. "
-    "You take turns to pass or to bet 1 more chip. A pass after a bet gives up the pot; a bet after a bet calls it. "
+    "You play Kuhn poker against one opponent. There are three cards: J is low, Q is middle, "
+    "K is high. Each player puts in 1 chip and gets one card. "
+    "You take turns to pass or to bet 1 more chip. A pass after a bet gives up the pot; "
+    "a bet after a bet calls it. "
     "If nobody gives up, the cards are shown and the higher card wins the pot."
 )
 
@@ -39,7 +41,7 @@ class KuhnPokerState(OpenSpielState):
         return _WORDS.index(word)
 
     def observe(self, seat: int) -> str:
-        return f"Your card: {CARDS[self.deal[seat]]}. Moves: {self._told(seat) or 'none'}."
+        return f"Your card: {CARDS[self.deal[seat]]}. Moves: {self._past_moves(seat) or 'none'}."
 
     def anchor(self, seat: int) -> str:
         return f"{CARDS[self.deal[seat]]} {' '.join(action for _, action in self.moves)}".strip()
@@ -48,9 +50,12 @@ class KuhnPokerState(OpenSpielState):
         chips = self.scores()[seat]
         shown = CARDS[self.deal[1 - seat]] if self._showdown() else "hidden"
         amount = f"{abs(chips):g} chip{'s' if abs(chips) != 1 else ''}"
-        return f"Your card: {CARDS[self.deal[seat]]}. Moves: {self._told(seat)}. Opponent's card: {shown}. You {'won' if chips > 0 else 'lost'} {amount}."
+        return (
+            f"Your card: {CARDS[self.deal[seat]]}. Moves: {self._past_moves(seat)}. "
+            f"Opponent's card: {shown}. You {'won' if chips > 0 else 'lost'} {amount}."
+        )
 
-    def _told(self, seat: int) -> str:
+    def _past_moves(self, seat: int) -> str:
         return ", ".join(
             f"{'you' if mover == seat else 'opponent'} {action}" for mover, action in self.moves
         )

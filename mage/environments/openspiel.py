@@ -1,7 +1,11 @@
-"""Any turn-based OpenSpiel game as text: chance nodes, seats, legal moves, scores.
+"""Any two-player OpenSpiel game as text: chance, seats, legal moves, scores.
 
-`mage play openspiel --option game=connect_four` works for every game whose state OpenSpiel can print; `tic_tac_toe.py`
-and `kuhn_poker.py` only replace the words. Chance is drawn from the state's seed.
+`mage play openspiel --option game=connect_four` works for every game whose state OpenSpiel can
+print. `tic_tac_toe.py`, `kuhn_poker.py` and `rock_paper_scissors.py` only replace the words.
+Chance is drawn from the state's seed.
+
+Games with simultaneous moves are played in turns: seat 0 chooses first, and OpenSpiel hides the
+choice from seat 1 until both are made (`turn_based_simultaneous_game`).
 """
 
 import random
@@ -13,19 +17,29 @@ from pydantic import Field, field_validator
 
 from mage.environments.base import SEATS, Environment, State
 
+_SIMULTANEOUS = pyspiel.GameType.Dynamics.SIMULTANEOUS
+
 
 @cache
 def load_game(text: str) -> Any:
-    """An OpenSpiel game, loaded once a process."""
-    return pyspiel.load_game(text)
+    """An OpenSpiel game in turns, loaded once per process."""
+    game = pyspiel.load_game(text)
+    is_simultaneous = game.get_type().dynamics == _SIMULTANEOUS
+    return pyspiel.convert_to_turn_based(game) if is_simultaneous else game
+
+
+@cache
+def plain_type(text: str) -> Any:
+    """OpenSpiel's description of the game as it is named, before it is played in turns."""
+    return pyspiel.load_game(text).get_type()
 
 
 class OpenSpielState(State):
-    """Wraps a pyspiel state; the hooks below are what a game with its own words overrides."""
+    """Wraps a pyspiel state. A game with its own words overrides the methods below."""
 
     def __init__(self, environment: "OpenSpiel", seed: int) -> None:
         self.environment = environment
-        self.spiel = load_game(environment.game).new_initial_state()
+        self.spiel = load_game(environment.spiel_game()).new_initial_state()
         self.rng = random.Random(seed)
         self.moves: list[tuple[int, str]] = []
         self._let_chance_act()
@@ -52,24 +66,30 @@ class OpenSpielState(State):
         return tuple(self.spiel.returns())
 
     def recap(self, seat: int) -> str:
-        told = ", ".join(
+        moves = ", ".join(
             f"{'you' if mover == seat else 'opponent'} {action}" for mover, action in self.moves
         )
-        return f"Moves: {told}. You {self.environment.outcome(self.scores()[seat])} ({self.scores()[seat]:+g})."
+        score = self.scores()[seat]
+        return f"Moves: {moves}. You {self.environment.outcome(score)} ({score:+g})."
 
     def word(self, action: int) -> str:
         """The agent's word for an OpenSpiel action of the seat to move."""
-        return str(self.spiel.action_to_string(self.spiel.current_player(), action)).strip()
+        seat = self.spiel.current_player()
+        return str(self.spiel.action_to_string(seat, action)).removeprefix(f"[P{seat}]").strip()
 
     def number(self, word: str) -> int:
-        """The OpenSpiel action behind a legal word."""
+        """The OpenSpiel action for a legal word."""
         return next(action for action in self.spiel.legal_actions() if self.word(action) == word)
 
     def _view(self, seat: int) -> str:
-        game_type = load_game(self.environment.game).get_type()
+        game_type = load_game(self.environment.spiel_game()).get_type()
         if game_type.provides_observation_string:
-            return str(self.spiel.observation_string(seat)).strip() or "The game begins."
-        return str(self.spiel.information_state_string(seat)).strip() or "The game begins."
+            text = str(self.spiel.observation_string(seat))
+        else:
+            text = str(self.spiel.information_state_string(seat))
+        lines = [line for line in text.splitlines() if not line.startswith("Current player: ")]
+        view = "\n".join(lines).strip()
+        return "The game begins." if view in ("", "Non-terminal") else view
 
     def _let_chance_act(self) -> None:
         while self.spiel.is_chance_node():
@@ -78,7 +98,7 @@ class OpenSpielState(State):
 
 
 class OpenSpiel(Environment):
-    """A turn-based OpenSpiel game, named as OpenSpiel names it."""
+    """A two-player OpenSpiel game, named as OpenSpiel names it."""
 
     name: ClassVar[str] = "openspiel"
     game: str = Field(
@@ -96,22 +116,28 @@ class OpenSpiel(Environment):
             raise ValueError(f"OpenSpiel has no game {text!r}; it has {', '.join(sorted(known))}")
         game_type = load_game(text).get_type()
         if game_type.dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL:
-            raise ValueError(f"{text!r} has simultaneous moves; only turn-based games fit")
+            raise ValueError(f"{text!r} cannot be played in turns")
         if not (
             game_type.provides_observation_string or game_type.provides_information_state_string
         ):
             raise ValueError(f"{text!r} cannot print its state")
         if load_game(text).num_players() != 2:
-            raise ValueError(f"{text!r} is not a game for two")
+            raise ValueError(f"{text!r} is not a game for two players")
         return text
+
+    def spiel_game(self) -> str:
+        """The game as `load_game` takes it; games with options of their own override this."""
+        return self.game
 
     def start(self, seed: int) -> OpenSpielState:
         return OpenSpielState(self, seed)
 
     def rules(self) -> str:
-        return f"You play {load_game(self.game).get_type().long_name} against one opponent."
+        return f"You play {plain_type(self.spiel_game()).long_name} against one opponent."
 
     def instance(self, seat: int) -> str:
+        if plain_type(self.spiel_game()).dynamics == _SIMULTANEOUS:
+            return f"You are the {SEATS[seat]} player. Both players choose at the same time."
         return f"You play {SEATS[seat]}."
 
     def example_action(self) -> str:
@@ -119,4 +145,4 @@ class OpenSpiel(Environment):
 
     @property
     def forfeit_score(self) -> float:
-        return float(load_game(self.game).min_utility())
+        return float(load_game(self.spiel_game()).min_utility())

@@ -1,4 +1,4 @@
-"""Tic-Tac-Toe for a reader: the board shows the number of every empty cell, so a legal move is a number one can see.
+"""Tic-Tac-Toe as text. The board shows the number of every empty cell; a move is such a number.
 
 1 X 3
 4 O 6
@@ -12,8 +12,10 @@ from pydantic import Field
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
 
 _RULES = (
-    "You play Tic-Tac-Toe against one opponent. The board has nine cells, numbered 1 to 9 row by row; an empty cell shows its number. "
-    "X moves first. Three of your own marks in a row, a column or a diagonal win; a full board without that is a draw."
+    "You play Tic-Tac-Toe against one opponent. The board has nine cells, numbered 1 to 9 "
+    "row by row; an empty cell shows its number. "
+    "X moves first. Three of your own marks in a row, a column or a diagonal win; "
+    "a full board without that is a draw."
 )
 _RESULT = {"won": "You won.", "lost": "You lost.", "drawn": "It was a draw."}
 
@@ -34,11 +36,15 @@ class TicTacToeState(OpenSpielState):
         return self._board()
 
     def recap(self, seat: int) -> str:
-        told = {
+        cells = {
             mover: " ".join(cell for who, cell in self.moves if who == mover) or "none"
             for mover in (0, 1)
         }
-        return f"Your cells in order: {told[seat]}. Opponent's cells in order: {told[1 - seat]}. {_RESULT[self.environment.outcome(self.scores()[seat])]}"
+        result = _RESULT[self.environment.outcome(self.scores()[seat])]
+        return (
+            f"Your cells in order: {cells[seat]}. "
+            f"Opponent's cells in order: {cells[1 - seat]}. {result}"
+        )
 
     def _view(self, seat: int) -> str:
         cells = [

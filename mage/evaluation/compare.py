@@ -20,7 +20,7 @@ from mage.evaluation.statistics import Difference, paired, sign_test
 
 @dataclass(frozen=True, slots=True)
 class EpisodeComparison:
-    """Second minus first in one episode, over the tasks on which both played it (`pass_at`: over all)."""
+    """Second minus first in one episode, over the tasks where both played it (`pass_at`: all)."""
 
     episode: int
     score: Difference
@@ -44,7 +44,7 @@ def compare(
     opponent: str | None = None,
     seat: int | None = None,
 ) -> Comparison:
-    """Second minus first over the SAME tasks: mean differences with paired intervals; wins are tested by the sign test."""
+    """Second minus first over the SAME tasks, with paired intervals; sign test for wins."""
     ours, theirs = (one.rows if isinstance(one, Evaluation) else one for one in (first, second))
     _check_same_panel(ours, theirs)
     a, b = (select_rows(rows, opponent, seat) for rows in (ours, theirs))
@@ -87,6 +87,7 @@ def _check_same_panel(a: Sequence[TaskRow], b: Sequence[TaskRow]) -> None:
     first, second = ({row.task for row in rows} for rows in (a, b))
     if first != second:
         raise ValueError(
-            f"the two evaluations were not played on the same panel: {len(first - second)} of {len(first)} tasks are in the first only, "
-            f"{len(second - first)} of {len(second)} in the second only; compare runs with the same panel name, size, seats and episodes"
+            f"the two evaluations were not played on the same panel: {len(first - second)} of "
+            f"{len(first)} tasks are in the first only, {len(second - first)} of {len(second)} in "
+            "the second only; compare runs with the same panel name, size, seats and episodes"
         )

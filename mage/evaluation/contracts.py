@@ -1,7 +1,8 @@
-"""Is an item what its contract says? Environments against random games and a golden play-through, opponents against themselves.
+"""Contract checks: golden play-throughs of environments; legality and stationarity of opponents.
 
-An opponent must be legal and stationary: decided by the state and the random numbers it is given alone. Two copies play the
-same games, one of them in the reverse order, so a player that remembers earlier games gives itself away.
+An opponent's move must depend on the state and its random numbers only. Two copies play the same
+games, one of them in reverse order: a player that remembers earlier games then plays differently.
+A family must draw the same player for the same task, and other players for other tasks and splits.
 """
 
 import math
@@ -13,13 +14,12 @@ from mage.opponents.base import Opponent, move_rng
 from mage.seeds import derive
 from mage.types import Task
 
-_POLICIES = (
-    3  # games in which the stated chances are checked too: a search estimates them, which is slow
-)
+# Games in which the probabilities are checked too. A search estimates them, which is slow.
+_POLICIES = 3
 
 
 def compare_golden(environment: Environment, path: Path) -> list[str]:
-    """What is no longer as in the stored play-through, empty when nothing is."""
+    """The first difference from the stored play-through; empty if there is none."""
     stored, now = path.read_text("utf-8"), golden(environment)
     if stored == now:
         return []
@@ -30,7 +30,7 @@ def compare_golden(environment: Environment, path: Path) -> list[str]:
         (f"line {number} was {a!r} and is {b!r}" for number, (a, b) in pairs if a != b),
         "they differ in line ends",
     )
-    return [f"the play-through is no longer that of {path}: {where}"]
+    return [f"the play-through differs from {path}: {where}"]
 
 
 def write_golden(environment: Environment, path: Path) -> None:
@@ -41,7 +41,7 @@ def write_golden(environment: Environment, path: Path) -> None:
 def check_opponent(
     opponent: Opponent, environment: Environment, games: int = 50, seed: int = 0
 ) -> list[str]:
-    """Play against random moves from both seats; returns what is wrong, empty when all is well."""
+    """Play random moves from both seats; returns the violations, empty if there are none."""
     faults: list[str] = []
     seeds = [derive(seed, "check", game) for game in range(games)]
     player, copy = opponent.model_copy(), opponent.model_copy()
@@ -53,7 +53,8 @@ def check_opponent(
     different = sum(first[one] != again[one] for one in seeds)
     if different:
         faults.append(
-            f"not stationary: in {different} of {games} games it moved differently when they were played in another order"
+            f"not stationary: in {different} of {games} games it moved differently "
+            "when the games were played in another order"
         )
     return list(dict.fromkeys(faults))[:20]
 
@@ -76,7 +77,9 @@ def _play(
             faults += (
                 []
                 if chosen in legal
-                else [f"{chosen!r} is no legal move in {state.anchor(seat)!r}: {', '.join(legal)}"]
+                else [
+                    f"{chosen!r} is not a legal move in {state.anchor(seat)!r}: {', '.join(legal)}"
+                ]
             )
             action = chosen if chosen in legal else action
         moves.append(action)
@@ -87,7 +90,7 @@ def _play(
 def _policy_faults(opponent: Opponent, state: State, seat: int) -> list[str]:
     chances = opponent.policy(state, seat)
     faults = [
-        f"policy() gives {move!r} a chance, which is no legal move"
+        f"policy() gives {move!r} a probability, but it is not a legal move"
         for move in chances
         if move not in state.legal()
     ]
@@ -95,5 +98,5 @@ def _policy_faults(opponent: Opponent, state: State, seat: int) -> list[str]:
         not math.isclose(math.fsum(chances.values()), 1.0, abs_tol=1e-6)
         or min(chances.values(), default=-1) < 0
     ):
-        faults.append(f"policy() gives chances that are none: {dict(chances)}")
+        faults.append(f"policy() must return probabilities that sum to 1, not {dict(chances)}")
     return faults

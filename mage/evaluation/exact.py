@@ -1,8 +1,9 @@
-"""What an agent scores in a small game, exactly: its own probabilities in every situation it can meet, and no luck.
+"""Exact scores of an agent in a small game, computed from its move probabilities.
 
-A panel of 4,800 tasks leaves .04 chips either way on a hand of Kuhn poker. But where a game has few lines of play and the memory is
-a plain record of them, all situations of N episodes can be listed: the model is asked in each how likely it makes each legal move,
-and the score of every episode against an opponent of known policy is a sum. Nothing is sampled. Loads torch.
+A panel of 4,800 tasks has an error of .04 chips a hand in Kuhn poker. If a game has few lines of
+play and the memory is a plain record of them, all situations of N episodes can be listed. The
+model gives the probability of each legal move in each situation, and the score of every episode
+against an opponent with a known policy is a sum. Nothing is sampled. This file loads torch.
 """
 
 import math
@@ -17,7 +18,7 @@ from mage.config.sections import LearnOptions
 from mage.engines.base import run
 from mage.environments.base import Environment
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
-from mage.evaluation.ceilings import TooLarge, chanced, moved, roots
+from mage.evaluation.game_tree import TooLarge, chanced, moved, roots
 from mage.learn.supervised import reply_logprobs
 from mage.memory.base import Entry
 from mage.opponents.base import find
@@ -25,8 +26,8 @@ from mage.play import Setting, opening_prompt
 from mage.types import Sample, Where
 
 MAX_LINES, MAX_RECORDS = 200, 20_000
-_NEGLIGIBLE = 1e-7  # chance of a record below which what follows it is left out
-Record = tuple[str, ...]  # the games so far, as the agent is told of them
+_NEGLIGIBLE = 1e-7  # records that are less likely are not followed further
+Record = tuple[str, ...]  # the recaps of the episodes so far
 
 
 class Decision(NamedTuple):
@@ -42,7 +43,10 @@ Situation = tuple[Decision, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """One way through a game: the deal's chance, the agent's decisions, the opponent's (position and move), and the end."""
+    """One way through a game: the deal's chance, both sides' decisions, the recap and the score.
+
+    `answers` are the opponent's decisions as (position, move).
+    """
 
     chance: float
     decisions: tuple[Decision, ...]
@@ -62,8 +66,12 @@ class ExactCell:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """`unread`: mean probability, over situations, of replies that are no legal move in its plain spelling: moves are told given that
-    they are. `left_out`: the largest probability, over opponents and seats, of courses so unlikely that they were not followed."""
+    """Scores by cell, and how complete they are.
+
+    `unread`: mean probability, over situations, of replies that are not a legal move in its plain
+    spelling; move probabilities are conditional on a legal move. `left_out`: the largest total
+    probability, over opponents and seats, of the records that were not followed.
+    """
 
     cells: tuple[ExactCell, ...]
     situations: int
@@ -78,7 +86,7 @@ class Exact:
 def exact_scores(
     setting: Setting, model: PreTrainedModel, shares: Mapping[str, float], learn: LearnOptions
 ) -> Exact:
-    """The agent of this setting against opponents with these shares, both seats equally often."""
+    """Scores of the agent against opponents with these shares; both seats equally often."""
     _check(setting)
     tables = [
         _Table(setting, model, learn, seat, tuple(shares))
@@ -117,24 +125,27 @@ def _check(setting: Setting) -> None:
     memory, draw = setting.memory, setting.agent.sampling
     if not isinstance(setting.environment, OpenSpiel):
         raise ValueError(
-            f"exact scores need a game of OpenSpiel, and {setting.environment.name} is none"
+            f"exact scores need an OpenSpiel game; {setting.environment.name} is not one of them"
         )
     if not memory.is_plain_record:
         raise ValueError(
-            "exact scores need a memory that follows from the play alone: memory.keep = history or none"
+            "exact scores need a memory that depends on the moves only: "
+            "set memory.keep to history or none"
         )
     if setting.environment.restart == "same":
         raise ValueError(
-            "exact scores need environments.restart = fresh: the deals of a replayed game are not independent"
+            "exact scores need environments.restart = fresh: "
+            "the deals of a replayed game are not independent"
         )
     if draw.top_p < 1 or draw.top_k:
         raise ValueError(
-            "exact scores need evaluate.top_p = 1 and evaluate.top_k = 0: a cut distribution is not the model's own"
+            "exact scores need evaluate.top_p = 1 and evaluate.top_k = 0: "
+            "a truncated distribution is not the model's own"
         )
 
 
 class _Table:
-    """One seat: episode by episode, which records can arise, what the agent does after each, and what that scores."""
+    """One seat: the possible records of every episode, the agent's moves after each, the score."""
 
     def __init__(
         self,
@@ -182,7 +193,8 @@ class _Table:
         """For every record: how likely the agent makes its moves of each line."""
         if len(records) > MAX_RECORDS:
             raise TooLarge(
-                f"more than {MAX_RECORDS:,} records can arise before episode {number + 1}; no exact scores"
+                f"more than {MAX_RECORDS:,} records are possible before episode {number + 1}; "
+                "no exact scores"
             )
         prompts: dict[tuple[Record, Situation], Ids] = {}
         for record in sorted(records):
@@ -216,24 +228,23 @@ class _Table:
         return prompt
 
     def _shown(self, record: Record, opening: str) -> str:
-        """What the memory shows after these games, by its own word."""
+        """The text that the memory shows after these episodes."""
         notebook = self.setting.memory.open()
 
         async def ask(text: str) -> str:
-            raise AssertionError("a plain record asks nothing")
+            raise AssertionError("a plain record asks the model nothing")
 
         async def fill() -> str:
             for number, recap in enumerate(record, start=1):
-                await notebook.add(
-                    Entry(number, "", recap, "drawn", ""), ask
-                )  # a plain record tells the recap alone
+                # A plain record shows the recap only, so the other fields do not matter.
+                await notebook.add(Entry(number, "", recap, "drawn", ""), ask)
             return str(await notebook.show(opening, ask))
 
         (text,) = run([fill()])
         return text
 
     def _ask(self, prompts: list[tuple[Ids, tuple[str, ...]]]) -> list[dict[str, float]]:
-        """How likely each legal move is in each situation, given that one of them is made."""
+        """The probability of each legal move in each situation, given that the move is legal."""
         chat, learn = self.setting.agent.chat, self.learn
         samples = [
             _sample(ids, chat.encode(f"<action>{word}</action>"))
@@ -262,7 +273,7 @@ class _Table:
 
 
 def _situation(line: Line, made: int) -> Situation:
-    """The agent's decisions so far and what it sees now; the move to come is not part of it."""
+    """The agent's decisions so far and its present observation, without its next move."""
     return (*line.decisions[:made], line.decisions[made]._replace(word=""))
 
 
@@ -279,7 +290,7 @@ def _likely(line: Line, opponent: str, seat: int) -> float:
 
 
 def _lines(game: Environment, seat: int) -> Iterator[Line]:
-    """All ways through a game; moves nobody would make included."""
+    """All ways through a game, those of probability 0 included."""
     assert isinstance(game, OpenSpiel), "checked before"
     stack: list[tuple[float, OpenSpielState, Situation, tuple[tuple[OpenSpielState, str], ...]]] = [
         (chance, root, (), ()) for chance, root in roots(game)

@@ -48,10 +48,12 @@ from mage.types import MetaEpisode, Split, Task
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFigures:
-    """Episode `episode` (from 1). All but `pass_at` speak of the tasks on which it was played; None where there is none.
+    """Figures of one episode position (from 1); None if no task has a value.
 
-    `exploitation`: 0 = plays safe, 1 = exploits perfectly. `ceiling`: the score of the best learner's episode of this number.
-    `success_gain` and `score_gain` are paired with episode 1 of the same tasks. `regret`: how much worse than the best play a turn was.
+    All but `pass_at` are over the tasks on which this episode was played. `exploitation`: 0 =
+    plays safe, 1 = exploits perfectly. `ceiling`: the best learner's score in this episode.
+    `success_gain` and `score_gain` are paired with episode 1 of the same tasks. `regret`: how much
+    worse than the best play a turn was.
     """
 
     episode: int
@@ -71,7 +73,7 @@ class EpisodeFigures:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """What the world's own expert reaches on the same tasks, in one episode that it has not seen before."""
+    """The result of the world's own expert on the same tasks, in one episode without memory."""
 
     success: float
     score: float
@@ -79,7 +81,7 @@ class Expert:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The figures of one opponent and/or one seat; None means all of them. Bounds are scores per game."""
+    """The figures of one opponent and/or one seat; None means all. Bounds are scores per game."""
 
     opponent: str | None
     seat: int | None
@@ -94,7 +96,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Everything one panel says about one policy."""
+    """All figures of one policy on one panel."""
 
     environment: str
     split: Split
@@ -109,7 +111,7 @@ class Evaluation:
         return (self.overall, *self.by_seat, *self.by_opponent, *self.by_opponent_seat)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values without the rows, which `write_tasks` stores; an infinite end of an interval is null."""
+        """Plain values without the rows (see `write_tasks`); infinite interval ends become null."""
         return {
             name: finite(value)
             for name, value in asdict(replace(self, rows=())).items()
@@ -126,8 +128,11 @@ def summarise(
     search: bool = False,
     stratified: bool = False,
 ) -> Evaluation:
-    """The figures of a played panel. `search` also computes best responses to MCTS (slow, estimated); `stratified` takes the
-    narrower intervals of scores that a stratified panel allows."""
+    """The figures of a played panel.
+
+    `search` also computes best responses to MCTS (slow, estimated). `stratified` uses the narrower
+    score intervals of a stratified panel.
+    """
     rows = [task_row(played) for played in meta_episodes]
     return summarise_rows(
         rows, environment, population, split, search=search, stratified=stratified
@@ -143,9 +148,9 @@ def summarise_rows(
     search: bool = False,
     stratified: bool = False,
 ) -> Evaluation:
-    """The same from rows, fresh or read back."""
+    """The same from rows, new or read from a file."""
     _check_rows(rows, environment, population, split)
-    judge = _FigureBuilder(
+    builder = _FigureBuilder(
         environment,
         population.pool(split),
         max(len(row.scores) for row in rows),
@@ -167,16 +172,16 @@ def summarise_rows(
     return Evaluation(
         environment=environment.name,
         split=split,
-        overall=judge.cell(rows, None, None),
-        by_opponent=tuple(judge.cell(rows, opponent, None) for opponent in opponents),
-        by_seat=tuple(judge.cell(rows, None, seat) for seat in seats),
-        by_opponent_seat=tuple(judge.cell(rows, opponent, seat) for opponent, seat in pairs),
+        overall=builder.cell(rows, None, None),
+        by_opponent=tuple(builder.cell(rows, opponent, None) for opponent in opponents),
+        by_seat=tuple(builder.cell(rows, None, seat) for seat in seats),
+        by_opponent_seat=tuple(builder.cell(rows, opponent, seat) for opponent, seat in pairs),
         rows=tuple(rows),
     )
 
 
 class _FigureBuilder:
-    """Computes cells; holds what they share: the world, and the bounds that come with it."""
+    """Computes cells; holds what all cells share: the environment and its bounds."""
 
     def __init__(
         self,
@@ -196,7 +201,7 @@ class _FigureBuilder:
         chosen = select_rows(rows, opponent, seat)
         tasks = list(dict.fromkeys(row.task for row in chosen))
         bounds = self._bounds(tasks)
-        # One opponent's games are not bounded by what is best against all of them together.
+        # A ceiling against the whole population is no bound for the games of one opponent.
         first = self._ceiling(tasks, 0) if opponent is None else None
         return Cell(
             opponent=opponent,
@@ -213,7 +218,7 @@ class _FigureBuilder:
         )
 
     def _expert(self, tasks: list[Task]) -> Expert | None:
-        """Only worlds without other agents have one: in a game the best play depends on the opponent."""
+        """Only worlds without other agents have an expert."""
         if self.environment.multi_agent:
             return None
         for task in tasks:
@@ -270,8 +275,11 @@ class _FigureBuilder:
         return score.shifted(-equilibrium, 1 / (best - equilibrium))
 
     def _bounds(self, tasks: list[Task]) -> tuple[float, float] | None:
-        """Equilibrium and best-response score, averaged over the tasks. Not for `restart = "same"`: whoever has seen the
-        deal and the opponent's draws once may beat the best response to a stranger."""
+        """Equilibrium and best-response score, averaged over the tasks.
+
+        Not for `restart = "same"`: a player that has seen the deal and the opponent's random
+        choices may score more than a best response.
+        """
         if (
             not tasks
             or self.environment.restart == "same"
@@ -290,7 +298,7 @@ class _FigureBuilder:
         ) / len(tasks)
 
     def _pair_bounds(self, opponent: str, seat: int) -> tuple[float, float]:
-        """Equilibrium and best-response score of one seat against one opponent: a walk of the game tree, made once."""
+        """Equilibrium and best-response score of one seat against one opponent; computed once."""
         if (opponent, seat) not in self.bounds:
             self.bounds[opponent, seat] = (
                 equilibrium_value(self.environment, seat),
@@ -299,11 +307,11 @@ class _FigureBuilder:
         return self.bounds[opponent, seat]
 
     def _is_exact(self, opponent: str) -> bool:
-        told = find(opponent).policy_is
-        return told == "exact" or (self.search and told == "sampled")
+        knowledge = find(opponent).policy_is
+        return knowledge == "exact" or (self.search and knowledge == "sampled")
 
     def _ceiling(self, tasks: list[Task], k: int) -> Ceilings | None:
-        """The ceilings of episode k (from 0), averaged over the seats of the tasks; fresh deals of Kuhn poker only."""
+        """The ceilings of episode k (from 0), averaged over the seats of the tasks."""
         per_seat = [self._seat_ceilings(task.seat) for task in tasks]
         if not all(len(found) > k for found in per_seat):
             return None
@@ -342,15 +350,16 @@ def _check_rows(
     strangers = {row.task.environment for row in rows} - {environment.name}
     if strangers:
         raise ValueError(
-            f"these meta-episodes were played in {', '.join(sorted(strangers))}, not in {environment.name}"
+            f"these meta-episodes were played in {', '.join(sorted(strangers))}, "
+            f"not in {environment.name}"
         )
     if {row.task.split for row in rows} != {split}:
-        raise ValueError(
-            f"these meta-episodes belong to split {', '.join(sorted({row.task.split for row in rows}))}, not to {split}"
-        )
+        splits = ", ".join(sorted({row.task.split for row in rows}))
+        raise ValueError(f"these meta-episodes belong to split {splits}, not to {split}")
     pool = set(population.pool(split)) if environment.multi_agent else {NOBODY}
     unknown = {row.task.opponent for row in rows} - pool
     if unknown:
         raise ValueError(
-            f"opponents {', '.join(sorted(unknown))} are not in the population's {split} pool ({', '.join(sorted(pool))})"
+            f"opponents {', '.join(sorted(unknown))} are not in the population's {split} pool "
+            f"({', '.join(sorted(pool))})"
         )

@@ -1,7 +1,7 @@
-"""Task rows: the little that figures need of a meta-episode, and how rows are stored.
+"""Task rows: the part of a meta-episode that figures need, and how rows are stored.
 
-Every figure is computed from rows, so stored rows give the same figures and can be compared in pairs
-later. The unit is the task: members of one task are averaged before any interval is computed.
+Every figure is computed from rows, so stored rows give the same figures and can be compared later.
+The unit is the task: members of one task are averaged before any interval is computed.
 """
 
 import json
@@ -20,7 +20,8 @@ from mage.types import Episode, MetaEpisode, Task
 class TaskRow:
     """One member's meta-episode on one task; the sequences have one entry per episode PLAYED.
 
-    Tokens of moves are `tokens`, those of the reflection before an episode `reflected`, those that the memory asked for `asked`.
+    `tokens`: tokens of moves. `reflected`: tokens of the reflection before the episode. `asked`:
+    tokens of answers that the memory asked for.
     """
 
     task: Task
@@ -41,12 +42,12 @@ class TaskRow:
         return sum(self.tokens) + sum(self.reflected) + sum(self.asked)
 
     def passed(self, episodes: int) -> bool:
-        """Won at least once in the first so many episodes; a win stands even if play stopped after it."""
+        """Whether it won at least once in the first `episodes` episodes."""
         return "won" in self.outcomes[:episodes]
 
 
 def task_row(played: MetaEpisode) -> TaskRow:
-    """What is kept of a meta-episode. Replies are moves; reflections are counted apart."""
+    """The row of a meta-episode. Replies are moves; reflections are counted separately."""
     episodes = played.episodes
     return TaskRow(
         task=played.task,
@@ -72,7 +73,7 @@ def _reflection_tokens(episode: Episode) -> int:
 
 
 def write_tasks(path: Path, rows: Iterable[TaskRow]) -> None:
-    """One JSON line per row, whole or not at all."""
+    """Write one JSON line per row; the file is replaced atomically."""
     lines = [json.dumps(row_to_json(row)) for row in rows]
     part = path.with_name(path.name + ".part")
     part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
@@ -88,7 +89,7 @@ def read_tasks(path: Path) -> tuple[TaskRow, ...]:
 
 
 def row_to_json(row: TaskRow) -> dict[str, Any]:
-    """A row as plain values, its task's beside its own."""
+    """A row as plain values: the fields of its task and its own."""
     return {
         **asdict(row.task),
         **{name: value for name, value in asdict(row).items() if name != "task"},
@@ -135,7 +136,7 @@ def gain_of(k: int, measure: Callable[[int], Measure]) -> Measure:
 
 
 def by_task(rows: Sequence[TaskRow], measure: Measure) -> dict[Task, float]:
-    """The mean over members for every task on which there is something to measure."""
+    """The mean over members for every task that has a value."""
     found: dict[Task, list[float]] = {}
     for row in rows:
         value = measure(row)

@@ -1,7 +1,7 @@
-"""Intervals and paired comparisons. The unit is always the TASK: what several members did on one task is averaged first.
+"""Intervals and paired comparisons. The unit is the TASK: members of one task are averaged first.
 
-All intervals are 95 % unless told otherwise. The plain t interval is the default for scores: panels are stratified, which
-makes the truth a little more certain than it says. `stratified_mean` takes that into account.
+All intervals are 95 % by default. Scores have the plain t interval by default. Panels are
+stratified, so it is a little too wide; `stratified_mean` takes the strata into account.
 """
 
 import math
@@ -15,7 +15,7 @@ from scipy.special import ndtri, stdtr, stdtrit
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure, its interval, and the number of tasks behind it. An interval that one task cannot give is infinite."""
+    """A figure, its interval, and the number of tasks. The interval of one task is infinite."""
 
     value: float
     low: float
@@ -31,20 +31,22 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Second minus first over the same tasks, and how often chance alone would give one as large (two-sided)."""
+    """Second minus first over the same tasks, and its two-sided p-value."""
 
     difference: Estimate
     p_value: float
 
 
 def wilson(successes: float, count: int, level: float = 0.95) -> Estimate:
-    """Wilson's score interval of a rate; honest at 0 and 1. 8 of 10 give .49 to .943.
+    """Wilson's score interval of a rate; valid at 0 and 1. 8 of 10 give .49 to .943.
 
-    `successes` may be a sum of per-task means: with several members a task, counting tasks only is the careful choice.
+    `successes` may be a sum of per-task means. With several members a task, `count` is still the
+    number of tasks, which is the conservative choice.
     """
     if count < 1 or not -1e-9 <= successes <= count + 1e-9:
         raise ValueError(
-            f"a rate needs at least one task and at most one success for each, not {successes} of {count}"
+            f"a rate needs at least one task and at most one success for each, "
+            f"not {successes} of {count}"
         )
     rate, z = successes / count, float(ndtri(0.5 + level / 2))
     centre = (rate + z * z / (2 * count)) / (1 + z * z / count)
@@ -71,10 +73,12 @@ def mean(values: Sequence[float], level: float = 0.95) -> Estimate:
 def stratified_mean(
     values: Sequence[float], strata: Sequence[Hashable], level: float = 0.95
 ) -> Estimate:
-    """The same mean, its interval from the variance WITHIN strata: a panel fixes how often each (opponent, seat, deal) comes.
+    """The same mean; its interval comes from the variance WITHIN strata.
 
-    error^2 = sum_h (n_h / n)^2 s_h^2 / n_h. Strata of one task have no variance of their own and are pooled into one, which
-    is on the safe side; with no stratum of two or more it is the plain interval.
+    A panel fixes the number of tasks of each (opponent, seat, deal).
+    error^2 = sum_h (n_h / n)^2 s_h^2 / n_h. Strata of one task have no variance of their own and
+    are pooled into one, which is conservative. Without a stratum of two or more tasks it is the
+    plain interval.
     """
     _need(values)
     groups: dict[Hashable, list[float]] = {}
@@ -112,11 +116,12 @@ def bootstrap(
 def crossed_bootstrap(
     values_ST: np.ndarray, *, seed: int, draws: int = 4_000, level: float = 0.95
 ) -> Difference:
-    """The mean over training seeds (rows) and tasks (columns), both drawn anew: what another set of either would give.
+    """The mean over training seeds (rows) and tasks (columns); both are resampled.
 
-    Of n seeds n - 1 are drawn, and likewise of tasks: the variance of such a mean is s^2 / n, where n draws would give
-    (n - 1) / n of it, a fifth too little with five seeds. One seed says nothing about others and is left as it is.
-    `p_value` is the share of draws as far from the mean as zero is; it is never smaller than 1 / (draws + 1).
+    n - 1 of n seeds are drawn, and likewise of tasks. The variance of such a mean is s^2 / n; n
+    draws would give (n - 1) / n of it, a fifth too little with five seeds. A single seed is not
+    resampled. `p_value` is the share of draws that are at least as far from the mean as zero is;
+    its minimum is 1 / (draws + 1).
     """
     if values_ST.size == 0:
         raise ValueError("a mean needs at least one value")
@@ -135,7 +140,7 @@ def crossed_bootstrap(
 
 @lru_cache(maxsize=8)
 def _weights(count: int, draws: int, seed: int) -> np.ndarray:
-    """Row by row how much of a mean each of `count` units is, if count - 1 of them are drawn with replacement."""
+    """Resampling weights, one row per draw: count - 1 of `count` units with replacement."""
     if count == 1:
         return np.ones((draws, 1), np.float32)
     rng = np.random.default_rng(seed)
@@ -146,7 +151,7 @@ def _weights(count: int, draws: int, seed: int) -> np.ndarray:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: with them, the chance of one or more false finds among ALL comparisons stays below the level.
+    """Holm's adjusted p-values, which control the probability of any false finding among ALL.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
@@ -174,7 +179,7 @@ def paired(first: Sequence[float], second: Sequence[float], level: float = 0.95)
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Two-sided exact chance of so uneven a split of the tasks that differ (McNemar's test for wins). 9 against 1: .0215."""
+    """Two-sided exact sign test on the tasks that differ (McNemar's test). 9 against 1: .0215."""
     total, fewer = better + worse, min(better, worse)
     return min(1.0, 2 * sum(math.comb(total, k) for k in range(fewer + 1)) / (1 << total))
 

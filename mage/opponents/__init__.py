@@ -1,1 +1,1 @@
-"""Menu: who sits on the other side. `base.py` is the contract and the weighted population."""
+"""Menu of opponents. `base.py` is the contract and the weighted population."""

@@ -1,8 +1,13 @@
-"""Who sits on the other side, and in what shares.
+"""The opponent contract and the weighted population.
 
-An opponent is stationary: what it does depends on the state it sees and on the random numbers it is given, never on
-earlier games. It is named in recipes by one word, with its options behind dashes: `random`, `mcts-100`, `pattern-2`.
-A file of this folder holds one or more of them; nothing is registered anywhere.
+An opponent is stationary: its move depends on the state of the running episode and on the random
+numbers that it is given, never on earlier episodes. A recipe names an opponent by one word with
+its options after dashes: `random`, `mcts-100`, `pattern-2`. A file of this folder holds one or
+more opponents; no registration is needed.
+
+A `Family` is an open population: `dirichlet-0.5` stands for endlessly many players, and the task
+draws one of them. The draw depends on the task's seed and split only. Members of a group meet the
+same player in all episodes, and no player of the test split is met in training.
 """
 
 import importlib
@@ -10,16 +15,17 @@ import pkgutil
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cache
-from typing import Any, ClassVar, Literal
+from functools import cache, lru_cache
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mage.environments.base import Environment, State
 from mage.seeds import derive
 from mage.types import Split, Task
 
-Knowledge = Literal["exact", "sampled", "unknown"]
+# How well `policy` knows the player. `drawn`: a family, whose players have exact policies.
+Knowledge = Literal["exact", "sampled", "unknown", "drawn"]
 
 
 class Opponent(BaseModel, ABC):
@@ -27,30 +33,73 @@ class Opponent(BaseModel, ABC):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str]
-    plays: ClassVar[tuple[str, ...] | None] = None  # the environments it knows; None = all
-    policy_is: ClassVar[Knowledge] = (
-        "exact"  # how well `policy` knows it; exact ceilings need "exact"
-    )
+    policy_is: ClassVar[Knowledge] = "exact"  # exact ceilings need "exact"
+
+    @classmethod
+    def plays(cls, environment: Environment) -> bool:
+        """Whether it can play this environment; the default is every environment."""
+        return True
 
     @abstractmethod
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
-        """The chance of every move it may make here; exact for scripted players, estimated for search."""
+        """The probability of every move that it may make here; search players estimate it."""
 
     def act(self, state: State, seat: int, rng: random.Random) -> str:
-        """Its move, decided by the state and the generator alone."""
+        """Its move; depends on the state and the generator only."""
         chances = self.policy(state, seat)
         return rng.choices(tuple(chances), tuple(chances.values()))[0]
 
     async def think(self, state: State, seat: int, rng: random.Random) -> str:
-        """What play awaits. A model as opponent overrides this and awaits its own engine, batched like everybody."""
+        """The call that play awaits; a model as opponent overrides it and awaits its own engine."""
         return self.act(state, seat, rng)
 
 
-def move_rng(task: Task, environment: Environment, episode: int, move: int) -> random.Random:
-    """The random numbers of one move: same task, same episode, same number of moves before it, same luck.
+class Family(Opponent):
+    """An open population. The last option, `seed`, picks one player: `dirichlet-0.5-7`."""
 
-    An opening is part of the instance, so `restart = "same"` replays it. Every later move is new luck in every episode: what
-    stays the same in a meta-episode is whom one plays, not what the other side rolls; otherwise one won game could be replayed.
+    policy_is: ClassVar[Knowledge] = "drawn"
+    seed: int | None = Field(None, ge=0, description="picks one player; unset: the task draws it")
+
+    def draw(self, seed: int) -> Self:
+        """The player with this seed; a family whose seed is set already is that player."""
+        return self if self.seed is not None else self.model_copy(update={"seed": seed})
+
+    def player_seed(self) -> int:
+        """The seed of the drawn player; an error if nobody has drawn one."""
+        if self.seed is None:
+            raise ValueError(
+                f"{self.name} is a family of players; append a seed to name one player, "
+                f"for example {self.name}-...-0"
+            )
+        return self.seed
+
+
+def is_kind_of(environment: Environment, *names: str) -> bool:
+    """Whether the environment or one of its base classes has one of these names."""
+    return any(vars(kind).get("name") in names for kind in type(environment).__mro__)
+
+
+def fitting(environment: Environment) -> list[str]:
+    """The first words of all opponents of this folder that play the environment."""
+    return sorted(word for word, kind in known().items() if kind.plays(environment))
+
+
+def meet(task: Task) -> Opponent:
+    """The player on the other side of a task."""
+    found = find(task.opponent)
+    return _draw(found, task.seed, task.split) if isinstance(found, Family) else found
+
+
+@lru_cache(maxsize=8192)
+def _draw(family: Family, seed: int, split: Split) -> Opponent:
+    return family.draw(derive(seed, "drawn player", split))
+
+
+def move_rng(task: Task, environment: Environment, episode: int, move: int) -> random.Random:
+    """The random numbers of one move: a function of task, episode and number of moves before it.
+
+    The opening move belongs to the instance, so `restart = "same"` replays it. Every later move
+    gets new random numbers in every episode. Otherwise an agent could replay one won game.
     """
     seed = (
         environment.episode_seed(task.seed, episode)
@@ -61,7 +110,7 @@ def move_rng(task: Task, environment: Environment, episode: int, move: int) -> r
 
 
 class Population(BaseModel):
-    """Weighted pools of opponents by split; the agent is never told whom it meets."""
+    """Weighted pools of opponents by split. The agent is never told which opponent it plays."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     train: dict[str, float] = {}
@@ -69,16 +118,17 @@ class Population(BaseModel):
     ood: dict[str, float] = {}
 
     def pool(self, split: Split) -> dict[str, float]:
-        """The shares of a split, summing to 1; `test` means the training pool unless it has its own."""
+        """The shares of a split, which sum to 1; `test` is the training pool unless it is set."""
         chosen = getattr(self, split) or (self.train if split == "test" else {})
         total = sum(chosen.values())
         return {name: share / total for name, share in chosen.items()} if total else {}
 
 
 def allocate(pool: Mapping[str, float], count: int, seed: int) -> list[str]:
-    """`count` names in proportion to their shares, as even as whole numbers allow, in random order.
+    """`count` names in proportion to their shares, as even as possible, in random order.
 
-    Systematic sampling: shares .3/.3/.4 of 10 give exactly 3, 3 and 4, and over many draws every share is met exactly.
+    Systematic sampling: shares .3/.3/.4 of 10 give exactly 3, 3 and 4. Over many draws the mean of
+    every share is exact.
     """
     rng = random.Random(seed)
     offset, edge, names = rng.random(), 0.0, []
@@ -97,25 +147,28 @@ def _ticks_below(edge: float, offset: float) -> int:
 
 @cache
 def find(name: str) -> Opponent:
-    """The opponent behind a name such as `mcts-100` or `my_lab.bots.Tight-3`."""
+    """The opponent with a name such as `mcts-100` or `my_lab.bots.Tight-3`."""
     word, *options = name.split("-")
     kinds = {word: _load(word)} if "." in word else known()
     if word not in kinds:
         raise ValueError(
-            f"unknown opponent {name!r}; known are {', '.join(sorted(kinds))}, with options behind dashes (mcts-100)"
+            f"unknown opponent {name!r}; known opponents: {', '.join(sorted(kinds))}. "
+            "Options follow after dashes (mcts-100)"
         )
     kind = kinds[word]
     fields = list(kind.model_fields)
     if len(options) > len(fields):
         raise ValueError(
-            f"opponent {name!r} has {len(options)} options, but {word} takes {len(fields)} ({', '.join(fields)})"
+            f"opponent {name!r} has {len(options)} options, but {word} takes {len(fields)} "
+            f"({', '.join(fields)})"
         )
     try:
         return kind.model_validate(dict(zip(fields, options, strict=False)))
     except ValidationError as error:
         first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
         raise ValueError(
-            f"opponent {name!r}: {'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}"
+            f"opponent {name!r}: {where} = {first['input']!r}: {first['msg']}"
         ) from None
 
 

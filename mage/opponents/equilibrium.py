@@ -1,4 +1,7 @@
-"""CFR: OpenSpiel's CFR+ average policy, solved once a process and SAMPLED (its argmax is not the equilibrium)."""
+"""CFR: OpenSpiel's CFR+ average policy, solved once per process.
+
+Moves are sampled from it: the argmax of an equilibrium policy is not an equilibrium.
+"""
 
 from collections.abc import Mapping
 from functools import cache
@@ -7,14 +10,14 @@ from typing import Any, ClassVar
 import pyspiel
 from pydantic import Field
 
-from mage.environments.base import State
+from mage.environments.base import Environment, State
 from mage.environments.openspiel import OpenSpielState, load_game
-from mage.opponents.base import Opponent
+from mage.opponents.base import Opponent, is_kind_of
 
 
 @cache
 def solve(game: str, iterations: int) -> Any:
-    """The average policy after so many CFR+ iterations."""
+    """The average policy after this number of CFR+ iterations."""
     solver = pyspiel.CFRPlusSolver(load_game(game))
     for _ in range(iterations):
         solver.evaluate_and_update_policy()
@@ -22,12 +25,17 @@ def solve(game: str, iterations: int) -> Any:
 
 
 class CounterfactualRegret(Opponent):
+    """The average policy of CFR+ on a small OpenSpiel game, sampled."""
+
     name: ClassVar[str] = "cfr"
-    plays: ClassVar[tuple[str, ...] | None] = ("kuhn_poker", "openspiel")
     iterations: int = Field(500, ge=1)
 
+    @classmethod
+    def plays(cls, environment: Environment) -> bool:
+        return is_kind_of(environment, "openspiel") and not is_kind_of(environment, "tic_tac_toe")
+
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
-        assert isinstance(state, OpenSpielState), "CFR needs a game of OpenSpiel"
-        average = solve(state.environment.game, self.iterations)
+        assert isinstance(state, OpenSpielState), "CFR needs an OpenSpiel game"
+        average = solve(state.environment.spiel_game(), self.iterations)
         chances = average.action_probabilities(state.spiel)
         return {state.word(action): chance for action, chance in chances.items() if chance > 0}

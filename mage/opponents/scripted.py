@@ -1,6 +1,7 @@
-"""Scripted players: the pattern, biased-random and random players of Tic-Tac-Toe and the three styles of Kuhn poker.
+"""Scripted players: pattern, biased and random players of Tic-Tac-Toe; three Kuhn poker styles.
 
-Method page, section 6. Pattern players take the first empty cell of a list; they neither win nor block on purpose.
+Method page, section 6. A pattern player takes the first empty cell of its list; it does not look
+for wins or blocks.
 """
 
 import math
@@ -9,8 +10,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mage.environments.base import State
-from mage.opponents.base import Opponent
+from mage.environments.base import Environment, State
+from mage.opponents.base import Opponent, is_kind_of
 
 # Cells as row and column from 0; pattern-0 .. pattern-5.
 PATTERNS = tuple(
@@ -27,7 +28,7 @@ PATTERNS = tuple(
 
 
 class UniformRandom(Opponent):
-    """Any legal move, all equally likely; plays every environment."""
+    """Uniform over the legal moves; plays every environment."""
 
     name: ClassVar[str] = "random"
 
@@ -40,8 +41,11 @@ class Pattern(Opponent):
     """The first empty cell of one of six lists."""
 
     name: ClassVar[str] = "pattern"
-    plays: ClassVar[tuple[str, ...] | None] = ("tic_tac_toe",)
     number: int = Field(0, ge=0, lt=len(PATTERNS))
+
+    @classmethod
+    def plays(cls, environment: Environment) -> bool:
+        return is_kind_of(environment, "tic_tac_toe")
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         legal = state.legal()
@@ -49,12 +53,15 @@ class Pattern(Opponent):
 
 
 class Biased(Opponent):
-    """Random with weight (1 / (1 + d)) ** alpha for the distance d of a cell to the centre or to the nearest corner."""
+    """Random with weight (1 / (1 + d)) ** alpha; d is the distance to centre or nearest corner."""
 
     name: ClassVar[str] = "biased"
-    plays: ClassVar[tuple[str, ...] | None] = ("tic_tac_toe",)
     towards: Literal["centre", "corner"] = "centre"
     alpha: float = Field(2.0, ge=0)
+
+    @classmethod
+    def plays(cls, environment: Environment) -> bool:
+        return is_kind_of(environment, "tic_tac_toe")
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         weights = {
@@ -71,9 +78,12 @@ class Biased(Opponent):
 class _KuhnStyle(Opponent):
     """A pure strategy of Kuhn poker: the cards it bets with, and the cards it calls a bet with."""
 
-    plays: ClassVar[tuple[str, ...] | None] = ("kuhn_poker",)
     bets: ClassVar[str]
     calls: ClassVar[str]
+
+    @classmethod
+    def plays(cls, environment: Environment) -> bool:
+        return is_kind_of(environment, "kuhn_poker")
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         card, _, moves = state.anchor(seat).partition(" ")
@@ -90,7 +100,7 @@ class Conservative(_KuhnStyle):
 
 
 class Aggressive(_KuhnStyle):
-    """Bets always; facing a bet it folds J and calls with Q and K."""
+    """Always bets; facing a bet it folds J and calls with Q and K."""
 
     name: ClassVar[str] = "aggressive"
     bets: ClassVar[str] = "JQK"
@@ -98,7 +108,7 @@ class Aggressive(_KuhnStyle):
 
 
 class Intermediate(_KuhnStyle):
-    """K bets and calls, J passes and folds, Q bets if nobody has and folds to a bet."""
+    """Bets and calls with K, passes and folds with J; Q bets first and folds to a bet."""
 
     name: ClassVar[str] = "intermediate"
     bets: ClassVar[str] = "QK"

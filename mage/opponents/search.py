@@ -1,6 +1,7 @@
 """MCTS-k: OpenSpiel's C++ tree search with k simulations, UCT c = 1.4, random roll-outs, solver on.
 
-A new bot is built for every move from that move's seed: bots keep random state, and a stationary opponent must not.
+Every move builds a new bot from the seed of the move. A bot keeps random state, and an opponent
+must be stationary.
 """
 
 import random
@@ -11,27 +12,33 @@ from typing import ClassVar
 import pyspiel
 from pydantic import Field
 
-from mage.environments.base import State
+from mage.environments.base import Environment, State
 from mage.environments.openspiel import OpenSpielState, load_game
-from mage.opponents.base import Knowledge, Opponent
+from mage.opponents.base import Knowledge, Opponent, is_kind_of
 
 _POLICY_DRAWS = 200
 
 
 class MonteCarloTreeSearch(Opponent):
+    """UCT search with a fixed number of simulations a move."""
+
     name: ClassVar[str] = "mcts"
     policy_is: ClassVar[Knowledge] = "sampled"
     simulations: int = Field(100, ge=1)
 
+    @classmethod
+    def plays(cls, environment: Environment) -> bool:
+        return is_kind_of(environment, "openspiel")
+
     def act(self, state: State, seat: int, rng: random.Random) -> str:
-        assert isinstance(state, OpenSpielState), "search needs a game of OpenSpiel"
-        game, seed = load_game(state.environment.game), rng.getrandbits(31)
+        assert isinstance(state, OpenSpielState), "search needs an OpenSpiel game"
+        game, seed = load_game(state.environment.spiel_game()), rng.getrandbits(31)
         evaluator = pyspiel.RandomRolloutEvaluator(1, seed)
         bot = pyspiel.MCTSBot(game, evaluator, 1.4, self.simulations, 16, True, seed, False)
         return state.word(bot.step(state.spiel))
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
-        """Estimated from 200 seeded searches; the game tree of the search itself has no closed form."""
+        """Estimated from 200 seeded searches; a search has no policy in closed form."""
         counts = Counter(
             self.act(state, seat, random.Random(draw)) for draw in range(_POLICY_DRAWS)
         )

@@ -16,7 +16,7 @@ from mage.agent.chat import Ids
 from mage.cli.terminal import console as make_console
 from mage.engines.base import run
 from mage.environments.base import SEATS, Environment, State
-from mage.opponents.base import Knowledge, Opponent, find, move_rng
+from mage.opponents.base import Knowledge, Opponent, meet, move_rng
 from mage.play import Setting, play_meta_episode
 from mage.types import Episode, MetaEpisode, Task, Turn
 
@@ -60,7 +60,7 @@ def _play_game(environment: Environment, task: Task, number: int, console: Conso
         action = (
             _ask_move(state, mover, console)
             if mine
-            else find(task.opponent).act(state, mover, move_rng(task, environment, number, moves))
+            else meet(task).act(state, mover, move_rng(task, environment, number, moves))
         )
         if not mine:
             _say(console, f"opponent: {action}", style="dim")

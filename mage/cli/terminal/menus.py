@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from mage.config.menus import FILES, find_item, menu
-from mage.opponents.base import known
+from mage.opponents.base import Opponent, known
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ def _read_item(kind: str, name: str, description: str) -> Item:
             ItemOption(option, field.default, field.description or "")
             for option, field in item.model_fields.items()
         )
-        return Item(name, description, tuple(options), getattr(item, "plays", None))
+        plays = _environments_of(item) if issubclass(item, Opponent) else None
+        return Item(name, description, tuple(options), plays)
     arguments = inspect.signature(item).parameters.values()
     return Item(
         name,
@@ -64,6 +65,14 @@ def _read_item(kind: str, name: str, description: str) -> Item:
             if one.kind is one.KEYWORD_ONLY
         ),
     )
+
+
+def _environments_of(opponent: type[Opponent]) -> tuple[str, ...] | None:
+    """The games that an opponent plays; None if it plays all of them."""
+    worlds = {name: find_item("environments", name) for name, _ in menu("environments")}
+    games = [name for name, world in worlds.items() if world.multi_agent]
+    plays = tuple(name for name in games if opponent.plays(worlds[name]()))
+    return None if len(plays) == len(games) else plays
 
 
 def names(kind: str) -> str:

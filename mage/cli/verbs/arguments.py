@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from mage.cli.terminal import UsageError
 from mage.config.menus import find_item
 from mage.environments.base import SEATS, Environment
-from mage.opponents.base import find, known
+from mage.opponents.base import find, fitting
 
 if TYPE_CHECKING:
     from mage.memory.base import Memory
@@ -79,16 +79,11 @@ def check_opponent_of(world: Environment, name: str | None) -> str:
         if name is not None:
             raise UsageError(f"{world.name} has no opponents, so {name} has nobody to play against")
         return ""
-    fitting = sorted(
-        word for word, kind in known().items() if kind.plays is None or world.name in kind.plays
-    )
+    names = ", ".join(fitting(world))
     if name is None:
-        raise UsageError(f"against whom? --against takes {', '.join(fitting)}, or {AGENT}")
-    opponent = find(name)
-    if opponent.plays is not None and world.name not in opponent.plays:
-        raise UsageError(
-            f"{name} plays {', '.join(opponent.plays)}, not {world.name}; for that there are {', '.join(fitting)}"
-        )
+        raise UsageError(f"against whom? --against takes {names}, or {AGENT}")
+    if not find(name).plays(world):
+        raise UsageError(f"{name} does not play {world.name}; opponents for {world.name}: {names}")
     return name
 
 

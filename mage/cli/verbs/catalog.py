@@ -159,12 +159,10 @@ def _check_opponent(
 
 
 def _plays(opponent: Opponent) -> list[str]:
-    """Where it plays; `openspiel` stands for any game, so it is checked only when named."""
+    """The environments that it plays; `openspiel` stands for any game and must be named."""
     worlds = [
         name
         for name, _ in menu("environments")
         if name != "openspiel" and find_item("environments", name).multi_agent
     ]
-    return [name for name in worlds if opponent.plays is None or name in opponent.plays] or list(
-        opponent.plays or worlds
-    )
+    return [name for name in worlds if opponent.plays(make_environment(name, {}))]
