@@ -323,7 +323,7 @@ def test_toml_text_is_read_back_unchanged(tables: Tables) -> None:
             {"opponents": {"train": {"mtcs-100": 1.0}}},
             [
                 "unknown opponent 'mtcs-100'",
-                "known are aggressive, biased",
+                "known opponents: aggressive, biased",
                 "(did you mean 'mcts'?)",
             ],
         ),
