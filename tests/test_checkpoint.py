@@ -1,4 +1,4 @@
-"""A checkpoint is whole or refused by name; nothing that goes wrong while saving harms an earlier one."""
+"""A broken checkpoint is refused by name; a failed save never damages an earlier checkpoint."""
 
 import json
 import resource
@@ -28,7 +28,7 @@ def make(update: int, *, adapter: bool = False, size: int = 8) -> Checkpoint:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """The operating system refuses to write files beyond this size, as it does when a disk is full."""
+    """The operating system refuses larger files, with the error of a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -38,7 +38,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("adapter", [False, True])
-def test_what_is_saved_is_loaded(tmp_path: Path, adapter: bool) -> None:
+def test_a_saved_checkpoint_is_loaded_with_the_same_content(tmp_path: Path, adapter: bool) -> None:
     saved = make(40, adapter=adapter)
     path = checkpoint.save(tmp_path, saved)
     found = checkpoint.load(path)
@@ -52,7 +52,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, adapter: bool) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_truncated_file_is_named(tmp_path: Path, name: str) -> None:
+def test_a_truncated_file_is_reported_by_name(tmp_path: Path, name: str) -> None:
     path = checkpoint.save(tmp_path, make(1))
     file = path / name
     size = file.stat().st_size
@@ -65,7 +65,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_altered_byte_is_named(tmp_path: Path, name: str) -> None:
+def test_a_changed_byte_is_reported_with_the_file_name(tmp_path: Path, name: str) -> None:
     path = checkpoint.save(tmp_path, make(1))
     content = bytearray((path / name).read_bytes())
     content[len(content) // 2] ^= 1
@@ -75,7 +75,7 @@ def test_an_altered_byte_is_named(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_file_is_reported_by_name(tmp_path: Path, name: str) -> None:
     path = checkpoint.save(tmp_path, make(1))
     (path / name).unlink()
     with pytest.raises(ValueError, match=f"broken: {name}"):
@@ -93,14 +93,14 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         '{"format": 1, "files": 2}',
     ],
 )
-def test_a_manifest_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+def test_an_invalid_manifest_is_reported(tmp_path: Path, content: str) -> None:
     path = checkpoint.save(tmp_path, make(1))
     (path / "manifest.json").write_text(content)
     with pytest.raises(ValueError, match=r"broken: manifest\.json"):
         checkpoint.load(path)
 
 
-def test_a_checkpoint_of_another_format_is_refused_as_such(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, make(1))
     manifest = json.loads((path / "manifest.json").read_text()) | {"format": 99}
     (path / "manifest.json").write_text(json.dumps(manifest))
@@ -108,12 +108,12 @@ def test_a_checkpoint_of_another_format_is_refused_as_such(tmp_path: Path) -> No
         checkpoint.load(path)
 
 
-def test_a_place_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no checkpoint at"):
         checkpoint.load(tmp_path / "update_000001")
 
 
-def test_latest_passes_over_broken_ones_and_says_so(tmp_path: Path) -> None:
+def test_latest_skips_broken_checkpoints_and_reports_them(tmp_path: Path) -> None:
     for update in (999_999, 1_000_000, 1_000_001):
         checkpoint.save(tmp_path, make(update))
     (tmp_path / "update_1000001" / "model.safetensors").write_bytes(b"")
@@ -124,18 +124,18 @@ def test_latest_passes_over_broken_ones_and_says_so(tmp_path: Path) -> None:
     assert "update_1000001 is broken: model.safetensors" in found.broken[0]
 
 
-def test_latest_of_nothing_is_none(tmp_path: Path) -> None:
+def test_latest_of_a_missing_folder_is_none(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "nowhere") == checkpoint.Latest(None, ())
 
 
 @pytest.mark.parametrize("update", [1, 2])
-def test_a_full_disk_harms_no_earlier_checkpoint(tmp_path: Path, update: int) -> None:
+def test_a_full_disk_damages_no_earlier_checkpoint(tmp_path: Path, update: int) -> None:
     checkpoint.save(tmp_path, make(1))
     with (
         largest_file(10_000),
         pytest.raises(
             RuntimeError,
-            match=f"update_00000{update} could not be saved .*earlier checkpoints are untouched",
+            match=f"update_00000{update} could not be saved .*earlier checkpoints are unchanged",
         ),
     ):
         checkpoint.save(tmp_path, make(update, size=100_000))
@@ -152,7 +152,7 @@ def test_saving_an_update_again_replaces_it(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["update_000001"]
 
 
-def test_leftovers_of_a_killed_save_are_no_checkpoint_and_are_overwritten(tmp_path: Path) -> None:
+def test_files_of_a_killed_save_are_ignored_and_overwritten(tmp_path: Path) -> None:
     leftover = tmp_path / ".update_000001.partial"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
@@ -161,7 +161,7 @@ def test_leftovers_of_a_killed_save_are_no_checkpoint_and_are_overwritten(tmp_pa
     assert not leftover.exists()
 
 
-def test_prune_keeps_the_newest_and_the_named(tmp_path: Path) -> None:
+def test_prune_keeps_the_newest_checkpoints_and_the_named_ones(tmp_path: Path) -> None:
     for update in range(6):
         checkpoint.save(tmp_path, make(update))
     checkpoint.prune(tmp_path, keep=2, also={1})
@@ -172,7 +172,7 @@ def test_prune_keeps_the_newest_and_the_named(tmp_path: Path) -> None:
     ]
 
 
-def test_state_that_is_no_json_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_state_that_json_cannot_hold_leaves_no_files(tmp_path: Path) -> None:
     bad = Checkpoint(1, {}, False, {}, {"value": object()})
     with pytest.raises(TypeError):
         checkpoint.save(tmp_path, bad)

@@ -1,4 +1,4 @@
-"""The run folder: what is written is read back, a kill or a full disk loses nothing that was there."""
+"""The run folder: files are read back as written; a kill or a full disk loses no earlier file."""
 
 import errno
 import json
@@ -90,7 +90,9 @@ def full_disk(*_: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_run_is_opened_with_the_recipe_it_was_made_with(run: RunFolder, recipe: Recipe) -> None:
+def test_a_run_is_opened_with_the_recipe_it_was_created_with(
+    run: RunFolder, recipe: Recipe
+) -> None:
     assert RunFolder.open(run.path).recipe == recipe
     assert run.checkpoints.is_dir()
 
@@ -103,17 +105,17 @@ def test_versions_are_those_of_the_installed_packages(run: RunFolder) -> None:
     assert stored["packages"]["numpy"] == numpy.__version__
 
 
-def test_an_existing_folder_is_never_written_over(run: RunFolder, recipe: Recipe) -> None:
+def test_an_existing_folder_is_never_overwritten(run: RunFolder, recipe: Recipe) -> None:
     run.append_metrics({"update": 1})
     with pytest.raises(
         RunError,
-        match=r"exists already: go on with it \(--resume .*run\), give the run another name",
+        match=r"exists already: resume it \(--resume .*run\), give the new run another name",
     ):
         RunFolder.create(run.path, recipe)
     assert run.metrics() == [{"update": 1}]
 
 
-def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_recipe_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"is not a run folder: it has no recipe\.toml"):
         RunFolder.open(tmp_path)
 
@@ -130,7 +132,7 @@ def test_a_run_without_a_name_gets_the_next_number(
     )
 
 
-def test_metrics_are_one_json_object_an_update(run: RunFolder) -> None:
+def test_metrics_hold_one_json_object_per_update(run: RunFolder) -> None:
     run.append_metrics({"update": 1, "loss": 0.5})
     run.append_metrics({"update": 2, "loss": float("nan"), "rows": [1, float("inf")]})
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
@@ -153,7 +155,7 @@ def test_a_rewound_run_has_nothing_after_that_update(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 14))
-def test_a_line_torn_off_by_a_kill_is_dropped(run: RunFolder, cut: int) -> None:
+def test_an_incomplete_last_line_is_dropped(run: RunFolder, cut: int) -> None:
     run.append_metrics({"update": 1})
     run.append_metrics({"update": 2})
     path = run.path / "metrics.jsonl"
@@ -163,14 +165,14 @@ def test_a_line_torn_off_by_a_kill_is_dropped(run: RunFolder, cut: int) -> None:
     assert run.metrics() == [{"update": 1}, {"update": 2}]
 
 
-def test_damage_inside_of_the_metrics_is_told(run: RunFolder) -> None:
+def test_damaged_metrics_are_reported(run: RunFolder) -> None:
     (run.path / "metrics.jsonl").write_text('{"update": 1}\n{"upd\n{"update": 3}\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl is damaged"):
         run.metrics()
 
 
 @given(st.lists(metas, max_size=3))
-def test_episodes_are_read_back_as_the_records_they_were(
+def test_episodes_are_read_back_as_they_were_written(
     shared_run: RunFolder, stored: list[MetaEpisode]
 ) -> None:
     path = shared_run.write_episodes(40, stored)
@@ -181,7 +183,7 @@ def test_episodes_are_read_back_as_the_records_they_were(
     assert path.read_bytes() == first
 
 
-def test_missing_and_damaged_episodes_are_told(run: RunFolder) -> None:
+def test_missing_and_damaged_episodes_are_reported(run: RunFolder) -> None:
     path = run.write_episodes(5, [])
     with pytest.raises(RunError, match="holds no episodes of update 6; it has 5"):
         run.read_episodes(6)
@@ -201,24 +203,23 @@ def test_evaluations_and_the_summary_are_read_back(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file_whole_and_nothing_beside_it(
+def test_a_full_disk_leaves_the_old_file_and_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     path = write_atomic(tmp_path / "summary.json", b"old")
     monkeypatch.setattr(os, failing, full_disk)
     with pytest.raises(
         RunError,
-        match=r"cannot write .*summary\.json: No space left on device\. What was saved before is untouched",
+        match=r"cannot write .*summary\.json: No space left on device\. "
+        r"Files saved earlier are unchanged",
     ):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(
-    not Path("/dev/full").exists(), reason="the device that is always full is Linux's"
-)
-def test_metrics_on_a_full_disk_are_one_clear_message(run: RunFolder) -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: /dev/full is always full")
+def test_a_full_disk_is_reported_when_metrics_are_written(run: RunFolder) -> None:
     (run.path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: No space left on device"):
         run.append_metrics({"update": 1})

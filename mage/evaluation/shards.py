@@ -1,8 +1,9 @@
-"""Shards: a panel is played some tasks at a time, and each shard is stored when it ends, so a killed evaluation goes on.
+"""Evaluation in shards. Each finished shard is saved, so an interrupted evaluation can resume.
 
-Of a meta-episode only its row is kept once it ends, so a panel takes the memory of the games under way, however long it is.
-Every shard starts with an empty cache: what it finds depends on its tasks, not on whether the one before was played or read.
-A memory that lasts from task to task has shards of its own size, and what it took from the finished ones is stored with them.
+Only the row of a finished meta-episode is kept, so memory use does not grow with the panel. Every
+shard starts with an empty cache, so its results depend on its tasks only, not on whether earlier
+shards were played or read. A memory that persists across tasks sets the size of a shard, and what
+it took from finished shards is stored with them.
 """
 
 import json
@@ -17,34 +18,36 @@ from mage.memory.base import Entry
 from mage.play import Entries, Setting, in_order, keep_entries, play_wave
 from mage.types import MetaEpisode, Task
 
-_LEAST = 128  # tasks of a shard
+_MIN_SIZE = 128  # tasks of a shard
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What is left of some tasks of a panel: their rows, and the episodes for a memory that lasts."""
+    """Results of some tasks of a panel: their rows, and the entries of a persistent memory."""
 
     rows: tuple[TaskRow, ...]
     entries: tuple[Entry, ...]
 
 
 class ShardStore:
-    """The finished shards of one evaluation, one line each; `about` says of what, and lines about something else are not read."""
+    """The finished shards of one evaluation, one per line.
+
+    `about` identifies the evaluation. Shards of another evaluation are ignored.
+    """
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self.path, self.about = path, about
 
     def read(self) -> list[Shard]:
-        """All whole shards; a file that is about something else is begun anew."""
+        """All complete shards. A file of another evaluation is replaced by an empty one."""
         lines = (
             self.path.read_bytes().rpartition(b"\n")[0].splitlines() if self.path.is_file() else []
         )
         if not lines or json.loads(lines[0]) != self.about:
             self.path.write_bytes(json.dumps(self.about).encode() + b"\n")
             return []
-        self.path.write_bytes(
-            b"".join(line + b"\n" for line in lines)
-        )  # without the half line that a kill may leave
+        # Write the file again without the incomplete last line that a kill can leave.
+        self.path.write_bytes(b"".join(line + b"\n" for line in lines))
         return [_read_shard(json.loads(line)) for line in lines[1:]]
 
     def add(self, shard: Shard) -> None:
@@ -73,8 +76,11 @@ def play_shards(
     on_played: Callable[[int], None] = lambda done: None,
     on_transcripts: Callable[[list[MetaEpisode]], None] = lambda metas: None,
 ) -> tuple[list[TaskRow], list[MetaEpisode]]:
-    """All rows in the tasks' order, and this member's meta-episodes of the first `transcripts` tasks (None = all) as far as
-    they were played now; the leader hears of them after every shard that has some."""
+    """All rows in the order of the tasks, and meta-episodes of the first `transcripts` tasks.
+
+    The meta-episodes are those that this rank has played now; `transcripts=None` keeps all.
+    `on_transcripts` is called on rank 0 after every shard that has some.
+    """
     found: list[Shard] = ranks.broadcast(
         store.read() if store is not None and ranks.is_main else []
     )
@@ -82,7 +88,7 @@ def play_shards(
     for start, end in _spans(setting, len(tasks)):
         number = start // _size(setting)
         if number == len(found):
-            shard, kept = _sit(
+            shard, kept = _play_shard(
                 setting, tasks[start:end], start, seed, ranks, transcripts, on_played
             )
             found.append(shard)
@@ -99,8 +105,11 @@ def play_shards(
 
 
 def _size(setting: Setting) -> int:
-    """Two fills of the engine, so that it is rarely half empty; a wave, where a memory says so."""
-    return setting.memory.tasks_at_once or max(_LEAST, 2 * (setting.agent.engine.capacity or 0))
+    """Tasks of a shard: as the memory requires, or twice the engine's capacity.
+
+    Twice, so that few slots of the engine are idle at the end of a shard.
+    """
+    return setting.memory.tasks_at_once or max(_MIN_SIZE, 2 * (setting.agent.engine.capacity or 0))
 
 
 def _spans(setting: Setting, count: int) -> list[tuple[int, int]]:
@@ -108,7 +117,7 @@ def _spans(setting: Setting, count: int) -> list[tuple[int, int]]:
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _sit(
+def _play_shard(
     setting: Setting,
     tasks: Sequence[Task],
     start: int,
@@ -117,7 +126,7 @@ def _sit(
     transcripts: int | None,
     on_played: Callable[[int], None],
 ) -> tuple[Shard, list[MetaEpisode]]:
-    engine, lasts = setting.agent.engine, setting.memory.tasks_at_once is not None
+    engine, persistent = setting.agent.engine, setting.memory.tasks_at_once is not None
     engine.refresh(engine.policy_version)
     metas: list[MetaEpisode] = []
     done = 0
@@ -128,10 +137,12 @@ def _sit(
         on_played(min(start + done * ranks.size, start + len(tasks)))
         if transcripts is None or meta.group < transcripts:
             metas.append(meta)
-        return task_row(meta), keep_entries(setting, meta) if lasts else None
+        return task_row(meta), keep_entries(setting, meta) if persistent else None
 
     numbers = ranks.split(range(start, start + len(tasks)))
     played = play_wave(setting, {number: [tasks[number - start]] for number in numbers}, seed, keep)
     rows = interleave(ranks.gather([row for row, _ in played]))
-    entries = in_order(ranks.gather([one for _, one in played if one is not None])) if lasts else []
+    entries: list[Entry] = []
+    if persistent:
+        entries = in_order(ranks.gather([one for _, one in played if one is not None]))
     return Shard(tuple(rows), tuple(entries)), sorted(metas, key=lambda meta: meta.group)

@@ -1,7 +1,8 @@
-"""Checkpoints: a folder of safetensors and JSON, written beside its place and moved there whole.
+"""Checkpoints: folders of safetensors and JSON files.
 
-`manifest.json` holds size and SHA-256 of every file and is written last, so a truncated or altered checkpoint is
-found before anything is loaded. Nothing is pickled: reading a checkpoint runs no code.
+A checkpoint is written to a temporary folder, which is then renamed. `manifest.json` holds the size
+and the SHA-256 of every file and is written last, so a truncated or changed checkpoint is detected
+before anything is loaded. Nothing is pickled: reading a checkpoint runs no code.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """All that a run needs to go on: weights (or adapters), AdamW's moments and what the trainer wants to remember."""
+    """What a run needs to resume: weights or adapters, AdamW's moments, the trainer's state."""
 
     update: int
     weights: Tensors
@@ -52,12 +53,15 @@ class Latest:
 
 
 def place(folder: Path, update: int) -> Path:
-    """Where the checkpoint of an update lies."""
+    """The folder of the checkpoint of an update."""
     return folder / f"update_{update:06d}"
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint into `folder` and return its path. Earlier ones stay whole whatever happens."""
+    """Write a checkpoint into `folder` and return its path.
+
+    Earlier checkpoints stay whole in all cases.
+    """
     target = place(folder, checkpoint.update)
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -67,7 +71,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         _move(partial, target)
     except (OSError, SafetensorError) as error:
         raise RuntimeError(
-            f"checkpoint {target} could not be saved ({error}); earlier checkpoints are untouched"
+            f"checkpoint {target} could not be saved ({error}); earlier checkpoints are unchanged"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -96,7 +100,7 @@ def _write(partial: Path, checkpoint: Checkpoint) -> None:
 
 def _move(partial: Path, target: Path) -> None:
     if target.exists():
-        # A folder cannot be renamed onto a full one; the old one steps aside so that it is whole until the new one stands.
+        # A folder cannot be renamed onto a non-empty one, so the old one is renamed first.
         aside = target.with_name(f".{target.name}.replaced")
         shutil.rmtree(aside, ignore_errors=True)
         target.rename(aside)
@@ -108,7 +112,7 @@ def _move(partial: Path, target: Path) -> None:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint after checking it; a broken one is a ValueError that names the file."""
+    """Verify and read a checkpoint; ValueError names the broken file."""
     names = verify(path)
     state = json.loads((path / STATE).read_text())
     weights = ADAPTER if ADAPTER in names else MODEL
@@ -122,7 +126,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def verify(path: Path) -> frozenset[str]:
-    """The names of a checkpoint's files, each of which is as it was written."""
+    """Check size and SHA-256 of every file; returns the names of the files."""
     files = _manifest(path)
     for name, entry in files.items():
         file = path / name
@@ -130,11 +134,12 @@ def verify(path: Path) -> frozenset[str]:
             raise ValueError(f"checkpoint {path} is broken: {name} is missing")
         if (size := file.stat().st_size) != entry["bytes"]:
             raise ValueError(
-                f"checkpoint {path} is broken: {name} has {size} bytes, {entry['bytes']} were written"
+                f"checkpoint {path} is broken: {name} has {size} bytes, "
+                f"{entry['bytes']} were written"
             )
         if _digest(file) != entry["sha256"]:
             raise ValueError(
-                f"checkpoint {path} is broken: {name} does not have the SHA-256 it was written with"
+                f"checkpoint {path} is broken: {name} does not have the SHA-256 of its manifest"
             )
     return frozenset(files)
 
@@ -157,7 +162,8 @@ def _manifest(path: Path) -> dict[str, dict[str, Any]]:
         )
     if manifest.get("format") != FORMAT:
         raise ValueError(
-            f"checkpoint {path} has format {manifest.get('format')}; this version reads format {FORMAT}"
+            f"checkpoint {path} has format {manifest.get('format')}; "
+            f"this version reads format {FORMAT}"
         )
     return files
 
@@ -170,7 +176,7 @@ def _lists_a_checkpoint(files: dict[str, Any]) -> bool:
 
 
 def latest(folder: Path) -> Latest:
-    """The newest whole checkpoint of a folder; broken ones are passed over and reported."""
+    """The newest whole checkpoint of a folder; newer broken ones are skipped and reported."""
     broken = []
     for path in _newest_first(folder):
         try:

@@ -1,8 +1,9 @@
-"""Several processes that train one model: each plays and learns from its share of the groups, gradients are summed.
+"""Ranks: several processes that train one model.
 
-On a CPU a small model runs faster as two processes with one thread each than as one process with two threads. Every member
-holds the same weights and the same optimizer and makes the same step, so they stay equal bit for bit; member 0 alone writes
-files and talks. A ranks of one does nothing here.
+Each rank plays and learns from its share of the groups, and gradients are summed. Every rank holds
+the same weights and the same optimizer and makes the same step, so the ranks stay equal bit for
+bit. Rank 0 alone writes files and reports. On a CPU a small model runs faster as two processes with
+one thread each than as one process with two threads.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ Item = TypeVar("Item")
 
 
 class Ranks:
-    """Who works beside whom. `rank` 0 is_main."""
+    """The number of this process and the number of processes. One process needs no messages."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
@@ -25,11 +26,14 @@ class Ranks:
         return self.rank == 0
 
     def split(self, items: Sequence[Item]) -> list[Item]:
-        """This member's part of the work: every size-th item."""
+        """This rank's share of the items: every size-th one."""
         return list(items[self.rank :: self.size])
 
     def sum_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Replace every gradient by the sum over all members; in one message, because small messages cost as much as large ones."""
+        """Replace every gradient by its sum over all ranks.
+
+        All gradients travel in one message, because a small message costs as much as a large one.
+        """
         if self.size == 1:
             return
         held = list(parameters)
@@ -44,11 +48,11 @@ class Ranks:
             one.grad = part.view_as(one)
 
     def total(self, number: float) -> float:
-        """The sum of one number over all members."""
+        """The sum of one number over all ranks."""
         return sum(self.gather(number))
 
     def gather(self, item: Item) -> list[Item]:
-        """Every member's item, in the order of their ranks."""
+        """The items of all ranks, in the order of the ranks."""
         if self.size == 1:
             return [item]
         found: list[Any] = [None] * self.size
@@ -56,7 +60,7 @@ class Ranks:
         return found
 
     def broadcast(self, item: Item) -> Item:
-        """The leader's item, for all."""
+        """The item of rank 0, on all ranks."""
         if self.size == 1:
             return item
         held = [item]
@@ -65,7 +69,7 @@ class Ranks:
 
 
 def interleave(parts: Sequence[Sequence[Item]]) -> list[Item]:
-    """Undo `Ranks.split`: items dealt out in turn, back in their first order.
+    """The items in their original order: the inverse of `Ranks.split`.
 
     >>> interleave([[0, 2, 4], [1, 3]])
     [0, 1, 2, 3, 4]

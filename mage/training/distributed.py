@@ -15,52 +15,55 @@ import torch.distributed as dist
 from mage.learn.ranks import Ranks
 
 Item = TypeVar("Item")
-_PATIENCE = timedelta(hours=2)
+_TIMEOUT = timedelta(hours=2)
 
 
-def launch_ranks(size: int, task: Callable[..., Item], *arguments: Any, **for_leader: Any) -> Item:
-    """Run `task(ranks, *arguments)` in `size` processes, this one as the leader; returns the leader's result.
+def launch_ranks(size: int, task: Callable[..., Item], *arguments: Any, **for_main: Any) -> Item:
+    """Run `task(ranks, *arguments)` in `size` processes and return the result of rank 0.
 
-    What is given by name reaches the leader alone: it need not survive the way into another process.
+    Rank 0 is this process. Keyword arguments reach rank 0 only, so they need not be picklable.
     """
     if size == 1:
-        return task(Ranks(), *arguments, **for_leader)
+        return task(Ranks(), *arguments, **for_main)
     with tempfile.TemporaryDirectory() as folder:
-        meeting = f"file://{Path(folder) / 'meeting'}"
+        address = f"file://{Path(folder) / 'rendezvous'}"
         context = multiprocessing.get_context("spawn")
         others = [
             context.Process(
-                target=_assist, args=(rank, size, meeting, task, arguments), daemon=True
+                target=_run_rank, args=(rank, size, address, task, arguments), daemon=True
             )
             for rank in range(1, size)
         ]
         for other in others:
             other.start()
         try:
-            _meet(0, size, meeting)
-            return task(Ranks(0, size), *arguments, **for_leader)
+            _join_group(0, size, address)
+            return task(Ranks(0, size), *arguments, **for_main)
         finally:
-            _part(others)
+            _end_ranks(others)
 
 
-def _assist(
-    rank: int, size: int, meeting: str, task: Callable[..., Any], arguments: tuple[Any, ...]
+def _run_rank(
+    rank: int, size: int, address: str, task: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    """A member's life. Ctrl-C is the leader's business; when the leader is gone, its messages fail and so this ends."""
+    """The process of a rank above 0.
+
+    Rank 0 handles Ctrl-C. When rank 0 is gone, the next collective call fails and this ends too.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _meet(rank, size, meeting)
+    _join_group(rank, size, address)
     with suppress(RuntimeError, ConnectionError):
         task(Ranks(rank, size), *arguments)
 
 
-def _meet(rank: int, size: int, meeting: str) -> None:
+def _join_group(rank: int, size: int, address: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=_PATIENCE
+        "gloo", init_method=address, rank=rank, world_size=size, timeout=_TIMEOUT
     )
 
 
-def _part(others: Sequence[Any]) -> None:
+def _end_ranks(others: Sequence[Any]) -> None:
     with suppress(RuntimeError):
         dist.destroy_process_group()
     for other in others:

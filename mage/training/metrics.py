@@ -1,17 +1,15 @@
-"""The figures of an update, as sums and counts that several processes can add up exactly."""
+"""The metrics of an update, as sums and counts that several ranks can add up exactly."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 from mage.types import Credit, MetaEpisode
 
-MetricSums = dict[
-    str, tuple[float, float]
-]  # name -> sum and count, so that members' figures add up exactly
+MetricSums = dict[str, tuple[float, float]]  # name -> sum and count
 
 
 def play_sums(metas: Sequence[MetaEpisode]) -> MetricSums:
-    """How an update's meta-episodes went, by episode position."""
+    """Results of an update's meta-episodes, by episode position."""
     sums: dict[str, list[float]] = defaultdict(list)
     for meta in metas:
         for number, episode in enumerate(meta.episodes, start=1):
@@ -25,13 +23,12 @@ def play_sums(metas: Sequence[MetaEpisode]) -> MetricSums:
         "episodes": (float(sum(len(meta.episodes) for meta in metas)), 0.0),
         "generated_tokens": (float(sum(map(_generated, metas))), 0.0),
     }
-    return {
-        name: (float(sum(values)), float(len(values))) for name, values in sums.items()
-    } | totals
+    averaged = {name: (float(sum(values)), float(len(values))) for name, values in sums.items()}
+    return averaged | totals
 
 
 def _generated(meta: MetaEpisode) -> int:
-    """All tokens that the model wrote: moves, reflections, and what a memory asked it."""
+    """All tokens that the model wrote: moves, reflections, and answers to the memory."""
     turns = [
         turn
         for episode in meta.episodes
@@ -41,7 +38,10 @@ def _generated(meta: MetaEpisode) -> int:
 
 
 def credit_sums(credits: Sequence[Credit]) -> MetricSums:
-    """How far apart members of a group were: where all did the same there is nothing to learn from."""
+    """Returns, advantages, and groups whose members all have the same advantage.
+
+    Such a flat group gives no learning signal.
+    """
     groups: dict[int, set[float]] = defaultdict(set)
     for one in credits:
         groups[one.source.where.group].add(round(one.advantage, 9))
@@ -53,13 +53,13 @@ def credit_sums(credits: Sequence[Credit]) -> MetricSums:
 
 
 def means(all_sums: Sequence[MetricSums]) -> dict[str, float]:
-    """Members' all_sums as one set of figures."""
+    """The sums of all ranks as one set of figures: means, or totals where the count is 0."""
     names = sorted({name for sums in all_sums for name in sums})
-    sums = {
+    added = {
         name: [
             sum(part)
             for part in zip(*(sums.get(name, (0.0, 0.0)) for sums in all_sums), strict=True)
         ]
         for name in names
     }
-    return {name: total / count if count else total for name, (total, count) in sums.items()}
+    return {name: total / count if count else total for name, (total, count) in added.items()}

@@ -1,4 +1,7 @@
-"""A recipe's warm-up: the model is taught the answer format on scripted play and kept as a folder to start from. Loads torch."""
+"""The warm-up of a recipe: teach the model the answer format on scripted play. Loads torch.
+
+The result is a model folder (or adapters) that training starts from.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -15,11 +18,13 @@ from mage.types import Task
 
 
 def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
-    """Warm up the recipe's model and write it, or its adapters alone, to `target`; nothing is written for a warm-up of no steps."""
+    """Warm up the recipe's model and write it, or its adapters, to `target`.
+
+    A warm-up of 0 steps writes nothing.
+    """
     source = recipe.model_folder()
-    components = build_components(
-        change_recipe(recipe, ["--model.dtype=float32"])
-    )  # a short stage at a small learning rate: half precision would lose most of it
+    # float32, because half precision loses most of a short stage with a small learning rate
+    components = build_components(change_recipe(recipe, ["--model.dtype=float32"]))
     model, seed = components.weights(), recipe.run.seed
     trained = make_trainable(
         model,
@@ -51,5 +56,5 @@ def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
 
 
 def _tasks(recipe: Recipe) -> Iterator[Task]:
-    """Tasks as in training, from before its first update: training never meets one of them again."""
+    """Tasks drawn as in training, with negative update numbers: training never repeats them."""
     return (row[0] for update in itertools.count(1) for row in draw_tasks(recipe, -update))

@@ -1,0 +1,198 @@
+"""A run folder: everything that a run writes, and everything that it needs to resume.
+
+recipe.toml    the resolved options       metrics.jsonl  one line per update, reproducible
+versions.json  the software it ran with   timing.jsonl   wall-clock times of every update
+episodes/step_000040.jsonl.gz             checkpoints/   warm/ (if it began with a warm-up)
+evaluations/NAME.json                     summary.json
+"""
+
+import gzip
+import itertools
+import json
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from mage.config.loading import change_recipe, load_recipe, recipe_toml
+from mage.config.recipe import Recipe
+from mage.run_folder.files import (
+    Json,
+    RunError,
+    append_line,
+    cannot,
+    read_json,
+    read_lines,
+    write_atomic,
+    write_json,
+    write_lines,
+)
+from mage.run_folder.versions import versions
+from mage.types import MetaEpisode
+
+_META_EPISODE = TypeAdapter(MetaEpisode)
+
+
+class RunFolder:
+    """Knows which file of a run holds what."""
+
+    def __init__(self, path: Path, recipe: Recipe) -> None:
+        self.path, self.recipe = path, recipe
+        self.checkpoints = path / "checkpoints"
+        self.warm = path / "warm"
+
+    @classmethod
+    def create(cls, path: str | Path, recipe: Recipe) -> Self:
+        """Create a new folder; an existing folder is never overwritten."""
+        path = Path(path)
+        try:
+            path.mkdir(parents=True)
+            for folder in ("episodes", "checkpoints", "evaluations"):
+                (path / folder).mkdir()
+        except FileExistsError:
+            raise RunError(
+                f"{path} exists already: resume it (--resume {path}), "
+                "give the new run another name (--run.name=...), or delete the folder"
+            ) from None
+        except OSError as error:
+            raise cannot("create", path, error) from None
+        write_json(path / "versions.json", versions())
+        # The recipe is written last: a folder with a recipe is complete.
+        write_atomic(path / "recipe.toml", recipe_toml(recipe).encode())
+        return cls(path, recipe)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """An existing run, with the recipe it was started with."""
+        path = Path(path)
+        if not (path / "recipe.toml").is_file():
+            raise RunError(f"{path} is not a run folder: it has no recipe.toml")
+        return cls(path, load_recipe(path / "recipe.toml"))
+
+    def begun_recipe(self) -> Recipe:
+        """The recipe that training uses: it starts from the run's own warm-up, if there is one."""
+        if not self.warm.exists():
+            return self.recipe
+        return change_recipe(self.recipe, [f"--model.path={self.warm}"])
+
+    # -- figures of every update
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """Add the metrics of one update; `record["update"]` is its number."""
+        append_line(self.path / "metrics.jsonl", record)
+
+    def append_timing(self, record: Mapping[str, Any]) -> None:
+        """Add the wall-clock times of one update."""
+        append_line(self.path / "timing.jsonl", record)
+
+    def metrics(self) -> list[Json]:
+        return read_lines(self.path / "metrics.jsonl")
+
+    def timing(self) -> list[Json]:
+        return read_lines(self.path / "timing.jsonl")
+
+    def rewind(self, update: int) -> None:
+        """Delete what was written after an update: a resumed run writes it again."""
+        for name in ("metrics.jsonl", "timing.jsonl"):
+            if (path := self.path / name).exists():
+                kept = [record for record in read_lines(path) if record["update"] <= update]
+                write_lines(path, kept)
+        for name in self.evaluation_names():
+            if (found := re.fullmatch(r"select_(\d+)", name)) and int(found[1]) > update:
+                (self.path / "evaluations" / f"{name}.json").unlink()
+        for step in self.episode_steps():
+            if step > update:
+                (self.path / "episodes" / f"{self._episodes_name(step)}.jsonl.gz").unlink()
+
+    # -- transcripts
+
+    def write_episodes(self, update: int, metas: Iterable[MetaEpisode]) -> Path:
+        """Store the meta-episodes of an update."""
+        return self.write_episodes_of(self._episodes_name(update), metas)
+
+    def write_episodes_of(self, name: str, metas: Iterable[MetaEpisode]) -> Path:
+        """Store meta-episodes under a name, such as that of an evaluation."""
+        path = self.path / "episodes" / f"{name}.jsonl.gz"
+        text = "".join(
+            json.dumps(meta, default=_as_dict, separators=(",", ":")) + "\n" for meta in metas
+        )
+        write_atomic(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
+        return path
+
+    def read_episodes(self, update: int) -> list[MetaEpisode]:
+        """The stored meta-episodes of an update."""
+        if update not in self.episode_steps():
+            stored = ", ".join(map(str, self.episode_steps())) or "none"
+            raise RunError(f"{self.path} holds no episodes of update {update}; it has {stored}")
+        return self.read_episodes_of(self._episodes_name(update))
+
+    def read_episodes_of(self, name: str) -> list[MetaEpisode]:
+        """The meta-episodes stored under a name."""
+        path = self.path / "episodes" / f"{name}.jsonl.gz"
+        if not path.is_file():
+            raise RunError(f"there is no {path}")
+        try:
+            lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+            return [_META_EPISODE.validate_python(json.loads(line)) for line in lines]
+        except (OSError, EOFError, zlib.error, ValidationError, ValueError) as error:
+            raise RunError(
+                f"{path} is damaged and cannot be read ({type(error).__name__})"
+            ) from None
+
+    def episode_steps(self) -> list[int]:
+        """The updates whose episodes are stored."""
+        names = [
+            re.fullmatch(r"step_(\d+)\.jsonl\.gz", path.name)
+            for path in (self.path / "episodes").glob("step_*")
+        ]
+        return sorted(int(match[1]) for match in names if match)
+
+    def _episodes_name(self, update: int) -> str:
+        return f"step_{update:06d}"
+
+    # -- results
+
+    def write_evaluation(self, name: str, result: Mapping[str, Any]) -> Path:
+        return write_json(self.path / "evaluations" / f"{name}.json", result)
+
+    def read_evaluation(self, name: str) -> Json:
+        return read_json(self.path / "evaluations" / f"{name}.json")
+
+    def evaluation_names(self) -> list[str]:
+        return sorted(path.stem for path in (self.path / "evaluations").glob("*.json"))
+
+    def shards(self, name: str) -> Path:
+        """The file of the finished shards of an evaluation."""
+        return self.path / "evaluations" / f"{name}.shards.jsonl"
+
+    def delete_shards(self) -> None:
+        for path in (self.path / "evaluations").glob("*.shards.jsonl"):
+            path.unlink()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> Path:
+        return write_json(self.path / "summary.json", summary)
+
+    def read_summary(self) -> Json:
+        return read_json(self.path / "summary.json")
+
+
+def choose_path(runs: str | Path, recipe: Recipe, title: str) -> Path:
+    """The folder of a new run: its given name, or the recipe's title and the next free number."""
+    if recipe.run.name:
+        return Path(runs) / recipe.run.name
+    return next(
+        path
+        for number in itertools.count(1)
+        if not (path := Path(runs) / f"{title}-{number}").exists()
+    )
+
+
+def _as_dict(record: Any) -> Json:
+    assert is_dataclass(record), (
+        f"only records and plain values are stored, not {type(record).__name__}"
+    )
+    return {field.name: getattr(record, field.name) for field in fields(record)}

@@ -1,0 +1,50 @@
+"""The versions of the software that a run uses, so that others can repeat the run."""
+
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mage
+
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pydantic",
+    "open_spiel",
+)
+
+
+def versions() -> dict[str, Any]:
+    """Versions of MAGE, Python, the platform and the main packages."""
+    return {
+        "mage": mage.__version__,
+        "commit": _commit(Path(mage.__file__).parent.parent / ".git"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit(git: Path) -> str | None:
+    """The commit that is checked out, read from git's own files; None outside of a clone."""
+    if not (git / "HEAD").is_file():
+        return None
+    head = (git / "HEAD").read_text().strip()
+    if not head.startswith("ref: "):
+        return head
+    loose, packed = git / head[5:], git / "packed-refs"
+    if loose.is_file():
+        return loose.read_text().strip()
+    lines = packed.read_text().splitlines() if packed.is_file() else []
+    return next((line.split()[0] for line in lines if line.endswith(f" {head[5:]}")), None)
