@@ -1,14 +1,17 @@
 """ALFWorld game files: the loader, broken files, and the official games."""
 
 import json
+import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from mage.config.loading import load_recipe
 from mage.environments.alfworld import Alfworld
 from mage.environments.alfworld.engine import World
 from mage.environments.alfworld.export import main
@@ -23,6 +26,7 @@ from mage.environments.alfworld.generator import generate
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TASK_TYPES
 from mage.environments.base import check
+from mage.training.build import build_components
 from mage.types import Split
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -138,20 +142,70 @@ def test_export_without_the_package_says_what_to_install(
     assert "pip install --no-deps alfworld" in capsys.readouterr().err
 
 
+# --- Filter and missing walkthroughs ----------------------------------------------------------
+
+
+def test_movable_sliced_and_unsolvable_games_are_left_out(tmp_path: Path) -> None:
+    """As in stock ALFWorld's loader (alfred_tw_env.py)."""
+    good = generate("place", "test", 1, **SMALL)
+    kept = write(tmp_path, "valid_seen", "pick_and_place_simple-Mug-None-Shelf-1", good)
+    write(tmp_path, "valid_seen", "pick_and_place_with_movable_recep-Mug-Bowl-Shelf-1", good)
+    write(tmp_path, "valid_seen", "pick_and_place_simple-AppleSliced-None-Shelf-1", good)
+    unsolvable = json.dumps(good | {"solvable": False}, separators=(",", ":"))
+    write(tmp_path, "valid_seen", "pick_and_place_simple-Cup-None-Shelf-1", unsolvable)
+    assert list_games(tmp_path, "test", TASK_TYPES) == (kept,)
+
+
+def test_a_game_without_a_walkthrough_loads_with_a_plan(tmp_path: Path) -> None:
+    game = generate("heat", "train", 3, **SMALL)
+    expected = game.pop("walkthrough")
+    write(tmp_path, "train", "pick_heat_then_place_in_recep-a", game)
+    found = Alfworld(data=str(tmp_path)).start(0).world.game
+    assert list(found.walkthrough) == expected
+    world = World(found)
+    for command in found.walkthrough:
+        world.step(command)
+    assert world.won
+
+
+def test_data_is_checked_before_the_model_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*arguments: object) -> None:
+        pytest.fail("the model was loaded first")
+
+    monkeypatch.setattr("mage.training.build.load_model", load)
+    (tmp_path / "train").mkdir()
+    recipe = load_recipe("alfworld", [f"--environments.data={tmp_path}"])
+    with pytest.raises(ValueError, match="holds no game of type place"):
+        build_components(recipe)
+
+
 # --- The official games, where they are -----------------------------------------------------------
 
 
-def official() -> Path:
-    try:
+ARCHIVE = Path(__file__).parents[2] / "shared/data/alfworld/games.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The official games: the folder in ALFWORLD_DATA, or unpacked from the shared data."""
+    if os.environ.get(VARIABLE):
         return find_folder("official")
-    except ValueError as reason:
-        pytest.skip(str(reason))
+    shared = os.environ.get("MAGE_SHARED_DATA")
+    archive = Path(shared) / "alfworld/games.tar.xz" if shared else ARCHIVE
+    if not archive.is_file():
+        pytest.skip(f"{VARIABLE} is not set and {archive.name} is missing")
+    folder = tmp_path_factory.mktemp("alfworld")
+    with tarfile.open(archive) as games:
+        games.extractall(folder, filter="data")
+    return find_folder(str(folder))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_official_walkthroughs_win_and_plans_are_no_longer() -> None:
-    files = sorted(official().rglob("game.tw-pddl"))
+def test_official_walkthroughs_win_and_plans_are_no_longer(official: Path) -> None:
+    files = sorted(official.rglob("game.tw-pddl"))
     for path in files:
         game = load_game(path)
         world = World(game)
@@ -170,8 +224,7 @@ def test_official_walkthroughs_win_and_plans_are_no_longer() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_thousand_official_games_need_less_than_a_gigabyte() -> None:
-    official()
+def test_a_thousand_official_games_need_less_than_a_gigabyte(official: Path) -> None:
     told = """
 import resource
 from mage.environments.alfworld.engine import World
@@ -188,7 +241,11 @@ print(len(worlds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
     count, megabytes = map(
         int,
         subprocess.run(
-            [sys.executable, "-c", told], capture_output=True, text=True, check=True
+            [sys.executable, "-c", told],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, VARIABLE: str(official)},
         ).stdout.split(),
     )
     assert count == 1000
@@ -196,5 +253,5 @@ print(len(worlds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 @pytest.mark.slow
-def test_the_official_splits_have_the_official_sizes() -> None:
-    assert [len(list_games(official(), split, TASK_TYPES)) for split in SPLITS] == [3553, 140, 134]
+def test_the_official_splits_have_the_official_sizes(official: Path) -> None:
+    assert [len(list_games(official, split, TASK_TYPES)) for split in SPLITS] == [3553, 140, 134]

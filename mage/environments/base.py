@@ -120,6 +120,9 @@ class Environment(BaseModel, ABC):
     def forfeit_score(self) -> float:
         """The score of an agent that gives no legal move: at most the score of the worst loss."""
 
+    def check_data(self) -> None:
+        """Raise ValueError if data files are missing or invalid. Runs before the model loads."""
+
     def for_split(self, split: Split) -> "Environment":
         """The world with the tasks of this split; itself where splits differ in opponents only."""
         return self

@@ -63,7 +63,8 @@ class Components:
 
 
 def build_components(recipe: Recipe) -> Components:
-    """Load the model and create the engine around it."""
+    """Check the data, load the model and create the engine around it."""
+    recipe.environment().check_data()
     own_chat = find_item("engines", recipe.engines.name).own_chat()
     if own_chat is not None:
         return Components(recipe, None, own_chat, recipe.engine()(own_chat))

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mage.environments.alfworld.engine import BANNER, IDLE, NOTHING_HAPPENS, Game, World
 from mage.environments.alfworld.games import (
+    FOLDERS,
     GENERATED,
     OFFICIAL,
     find_folder,
@@ -238,6 +239,15 @@ class Alfworld(Environment):
             kind = self.task_types[self.stratum(seed)]
             return make_game(kind, self.split, seed, self.receptacles, self.objects, self.max_turns)
         return load_game(self._files()[self.stratum(seed)])
+
+    def check_data(self) -> None:
+        """Every split that the folder has must contain games, and the first game must load."""
+        if self.data == GENERATED:
+            return
+        folder = find_folder(self.data)
+        for split, name in FOLDERS.items():
+            if (folder / name).is_dir() or split == self.split:
+                load_game(list_games(folder, split, self.task_types)[0])
 
     def for_split(self, split: Split) -> "Alfworld":
         return self if split == self.split else self.model_copy(update={"split": split})

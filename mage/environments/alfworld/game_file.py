@@ -5,13 +5,15 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from mage.environments.alfworld.engine import Game
+from mage.environments.alfworld.engine import Game, World
+from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import Problem, read_problem
 
-KEYS = ("pddl_problem", "walkthrough")  # required entries of a game file
+_KEYS = ("pddl_problem",)  # required entries of a game file, besides task or grammar
 _HELP = (
     "You can look, examine, go to, open, close, take, move, use, clean, heat, cool and slice "
     "things; inventory tells what you carry."
@@ -27,20 +29,24 @@ _HELP_TEXTS = (
 def read_game(data: Mapping[str, Any]) -> Game:
     """A game from the content of a `game.tw-pddl` file.
 
-    Our own games have `task` instead of a grammar.
+    Our own games have `task` instead of a grammar. A game without a walkthrough gets the plan of
+    our planner, or an empty one if there is no plan.
     """
-    missing = [key for key in KEYS if key not in data] + (
+    missing = [key for key in _KEYS if key not in data] + (
         [] if "task" in data or "grammar" in data else ["grammar"]
     )
     if missing:
         raise ValueError(f"a game needs {', '.join(missing)}")
     problem = read_problem(_text(data, "pddl_problem"))
-    walkthrough = data["walkthrough"]
+    task, told = _read_words(data)
+    walkthrough = data.get("walkthrough")
+    if walkthrough is None:
+        game = _build(problem, task, told, ())
+        return replace(game, walkthrough=tuple(plan(World(game)) or ()))
     if not isinstance(walkthrough, (list, tuple)) or not all(
         isinstance(command, str) for command in walkthrough
     ):
         raise ValueError("a game's walkthrough must be a list of commands")
-    task, told = _read_words(data)
     return _build(problem, task, told, tuple(walkthrough))
 
 

@@ -349,6 +349,11 @@ class Sokoban(Environment):
     def outcome(self, score: float) -> Outcome:
         return "won" if score > 0 else "lost"
 
+    def check_data(self) -> None:
+        """The first level of each file or folder must be valid."""
+        for path in filter(None, (self.levels, self.ood_levels)):
+            pick_level(path, "all", 0)
+
     def for_split(self, split: Split) -> "Sokoban":
         """test: held-out rooms; train: all others; ood: other numbers of boxes."""
         if split != "ood":

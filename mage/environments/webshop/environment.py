@@ -189,6 +189,10 @@ class WebShop(Environment):
         size = self.products if self.data else self.products or 1000
         return open_catalogue(Source(folder, size, self.style, self.catalogue_seed, self.goals))
 
+    def check_data(self) -> None:
+        """The files must parse, and the splits must leave goals to train on."""
+        self.places()
+
     def for_split(self, split: Split) -> "WebShop":
         found = self.model_copy()
         found._split = split
