@@ -1,9 +1,9 @@
-"""Rollout without a turn barrier against the batch-synchronous kind, where nobody goes on before all have answered.
+"""Rollouts without a turn barrier against batch-synchronous rollouts.
 
-The barrier is the mildest there is: whose game is over goes straight on to its note while others still play.
-The embedded model answers in three tokens. With `long replies` every answer comes after 8 to 128 tokens that are thrown away
-(lengths even in the logarithm), as where a model thinks before it acts. On an accelerator a step costs about the same however
-many share it, so there the ratio of steps is what counts.
+With the barrier a step waits for all answers; a finished game goes on to its note at once. The
+embedded model answers in three tokens. With `long replies` 8 to 128 discarded tokens precede every
+answer (lengths uniform in the logarithm), like a model that thinks before it acts. On a GPU the
+cost of a step hardly depends on the batch size, so the ratio of steps is the relevant figure.
 """
 
 import random
@@ -24,7 +24,7 @@ Answers = list[tuple[Request, Completion]]
 
 
 class Wrapped(Engine):
-    """An engine in front of another one."""
+    """An engine that forwards to another engine."""
 
     def __init__(self, inner: Engine) -> None:
         self.inner, self.capacity = inner, inner.capacity
@@ -41,7 +41,10 @@ class Wrapped(Engine):
 
 
 class Barrier(Wrapped):
-    """Hands out answers only when it has all of them. `run` asks for a step only when all coroutines wait: so this is a turn barrier."""
+    """Returns answers only when it has all of them.
+
+    `run` asks for a step only when all coroutines wait, so this is a turn barrier.
+    """
 
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner)
@@ -61,14 +64,14 @@ class Barrier(Wrapped):
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Tokens still to be written before the question itself is put."""
+    """Tokens left to write before the request itself is sent."""
 
     question: Request
     left: int
 
 
 class Thinking(Wrapped):
-    """Has the model write a number of tokens that depends on the request's seed alone, then puts the request itself."""
+    """Lets the model write a number of tokens that depends on the seed, then sends the request."""
 
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner)
@@ -89,7 +92,7 @@ class Thinking(Wrapped):
         return [answer for answer in self.inner.step() if not self._goes_on(*answer)]
 
     def _goes_on(self, request: Request, completion: Completion) -> bool:
-        """Whether this was a thought; one that the model ended too early is continued."""
+        """Whether this was a thought; a thought that ended too early is continued."""
         thought = self.thoughts.pop(request, None)
         if thought is None:
             return False
@@ -104,7 +107,7 @@ class Thinking(Wrapped):
 def measure(
     cases: Sequence[tuple[str, int, bool]] = CASES, rounds: int = 4
 ) -> Iterator[Comparison]:
-    """Meta-episodes played a second; a case is a game, a number of groups and whether replies are long."""
+    """Meta-episodes per second; a case is a game, a number of groups and long replies or not."""
     for game, groups, thinks in cases:
         yield _measure_case(game, groups, thinks, rounds)
 
@@ -119,7 +122,8 @@ def _measure_case(game: str, groups: int, thinks: bool, rounds: int) -> Comparis
     ways = (timed(lambda: play(free)), timed(lambda: play(held)))
     members = groups * free.recipe.play.members
     found = compare("barrier", case, ("free", "barrier"), "meta-episodes", members, ways, rounds)
-    work = f"{members} side by side; {taken[0]:,} and {taken[1]:,} engine steps, ratio {taken[1] / taken[0]:.1f}"
+    ratio = taken[1] / taken[0]
+    work = f"{members} in parallel; {taken[0]:,} and {taken[1]:,} engine steps, ratio {ratio:.1f}"
     note = f"{work}; {same:,} of {max(len(one), len(other)):,} replies the same"
     return replace(found, note=note)
 

@@ -1,11 +1,13 @@
-"""The built-in engine on a GPU against `transformers.generate`, plain and compiled, and against the memory floor.
+"""The built-in engine on a GPU against `transformers.generate` and against the memory limit.
 
-A 135 M Llama (SmolLM2's shape, random weights, bfloat16), prompts of 512 random tokens that share nothing, 128 new tokens each.
-`generate` gets its prompts as a tensor beforehand and neither logprobs nor stop strings are asked of it. The floor is the time that reading
-the weights and the filled keys and values once takes, at the speed of a large copy in this run.
+A 135 M Llama (SmolLM2's shape, random weights, bfloat16), prompts of 512 random tokens without
+common prefixes, 128 new tokens each. `generate` gets its prompts as a tensor beforehand and
+computes neither logprobs nor stop strings. The memory limit is the time to read the weights and
+the filled keys and values once, at the speed of a large copy in this run.
 
-Whole meta-episodes: 16 x 8 of Tic-Tac-Toe with SmolLM2 itself (`mage model add smollm2`), through the same `play_groups`. The other side answers
-everybody who waits with one call of `generate`, moves and notes apart, nobody goes on before all have answered.
+Whole meta-episodes: 16 x 8 of Tic-Tac-Toe with SmolLM2 (`mage model add smollm2`), through
+`play_groups`. The other side answers all waiting requests with one call of `generate`, moves and
+notes apart; it waits for all answers.
 """
 
 import random
@@ -40,15 +42,16 @@ from mage.training.tasks import draw_tasks
 from mage.types import Completion, Request
 
 SMOLLM2 = {
-    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
-    "head_dim": 64, "max_position_embeddings": 8192, "tie_word_embeddings": True, "rope_theta": 100_000.0,
+    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+    "max_position_embeddings": 8192, "tie_word_embeddings": True, "rope_theta": 100_000.0,
 }  # fmt: skip
 TARGETS = {"generate": 20.0, "generate, static cache, compiled": 4.0, "meta-episodes": 15.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much work; tests take less."""
+    """The amount of work; tests use less."""
 
     device: str = "cuda"
     layers: int = 30
@@ -61,7 +64,7 @@ class Size:
 
 
 def measure(size: Size | None = None) -> Iterator[Comparison | str]:
-    """Tokens a second, times the floor, and meta-episodes a second."""
+    """Tokens per second, multiples of the memory limit, and meta-episodes per second."""
     if size is None and not torch.cuda.is_available():
         raise Skipped("needs a CUDA device")
     size = size or Size()
@@ -84,7 +87,7 @@ def measure(size: Size | None = None) -> Iterator[Comparison | str]:
 def random_model(
     shape: dict[str, Any], device: str, kind: type[PreTrainedConfig] = LlamaConfig, **changes: Any
 ) -> PreTrainedModel:
-    """A Llama (or another `kind`) of this shape, bfloat16 on a GPU, drawn where it will be used."""
+    """A Llama (or another `kind`) of this shape on the device, bfloat16 on a GPU."""
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(
@@ -94,14 +97,14 @@ def random_model(
 
 
 def _endless_chat() -> Chat:
-    """No token ends a reply, so that both sides write the same number of tokens."""
+    """No token ends a reply, so both sides write the same number of tokens."""
     chat = Chat.load(find_model("embedded"))
     chat.end_ids = ()
     return chat
 
 
 def walled(work: Callable[[], object], device: str) -> Way:
-    """Seconds on the wall, until the device is done."""
+    """Wall-clock seconds until the device is done."""
 
     def way() -> float:
         began = time.perf_counter()
@@ -122,7 +125,7 @@ def _requests(count: int, size: Size, seed: int = 0) -> list[Request]:
 
 
 def _answer(engine: Engine, requests: Sequence[Request]) -> list[float]:
-    """Answer all from an empty cache; returns when each step ended."""
+    """Answer all requests from an empty cache; returns the end time of each step."""
     engine.refresh(0)
     for request in requests:
         engine.submit(request)
@@ -138,8 +141,11 @@ def _against_generate(
 ) -> Iterator[Comparison]:
     requests = _requests(size.batch, size)
     ids = torch.tensor([request.prompt_ids for request in requests], device=size.device)
-    fixed: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": size.new, "min_new_tokens": size.new, "do_sample": True,
-                             "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eos_token_id": 0, "pad_token_id": 0}  # fmt: skip
+    fixed: dict[str, Any] = {
+        "attention_mask": torch.ones_like(ids), "max_new_tokens": size.new,
+        "min_new_tokens": size.new, "do_sample": True, "temperature": 1.0, "top_k": 0,
+        "top_p": 1.0, "eos_token_id": 0, "pad_token_id": 0,
+    }  # fmt: skip
     ways: dict[str, Way] = {
         "engine": walled(lambda: _answer(engine, requests), size.device),
         "generate": walled(lambda: _generate(model, ids, fixed), size.device),
@@ -178,7 +184,7 @@ def _against_the_floor(engine: LocalEngine, size: Size) -> Iterator[str]:
     yield f"memory: {bandwidth / 1e12:.2f} TB/s by a large copy"
     for batch in size.batches:
         requests = _requests(batch, size, batch)
-        for _ in range(2):  # the first time, graphs are recorded
+        for _ in range(2):  # the first round records graphs
             taken, filled = _full_steps(engine, requests)
         floor = (weights + batch * filled * per_token) / bandwidth
         verdict = (
@@ -189,11 +195,12 @@ def _against_the_floor(engine: LocalEngine, size: Size) -> Iterator[str]:
             else " MISSED: target 4"
         )
         speed = f"{taken * 1e3:6.2f} ms a step, {batch / taken:9,.0f} tokens/s"
-        yield f"cuda engine  batch {batch:5}: {speed}, {taken / floor:4.1f} times the memory floor{verdict}"
+        multiple = f"{taken / floor:4.1f} times the memory limit"
+        yield f"cuda engine  batch {batch:5}: {speed}, {multiple}{verdict}"
 
 
 def _full_steps(engine: LocalEngine, requests: Sequence[Request]) -> tuple[float, float]:
-    """Median seconds of the steps in which all of these decode and nobody joins, and the mean number of keys each had then."""
+    """Median seconds of the steps in which all sequences decode, and their mean number of keys."""
     engine.refresh(0)
     for request in requests:
         engine.submit(request)
@@ -214,14 +221,14 @@ def _full_steps(engine: LocalEngine, requests: Sequence[Request]) -> tuple[float
 
 
 def _bandwidth(device: str) -> float:
-    """Bytes a second, read and written, of the best of five copies."""
+    """Bytes per second, read and written, of the best of five copies."""
     source = torch.zeros(2**30 if device == "cuda" else 2**22, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * len(source) / min(walled(lambda: target.copy_(source), device)() for _ in range(5))
 
 
 class GenerateEngine(Engine):
-    """Batch-synchronous: everybody who waits is answered by one call of `transformers.generate`, moves and notes apart."""
+    """Batch-synchronous: one call of `generate` answers all waiting requests of a kind."""
 
     def __init__(self, model: PreTrainedModel, chat: Chat, folder: Path) -> None:
         self.model, self.chat, self.tokenizer = (
@@ -260,7 +267,9 @@ class GenerateEngine(Engine):
             else {}
         )
         found = self.model.generate(
-            ids.to(device), attention_mask=mask.to(device), max_new_tokens=requests[0].max_tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+            ids.to(device), attention_mask=mask.to(device),
+            max_new_tokens=requests[0].max_tokens, do_sample=True,
+            temperature=1.0, top_k=0, top_p=1.0,
             eos_token_id=list(self.chat.end_ids), pad_token_id=self.chat.end_ids[0], **extra,
         )  # fmt: skip
         return [
@@ -289,7 +298,7 @@ def meta_episodes(
     model: str = "smollm2",
     recipe: str = "smollm2_tic_tac_toe",
 ) -> Iterator[Comparison | str]:
-    """Whole meta-episodes, played both ways."""
+    """Whole meta-episodes, played with both engines."""
     try:
         folder = find_model(model)
     except ValueError as missing:
@@ -303,7 +312,7 @@ def meta_episodes(
     ]
     parts = build_components(load_recipe(recipe, changes))
     assert isinstance(parts.engine, LocalEngine), "the recipe asks for it"
-    # Its own copy of the model: the engine has laid the weights of the other side by side.
+    # A second copy of the model: the engine has concatenated the weights of the first.
     other = GenerateEngine(load_model(folder, parts.recipe.model.dtype, device), parts.chat, folder)
     ours, theirs = (
         walled(lambda: _play(parts), device),

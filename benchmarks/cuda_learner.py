@@ -1,12 +1,14 @@
-"""Learning on a GPU: a prefix trie with FlexAttention against one padded row per sample through transformers' modules.
+"""Learning on a GPU: a prefix trie with FlexAttention against padded rows through transformers.
 
-The rows are those of 16 x 8 meta-episodes of Tic-Tac-Toe (three episodes, notes), played by script through the prompts of SmolLM2's
-tokenizer if it is there, else of the embedded model's; with long replies every reply is 250 random tokens. A 135 M Llama with random weights,
-bfloat16 with float32 masters, whole `Learner.update` calls. Utilisation counts 6 operations a weight and computed token (of the head: reply token)
-against the card's dense bfloat16 peak, attention and repeated work not counted.
+The rows are those of 16 x 8 scripted meta-episodes of Tic-Tac-Toe (three episodes, notes) with the
+tokenizer of SmolLM2 if it is installed, otherwise of the embedded model. With long replies every
+reply is 250 random tokens. A 135 M Llama with random weights, bfloat16 with float32 masters, whole
+`Learner.update` calls. Utilisation counts 6 operations per weight and computed token (for the head:
+per reply token) against the card's dense bfloat16 peak, without attention and recomputed work.
 
-Then: what one update costs in memory for models of 4 B to 135 M parameters, all weights trained or adapters of rank 16. Two micro-batches
-are enough for that; the first update makes the optimizer's state, so the second one has the peak.
+Then the peak memory of an update for models of 4 B to 135 M parameters, with all weights or with
+adapters of rank 16. Two micro-batches are enough for that. The first update creates the optimizer
+state, so the second one has the peak.
 """
 
 import gc
@@ -29,7 +31,8 @@ from mage.engines.base import ScriptedEngine
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.learn.demonstrations import write_demonstrations
 from mage.learn.learner import Learner, Metrics
-from mage.learn.packing import Layout, prepare
+from mage.learn.packing import Layout
+from mage.learn.tries import prepare
 from mage.memory.notes import Notes
 from mage.models.base import find_model
 from mage.play import Setting
@@ -43,16 +46,27 @@ PEAK = {
 }  # dense bfloat16, from the data sheets
 SHAPES: dict[str, dict[str, Any]] = {
     "135 M": SMOLLM2,
-    "360 M": SMOLLM2 | {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15, "num_key_value_heads": 5},
-    "1.7 B": SMOLLM2 | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 32},
-    "4 B": {"vocab_size": 151_936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+    "360 M": SMOLLM2
+    | {
+        "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
+        "num_attention_heads": 15, "num_key_value_heads": 5,
+    },
+    "1.7 B": SMOLLM2
+    | {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24,
+        "num_attention_heads": 32, "num_key_value_heads": 32,
+    },
+    "4 B": {
+        "vocab_size": 151_936, "hidden_size": 2560, "intermediate_size": 9728,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much work; tests take less."""
+    """The amount of work; tests use less."""
 
     device: str = "cuda"
     layers: int = 30
@@ -64,7 +78,7 @@ class Size:
 
 
 def measure(size: Size | None = None) -> Iterator[Comparison | str]:
-    """Samples learned from a second, and peak memory."""
+    """Samples per second, and peak memory."""
     if size is None and not torch.cuda.is_available():
         raise Skipped("needs a CUDA device")
     size = size or Size()
@@ -101,7 +115,7 @@ def make_rows(groups: int, members: int, long: bool, vocabulary: int = 49_152) -
             tuple(rng.randrange(3, vocabulary) for _ in range(250)) if long else sample.reply_ids
         )
         choices = () if long else sample.choices
-        old = (-10.8,) * len(reply)  # about what random weights give a token
+        old = (-10.8,) * len(reply)  # about the logprob of a token under random weights
         samples.append(
             replace(
                 sample,
@@ -135,9 +149,14 @@ def _against_rows(case: str, size: Size) -> Comparison:
     trie = found["trie"]
     loss = abs(trie.policy_loss - found["rows"].policy_loss)
     rate = line.ours / len(samples)
+    shares = [
+        utilisation(learners[0].module, trie, rate),
+        utilisation(learners[1].module, found["rows"], line.theirs / len(samples)),
+    ]
     note = (
-        f"{trie.row_tokens / trie.computed_tokens:.1f} times fewer tokens; {trie.computed_tokens * rate:,.0f} computed tokens/s, "
-        f"utilisation {utilisation(learners[0].module, trie, rate):.0%} and {utilisation(learners[1].module, found['rows'], line.theirs / len(samples)):.0%}; "
+        f"{trie.row_tokens / trie.computed_tokens:.1f} times fewer tokens; "
+        f"{trie.computed_tokens * rate:,.0f} computed tokens/s, "
+        f"utilisation {shares[0]:.0%} and {shares[1]:.0%}; "
         f"difference of loss {loss:.0e}, of bfloat16 logprobs {difference:.0e}"
     )
     return replace(line, target=TARGETS[case] if size.device == "cuda" else None, note=note)
@@ -149,7 +168,7 @@ def _learner(size: Size, layout: Layout) -> Learner:
 
 
 def utilisation(model: PreTrainedModel, metrics: Metrics, rate: float) -> float:
-    """Share of the card's peak, at `rate` updates a second."""
+    """Share of the card's peak at `rate` updates per second."""
     if model.device.type != "cuda":
         return 0.0
     peak = PEAK.get(torch.cuda.get_device_name(), float("nan"))
@@ -183,13 +202,17 @@ def _peak(name: str, rank: int, samples: list[Sample], size: Size) -> str:
     taken = time.perf_counter() - began
     peak = torch.cuda.max_memory_allocated() / 1e9 if size.device == "cuda" else float("nan")
     what = "all weights    " if rank == 0 else f"LoRA of rank {rank}"
-    speed = f"{metrics.computed_tokens / taken:9,.0f} computed tokens/s, utilisation {utilisation(learner.module, metrics, 1 / taken):.0%}"
-    how = f"{count / 1e6:,.0f} M, recompute, {size.micro_tokens // 2} tokens at once, {taken:.1f} s after a first update of {first:.1f} s"
+    share = utilisation(learner.module, metrics, 1 / taken)
+    speed = f"{metrics.computed_tokens / taken:9,.0f} computed tokens/s, utilisation {share:.0%}"
+    how = (
+        f"{count / 1e6:,.0f} M, recompute, {size.micro_tokens // 2} tokens at once, "
+        f"{taken:.1f} s after a first update of {first:.1f} s"
+    )
     return f"cuda learner {name:>6} {what}: peak {peak:6.1f} GB, {speed} ({how})"
 
 
 def _forget() -> None:
-    """Nothing of the model before is left, nor any function compiled for its shape: a function is compiled for a few shapes only."""
+    """Free the previous model and its compiled functions; only few shapes are compiled at once."""
     gc.collect()
     torch.compiler.reset()
     torch.cuda.empty_cache()

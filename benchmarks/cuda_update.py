@@ -1,6 +1,7 @@
-"""Where the time of a complete update goes on a GPU: 16 x 8 meta-episodes of Tic-Tac-Toe with SmolLM2, through the trainer itself.
+"""Where the time of an update goes on a GPU: 16 x 8 meta-episodes of Tic-Tac-Toe with SmolLM2.
 
-Needs `mage model add smollm2`; the model of `mage warmup smollm2_tic_tac_toe` is taken where it is there (runs/smollm2_tic_tac_toe-warm).
+It runs the trainer itself. Needs `mage model add smollm2`; the result of `mage warmup
+smollm2_tic_tac_toe` (runs/smollm2_tic_tac_toe-warm) is used if it exists.
 """
 
 import json
@@ -25,7 +26,7 @@ TARGET = 15.0
 def measure(
     updates: int = 5, device: str = "cuda", model: str | None = None, *changes: str
 ) -> Iterator[str]:
-    """Seconds of an update, by what they went into; the first two updates, in which kernels are compiled, are not counted."""
+    """Seconds of an update by stage, without the first two updates, which compile kernels."""
     if device == "cuda" and not torch.cuda.is_available():
         raise Skipped("needs a CUDA device")
     path = model or (str(WARM) if WARM.is_dir() else "smollm2")
@@ -57,7 +58,8 @@ def measure(
     }
     engine, waited = middle["play_engine"], middle["play_gpu_wait"]
     yield (
-        f"an update of {metrics[-1]['samples']} samples, {metrics[-1]['reply_tokens']:,} reply tokens: {middle['total']:.2f} s"
+        f"an update of {metrics[-1]['samples']} samples, "
+        f"{metrics[-1]['reply_tokens']:,} reply tokens: {middle['total']:.2f} s"
         + (
             ""
             if device != "cuda"
@@ -76,6 +78,7 @@ def measure(
         yield f"  {name:32} {seconds:6.2f} s  {seconds / middle['total']:4.0%}"
     last = metrics[-1]
     yield (
-        f"  sampler and learner: mean |difference of logprobs| {last['mismatch']:.4f}; illegal {last['illegal_rate']:.0%}; all updates: "
+        f"  sampler and learner: mean |difference of logprobs| {last['mismatch']:.4f}; "
+        f"illegal {last['illegal_rate']:.0%}; all updates: "
         + ", ".join(f"{record['total']:.1f}" for record in timing)
     )

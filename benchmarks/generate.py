@@ -1,13 +1,14 @@
-"""The built-in engine against `transformers.generate` at batch 64, on the requests of 64 meta-episodes in play.
+"""The built-in engine against `transformers.generate` at batch 64, on requests of real play.
 
-Both sides sample at temperature 1 on one thread, and neither tokenises or decodes inside the timing but for the engine's stop
-strings. `generate` is used at its best: prompts padded on the left beforehand, moves and notes never in one batch, the end tag given
-as an end token (no stop strings to look for), no logprobs asked for, which training would need and the engine gives.
+Both sides sample at temperature 1 on one thread. Neither tokenises or decodes inside the timing,
+except for the engine's stop strings. `generate` has its best conditions: prompts padded on the left
+beforehand, moves and notes in separate batches, the end tag as an end token, and no logprobs (which
+training needs and the engine computes).
 
-    play / turns      64 conversations from an empty cache, each asking on when it is answered; `generate` answers turn by turn
-    play / sorted     the same against a `generate` that is told all prompts of the game beforehand: full batches, sorted by length
-    batches / sorted  the engine answers those same batches one by one, its cache emptied before each
-    no reuse / sorted the engine without its prefix cache: every token of every prompt is computed, 64 sequences at a time
+    play / turns      64 conversations from an empty cache; `generate` answers turn by turn
+    play / sorted     `generate` knows all prompts beforehand: full batches, sorted by length
+    batches / sorted  the engine answers the same batches one by one, with an empty cache each
+    no reuse / sorted the engine without prefix cache: all prompt tokens, 64 sequences at a time
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,7 +38,7 @@ Conversation = list[Request]
 
 
 class Recorder:
-    """Stands before an engine in one member's agent and keeps what that member asks."""
+    """An engine for one member's agent that records the requests of that member."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.policy_version = engine, engine.policy_version
@@ -49,7 +50,7 @@ class Recorder:
 
 
 def record(parts: Components) -> list[Conversation]:
-    """What every member of every group asks in the course of its meta-episode."""
+    """The requests of every member of every group during its meta-episode."""
     setting, conversations, games = parts.setting(), [], []
     for group, tasks in enumerate(draw_tasks(parts.recipe, 1)):
         for member, task in enumerate(tasks):
@@ -75,7 +76,7 @@ class Padded:
 
 
 def pad(requests: Sequence[Request], chat: Chat, filler: int) -> Padded:
-    """One batch, padded on the left; a reply ends with an end token of the model or with the end tag, which is one token here."""
+    """One batch, padded on the left; a reply ends with an end token or the end tag (one token)."""
     width = max(len(request.prompt_ids) for request in requests)
     ids = torch.full((len(requests), width), filler)
     mask = torch.zeros_like(ids)
@@ -97,7 +98,7 @@ def pad(requests: Sequence[Request], chat: Chat, filler: int) -> Padded:
 
 
 def by_turns(conversations: Sequence[Conversation]) -> list[list[Request]]:
-    """The first requests of all conversations, the second ones, ..; moves and notes apart."""
+    """The first requests of all conversations, then the second ones, ..; moves and notes apart."""
     turns = [
         [request for request in turn if request is not None] for turn in zip_longest(*conversations)
     ]
@@ -120,7 +121,7 @@ def _kinds(requests: Iterable[Request]) -> list[list[Request]]:
 
 @torch.inference_mode()
 def generate(model: PreTrainedModel, batches: Sequence[Padded]) -> int:
-    """Answer the batches one by one; returns how many tokens were made."""
+    """Answer the batches one by one; returns the number of generated tokens."""
     made = 0
     for batch in batches:
         out = model.generate(
@@ -140,7 +141,7 @@ def generate(model: PreTrainedModel, batches: Sequence[Padded]) -> int:
 
 
 def answer_in_play(engine: Engine, conversations: Sequence[Conversation]) -> None:
-    """Conversations side by side, each asking on as soon as it is answered."""
+    """Conversations in parallel; each sends its next request as soon as it is answered."""
 
     async def converse(requests: Conversation) -> list[Completion]:
         return [await engine.sample(request) for request in requests]
@@ -150,14 +151,14 @@ def answer_in_play(engine: Engine, conversations: Sequence[Conversation]) -> Non
 
 
 def answer_batches(engine: Engine, batches: Sequence[Sequence[Request]]) -> None:
-    """Batch by batch, the cache emptied before each."""
+    """Batch by batch, with an empty cache each."""
     for batch in batches:
         engine.refresh(0)
         answer(engine, batch)
 
 
 def answer(engine: Engine, requests: Sequence[Request]) -> None:
-    """All at once; the engine takes in as many as it has slots."""
+    """All at once; the engine accepts as many as it has slots."""
     for request in requests:
         engine.submit(request)
     left = len(requests)
@@ -168,7 +169,7 @@ def answer(engine: Engine, requests: Sequence[Request]) -> None:
 def measure(
     cases: Sequence[tuple[str, str]] = CASES, groups: int = 8, rounds: int = 3
 ) -> Iterator[Comparison]:
-    """Replies a second."""
+    """Replies per second."""
     for game, keep in cases:
         yield from _measure_case(game, keep, groups, rounds)
 
@@ -211,7 +212,9 @@ def _measure_case(game: str, keep: str, groups: int, rounds: int) -> list[Compar
         )
         for one, other in pairs
     ]
-    note = f"{replies} replies of {uncached.stats.generated_tokens / (rounds + 1) / replies:.1f} tokens to prompts of {_mean_prompt(conversations):.0f}"
+    length = uncached.stats.generated_tokens / (rounds + 1) / replies
+    prompt = _mean_prompt(conversations)
+    note = f"{replies} replies of {length:.1f} tokens to prompts of {prompt:.0f}"
     return [
         replace(line, target=TARGET, note=note) if one == "play" else line
         for line, (one, _) in zip(lines, pairs, strict=True)

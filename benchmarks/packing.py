@@ -1,6 +1,7 @@
-"""Packed training (every shared token computed once) against one padded row per sample: whole `Learner.update` calls.
+"""Packed training (shared tokens computed once) against one padded row per sample.
 
-Same samples, same weights at the start, same optimizer steps; each way has the micro-batch size at which it is fastest here.
+Whole `Learner.update` calls with the same samples, starting weights and optimizer steps. Each side
+uses the micro-batch size that is fastest for it on this machine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from benchmarks.measure import Comparison, compare, timed
 from benchmarks.workload import make_recipe, play_samples
 from mage.config.recipe import Recipe
 from mage.learn.learner import Learner, Metrics
-from mage.learn.packing import prepare
+from mage.learn.tries import prepare
 from mage.models.loading import load_model
 from mage.types import Sample
 
@@ -22,7 +23,7 @@ TARGET = 2.5
 def measure(
     cases: Sequence[tuple[str, str]] = CASES, groups: int = 8, rounds: int = 3
 ) -> Iterator[Comparison]:
-    """Samples learned from a second, and how far the two ways' numbers are apart."""
+    """Samples per second, and the largest difference between the two results."""
     for game, keep in cases:
         yield _measure_case(game, keep, groups, rounds)
 
@@ -38,9 +39,12 @@ def _measure_case(game: str, keep: str, groups: int, rounds: int) -> Comparison:
         "packing", f"{game}/{keep}", ("packed", "rows"), "samples", len(samples), ways, rounds
     )
     tokens = first[0].row_tokens / len(samples)
+    fewer = first[0].row_tokens / first[0].computed_tokens
+    loss = abs(first[0].policy_loss - first[1].policy_loss)
     note = (
-        f"{found.ours * tokens:,.0f} and {found.theirs * tokens:,.0f} row tokens/s; {first[0].row_tokens / first[0].computed_tokens:.1f} times fewer computed; "
-        f"largest difference: logprob {logprobs:.0e}, loss {abs(first[0].policy_loss - first[1].policy_loss):.0e}"
+        f"{found.ours * tokens:,.0f} and {found.theirs * tokens:,.0f} row tokens/s; "
+        f"{fewer:.1f} times fewer computed; "
+        f"largest difference: logprob {logprobs:.0e}, loss {loss:.0e}"
     )
     return replace(found, note=note, target=TARGET)
 

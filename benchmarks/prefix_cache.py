@@ -1,4 +1,4 @@
-"""Rollout of whole groups with the engine's prefix cache on against off, same seeds: the replies must be the same."""
+"""Rollouts of whole groups with and without the prefix cache, same seeds and same replies."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ CASES = (("kuhn_poker", "reflections"), ("kuhn_poker", "both"), ("tic_tac_toe", 
 def measure(
     cases: Sequence[tuple[str, str]] = CASES, groups: int = 16, rounds: int = 5
 ) -> Iterator[Comparison]:
-    """Meta-episodes played a second."""
+    """Meta-episodes per second."""
     for game, keep in cases:
         yield _measure_case(game, keep, groups, rounds)
 
@@ -40,5 +40,6 @@ def _measure_case(game: str, keep: str, groups: int, rounds: int) -> Comparison:
     reused = stats.reused_tokens / (stats.reused_tokens + stats.prefilled_tokens)
     return replace(
         found,
-        note=f"{reused:.0%} of prompt tokens reused; {same:,} of {max(len(one), len(other)):,} replies the same",
+        note=f"{reused:.0%} of prompt tokens reused; "
+        f"{same:,} of {max(len(one), len(other)):,} replies are equal",
     )

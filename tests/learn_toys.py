@@ -32,7 +32,7 @@ KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3F
 def make_model(
     kind: str = "llama", *, exact: bool = True, seed: int = 0, **changes: Any
 ) -> PreTrainedModel:
-    """A tiny random model; `exact` makes all of it float64, the norms too, which transformers compute in float32."""
+    """A tiny random model. `exact`: all of it in float64, also the norms (float32 by default)."""
     config, build = KINDS[kind]
     torch.manual_seed(seed)
     model: PreTrainedModel = build(config(**SMALL | changes)).eval()
@@ -52,7 +52,7 @@ def _exact(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def make_sample(prompt: tuple[int, ...], reply: tuple[int, ...], **changes: Any) -> Sample:
-    """A sample whose unnamed fields do not matter to the test."""
+    """A sample; the fields that are not given do not matter to the test."""
     fields: dict[str, Any] = {
         "old_logprobs": (-1.5,) * len(reply),
         "advantage": 1.0,
@@ -65,7 +65,7 @@ def make_sample(prompt: tuple[int, ...], reply: tuple[int, ...], **changes: Any)
 
 @st.composite
 def samples(draw: st.DrawFn) -> Sample:
-    """Three letters and short texts: prefixes are shared in every way there is."""
+    """Short texts of three letters, which share prefixes in every possible way."""
     text = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
     tokens = st.sets(st.integers(0, VOCABULARY - 1), min_size=2, max_size=4).map(tuple)
     reply = draw(text)
@@ -84,7 +84,7 @@ batches = st.lists(samples(), min_size=1, max_size=10)
 
 
 def prepend(start: tuple[int, ...], given: list[Sample]) -> list[Sample]:
-    """The same samples after a common beginning, as rules stand before every prompt."""
+    """The same samples after a common prefix, as the rules precede every prompt."""
     return [make_sample(start + one.prompt_ids, one.reply_ids, **_rest(one)) for one in given]
 
 

@@ -1,4 +1,4 @@
-"""The local engine against plain transformers: same tokens, same logprobs, whoever shares the batch."""
+"""The local engine gives the tokens and logprobs of plain transformers, whatever the batch."""
 
 import gc
 import random
@@ -34,20 +34,29 @@ END = 1
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 VOCABULARY = 2 + len(BYTES)
 TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "initializer_range": 0.2,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}
 
 
 @pytest.fixture(autouse=True, params=["step by step", "one step ahead"])
 def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test holds for both loops: the processor's, and the one a GPU runs (here without graphs)."""
+    """Every test runs with both loops: the CPU's, and the GPU's (here without graphs)."""
     ahead = request.param == "one step ahead"
-    sizes = {"slots": 128, "context": 512} if ahead else {}  # its pool is made whole at the start
+    sizes = {"slots": 128, "context": 512} if ahead else {}  # its pool is allocated at the start
     for name, value in {"run_ahead": ahead, **sizes}.items():
         monkeypatch.setitem(LocalEngine.__init__.__kwdefaults__, name, value)
 
@@ -82,7 +91,7 @@ def llama() -> LlamaForCausalLM:
 
 
 def make_prompts(count: int, shared: int = 40, seed: int = 0) -> list[tuple[int, ...]]:
-    """Ragged prompts; every other one begins with the same `shared` tokens."""
+    """Prompts of various lengths; every other one begins with the same `shared` tokens."""
     rng = random.Random(seed)
     rules = [rng.randrange(2, VOCABULARY) for _ in range(shared)]
     return [
@@ -103,7 +112,7 @@ def plain_logits(model: torch.nn.Module, ids: tuple[int, ...]) -> torch.Tensor:
     return model(torch.tensor([ids])).logits[0]
 
 
-def test_one_step_ahead_all_waiting_prompts_are_prefilled_before_anybody_decodes_on(
+def test_one_step_ahead_all_waiting_prompts_are_prefilled_before_decoding_continues(
     llama: LlamaForCausalLM, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(0)
@@ -121,12 +130,13 @@ def test_one_step_ahead_all_waiting_prompts_are_prefilled_before_anybody_decodes
     engine = LocalEngine(llama, chat, slots=8, max_batch_tokens=64, run_ahead=True)
     replies = answer(engine, [Request(ids, 5, seed) for seed, ids in enumerate(prompts)])
     assert {reply.finish for reply in replies} == {"length"}
-    # Four steps of two prompts each, which draw the first tokens; the fourth and three more decode the other four tokens of all eight.
+    # Four steps of two prompts each sample the first tokens. The fourth step and three more decode
+    # the other four tokens of all eight.
     assert decoded == [0, 0, 0, 8, 8, 8, 8]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_dropped_engine_gives_its_pool_back_at_once(
+def test_a_deleted_engine_frees_its_pool_at_once(
     llama: LlamaForCausalLM, chat: Chat, ahead: bool
 ) -> None:
     engine = LocalEngine(llama, chat, slots=4, run_ahead=ahead)
@@ -141,7 +151,7 @@ def test_a_dropped_engine_gives_its_pool_back_at_once(
 
 
 @pytest.mark.parametrize("make", [make_llama, make_qwen])
-def test_greedy_replies_are_those_of_transformers_generate(
+def test_greedy_replies_equal_those_of_transformers_generate(
     make: Callable[[], LlamaForCausalLM], chat: Chat
 ) -> None:
     model, prompts = make(), make_prompts(12)
@@ -172,7 +182,7 @@ def make_biased_llama() -> LlamaForCausalLM:
 
 
 def through_modules(model: torch.nn.Module, chat: Chat) -> LocalEngine:
-    """An engine that runs transformers' own modules: a hook, even one that does nothing, must not be passed by."""
+    """An engine that runs the modules of transformers: hooks, even empty ones, must be called."""
     hook = model.get_decoder().register_forward_hook(lambda *_: None)
     engine = LocalEngine(model, chat)
     hook.remove()
@@ -181,15 +191,13 @@ def through_modules(model: torch.nn.Module, chat: Chat) -> LocalEngine:
 
 
 @pytest.mark.parametrize("make", [make_llama, make_qwen, make_biased_llama])
-def test_the_fused_forward_gives_the_logprobs_of_the_modules(
+def test_the_fused_forward_equals_the_modules(
     make: Callable[[], LlamaForCausalLM], chat: Chat
 ) -> None:
     model, requests = make(), [Request(ids, 8, i) for i, ids in enumerate(make_prompts(12))]
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if (
-                "norm" in name
-            ):  # they are all ones when made, and would hide a norm that is left out
+            if "norm" in name:  # all ones initially, which would hide a missing norm
                 weight.uniform_(0.5, 1.5)
     engine = LocalEngine(model, chat)
     assert engine.decoder is not None
@@ -207,9 +215,9 @@ def test_the_fused_forward_sees_a_change_of_any_weight(refreshes: bool, chat: Ch
     before = answer(engine, [request])[0].logprobs
     for weight in model.parameters():
         with torch.no_grad():
-            (weight.data if refreshes else weight).mul_(
-                1.5
-            )  # only a refresh can tell of a change through `.data`
+            # A change through `.data` is seen only after a refresh. The change is random: a norm
+            # would undo a common factor.
+            (weight.data if refreshes else weight).add_(torch.randn_like(weight) * 0.3)
         if refreshes:
             engine.refresh(1)
         after = answer(engine, [replace(request)])[0].logprobs
@@ -247,13 +255,13 @@ def test_only_plain_models_take_the_fused_forward(chat: Chat) -> None:
 def test_an_adapter_added_later_is_used_from_the_next_refresh(chat: Chat) -> None:
     model = make_llama()
     engine = LocalEngine(model, chat)
-    get_peft_model(model, LoraConfig(r=4))  # puts its layers into the model itself
+    get_peft_model(model, LoraConfig(r=4))  # adds its layers to the model itself
     engine.refresh(1)
     assert engine.decoder is None
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_a_plain_forward(
+def test_logprobs_equal_those_of_a_plain_forward(
     temperature: float, llama: LlamaForCausalLM, chat: Chat
 ) -> None:
     prompts = make_prompts(12)
@@ -266,7 +274,7 @@ def test_logprobs_are_those_of_a_plain_forward(
         np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
 
 
-def test_a_reply_depends_on_its_seed_and_not_on_the_crowd(
+def test_a_reply_depends_on_its_seed_and_not_on_its_batch(
     llama: LlamaForCausalLM, chat: Chat
 ) -> None:
     requests = [Request(ids, 10, 100 + i) for i, ids in enumerate(make_prompts(30))]
@@ -280,7 +288,7 @@ def test_a_reply_depends_on_its_seed_and_not_on_the_crowd(
 
 
 def play(engine: LocalEngine, games: int, turns: int) -> list[tuple[int, ...]]:
-    """Conversations that grow, all with the same rules, members of a group with the same opening."""
+    """Growing conversations with the same rules; members of a group have the same opening."""
 
     async def game(index: int) -> tuple[int, ...]:
         rng = random.Random(index // 4)
@@ -293,7 +301,7 @@ def play(engine: LocalEngine, games: int, turns: int) -> list[tuple[int, ...]]:
     return run([game(index) for index in range(games)])
 
 
-def test_the_prefix_cache_changes_no_reply_and_saves_nearly_all_prefill(
+def test_the_prefix_cache_changes_no_reply_and_saves_most_of_the_prefill(
     llama: LlamaForCausalLM, chat: Chat
 ) -> None:
     cached, plain = (
@@ -304,7 +312,8 @@ def test_the_prefix_cache_changes_no_reply_and_saves_nearly_all_prefill(
     assert plain.stats.reused_tokens == 0
     total = plain.stats.prefilled_tokens
     assert cached.stats.prefilled_tokens + cached.stats.reused_tokens == total
-    # By hand: rules once (48), 10 openings of 20, and at most 18 new tokens in each of 3 later turns (+ 1 where all is cached).
+    # By hand: the rules once (48), 10 openings of 20, and at most 18 new tokens in each of 3 later
+    # turns (+ 1 where all is cached).
     assert cached.stats.prefilled_tokens <= 48 + 10 * 20 + 40 * (3 * 18 + 1)
 
 
@@ -330,7 +339,7 @@ def test_sequences_join_while_others_decode(llama: LlamaForCausalLM, chat: Chat)
 
 
 def successor_llama(chat: Chat, text: str) -> LlamaForCausalLM:
-    """A Llama that writes `text` over and over: attention and MLP are silent, the head maps each token to the next."""
+    """A Llama that repeats `text`: attention and MLP give 0; the head maps a token to the next."""
     model = make_llama()
     ids = chat.encode(text)
     with torch.no_grad():
@@ -348,7 +357,7 @@ def successor_llama(chat: Chat, text: str) -> LlamaForCausalLM:
     [
         (("d>",), "bé<ad>", "stop"),
         (("zz", "é<"), "bé<", "stop"),
-        (("é",), "bé", "stop"),  # two tokens spell this letter
+        (("é",), "bé", "stop"),  # this letter is two tokens
         ((), "bé<ad> bé<a", "length"),
         (("zz",), "bé<ad> bé<a", "length"),
         (("> ",), "bé<ad> ", "stop"),
@@ -373,7 +382,9 @@ def test_the_end_token_is_kept_in_the_ids_and_not_in_the_text(chat: Chat) -> Non
     )
 
 
-def test_a_prompt_without_room_gives_an_empty_reply(llama: LlamaForCausalLM, chat: Chat) -> None:
+def test_a_prompt_that_fills_the_context_gives_an_empty_reply(
+    llama: LlamaForCausalLM, chat: Chat
+) -> None:
     engine = LocalEngine(llama, chat, context=32)
     full, tight = answer(engine, [Request((5,) * 32, 4, 0), Request((5,) * 30, 4, 0)])
     assert full == Completion((), (), "", "length", 0)
@@ -381,7 +392,7 @@ def test_a_prompt_without_room_gives_an_empty_reply(llama: LlamaForCausalLM, cha
 
 
 def truncated(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """The same rule written the slow way, one token at a time."""
+    """The same rule in a slow implementation, one token at a time."""
     probabilities = logits.double().softmax(-1).tolist()
     order = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])[
         : top_k or None
@@ -418,7 +429,7 @@ def test_samples_and_logprobs_follow_the_truncated_softmax(
     assert chisquare(seen[wanted > 0], wanted[wanted > 0]).pvalue > 1e-3
 
 
-def test_refresh_forgets_what_the_old_weights_computed(chat: Chat) -> None:
+def test_refresh_drops_results_of_the_old_weights(chat: Chat) -> None:
     model, requests = make_llama(), [Request(ids, 6, 0, 0.0) for ids in make_prompts(6)]
     engine = LocalEngine(model, chat)
     before = answer(engine, requests)
@@ -438,7 +449,7 @@ def test_refresh_forgets_what_the_old_weights_computed(chat: Chat) -> None:
     assert engine.stats.reused_tokens - reused < 6 * 40
 
 
-def test_sequences_under_way_go_on_after_a_refresh(llama: LlamaForCausalLM, chat: Chat) -> None:
+def test_open_sequences_continue_after_a_refresh(llama: LlamaForCausalLM, chat: Chat) -> None:
     requests = [Request(ids, 8, 0, 0.0) for ids in make_prompts(6)]
     expected = answer(LocalEngine(llama, chat), requests)
     engine, replies = LocalEngine(llama, chat), {}
@@ -454,7 +465,7 @@ def test_sequences_under_way_go_on_after_a_refresh(llama: LlamaForCausalLM, chat
     ]
 
 
-def test_a_lora_model_in_training_is_sampled_without_dropout_and_left_as_it_was(chat: Chat) -> None:
+def test_a_lora_model_in_training_mode_is_sampled_without_dropout_and_restored(chat: Chat) -> None:
     lora = LoraConfig(
         r=4,
         lora_dropout=0.5,
@@ -476,14 +487,14 @@ def test_a_lora_model_in_training_is_sampled_without_dropout_and_left_as_it_was(
         )
 
 
-def test_no_more_slots_than_their_share_of_the_memory_holds(
+def test_the_number_of_slots_is_limited_by_memory(
     llama: LlamaForCausalLM, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = llama.config
     size = (
         config.num_hidden_layers * 2 * 64 * config.num_key_value_heads * config.head_dim * 4
     )  # bytes of a sequence of 64 tokens
-    monkeypatch.setattr("mage.engines.local.memory_for_slots", lambda device: 5 * size)
+    monkeypatch.setattr("mage.engines.cache_size.memory_for_slots", lambda device: 5 * size)
     few = LocalEngine(llama, chat, slots=512, context=64)
     assert few.capacity == 4
     requests = [Request(ids, 6, seed) for seed, ids in enumerate(make_prompts(9))]
@@ -491,13 +502,13 @@ def test_no_more_slots_than_their_share_of_the_memory_holds(
         answer(engine, requests) for engine in (few, LocalEngine(llama, chat, slots=3, context=64))
     ]
     assert [reply.token_ids for reply in replies[0]] == [reply.token_ids for reply in replies[1]]
-    with pytest.raises(ValueError, match="are there for it: lower it"):
+    with pytest.raises(ValueError, match="are left for the cache: lower engines.context"):
         LocalEngine(llama, chat, slots=512, context=256)
-    monkeypatch.setattr("mage.engines.local.memory_for_slots", lambda device: None)
+    monkeypatch.setattr("mage.engines.cache_size.memory_for_slots", lambda device: None)
     assert LocalEngine(llama, chat, slots=512, context=64).capacity == 512
 
 
-def test_layers_that_see_a_window_only_are_refused(chat: Chat) -> None:
+def test_sliding_window_layers_are_refused(chat: Chat) -> None:
     model = Qwen3ForCausalLM(
         Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1)
     )
@@ -510,10 +521,10 @@ def test_layers_that_see_a_window_only_are_refused(chat: Chat) -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.booleans()), max_size=40),
     st.integers(2, 5),
 )
-def test_a_lease_promises_only_tokens_that_are_really_there(
+def test_a_lease_promises_only_tokens_that_are_cached(
     moves: list[tuple[int, int, bool]], count: int
 ) -> None:
-    """`contents` plays the tensor pool: what a slot holds is what was copied or computed there and nothing else."""
+    """`contents` stands for the tensor pool: a slot holds what was copied or computed there."""
     slots, contents, stories, leased = Slots(count, 2000), {}, [tuple(range(35))] * 4, []
     for teller, extra, goes_on in moves:
         story = stories[teller] + tuple((teller * 7 + extra + i) % 11 for i in range(extra))

@@ -1,4 +1,5 @@
-"""What only a CUDA device can show: kernels equal their plain versions, graphs follow the weights, a trie equals its rows.
+"""Tests that need CUDA: kernels equal their plain versions, graphs use the current weights,
+and a trie equals its rows.
 
 pytest -m gpu tests/test_gpu.py
 """
@@ -26,7 +27,7 @@ from mage.engines.base import run
 from mage.engines.local import LocalEngine
 from mage.engines.state import Blocks, Sequences
 from mage.learn.learner import Learner
-from mage.learn.packing import prepare
+from mage.learn.tries import prepare
 from mage.models.base import find_model
 from mage.types import Completion, Request, Sample
 
@@ -135,7 +136,7 @@ def test_the_sampling_kernel_draws_the_same_tokens(kernels: ModuleType) -> None:
     )
 
 
-def test_a_row_that_is_not_a_number_gets_a_token_of_the_vocabulary(kernels: ModuleType) -> None:
+def test_a_row_of_nan_gets_a_token_of_the_vocabulary(kernels: ModuleType) -> None:
     logits = torch.full((4, 20_001), torch.nan, device=DEVICE)
     state = Sequences.make(4, DEVICE)
     state.temperature[:2] = 0.0
@@ -145,7 +146,7 @@ def test_a_row_that_is_not_a_number_gets_a_token_of_the_vocabulary(kernels: Modu
 
 
 def make_pair(kind: str, **changes: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """The same weights on the processor and on the device."""
+    """The same weights on the CPU and on the device."""
     config, build = KINDS[kind]
     torch.manual_seed(0)
     shape = {
@@ -172,7 +173,7 @@ def answer(engine: LocalEngine, requests: list[Request]) -> list[Completion]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_device_gives_the_processors_replies_from_graphs_and_after_a_change_of_weights(
+def test_the_gpu_gives_the_replies_of_the_cpu_also_after_a_change_of_weights(
     kind: str,
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -209,7 +210,7 @@ def test_the_device_gives_the_processors_replies_from_graphs_and_after_a_change_
     )  # type: ignore[union-attr]
 
 
-def test_graphs_outlive_the_engine_before_them_and_the_workspaces_of_all() -> None:
+def test_graphs_work_after_another_engine_is_deleted_and_workspaces_are_cleared() -> None:
     chat = Chat.load(find_model("embedded"))
     model = make_pair("llama")[1].to(torch.bfloat16)
     requests = [Request(tuple(range(5, 60 + number)), 20, number) for number in range(48)]
@@ -228,7 +229,7 @@ def test_graphs_outlive_the_engine_before_them_and_the_workspaces_of_all() -> No
     assert gone not in {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}, (
         "what is gone leaves nothing behind"
     )
-    torch._C._cuda_clearCublasWorkspaces()  # as torch.compile does when it records
+    torch._C._cuda_clearCublasWorkspaces()  # as torch.compile does when it records a graph
     torch.cuda.empty_cache()
     engine.refresh(3)
     assert [reply.token_ids for reply in answer(engine, requests)] == [
@@ -267,7 +268,7 @@ def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(
         gradient = torch.cat(
             [
                 value.grad.flatten()
-                for value in learner.trained.masters.values()
+                for value in learner.trainable.masters.values()
                 if value.grad is not None
             ]
         )

@@ -1,4 +1,4 @@
-"""The learner learns, trains what it should, skips what is not finite and goes on after a stop bit for bit."""
+"""The learner: it learns, trains the right weights, skips bad gradients and resumes exactly."""
 
 import math
 import random
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner, cut, split
-from mage.learn.packing import Row, prepare
+from mage.learn.tries import Row, prepare
 from mage.models.adapters import linear_layers, save_adapters
 from mage.models.loading import load_model
 from mage.types import Sample, Where
@@ -67,7 +67,7 @@ def probability(model: PreTrainedModel, prompt: tuple[int, ...], token: int) -> 
     "options", [{}, {"packed": False}, {"lora_rank": 4}], ids=["all weights", "rows", "adapters"]
 )
 def test_a_bandit_is_learned(options: dict[str, Any]) -> None:
-    """Token 4 pays +1 and token 5 pays -1 after the same prompt: p(4) rises above one half and p(5) falls."""
+    """After one prompt token 4 pays +1 and token 5 pays -1: p(4) rises above 1/2, p(5) falls."""
     prompt = (1, 2, 3)
     learner = Learner(make_model(exact=False), LearnOptions(lr=0.02, **options))
     before = probability(learner.module, prompt, 5)
@@ -87,8 +87,8 @@ def test_a_bandit_is_learned(options: dict[str, Any]) -> None:
     assert probability(learner.module, prompt, 5) < before
 
 
-def test_the_bonus_keeps_the_action_open() -> None:
-    """Without reward the bonus alone drives a choice of two and one of three towards log 2 + log 3, the most there is."""
+def test_the_entropy_bonus_drives_the_action_to_uniform() -> None:
+    """Without reward the bonus drives a choice of two and one of three to the maximum, log 6."""
     learner = Learner(make_model(exact=False), LearnOptions(lr=0.02))
     sample = make_sample((1, 2), (3, 4), advantage=0.0, choices=((0, (3, 5)), (1, (0, 4, 6))))
     found = [
@@ -97,7 +97,7 @@ def test_the_bonus_keeps_the_action_open() -> None:
     assert found[0] < 1.75 < found[-1] <= math.log(6) + 1e-5
 
 
-def test_metrics_say_what_was_done() -> None:
+def test_metrics_count_samples_tokens_and_steps() -> None:
     learner = Learner(make_model(), LearnOptions(minibatches=2, epochs=3, kl=0.1))
     samples = play(0)
     metrics = learner.update(samples, entropy=0.25, update=0)
@@ -110,7 +110,7 @@ def test_metrics_say_what_was_done() -> None:
     assert metrics.gradient_norm > 0
 
 
-def test_mismatch_and_ratio_of_an_unchanged_policy_are_nothing() -> None:
+def test_an_unchanged_policy_has_no_mismatch_and_ratio_one() -> None:
     model = make_model()
     learner = Learner(model, LearnOptions(kl=0.1))
     rows = prepare(play(1))
@@ -134,7 +134,7 @@ def test_mismatch_and_ratio_of_an_unchanged_policy_are_nothing() -> None:
     assert (metrics.ratio_mean, metrics.ratio_max) == pytest.approx((1, 1))
 
 
-def test_adapters_alone_are_trained_and_the_reference_is_the_base() -> None:
+def test_only_adapters_are_trained_and_the_reference_is_the_base() -> None:
     model = make_model()
     rows = prepare(play(2))
     base, untouched = weights_of(model), Learner(make_model(), LearnOptions()).logprobs(rows)
@@ -150,14 +150,18 @@ def test_adapters_alone_are_trained_and_the_reference_is_the_base() -> None:
     assert (learner.logprobs(rows) - untouched).abs().max() > 1e-3
 
 
-def test_adapters_have_the_gradients_that_peft_has_and_their_folder_is_one_of_peft(
+def test_adapter_gradients_and_files_equal_those_of_peft(
     tmp_path: Path,
 ) -> None:
     make_model().save_pretrained(tmp_path / "base")
     ours = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=3))
-    ours.update(play(0), entropy=0.0, update=0)  # B is no longer nothing
+    ours.update(play(0), entropy=0.0, update=0)  # B is no longer zero
     save_adapters(
-        tmp_path / "adapters", ours.trained.masters, rank=3, alpha=6.0, base=str(tmp_path / "base")
+        tmp_path / "adapters",
+        ours.trainable.masters,
+        rank=3,
+        alpha=6.0,
+        base=str(tmp_path / "base"),
     )
     ours = Learner(
         load_model(tmp_path / "adapters").double(),
@@ -172,25 +176,25 @@ def test_adapters_have_the_gradients_that_peft_has_and_their_folder_is_one_of_pe
     torch.testing.assert_close(*losses, atol=1e-6, rtol=0)
     for loss in losses:
         loss.backward()
-    ours.trained.collect()
+    ours.trainable.collect()
     expected = {
         name.removeprefix("base_model.model.").replace(".default", ""): value.grad
         for name, value in theirs.named_parameters()
         if "lora" in name
     }
-    assert set(expected) == set(ours.trained.masters)
-    for name, master in ours.trained.masters.items():
+    assert set(expected) == set(ours.trainable.masters)
+    for name, master in ours.trainable.masters.items():
         torch.testing.assert_close(master.grad, expected[name], atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("at_once", [1, 2**25])
-def test_layers_stepped_together_learn_what_each_would_alone(
+def test_stacked_layers_learn_the_same_as_separate_layers(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two micro-batches, so that gradients are added up; one layer at a time is the plain sum."""
+    """Two micro-batches, so gradients are summed; expected: the sum with one layer at a time."""
     monkeypatch.setattr("mage.learn.trainable._AT_ONCE", at_once)
     learner = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=2, lora_alpha=6.0))
-    masters, scale = learner.trained.masters, 6.0 / 2
+    masters, scale = learner.trainable.masters, 6.0 / 2
     learner.update(play(0), entropy=0.0, update=0)
     learner.module.zero_grad()
     ids, slopes = (
@@ -211,19 +215,19 @@ def test_layers_stepped_together_learn_what_each_would_alone(
             slopes[f"{name}.lora_B.weight"] = (
                 slopes[f"{name}.lora_B.weight"] + scale * gradient @ down.T
             )
-        learner.trained.collect()
+        learner.trainable.collect()
     for name, master in masters.items():
         torch.testing.assert_close(master.grad, slopes[name].detach())
 
 
-def test_training_goes_on_from_a_folder_of_adapters_and_its_reference_is_that_start(
+def test_training_starts_from_an_adapter_folder_which_is_also_the_reference(
     tmp_path: Path,
 ) -> None:
     make_model(exact=False).save_pretrained(tmp_path / "base")
     first = Learner(make_model(exact=False), LearnOptions(lr=0.05, lora_rank=2))
     first.update(play(0), entropy=0.0, update=0)
     folder, rows = tmp_path / "adapters", prepare(play(2))
-    save_adapters(folder, first.trained.masters, rank=2, alpha=4.0, base=str(tmp_path / "base"))
+    save_adapters(folder, first.trainable.masters, rank=2, alpha=4.0, base=str(tmp_path / "base"))
     second = Learner(load_model(folder), LearnOptions(lr=0.05, lora_rank=2, kl=0.1), start=folder)
     begun = second.logprobs(rows)
     torch.testing.assert_close(
@@ -238,7 +242,7 @@ def test_training_goes_on_from_a_folder_of_adapters_and_its_reference_is_that_st
         Learner(load_model(folder), LearnOptions(lora_rank=3), start=folder)
 
 
-def test_the_reference_of_full_training_stays_where_it_was() -> None:
+def test_the_reference_of_full_training_does_not_change() -> None:
     learner = Learner(make_model(), LearnOptions(lr=0.01, kl=0.1))
     rows = prepare(play(2))
     before = learner.logprobs(rows, reference=True)
@@ -261,7 +265,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bad: float) -> Non
 
 
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 2}], ids=["all weights", "adapters"])
-def test_a_run_that_is_stopped_and_loaded_gives_the_same_bits(
+def test_a_stopped_and_resumed_run_gives_identical_results(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     chosen = LearnOptions(lr=0.01, minibatches=2, kl=0.1, warmup=2, decay=0.5, **options)
@@ -289,13 +293,14 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
     )
     for options in (LearnOptions(), LearnOptions(lora_rank=3)):
         with pytest.raises(
-            ValueError, match=r"holds adapters of another model or another learn\.lora_rank"
+            ValueError,
+            match=r"holds adapters whose shapes differ from this run's: .*learn\.lora_rank",
         ):
             Learner(make_model(exact=False), options).load(path)
 
 
-def test_half_precision_weights_move_by_less_than_they_can_show(tmp_path: Path) -> None:
-    """Steps of 1e-5 on weights near 0.3 round to nothing in bfloat16, but the float32 masters add them up and are saved."""
+def test_float32_masters_keep_steps_below_half_precision(tmp_path: Path) -> None:
+    """bfloat16 cannot show steps of 1e-5 on weights near 0.3; the float32 masters keep them."""
     learner = Learner(make_model(exact=False).to(torch.bfloat16), LearnOptions(lr=1e-5))
     before = weights_of(learner.module)
     for update in range(3):
@@ -311,7 +316,7 @@ def test_half_precision_weights_move_by_less_than_they_can_show(tmp_path: Path) 
     assert torch.equal(fresh._masters[name], learner._masters[name])
 
 
-def test_the_module_is_given_back_with_its_own_attention() -> None:
+def test_the_attention_of_the_module_is_restored() -> None:
     model = make_model()
     model.config._attn_implementation = "eager"
     Learner(model, LearnOptions()).update(play(0), entropy=0.0, update=0)
@@ -319,8 +324,8 @@ def test_the_module_is_given_back_with_its_own_attention() -> None:
     assert all(value.grad is None for value in model.parameters())
 
 
-def test_importance_weights_leave_an_honest_sampler_alone() -> None:
-    """Where the sampler's logprobs are the learner's own, the capped weights are all 1."""
+def test_importance_weights_are_one_if_sampler_and_learner_agree() -> None:
+    """If the sampler's logprobs equal the learner's, all capped weights are 1."""
     rows = prepare(play(4))
     logprobs = Learner(make_model(), LearnOptions()).logprobs(rows).tolist()
     honest = [
@@ -348,7 +353,7 @@ def owners_of(lots: list[list[Row]], *names: str) -> list[set[tuple[int, ...]]]:
     ]
 
 
-def test_minibatches_deal_whole_groups_where_there_are_enough() -> None:
+def test_minibatches_keep_groups_whole_if_there_are_enough() -> None:
     rows = prepare(play(0, metas=10))  # five groups of two
     lots = split(rows, 2, seed=5)
     assert sorted(map(len, owners_of(lots, "group"))) == [2, 3]
@@ -356,7 +361,7 @@ def test_minibatches_deal_whole_groups_where_there_are_enough() -> None:
     assert sorted(row.offset for lot in lots for row in lot) == [row.offset for row in rows]
 
 
-def test_minibatches_deal_whole_meta_episodes_of_fewer_groups_the_same_way_for_one_seed() -> None:
+def test_minibatches_of_few_groups_keep_meta_episodes_whole_and_depend_on_the_seed() -> None:
     rows = prepare(play(0, metas=7))  # four groups
     lots = split(rows, 5, seed=5)
     owners = owners_of(lots, "group", "member")
@@ -381,7 +386,7 @@ def test_an_update_takes_as_many_steps_as_the_rows_need() -> None:
     assert (metrics.samples, metrics.steps) == (28, 3)
 
 
-def test_more_steps_than_meta_episodes_are_no_harm() -> None:
+def test_more_minibatches_than_meta_episodes_are_allowed() -> None:
     learner = Learner(make_model(exact=False), LearnOptions(lr=0.01, minibatches=9))
     metrics = learner.update(play(0, metas=2), entropy=0.1, update=0)
     assert (metrics.samples, metrics.skipped_steps) == (8, 0)

@@ -1,4 +1,4 @@
-"""The loss against values worked by hand: every branch of the clip, the KL, the bonus and the importance weights."""
+"""The loss against values worked by hand: every branch of the clip, KL, bonus and weights."""
 
 import math
 from typing import Any
@@ -17,7 +17,8 @@ from mage.learn.loss import (
     read,
     token_logprobs,
 )
-from mage.learn.packing import Terms, pack_rows, prepare
+from mage.learn.packing import Terms, pack_rows
+from mage.learn.tries import prepare
 from mage.types import Sample
 
 LN2 = math.log(2)
@@ -35,7 +36,7 @@ def loss_of(
     choices: tuple[float, ...] = (),
     **changes: Any,
 ) -> tuple[float, Sums]:
-    """Loss with options and keyword arguments mixed: what is a field of LearnOptions goes there."""
+    """The loss; keyword arguments that are fields of LearnOptions go there."""
     options = LearnOptions(
         **{
             name: changes.pop(name)
@@ -56,16 +57,16 @@ def loss_of(
 @pytest.mark.parametrize(
     ("ratio", "advantage", "objective", "cut"),
     [
-        (1.0, 2.0, 2.0, False),  # nothing has changed: r A
+        (1.0, 2.0, 2.0, False),  # no change: r A
         (1.1, 2.0, 2.2, False),  # inside the range: r A
-        (1.5, 2.0, 2.4, True),  # better action already likelier: held at 1.2 A
-        (0.5, 2.0, 1.0, False),  # better action became unlikely: full gradient to repair it
-        (0.5, -2.0, -1.6, True),  # worse action already unlikelier: held at 0.8 A
+        (1.5, 2.0, 2.4, True),  # good action, already more likely: limited to 1.2 A
+        (0.5, 2.0, 1.0, False),  # good action, became unlikely: full gradient
+        (0.5, -2.0, -1.6, True),  # bad action, already less likely: limited to 0.8 A
         (0.9, -2.0, -1.8, False),
-        (1.5, -2.0, -3.0, False),  # worse action became likelier: full gradient
+        (1.5, -2.0, -3.0, False),  # bad action, became more likely: full gradient
         (2.9, -2.0, -5.8, False),  # just below the dual clip
-        (5.0, -2.0, -6.0, True),  # the dual clip: never more than 3 A
-        (5.0, 2.0, 2.4, True),  # the dual clip does not touch positive advantages
+        (5.0, -2.0, -6.0, True),  # the dual clip: at most 3 A
+        (5.0, 2.0, 2.4, True),  # the dual clip does not affect positive advantages
         (1.5, 0.0, 0.0, False),
     ],
 )
@@ -120,7 +121,7 @@ def test_the_kl_is_e_to_the_d_minus_d_minus_one() -> None:
 
 
 def test_the_bonus_counts_choices_and_nothing_else() -> None:
-    """Two places where legal moves part, with entropies 0.25 and 0.5, and a reflection: 0.4 x 0.75 over 5 reply tokens."""
+    """Two choices with entropies 0.25 and 0.5, and a reflection: 0.4 x 0.75 over 5 reply tokens."""
     terms = terms_of(
         make_sample((1,), (2, 3, 4), advantage=0.0, choices=((1, (3, 5)), (2, (4, 6)))),
         make_sample((1,), (5, 6), advantage=0.0, kind="reflect"),
@@ -134,7 +135,7 @@ def test_the_bonus_counts_choices_and_nothing_else() -> None:
 
 
 def test_the_entropy_among_legal_moves_worked_by_hand() -> None:
-    """Logits 0, ln 9 and 99 at temperature 2. Among the first two: probabilities 1/4 and 3/4, whatever the third takes."""
+    """Logits 0, ln 9, 99 at temperature 2: among the first two, probabilities 1/4 and 3/4."""
     head = torch.nn.Linear(1, 3, dtype=torch.float64)
     head.weight.data = torch.tensor([[0.0], [math.log(9)], [90.0]], dtype=torch.float64)
     head.bias.data = torch.tensor([0.0, 0.0, 9.0], dtype=torch.float64)
@@ -155,7 +156,7 @@ def test_a_micro_batch_without_choices_has_no_entropy() -> None:
 
 
 def test_importance_weights_are_truncated_and_the_ratio_is_to_the_learner() -> None:
-    """Learner before / sampler = 4, capped at 2; and 0.5, kept. Learner now = learner before, so the ratio is 1."""
+    """Learner before / sampler = 4, capped at 2, and 0.5, kept; the ratio to the learner is 1."""
     terms = terms_of(make_sample((1,), (2, 3), advantage=1.0, old_logprobs=(-3.0, -1.0)))
     before = torch.tensor([-3.0 + 2 * LN2, -1.0 - LN2], dtype=torch.float64)
     loss, sums = loss_of(before.tolist(), terms, proximal=before, importance_cap=2.0)
@@ -164,7 +165,7 @@ def test_importance_weights_are_truncated_and_the_ratio_is_to_the_learner() -> N
     assert sums.mismatch == pytest.approx(3 * LN2), "against the sampler, whatever the ratio is to"
 
 
-def test_an_absurd_ratio_gives_a_finite_gradient() -> None:
+def test_an_extreme_ratio_gives_a_finite_gradient() -> None:
     terms = terms_of(make_sample((1,), (2, 3), advantage=-1.0, old_logprobs=(-900.0, -0.0)))
     logprobs = torch.tensor([-0.1, -900.0], dtype=torch.float64, requires_grad=True)
     loss, _ = policy_loss(
@@ -210,7 +211,7 @@ def test_scoring_in_pieces_changes_neither_values_nor_gradients() -> None:
         torch.testing.assert_close(whole, pieces, atol=1e-12, rtol=0)
 
 
-def test_micro_batches_are_read_together_and_none_is_nothing() -> None:
+def test_sums_of_micro_batches_add_up_and_no_micro_batch_gives_zero() -> None:
     terms, values = terms_of(make_sample((1, 2), (3,))), torch.tensor([-1.0], dtype=torch.float64)
     readings = [
         policy_loss(

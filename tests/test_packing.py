@@ -1,4 +1,4 @@
-"""The packed batch is the unpacked one: same logprobs, same loss, same gradient, and no token twice."""
+"""A packed batch equals the unpacked one: same logprobs, loss and gradient; no token twice."""
 
 from itertools import pairwise
 from typing import Any
@@ -21,18 +21,8 @@ from mage.learn.attention import (
 from mage.learn.layers import block_mask
 from mage.learn.learner import Learner
 from mage.learn.loss import token_logprobs
-from mage.learn.packing import (
-    Layout,
-    Shape,
-    SplitCost,
-    build_tree,
-    common,
-    pack_forest,
-    plan_forests,
-    plan_rows,
-    prepare,
-    split_tree,
-)
+from mage.learn.packing import Layout, Shape, pack_forest, plan_forests, plan_rows
+from mage.learn.tries import SplitCost, build_tree, common, prepare, split_tree
 from mage.types import Sample, Where
 
 TOLERANCE = 1e-9
@@ -42,10 +32,10 @@ MODELS = {kind: make_model(kind) for kind in ("llama", "qwen3")}
 def loss_and_gradients(
     kind: str, samples: list[Sample], layout: Layout | None = None, **options: Any
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """Loss sums, logprobs and the gradient of all weights, through the learner's own path."""
+    """Loss sums, logprobs and the gradient of all weights, as the learner computes them."""
     model = MODELS[kind]
     learner = Learner(model, LearnOptions(kl=0.3, **options), temperature=0.8, layout=layout)
-    with learner.trained.reference() as reference_model:
+    with learner.trainable.reference() as reference_model:
         reference_model.load_state_dict(make_model(kind, seed=1).state_dict())
     rows = prepare(samples)
     reference = learner.logprobs(rows, reference=True)
@@ -84,7 +74,7 @@ def test_packed_and_unpacked_agree_in_loss_and_gradient(
 @pytest.mark.parametrize("kind", MODELS)
 @given(batch=batches, start=starts, micro=st.integers(1, 200))
 @settings(max_examples=5)
-def test_a_trie_in_one_line_agrees_too(
+def test_a_trie_agrees_with_rows_in_loss_and_gradient(
     kind: str,
     recompute: bool,
     through: str,
@@ -92,7 +82,7 @@ def test_a_trie_in_one_line_agrees_too(
     start: tuple[int, ...],
     micro: int,
 ) -> None:
-    """`through`: our compiled layers' code, or transformers' modules with FlexAttention."""
+    """`through`: our own layers, or the modules of transformers with FlexAttention."""
     samples = prepend(start, batch)
     with pytest.MonkeyPatch.context() as patch:
         if through == "modules":
@@ -105,7 +95,7 @@ def test_a_trie_in_one_line_agrees_too(
     end=st.lists(st.integers(1, 9), min_size=1, max_size=40), block=st.sampled_from([1, 2, 4, 8])
 )
 def test_blocks_of_the_mask_follow_the_rule(end: list[int], block: int) -> None:
-    """A full block must allow everything, a block left out nothing."""
+    """A full block allows every pair, a block that is left out none."""
     ends = torch.tensor([min(start + length, len(end)) for start, length in enumerate(end)])
     mask = block_mask(ends, block)
     line = torch.arange(len(end))
@@ -134,9 +124,7 @@ def test_micro_batches_and_cuts_change_no_gradient(
 @pytest.mark.parametrize("kind", MODELS)
 @given(batch=batches)
 @settings(max_examples=15)
-def test_packed_logprobs_are_those_of_a_plain_forward_on_each_row(
-    kind: str, batch: list[Sample]
-) -> None:
+def test_packed_logprobs_equal_a_plain_forward_of_each_row(kind: str, batch: list[Sample]) -> None:
     model = MODELS[kind]
     packed = pack_forest([build_tree(prepare(batch))], dtype=torch.float64)
     with torch.no_grad(), attending(model, "forest"):
@@ -169,7 +157,7 @@ def test_the_trie_holds_every_distinct_prefix_once(
 
 @given(batch=batches)
 def test_a_query_sees_exactly_its_own_prefix(batch: list[Sample]) -> None:
-    """Walks the mask: what a reply's parent may see, in order, spells the text before the reply token."""
+    """The keys that a reply's parent may see spell, in order, the text before the reply token."""
     packed = pack_forest([build_tree(prepare(batch))], dtype=torch.float64)
     assert packed.shape is not None
     root, ids = packed.shape.root, packed.input_ids[0].numpy()
@@ -191,9 +179,10 @@ def test_a_query_sees_exactly_its_own_prefix(batch: list[Sample]) -> None:
 
 
 def test_two_turns_and_their_mask_worked_by_hand() -> None:
-    """Rules 9 9, turn 1: prompt 9 9 1 reply 5; turn 2: prompt 9 9 1 5 2 reply 6; reflection: prompt 9 9 3 reply 4.
+    """Rules 9 9; turn 1: prompt 9 9 1, reply 5; turn 2: prompt 9 9 1 5 2, reply 6.
 
-    In order: 9 9 | 1 5 2 6 | 3 4. The root is 9 9; of the rest, 1 5 2 6 is one branch and 3 4 another.
+    Reflection: prompt 9 9 3, reply 4. In order: 9 9 | 1 5 2 6 | 3 4. The root is 9 9; 1 5 2 6 is
+    one branch and 3 4 another.
     """
     turns = [
         make_sample((9, 9, 1), (5,)),
@@ -236,7 +225,7 @@ def test_the_deepest_branch_comes_first_and_nothing_else_changes(
     assert len(deep.rows[0].ids) == max(len(row.ids) for row in rows)
 
 
-def test_duplicates_and_a_single_sample_are_all_root() -> None:
+def test_duplicates_and_a_single_sample_are_only_root() -> None:
     packed = pack_forest(
         [
             build_tree(
@@ -263,7 +252,10 @@ def test_cutting_keeps_every_row_once_and_obeys_the_limit(batch: list[Sample], l
 
 
 def test_a_tree_is_cut_where_attention_saves_more_than_the_trunk_costs() -> None:
-    """Two branches of 100 tokens on a trunk of 10: apart they cost 2 x 110 (e + 110), together 210 (e + 210); e = 1990 is even."""
+    """Two branches of 100 tokens on a trunk of 10.
+
+    Apart they cost 2 x 110 (e + 110), together 210 (e + 210); both are equal at e = 1990.
+    """
     rows = prepare([make_sample((7,) * 10 + (branch,) * 99, (branch,)) for branch in (1, 2)])
     assert len(split_tree(build_tree(rows), SplitCost(root=0, exchange=1980, limit=None))) == 2
     assert len(split_tree(build_tree(rows), SplitCost(root=0, exchange=2000, limit=None))) == 1
@@ -300,8 +292,8 @@ def test_plans_keep_micro_batches_within_their_tokens() -> None:
         (make_sample((), (1,)), "at least one prompt token"),
         (make_sample((1,), ()), "at least one prompt token"),
         (make_sample((1,), (1, 2), old_logprobs=(-1.0,)), "2 reply tokens but 1 old logprobs"),
-        (make_sample((1,), (1, 2), choices=((2, (1, 3)),)), "places are 0 to 1"),
-        (make_sample((1,), (1, 2), choices=((1, (3,)),)), "with two tokens or more"),
+        (make_sample((1,), (1, 2), choices=((2, (1, 3)),)), "a place must be 0 to 1"),
+        (make_sample((1,), (1, 2), choices=((1, (3,)),)), "at least two tokens"),
     ],
 )
 def test_a_malformed_sample_is_refused(sample: Sample, message: str) -> None:
@@ -321,5 +313,5 @@ def test_the_attention_is_switched_back_even_after_an_error() -> None:
     with attending(model, "forest"):
         assert model.config._attn_implementation == IMPLEMENTATIONS["forest"]
     with pytest.raises(TypeError, match="forest"), attending(model, "forest"):
-        model(input_ids=torch.tensor([[1, 2]]))  # this attention needs to be told the forest
+        model(input_ids=torch.tensor([[1, 2]]))  # fails: this attention needs the forest
     assert model.config._attn_implementation == before

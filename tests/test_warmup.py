@@ -1,4 +1,4 @@
-"""The warm-up: scripted play that any environment can give, a format that is learned, moves that stay spread."""
+"""The warm-up: scripted play works in any environment, teaches the format and keeps the entropy."""
 
 import itertools
 import json
@@ -76,7 +76,7 @@ def test_scripted_play_works_in_every_environment_and_makes_legal_moves_only(
 
 
 def test_scripted_moves_are_uniform_over_the_legal_ones() -> None:
-    """Kuhn: bets in half of the situations, whatever the card (three standard deviations)."""
+    """Kuhn: bets in half of the situations, for every card (three standard deviations)."""
     moves = [
         demonstration.turn
         for demonstration in demonstrations(KuhnPoker(), 200)
@@ -109,7 +109,7 @@ def test_scripted_notes_state_facts_of_the_episode_and_learn_where_to_end(
     assert len({demonstration.turn.completion.text for demonstration in notes}) > 5
 
 
-def test_an_episode_whose_turns_ran_out_is_noted_as_such() -> None:
+def test_notes_say_that_an_episode_ran_out_of_turns() -> None:
     notes = [
         demonstration.turn.completion.text
         for demonstration in demonstrations(Corridor(length=8, max_turns=3))
@@ -121,7 +121,7 @@ def test_an_episode_whose_turns_ran_out_is_noted_as_such() -> None:
     )
 
 
-def test_every_fact_is_told_as_often_as_another_and_a_long_note_is_cut_at_a_fact() -> None:
+def test_all_facts_are_equally_likely_and_a_long_note_ends_at_a_fact() -> None:
     recap = "A was so. B was so.\nC was so!"
     rng = random.Random(0)
     told = Counter(fact for _ in range(3000) for fact in facts_of(factual_note(recap, rng)))
@@ -129,16 +129,16 @@ def test_every_fact_is_told_as_often_as_another_and_a_long_note_is_cut_at_a_fact
     assert all(len(factual_note(recap, rng, lambda text: len(text) < 20)) < 20 for _ in range(50))
 
 
-def test_an_answer_that_does_not_fit_is_a_mistake_that_names_the_option() -> None:
+def test_an_answer_that_does_not_fit_gives_an_error_with_the_option() -> None:
     agent = scripted_agent(str)
     tight = Agent(agent.engine, agent.chat, SamplingOptions(max_tokens=10))
-    with pytest.raises(ValueError, match=r"agent\.max_tokens = 10: .* <action>"):
+    with pytest.raises(ValueError, match=r"agent\.max_tokens = 10 is too small: .* <action>"):
         write_demonstrations(
             Setting(TicTacToe(), tight, Notes(keep="none")), tasks(TicTacToe(), 1), 0
         )
 
 
-# --- learning ------------------------------------------------------------------------------------------------------
+# --- learning ---
 
 
 def ignorant(seed: int = 0) -> tuple[LlamaForCausalLM, Chat]:
@@ -174,13 +174,16 @@ def warm(steps: int, keep: str, seed: int = 0) -> tuple[LlamaForCausalLM, Warmup
         options,
         seed,
         learn=LearnOptions(),
-        trained=AllWeights(model),
+        trainable=AllWeights(model),
         watch=lambda line: None,
     )
 
 
-def test_a_model_that_knows_nothing_learns_the_format_and_keeps_its_moves_spread() -> None:
-    """Corridor: two moves at the west end and three elsewhere, so the entropy lies between log 2 and log 3; a favourite would cost most of it."""
+def test_a_random_model_learns_the_format_and_keeps_its_entropy() -> None:
+    """Corridor: two moves at the west end and three elsewhere, so log 2 < entropy < log 3.
+
+    A preference for one move would lose most of that entropy.
+    """
     _, found = warm(steps=60, keep="none")
     assert found.before.readable == 0.0
     assert found.after.readable > 0.9
@@ -198,7 +201,7 @@ def test_the_same_seed_gives_the_same_weights_and_figures() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def test_packed_and_padded_steps_are_the_same_step() -> None:
+def test_packed_and_padded_steps_are_equal() -> None:
     rows = [
         demonstration.sample()
         for demonstration in write_demonstrations(
@@ -235,7 +238,7 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth() -> None:
     assert lr_at(options, 2) == pytest.approx(1 - 0.9 * 2 / 20)
 
 
-# --- the verb ------------------------------------------------------------------------------------------------------
+# --- the verb ---
 
 
 def run_verb(*words: str):
@@ -291,27 +294,27 @@ def test_without_steps_it_measures_and_writes_nothing(tmp_path: Path) -> None:
         (("demo", "--warmup.batch=0"), "warmup.batch = 0"),
     ],
 )
-def test_a_mistake_is_one_message(words: tuple[str, ...], message: str) -> None:
+def test_a_user_error_is_one_message(words: tuple[str, ...], message: str) -> None:
     done = run_verb(*words, "--out", "nowhere")
     assert done.exit_code == 2
     assert message in done.output
     assert "Traceback" not in done.output
 
 
-def test_a_folder_that_exists_is_never_written_over(tmp_path: Path) -> None:
+def test_an_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
     done = run_verb(*SMALL, "--out", str(tmp_path))
     assert done.exit_code == 2
     assert "exists already" in done.output
 
 
-def test_a_recipe_with_a_warmup_section_trains_all_the_same(kuhn_tables) -> None:
+def test_a_recipe_with_a_warmup_section_can_be_trained(kuhn_tables) -> None:
     assert "warmup" not in recipe_tables(build_recipe(kuhn_tables)), "a run records what it used"
     said = build_recipe(kuhn_tables | {"warmup": {"steps": 12}})
     assert recipe_tables(said)["warmup"]["steps"] == 12
     assert build_recipe(recipe_tables(said)) == said
 
 
-def test_training_can_begin_with_its_own_warmup_and_keeps_its_adapters(tmp_path: Path) -> None:
+def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path: Path) -> None:
     few = (
         "--play.groups=2",
         "--play.members=2",

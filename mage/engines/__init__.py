@@ -1,1 +1,1 @@
-"""Menu: what turns prompts into replies. `base.py` is the contract and holds the scripted engine of the tests."""
+"""Menu: what turns prompts into replies. `base.py` has the contract and a scripted engine."""

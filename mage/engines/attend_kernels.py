@@ -1,7 +1,8 @@
-"""Attention over the slots of the pool as Triton kernels: one query a sequence (decode) and blocks of new tokens (prefill). CUDA only.
+"""Triton kernels for attention over the slots of the pool: decode and prefill. CUDA only.
 
-Both read exactly the keys that a sequence has filled. Query heads that share a key head are lines of one tile, so a key is
-read once for all of them. Exponentials are of base 2: that is the one instruction the hardware has.
+Decode has one query per sequence, prefill has blocks of new tokens. Both read exactly the keys that
+a sequence has filled. Query heads that share a key head are lines of one tile, so a key is read
+once for all of them. Exponentials have base 2, which is one instruction of the hardware.
 """
 
 import torch
@@ -24,9 +25,10 @@ def attend_decode(
     scaling: float,
     tuning: Tuning = DECODE,
 ) -> Tensor:
-    """One query a sequence: row r attends to the first filled[slots[r]] + 1 keys of its slot.
+    """One query per sequence: row r attends to the first filled[slots[r]] + 1 keys of its slot.
 
-    The first shared[1] keys, whole blocks, are the same for all and are read from slot shared[0]: they then stay in the GPU's cache.
+    The first shared[1] keys (whole blocks) are equal for all rows. They are read from slot
+    shared[0], so they stay in the GPU's cache.
     """
     rows, heads, size = query.shape
     kv_heads = keys.shape[2]
@@ -36,8 +38,10 @@ def attend_decode(
     sums = query.new_empty(splits, rows, heads, dtype=torch.float32) if splits > 1 else query
     together = heads // kv_heads
     _attend_decode[(rows, kv_heads, splits)](
-        query, keys, values, slots, filled, shared, out, parts, sums, keys.stride(0), keys.stride(1), scaling, rows,
-        heads, together, max(16, triton.next_power_of_2(together)), size, BLOCK, splits, num_warps=tuning.warps, num_stages=tuning.stages,
+        query, keys, values, slots, filled, shared, out, parts, sums,
+        keys.stride(0), keys.stride(1), scaling, rows,
+        heads, together, max(16, triton.next_power_of_2(together)), size, BLOCK, splits,
+        num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     if splits > 1:
         _join[(rows, heads)](parts, sums, out, rows, heads, size, splits, num_warps=1)
@@ -45,8 +49,10 @@ def attend_decode(
 
 
 @triton.jit
-def _look(q, k, v, seen, best, total, found, scaling, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Take one more block of keys into account: `best`, `total` and `found` are the running maximum, sum and mixture."""
+def _add_block(  # type: ignore[no-untyped-def]
+    q, k, v, seen, best, total, found, scaling, MASKED: tl.constexpr
+):
+    """Add one block of keys: `best`, `total`, `found` are the running maximum, sum and output."""
     score = tl.dot(q, tl.trans(k), input_precision="ieee") * (scaling * _LOG2)
     if MASKED:
         score = tl.where(seen, score, float("-inf"))
@@ -59,8 +65,10 @@ def _look(q, k, v, seen, best, total, found, scaling, MASKED: tl.constexpr):  # 
 
 @triton.jit
 def _attend_decode(  # type: ignore[no-untyped-def]
-    query, keys, values, slots, filled, shared, out, parts, sums, slot_stride, position_stride, scaling, rows,
-    HEADS: tl.constexpr, TOGETHER: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    query, keys, values, slots, filled, shared, out, parts, sums,
+    slot_stride, position_stride, scaling, rows,
+    HEADS: tl.constexpr, TOGETHER: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row).to(tl.int64)
@@ -91,9 +99,9 @@ def _attend_decode(  # type: ignore[no-untyped-def]
         there = block + place < end
         k = tl.load(keys + at, mask=there[:, None], other=0.0)
         v = tl.load(values + at, mask=there[:, None], other=0.0)
-        best, total, found = _look(q, k, v, there[None, :], best, total, found, scaling, True)
+        best, total, found = _add_block(q, k, v, there[None, :], best, total, found, scaling, True)
     real = (member < TOGETHER)[:, None]
-    # A split without keys has the sum of nothing: minus infinity, and a weight of 0 where the parts are joined.
+    # A split without keys stores -inf as its sum, which has weight 0 where the parts are joined.
     found = found / tl.where(total > 0, total, 1.0)[:, None]
     if SPLITS == 1:
         tl.store(
@@ -112,7 +120,9 @@ def _attend_decode(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _join(parts, sums, out, rows, HEADS: tl.constexpr, SIZE: tl.constexpr, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _join(  # type: ignore[no-untyped-def]
+    parts, sums, out, rows, HEADS: tl.constexpr, SIZE: tl.constexpr, SPLITS: tl.constexpr
+):
     row, head = tl.program_id(0), tl.program_id(1)
     channel, split = tl.arange(0, SIZE), tl.arange(0, SPLITS)
     line = (split * rows + row) * HEADS + head
@@ -131,14 +141,18 @@ def attend_blocks(
     scaling: float,
     tuning: Tuning = PREFILL,
 ) -> Tensor:
-    """Blocks of neighbouring new tokens of a sequence, each attending to its slot's keys up to its own; rows of padding become 0."""
+    """Blocks of new tokens of a sequence; each token attends to its slot's keys up to its own.
+
+    Padding rows become 0.
+    """
     heads, size = query.shape[1:]
     kv_heads = keys.shape[2]
     out = torch.empty_like(query)
     together = heads // kv_heads
     lines = max(16, triton.next_power_of_2(blocks.width * together))
     _attend_blocks[(len(blocks.start), kv_heads)](
-        query, keys, values, blocks.start, blocks.count, blocks.slot, blocks.position, out, keys.stride(0), keys.stride(1), scaling,
+        query, keys, values, blocks.start, blocks.count, blocks.slot, blocks.position, out,
+        keys.stride(0), keys.stride(1), scaling,
         heads, together, lines, size, tuning.keys, num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     return out
@@ -146,8 +160,10 @@ def attend_blocks(
 
 @triton.jit
 def _attend_blocks(  # type: ignore[no-untyped-def]
-    query, keys, values, starts, counts, slots, positions, out, slot_stride, position_stride, scaling,
-    HEADS: tl.constexpr, TOGETHER: tl.constexpr, LINES: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    query, keys, values, starts, counts, slots, positions, out,
+    slot_stride, position_stride, scaling,
+    HEADS: tl.constexpr, TOGETHER: tl.constexpr, LINES: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     number, kv_head = tl.program_id(0), tl.program_id(1)
     count = tl.load(counts + number).to(tl.int32)
@@ -160,7 +176,7 @@ def _attend_blocks(  # type: ignore[no-untyped-def]
         position = tl.load(positions + number).to(tl.int32)
         real = (token < count)[:, None]
         q = tl.load(query + at, mask=real, other=0.0)
-        # A line of padding sees what the last token sees: a line without any key would be no number.
+        # A padding line sees the keys of the last token: a line without any key would be NaN.
         last = (position + tl.minimum(token, count - 1))[:, None]
         best = tl.full([LINES], float("-inf"), tl.float32)
         total = tl.zeros([LINES], tl.float32)
@@ -171,16 +187,16 @@ def _attend_blocks(  # type: ignore[no-untyped-def]
             + place[:, None] * position_stride
             + channel[None, :]
         )
-        whole = (position + 1) // BLOCK * BLOCK  # up to here every line sees every key
+        whole = (position + 1) // BLOCK * BLOCK  # every line sees all keys before this
         for block in range(0, whole, BLOCK):
             k = tl.load(keys + from_ + block * position_stride)
             v = tl.load(values + from_ + block * position_stride)
-            best, total, found = _look(q, k, v, 0, best, total, found, scaling, False)
+            best, total, found = _add_block(q, k, v, 0, best, total, found, scaling, False)
         for block in range(whole, position + count, BLOCK):
             there = (block + place < position + count)[:, None]
             k = tl.load(keys + from_ + block * position_stride, mask=there, other=0.0)
             v = tl.load(values + from_ + block * position_stride, mask=there, other=0.0)
-            best, total, found = _look(
+            best, total, found = _add_block(
                 q, k, v, (block + place)[None, :] <= last, best, total, found, scaling, True
             )
         tl.store(out + at, (found / total[:, None]).to(out.dtype.element_ty), mask=real)

@@ -1,8 +1,9 @@
-"""Attention for the local engine: new keys and values go into the slot pool, queries attend to their own slot only.
+"""Attention of the local engine: keys and values go into the slot pool; a query sees its own slot.
 
-A step is ONE flat row of tokens: first the decode tokens (one a sequence, ordered by slot), then the prompts being
-prefilled. Linear layers see no padding; only attention is grouped. Decoding is bound by reading keys, so a group attends
-over a VIEW of the pool where its slots lie densely, and what all its sequences begin with (the rules) is read once.
+A step is ONE flat row of tokens: first the decode tokens (one per sequence, ordered by slot), then
+the prompts being prefilled. Linear layers see no padding; only attention is grouped. Decoding is
+limited by reading keys. So a group attends over a VIEW of the pool where its slots are dense, and
+the common prefix of its sequences (the rules) is read once.
 """
 
 from dataclasses import dataclass
@@ -17,20 +18,20 @@ from mage.engines.device_loop import Places
 from mage.engines.slots import KeyValuePool
 
 NAME = "mage_slots"
-DENSE = 0.5  # share of used slots from which a view beats a gather
+DENSE = 0.5  # share of used slots from which a view is faster than a gather
 SHARED = 32  # common tokens from which reading them once is worth a second kernel
 PREFILL = 64  # most prompts padded together
 AREA = 1_000_000  # most entries of their mask, so that it stays in the processor's cache
-ROUND = 16  # key lengths are rounded up to this, so that kernels see aligned masks
+ROUND = 16  # key lengths are rounded up to this, so that masks are aligned
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Flat rows start..end, one query each. `rows` places them among the slots of a view, None if they are all of it.
+    """Flat rows start..end, one query each. `rows` are their places in a view; None = all of it.
 
-    The first `shared` tokens are the same in all; their keys are read from slot `first`.
+    The first `shared` tokens are equal in all sequences; their keys are read from slot `first`.
     """
 
     start: int
@@ -47,7 +48,7 @@ class DecodeGroup:
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
     ) -> torch.Tensor:
         heads, kv_heads, size = query.shape[1], keys.shape[2], query.shape[2]
-        # Query heads that share a key head become query positions: keys are then read once for all of them.
+        # Query heads that share a key head become query positions, so keys are read once for all.
         query = query.reshape(-1, kv_heads, heads // kv_heads, size)
         if self.shared:
             found = self._attend_in_two(query, keys, values, scaling)
@@ -62,7 +63,7 @@ class DecodeGroup:
     def _attend_in_two(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float | None
     ) -> torch.Tensor:
-        """Attention over the shared and over the own keys, joined by their sums of exponentials."""
+        """Attention over the shared and the own keys, joined by their log-sum-exps."""
         own, own_sum = _attend_and_sum(
             *self._own(query, keys, values), attn_mask=self._mask(query), scale=scaling
         )
@@ -95,20 +96,23 @@ class DecodeGroup:
         return found if self.rows is None else found.index_select(0, self.rows)
 
 
-# The only kernel of the processor's attention that also returns the sums which joining two parts needs.
+# The only CPU attention kernel that also returns the log-sum-exps, which joining two parts needs.
 _attend_and_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def _of_slots(rows: torch.Tensor, slots: "slice | torch.Tensor") -> torch.Tensor:
-    """[slots, length, heads, size] -> [these slots, heads, length, size], a view where the slots are neighbours."""
-    # `index_select` copies whole rows and is several times as fast as indexing with a tensor.
+    """[slots, length, heads, size] -> [these slots, heads, length, size]; a view for a slice."""
+    # `index_select` copies whole rows and is several times faster than indexing with a tensor.
     chosen = rows[slots] if isinstance(slots, slice) else rows.index_select(0, slots)
     return chosen.transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillGroup:
-    """Flat rows start..end: prompts of similar length, padded to one rectangle. `pad` reads it, `unpad` leaves it."""
+    """Flat rows start..end: prompts of similar length, padded to one rectangle.
+
+    `pad` gathers the rectangle, `unpad` gathers the flat rows back.
+    """
 
     start: int
     end: int
@@ -135,7 +139,7 @@ class PrefillGroup:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where every token of one step belongs."""
+    """The slot and position of every token of one step, and its attention groups."""
 
     pool: KeyValuePool
     write: torch.Tensor
@@ -149,7 +153,7 @@ class Plan:
         value: torch.Tensor,
         scaling: float | None,
     ) -> torch.Tensor:
-        """Store the new keys and values of a layer, then let every query attend to its slot; tensors are [tokens, heads, size]."""
+        """Store the new keys and values of a layer, then attend; tensors: [tokens, heads, size]."""
         keys, values = self.pool.layer(layer)
         self.pool.write(keys, self.write, key)
         self.pool.write(values, self.write, value)
@@ -161,7 +165,7 @@ class Plan:
 
 
 def register() -> str:
-    """Make the attention known to transformers and return the name to select it by."""
+    """Register the attention with transformers; returns its name."""
     AttentionInterface.register(NAME, slot_attention)
     return NAME
 
@@ -185,7 +189,7 @@ def slot_attention(
 def decode_groups(
     slots: Integers, lengths: Integers, size: int, pool: KeyValuePool, tokens: Integers
 ) -> list[DecodeGroup]:
-    """Cut the decode rows, ordered by slot, into groups of neighbours; `lengths` counts keys, the new one included."""
+    """Split the decode rows, ordered by slot, into groups; `lengths` counts the new key as well."""
     parts = [slice(start, start + size) for start in range(0, len(slots), size)]
     return [_decode_group(part.start, slots[part], lengths[part], pool, tokens) for part in parts]
 
@@ -207,9 +211,7 @@ def _decode_group(
         where, span = pool.on_device(slots), count
     elif count < span:
         rows = pool.on_device(slots - first)
-        spread = np.full(
-            span, shared + 1
-        )  # an unused slot attends to one key, as a softmax over none is not a number
+        spread = np.full(span, shared + 1)  # an unused slot attends to one key, to avoid NaN
         spread[slots - first] = lengths
         lengths = spread
     last = pool.on_device(lengths - shared - 1)[:, None]
@@ -218,7 +220,7 @@ def _decode_group(
 
 
 def _shared(tokens: Integers, slots: Integers, most: int) -> int:
-    """How many tokens, a multiple of the block size, all these slots begin with; 0 if too few to matter."""
+    """Length of the common prefix of these slots, in whole blocks; 0 if it is short."""
     differs = (tokens[slots, :most] != tokens[slots[0], :most]).any(0)
     common = int(differs.argmax()) if differs.any() else most
     return common // ROUND * ROUND if common >= SHARED else 0
@@ -227,7 +229,7 @@ def _shared(tokens: Integers, slots: Integers, most: int) -> int:
 def prefill_groups(
     start: int, slots: Integers, filled: Integers, new: Integers, pool: KeyValuePool
 ) -> list[PrefillGroup]:
-    """Cut sequences, ordered by the number of new tokens, into groups; flat rows begin at `start`."""
+    """Split sequences, ordered by their number of new tokens, into groups of flat rows."""
     groups: list[PrefillGroup] = []
     low = 0
     while low < len(slots):
@@ -238,7 +240,7 @@ def prefill_groups(
 
 
 def _together(new: Integers, length: int) -> int:
-    """How many of the next sequences, shortest first, make one rectangle."""
+    """How many of the next sequences, shortest first, form one rectangle."""
     count = min(PREFILL, len(new))
     while count > 1 and count * int(new[count - 1]) * length > AREA:
         count //= 2
@@ -254,7 +256,7 @@ def _prefill_group(
     steps = np.arange(width)
     pad = np.minimum(offsets[:, None] + steps, total - 1)
     unpad = np.flatnonzero(steps < new[:, None])
-    # Padding queries see the keys their number allows; what they find is dropped.
+    # Padding queries see the keys up to their own position; their results are dropped.
     last = pool.on_device(np.minimum(filled[:, None] + steps, length - 1))
     where = slice(int(slots[0]), int(slots[0]) + 1) if len(slots) == 1 else pool.on_device(slots)
     return PrefillGroup(

@@ -1,8 +1,9 @@
-"""The engine contract: a request in, a completion out, whoever waits is batched.
+"""The engine contract: requests in, completions out; all waiting requests are batched.
 
-Play is written as plain coroutines that `await engine.sample(request)`. `run` drives them: it lets every coroutine go on
-until all wait, and only then asks an engine for one step. Who waits is counted once, here, for all engines together,
-so a second model (an opponent, say) can never starve the first. No event loop, no threads: the order is deterministic.
+Play is written as plain coroutines that `await engine.sample(request)`. `run` drives them: every
+coroutine runs until it waits, and only when all wait does an engine make one step. Waiting
+requests are counted here, for all engines together, so a second model (an opponent, for example)
+never starves the first. There is no event loop and no thread, so the order is deterministic.
 """
 
 from abc import ABC, abstractmethod
@@ -18,46 +19,47 @@ Result = TypeVar("Result")
 
 
 class Engine(ABC):
-    """Completes requests. `submit` takes one in, `step` works and hands finished ones out."""
+    """Completes requests: `submit` accepts a request, `step` works and returns finished ones."""
 
     policy_version: int = 0
-    capacity: int | None = (
-        None  # conversations it can keep in its cache at a time; None = any number
-    )
+    capacity: int | None = None  # conversations that its cache can hold; None = any number
 
     @abstractmethod
     def submit(self, request: Request) -> None:
-        """Take a request in; it is answered by a later `step`."""
+        """Accept a request; a later `step` answers it."""
 
     @abstractmethod
     def step(self) -> list[tuple[Request, Completion]]:
-        """Do one piece of work for all requests in hand and return those that are finished (perhaps none)."""
+        """Make one step for all accepted requests; return those that are finished, if any."""
 
     def refresh(self, policy_version: int) -> None:
-        """The weights have changed: forget what was computed with the old ones."""
+        """The weights have changed: drop everything that was computed with the old ones."""
         self.policy_version = policy_version
 
     @classmethod
     def own_chat(cls) -> Chat | None:
-        """The chat of an engine whose model is elsewhere, so that it takes no weights; None for one that is given a model and its chat."""
+        """The chat format of an engine whose model runs elsewhere.
+
+        None for an engine that is built from a local model and its chat format.
+        """
         return None
 
     def bill(self) -> dict[str, float]:
-        """What was used of somebody else's machine, and what it cost; nothing where the model is here."""
+        """Usage and cost of a remote service; empty for a local model."""
         return {}
 
     def spent(self) -> dict[str, float]:
-        """Seconds since it was made, by what they went into; for figures of where time goes."""
+        """Seconds since the engine was built, by kind of work."""
         return {}
 
     def sample(self, request: Request) -> "PendingSample":
-        """Awaitable for use inside a coroutine that `run` drives."""
+        """An awaitable for coroutines that `run` drives."""
         return PendingSample(self, request)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSample:
-    """What a coroutine waits on; `run` sends the completion back in."""
+    """What a coroutine waits for; `run` sends the completion."""
 
     engine: Engine
     request: Request
@@ -72,9 +74,10 @@ def run(
     on_result: Callable[[Result], None] | None = None,
     limit: int | None = None,
 ) -> list[Result]:
-    """Drive coroutines to their ends and return their results in order; at most `limit` are under way at a time.
+    """Run coroutines to their ends and return their results in order, at most `limit` at a time.
 
-    The engine with the most waiting requests works next, so batches are as full as they can be without a barrier.
+    The engine with the most waiting requests works next, so batches are as full as possible
+    without a barrier.
     """
     drive = _Drive(on_result)
     for number, coroutine in enumerate(coroutines):
@@ -87,7 +90,7 @@ def run(
 
 
 class _Drive:
-    """The coroutines under way: who waits for which request, and how many requests each engine has in hand."""
+    """The running coroutines: which request each waits for, and the open requests per engine."""
 
     def __init__(self, on_result: Callable[[Any], None] | None) -> None:
         self.on_result = on_result
@@ -98,7 +101,7 @@ class _Drive:
     def resume(
         self, number: int, coroutine: Coroutine[Any, Any, Any], completion: Completion | None
     ) -> None:
-        """Let a coroutine go on until it waits again or ends."""
+        """Run a coroutine until it waits again or ends."""
         try:
             wait: PendingSample = coroutine.send(completion)
         except StopIteration as end:
@@ -111,7 +114,7 @@ class _Drive:
         self.in_hand[wait.engine] = self.in_hand.get(wait.engine, 0) + 1
 
     def advance(self) -> None:
-        """One step of the busiest engine; whoever got an answer goes on."""
+        """One step of the busiest engine; coroutines whose requests are answered continue."""
         busiest = max(self.in_hand, key=lambda engine: self.in_hand[engine])
         for request, completion in busiest.step():
             self.in_hand[busiest] -= 1
@@ -119,9 +122,9 @@ class _Drive:
 
 
 class ScriptedEngine(Engine):
-    """Replies by rule: `reply(request)` gives the text, `encode` its ids. Tests and demonstrations use it as the model.
+    """Replies by rule: `reply(request)` gives the text, `encode` its ids; for tests and scripts.
 
-    `batch` limits how many requests one step answers, so tests can make sequences finish out of order.
+    `batch` limits the requests per step, so tests can make sequences finish out of order.
     """
 
     def __init__(

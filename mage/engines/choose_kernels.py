@@ -1,7 +1,8 @@
-"""Sampling as two Triton kernels: every piece of the vocabulary is summed up by a program of its own, then one program a row
-picks the piece in which its number falls, and the token in it. CUDA only.
+"""Sampling as two Triton kernels. CUDA only.
 
-One program that walked through 49,152 logits three times would be the longest kernel of a decode step.
+The first sums up the pieces of the vocabulary, one program per piece. The second has one program
+per row: it picks the piece that contains the random number, then the token in the piece. A single
+program that reads 49,152 logits three times would be the slowest kernel of a decode step.
 """
 
 import torch
@@ -15,9 +16,10 @@ _PIECE = 4096
 
 
 def choose(logits: Tensor, slots: Tensor, state: Sequences, answers: Tensor, grown: bool) -> None:
-    """Sample row r for the sequence in slots[r]: token and logprob go to column r of `answers`, and its state moves on.
+    """Sample row r for the sequence in slots[r] and advance the state of that sequence.
 
-    `grown`: the key of its last token was computed in this very step.
+    Token and logprob go to column r of `answers`. `grown`: the key of the sequence's last token
+    was computed in this step.
     """
     rows, vocabulary = logits.shape
     piece = min(_PIECE, triton.next_power_of_2(vocabulary))
@@ -37,8 +39,10 @@ def choose(logits: Tensor, slots: Tensor, state: Sequences, answers: Tensor, gro
         num_warps=8,
     )
     _choose[(rows,)](
-        logits, slots, *highest, places, state.seed, state.index, state.temperature, state.token, state.filled, answers, answers.stride(0),
-        vocabulary, logits.stride(0), state.spare, grown, pieces, max(16, triton.next_power_of_2(pieces)), piece, num_warps=8,
+        logits, slots, *highest, places, state.seed, state.index, state.temperature,
+        state.token, state.filled, answers, answers.stride(0),
+        vocabulary, logits.stride(0), state.spare, grown, pieces,
+        max(16, triton.next_power_of_2(pieces)), piece, num_warps=8,
     )  # fmt: skip
 
 
@@ -49,19 +53,11 @@ def _scale(temperatures, slot):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _weigh(
-    logits,
-    slots,
-    temperatures,
-    highest,
-    sums,
-    places,
-    vocabulary,
-    stride,
-    pieces,
+def _weigh(  # type: ignore[no-untyped-def]
+    logits, slots, temperatures, highest, sums, places, vocabulary, stride, pieces,
     PIECE: tl.constexpr,
-):  # type: ignore[no-untyped-def]
-    """The highest logit of a piece, where it is, and the sum of exponentials relative to it."""
+):  # fmt: skip
+    """The highest logit of a piece, its place, and the sum of exponentials relative to it."""
     row, piece = tl.program_id(0), tl.program_id(1)
     scale = _scale(temperatures, tl.load(slots + row))
     place = piece * PIECE + tl.arange(0, PIECE)
@@ -71,7 +67,7 @@ def _weigh(
     most = tl.max(x, 0)
     at = row * pieces + piece
     tl.store(highest + at, most)
-    # A piece in which everything was cut off has no highest logit to speak of, and no sum.
+    # If truncation removed the whole piece, its maximum is -inf and its sum must be 0.
     tl.store(sums + at, tl.sum(tl.exp((x - tl.where(most > float("-inf"), most, 0.0)) * scale), 0))
     tl.store(places + at, piece * PIECE + tl.argmax(x, 0).to(tl.int32))
 
@@ -85,7 +81,8 @@ def _mix(state):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _choose(  # type: ignore[no-untyped-def]
-    logits, slots, highest, sums, places, seeds, indices, temperatures, tokens, filled, answers, answer_stride, vocabulary, stride, spare,
+    logits, slots, highest, sums, places, seeds, indices, temperatures, tokens, filled, answers,
+    answer_stride, vocabulary, stride, spare,
     GROWN: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -114,13 +111,14 @@ def _choose(  # type: ignore[no-untyped-def]
         tl.float32
     )
     share = tl.exp((x - best) * scale)
-    # Which of the piece: as many as lie wholly before the point, and never one past the last that can be drawn.
+    # The token within the piece: the number of tokens wholly before the point, but never beyond
+    # the last token with a positive probability.
     before = tl.max(tl.where(passed, summed, 0.0), 0)
     inside = tl.minimum(
         tl.sum((tl.cumsum(share, 0) <= point - before).to(tl.int32), 0),
         tl.max(tl.where(share > 0, place, 0), 0),
     )
-    # Of a row that is not a number the highest may be found in the padding, of the pieces or of the last piece.
+    # In a row of NaN the maximum may lie in the padding of the pieces or of the last piece.
     likeliest = tl.load(places + row * PIECES + tl.minimum(tl.argmax(most, 0), PIECES - 1))
     drawn = (which < PIECES) & (tl.load(temperatures + slot) != 0)
     token = tl.minimum(tl.where(drawn, start + inside, likeliest), vocabulary - 1)

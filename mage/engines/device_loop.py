@@ -1,10 +1,12 @@
 """The engine's loop on a GPU: decode steps replayed from CUDA graphs, one step ahead of the host.
 
-All that a step needs lies on the device: newest tokens, lengths, seeds and sampling options by slot (`state.py`). The host
-uploads who joins and who takes part, launches, and only then reads what the step BEFORE found: at most one wait a step, and
-the GPU never idles while replies are read and games go on. A sequence whose end is noticed one step late has decoded one
-token too many; it is dropped. Graphs are recorded once per batch size (`bucket`) and stay valid, because weights, cache
-and buffers keep their places. On the processor the same functions run without graphs, for tests.
+All inputs of a step are on the device: newest tokens, lengths, seeds and sampling options by slot
+(`state.py`). The host uploads the sequences that join or take part, launches the step, and only
+then reads the results of the step BEFORE. So it waits at most once per step, and the GPU stays busy
+while replies are parsed and games advance. A sequence whose end is noticed one step late has
+decoded one token too many, which is dropped. Graphs are recorded once per batch size and stay
+valid, because weights, cache and buffers keep their addresses. On a CPU the same functions run
+without graphs, for tests.
 """
 
 from collections.abc import Callable
@@ -26,7 +28,7 @@ WORDS = ("slot", "row", "filled", "index", "seed", "top_k")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Where the tokens of one step belong, and how their queries attend: what a layer needs to know."""
+    """The slots and positions of the tokens of one step, and their attention function."""
 
     ops: ModuleType
     pool: KeyValuePool
@@ -44,7 +46,7 @@ class Places:
         epsilon: float,
         scaling: float,
     ) -> torch.Tensor:
-        """Attention of a layer from its queries, keys and values side by side [tokens, heads + 2 kv heads, size]."""
+        """Attention of a layer from queries, keys and values [tokens, heads + 2 kv heads, size]."""
         keys, values = self.pool.layer(layer)
         query = self.ops.rotate_and_store(
             together, heads, rope, norms, epsilon, self.slots, self.positions, keys, values
@@ -59,7 +61,7 @@ class Places:
         value: torch.Tensor,
         scaling: float | None,
     ) -> torch.Tensor:
-        """The same for a transformers module, which has rotated them itself."""
+        """The same for a transformers module, which has already applied the rotation."""
         keys, values = self.pool.layer(layer)
         keys[self.slots, self.positions] = key
         values[self.slots, self.positions] = value
@@ -76,8 +78,11 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Places], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joining:
-    """Sequences with new tokens to prefill. `new` tokens each, of which the first is at `start`; those that are complete
-    (`ready`) get their first reply token; the rest of the arrays has one entry a sequence."""
+    """Sequences with `new` tokens to prefill, the first of them at position `start`.
+
+    Sequences whose prompt is then complete (`ready`) get their first reply token. Every array but
+    `ids` has one entry per sequence.
+    """
 
     slots: Array
     start: Array
@@ -93,14 +98,14 @@ class Joining:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
-    """A launched step: which slots get a token from it, in order, and where the answers will be."""
+    """A launched step: the slots that get a token, in order, and the buffers of the results."""
 
     slots: Array
     answers: list[tuple[torch.Tensor, int]]
     landed: Any
 
     def wait(self) -> tuple[Array, Array]:
-        """Tokens and logprobs, as soon as they are there."""
+        """Wait for the results; returns tokens and logprobs."""
         if self.landed is not None:
             self.landed.synchronize()
         found = [np.asarray(buffer[:, :count]) for buffer, count in self.answers]
@@ -149,9 +154,10 @@ class DeviceLoop:
     def launch(
         self, joining: Joining | None, decoding: Array, shared: int, cut: bool
     ) -> StepInFlight:
-        """Prefill those who join, then decode one token of everybody in `decoding`, who may just have joined.
+        """Prefill `joining`, then decode one token of every slot in `decoding`.
 
-        The first `shared` tokens of all of these are the same; `cut`: some sample with top-k or top-p.
+        A slot may be in both. All sequences have their first `shared` tokens in common. `cut`:
+        some of them sample with top-k or top-p.
         """
         answers = []
         slots = [np.zeros(0, np.int64)]
@@ -173,7 +179,7 @@ class DeviceLoop:
         )
 
     def forget_graphs(self) -> None:
-        """The model has got another shape (an adapter, say): record anew."""
+        """Drop all graphs, because the model's structure has changed (an adapter, for example)."""
         self.graphs.clear()
 
     def _decode(self, size: int, cut: bool) -> None:
@@ -244,7 +250,7 @@ class DeviceLoop:
         return length // self.width + count + 1
 
     def _upload(self, joining: Joining) -> tuple[int, int]:
-        """Lay the joining sequences out in the buffers of the smallest bucket they fit in; returns the bucket."""
+        """Write the joining sequences into the buffers of the smallest bucket; returns its key."""
         new = joining.new
         length, count = _at_least(self.lengths, int(new.sum())), _at_least(self.entries, len(new))
         words = [np.zeros(size, np.int64) for size in self._layout(length, count)[:-1]]
@@ -316,8 +322,11 @@ class DeviceLoop:
         return event
 
     def _run(self, key: tuple[Any, ...], body: Callable[[], None]) -> None:
-        """Replay the graph of this key. The first time it is computed as it is, the second time recorded, so compiling kernels
-        and rare sizes do not get in the way."""
+        """Replay the graph of this key.
+
+        The first call runs without a graph and the second records it, so kernel compilation and
+        rare sizes are not recorded.
+        """
         graph = self.graphs.get(key)
         if not self.on_gpu or graph is None:
             self.graphs[key] = False
@@ -328,11 +337,13 @@ class DeviceLoop:
         return None
 
     def _record(self, body: Callable[[], None]) -> Any:
-        """A graph whose memory is this loop's own, the workspace of its matrix products too.
+        """Record a graph whose memory belongs to this loop, the cuBLAS workspace included.
 
-        PyTorch keeps one workspace a stream for all, and recordings share a stream: the graph would work in the pool of whoever recorded
-        first, and that memory goes with its owner as soon as anybody (torch.compile's graphs do) clears workspaces. Cleared before, it
-        is taken from this pool; cleared after, nobody else comes to use it.
+        PyTorch keeps one cuBLAS workspace per stream, and all recordings share a stream. Without
+        the first clear, the graph would use the workspace in the memory pool of the engine that
+        recorded first; that memory is freed when somebody clears workspaces (torch.compile does).
+        After the first clear, the workspace comes from this pool. After the second clear, nobody
+        else uses it.
         """
         graph: Any = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
@@ -344,7 +355,7 @@ class DeviceLoop:
 
 
 def _sizes(most: int) -> list[int]:
-    """1, 2, 4, .. 32, then two sizes to every doubling: little is wasted, and few graphs are recorded."""
+    """1, 2, 4, .. 32, then two sizes per doubling: little padding and few graphs."""
     sizes = [
         size
         for power in range(15)

@@ -1,8 +1,9 @@
-"""The decoder of a plain Llama or Qwen3 as a few large operations: what a step costs on small models is the number of calls.
+"""The decoder of a plain Llama or Qwen3 model as few large operations.
 
-Weights that read the same input are laid side by side in ONE tensor, of which the module's own parameters become parts: queries,
-keys and values are then one product, gate and up another, and the learner goes on training the very same memory. Models with
-anything special (adapters, hooks, scaled rope) are refused: the engine then runs transformers' own modules.
+The cost of a step of a small model is the number of calls. Weights with the same input are
+concatenated into ONE tensor, and the module's parameters become views of it: queries, keys and
+values are one product, gate and up another, and the learner trains the same memory. Models with
+anything else (adapter modules, hooks, scaled rope) use the modules of transformers.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from mage.models.architecture import LayerParts, is_plain, parts_of
 
 
 class PlainDecoder:
-    """From token ids to the last hidden states, as `backbone` would compute them. `ops` are the kernels of a GPU, if there is one."""
+    """Computes the last hidden states from token ids, like `backbone`. `ops`: kernels for a GPU."""
 
     def __init__(self, backbone: Any, context: int, ops: ModuleType | None = None) -> None:
         config = backbone.config
@@ -35,7 +36,7 @@ class PlainDecoder:
         self.layers = [_fuse(parts_of(layer)) for layer in backbone.layers]
 
     def is_current(self, model: torch.nn.Module) -> bool:
-        """Whether these are still the weights that `model` computes with, and nothing has been added to it."""
+        """Whether `model` still computes with these weights and has no added modules or hooks."""
         if not is_plain(model) or cast("Any", model).get_decoder() is not self.backbone:
             return False
         return all(
@@ -44,7 +45,7 @@ class PlainDecoder:
         )
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan) -> torch.Tensor:
-        """Hidden states [tokens, hidden] of one flat row of tokens, on the processor."""
+        """Hidden states [tokens, hidden] of one flat row of tokens, on a CPU."""
         rope = tuple(table.index_select(0, positions)[:, None] for table in self.rope)
         hidden = embedding(ids, self.backbone.embed_tokens.weight)
         for index, layer in enumerate(self.layers):
@@ -84,13 +85,13 @@ class PlainDecoder:
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if hidden.dtype != torch.float32:
             return rms_norm(hidden, weight.shape, weight, self.epsilon)  # it computes in float32
-        # On the processor rms_norm is nine small operations; these are five.
+        # On a CPU rms_norm is nine small operations; these are five.
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
         scale = torch.addcmul(self.floor, length, length, value=1 / len(weight)).rsqrt_()
         return (hidden * scale).mul_(weight)
 
     def on_device(self, ids: torch.Tensor, positions: torch.Tensor, places: Places) -> torch.Tensor:
-        """The same for the device loop, with one kernel between every two matrix products."""
+        """The same for the device loop, with one kernel between two matrix products."""
         ops = self.ops
         assert ops is not None, "the device loop brings its operations"
         hidden = embedding(ids, self.backbone.embed_tokens.weight)
@@ -117,12 +118,12 @@ class PlainDecoder:
 def plain_decoder(
     model: torch.nn.Module, context: int, ops: ModuleType | None = None
 ) -> PlainDecoder | None:
-    """The fast forward for this model, or None if it is not exactly one of the plain kind."""
+    """The fast forward pass for this model, or None if the model is not plain."""
     return PlainDecoder(cast("Any", model).get_decoder(), context, ops) if is_plain(model) else None
 
 
 def _rope_table(backbone: Any, context: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of all positions; the first half of the sines is negated, as `rotate` needs them."""
+    """Cosines and sines of all positions; the first half of the sines is negated for `rotate`."""
     weight = backbone.embed_tokens.weight
     cos, sin = backbone.rotary_emb(weight, torch.arange(context, device=weight.device)[None])
     sign = torch.ones_like(sin[0, 0])
@@ -131,7 +132,7 @@ def _rope_table(backbone: Any, context: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _fuse(parts: LayerParts) -> LayerParts:
-    """The same with the weights that read the same input as one tensor each."""
+    """The same parts with weights of the same input as one tensor."""
     return parts._replace(
         qkv=_side_by_side(parts.qkv),
         qkv_bias=None if parts.qkv_bias is None else _side_by_side(parts.qkv_bias),
@@ -141,7 +142,7 @@ def _fuse(parts: LayerParts) -> LayerParts:
 
 
 def _stay(fused: LayerParts, parts: LayerParts) -> bool:
-    """Whether all weights of a layer are where they were when they were fused."""
+    """Whether all weights of a layer still have the addresses of the fused ones."""
     if not (_are_neighbours(parts.qkv) and _are_neighbours(parts.gate_up)):
         return False
     kept = (
@@ -164,7 +165,7 @@ def _stay(fused: LayerParts, parts: LayerParts) -> bool:
 
 
 def _side_by_side(parts: Sequence[torch.nn.Parameter]) -> Any:
-    """One tensor that holds these parameters one below the other; they become parts of it, unless they are already."""
+    """One tensor that holds these parameters in order; the parameters become views of it."""
     heights = [len(part) for part in parts]
     if not _are_neighbours(parts):
         whole = torch.cat([part.detach() for part in parts])
@@ -187,5 +188,5 @@ def _are_neighbours(parts: Sequence[torch.nn.Parameter]) -> bool:
 def _add_product(
     hidden: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    hidden.addmm_(rows, weight.t())  # in place: `addmm` would first copy what it adds to
+    hidden.addmm_(rows, weight.t())  # in place: `addmm` would first copy `hidden`
     return hidden if bias is None else hidden.add_(bias)

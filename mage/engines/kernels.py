@@ -1,7 +1,8 @@
-"""The steps of a decoder that PyTorch would spread over many small kernels, as one Triton kernel each. CUDA only.
+"""Fused Triton kernels for the steps of a decoder. CUDA only.
 
-A decode step of a small model lasts as long as its kernels are many, so everything between two matrix products is one
-kernel or part of one. `ops.py` has the same functions in plain PyTorch; attention and sampling have files of their own.
+The time of a decode step of a small model grows with its number of kernels, so everything between
+two matrix products is one kernel or part of one. `ops.py` has the same functions in plain PyTorch;
+attention and sampling have files of their own.
 """
 
 import torch
@@ -26,7 +27,9 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 @triton.jit
-def _rms_norm(hidden, weight, out, epsilon, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rms_norm(  # type: ignore[no-untyped-def]
+    hidden, weight, out, epsilon, width, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     real = column < width
@@ -58,28 +61,35 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped
 
 
 def rotate_and_store(
-    together: Tensor, heads: int, rope: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor] | None, epsilon: float, slots: Tensor, positions: Tensor,
+    together: Tensor, heads: int, rope: tuple[Tensor, Tensor],
+    norms: tuple[Tensor, Tensor] | None, epsilon: float, slots: Tensor, positions: Tensor,
     keys: Tensor, values: Tensor, warps: int = 2,
 ) -> Tensor:  # fmt: skip
-    """Rotated queries [rows, heads, size] of `together` [rows, heads + 2 kv heads, size]; keys and values go into their slots.
+    """Rotate queries and keys of `together` [rows, heads + 2 kv heads, size].
 
-    `norms` are the weights of the norms over every query and key head, where a model has them. `rope` has a row a position.
+    Returns the queries [rows, heads, size]; keys and values are stored in their slots. `norms` are
+    the weights of the norms over query and key heads, if the model has them. `rope` has one row
+    per position.
     """
     rows, total, size = together.shape
     kv_heads = keys.shape[2]
     query = together.new_empty(rows, heads, size)
     query_norm, key_norm = norms or (together, together)
     _rotate_and_store[(rows,)](
-        together, query, *rope, query_norm, key_norm, slots, positions, keys, values, keys.stride(0), keys.stride(1), epsilon,
-        heads, kv_heads, size, triton.next_power_of_2(total), triton.next_power_of_2(size), norms is not None, num_warps=warps,
+        together, query, *rope, query_norm, key_norm, slots, positions, keys, values,
+        keys.stride(0), keys.stride(1), epsilon, heads, kv_heads, size,
+        triton.next_power_of_2(total), triton.next_power_of_2(size), norms is not None,
+        num_warps=warps,
     )  # fmt: skip
     return query
 
 
 @triton.jit
 def _rotate_and_store(  # type: ignore[no-untyped-def]
-    together, query, cosines, sines, query_norm, key_norm, slots, positions, keys, values, slot_stride, position_stride, epsilon,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, NORMED: tl.constexpr,
+    together, query, cosines, sines, query_norm, key_norm, slots, positions, keys, values,
+    slot_stride, position_stride, epsilon,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = SIZE // 2

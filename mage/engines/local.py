@@ -1,14 +1,13 @@
-"""The in-process engine: a transformers causal LM shared with the learner, continuous batching, prefix cache.
+"""The in-process engine: a transformers model shared with the learner, with continuous batching.
 
-One step is one flat forward over the new tokens of all sequences in hand: the single next token of those that decode and
-the uncached rest of the prompts that join. What a step costs in Python depends on who joins and who finishes; for
-everybody else lengths, seeds and options live in arrays indexed by slot. On a GPU the steps themselves are
-`device_loop.py`'s: launched one ahead, so `known` tokens have been read and `ahead` more are on their way.
+One step is one flat forward pass over the new tokens of all open sequences: the next token of those
+that decode, and the uncached part of the prompts that join. The Python cost of a step depends only
+on the sequences that join or finish; for all others, lengths, seeds and options are in arrays
+indexed by slot. On a GPU `device_loop.py` runs the steps one ahead of the host: `known` tokens have
+been read, and `ahead` more are being computed.
 """
 
 import importlib
-import math
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -31,10 +30,11 @@ from mage.engines.attention import (
     register,
 )
 from mage.engines.base import Engine
+from mage.engines.cache_size import affordable_slots, make_pool
 from mage.engines.device_loop import DeviceLoop, Forward, Joining, Places, StepInFlight
 from mage.engines.forward import plain_decoder
 from mage.engines.sampling import SamplingBatch, sample
-from mage.engines.slots import KeyValuePool, Slots
+from mage.engines.slots import Slots
 from mage.engines.stops import StopTable
 from mage.types import Completion, Finish, Request
 
@@ -43,22 +43,23 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(slots=True)
 class Stats:
-    """Counted since the engine was made."""
+    """Counts since the engine was built."""
 
     steps: int = 0
     prefilled_tokens: int = 0
     reused_tokens: int = 0
     generated_tokens: int = 0
     seconds: float = 0.0
-    waited: float = 0.0  # of these, for the GPU
+    waited: float = 0.0  # part of `seconds`: waiting for the GPU
 
 
 class LocalEngine(Engine):
     """Completes requests with `model`, whose weights it only reads.
 
-    `slots` sequences are worked on at once or kept for reuse, of at most `context` tokens each (prompt and reply); a
-    step computes at most about `max_batch_tokens` tokens, so long prompts are prefilled in several steps. `run_ahead`: launch
-    a step before the last one's tokens are read, from CUDA graphs; by default on a GPU only.
+    It computes or caches up to `slots` sequences of at most `context` tokens (prompt and reply). A
+    step computes at most about `max_batch_tokens` tokens, so long prompts take several steps.
+    `run_ahead`: launch a step from CUDA graphs before the tokens of the last one are read; the
+    default is True on a GPU.
     """
 
     def __init__(
@@ -74,14 +75,11 @@ class LocalEngine(Engine):
     ) -> None:
         if slots < 1 or context < 2 or max_batch_tokens < 1:
             raise ValueError(
-                f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}: allowed are 1, 2, 1 and more"
+                f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}: "
+                "the smallest allowed values are 1, 2 and 1"
             )
-        self.model, self.chat, self.context, self.max_batch_tokens = (
-            model,
-            chat,
-            context,
-            max_batch_tokens,
-        )
+        self.model, self.chat = model, chat
+        self.context, self.max_batch_tokens = context, max_batch_tokens
         causal_lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.backbone, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.config = self.backbone.config
@@ -91,8 +89,8 @@ class LocalEngine(Engine):
         ahead = self.device.type == "cuda" if run_ahead is None else run_ahead
         self.ops = _operations(self.device) if ahead else None
         self.decoder = plain_decoder(model, context, self.ops)
-        slots = _affordable(slots, context, self.config, self.backbone, self.device)
-        self.pool = _make_pool(
+        slots = affordable_slots(slots, context, self.config, self.backbone, self.device)
+        self.pool = make_pool(
             self.config,
             (slots + ahead, context),
             self.backbone.get_input_embeddings().weight.dtype,
@@ -102,32 +100,37 @@ class LocalEngine(Engine):
         self.stats = Stats()
         self.queue: deque[Request] = deque()
         self.answered: list[tuple[Request, Completion]] = []
+        self._make_arrays(slots)
+        self.ends = StopTable(chat, self.head.weight.shape[0])
+        self.capacity = slots
+        self.group_size = 256 if self.device.type == "cpu" else slots
+        self.loop = self._make_loop(slots) if ahead else None
+        self.flight: tuple[StepInFlight, Array] | None = None
+        self.prefix = np.zeros(0, np.int64)  # common prefix of all active sequences
+
+    def _make_arrays(self, slots: int) -> None:
+        """State of the sequences, indexed by slot."""
         self.requests: list[Request | None] = [None] * slots
         self.known, self.prompt, self.limit, self.ahead, self.lease = (
             np.zeros(slots, np.int64) for _ in range(5)
         )
         self.seed, self.top_k, self.stop = (np.zeros(slots, np.int64) for _ in range(3))
         self.temperature, self.top_p = np.ones(slots, np.float32), np.ones(slots, np.float32)
-        self.logprobs = np.zeros((slots, context), np.float32)
+        self.logprobs = np.zeros((slots, self.context), np.float32)
         self.active = np.zeros(slots, bool)
-        self.ends = StopTable(chat, self.head.weight.shape[0])
-        self.capacity = slots
-        self.group_size = 256 if self.device.type == "cpu" else slots
-        self.loop: DeviceLoop | None = None
-        if self.ops is not None:
-            self.pool.reserve(slots + 1, context)
-            heads = self.config.num_attention_heads
-            self.loop = DeviceLoop(
-                _weakly(self._on_device),
-                self.head,
-                self.pool,
-                heads=heads,
-                slots=slots,
-                max_tokens=max_batch_tokens + slots,
-                ops=self.ops,
-            )
-        self.flight: tuple[StepInFlight, Array] | None = None
-        self.prefix = np.zeros(0, np.int64)  # what all active sequences begin with
+
+    def _make_loop(self, slots: int) -> DeviceLoop:
+        assert self.ops is not None, "the loop needs operations"
+        self.pool.reserve(slots + 1, self.context)
+        return DeviceLoop(
+            _weakly(self._on_device),
+            self.head,
+            self.pool,
+            heads=self.config.num_attention_heads,
+            slots=slots,
+            max_tokens=self.max_batch_tokens + slots,
+            ops=self.ops,
+        )
 
     def submit(self, request: Request) -> None:
         if (
@@ -140,12 +143,12 @@ class LocalEngine(Engine):
             self.queue.append(request)
 
     def refresh(self, policy_version: int) -> None:
-        """Empty the cache; sequences under way go on and have their keys computed anew."""
+        """Empty the cache; the keys of open sequences are computed again."""
         self.answered += [self._complete(slot, finish) for slot, finish in self._land()]
         self.policy_version = policy_version
         self.slots.clear()
         if self.decoder is None or not self.decoder.is_current(self.model):
-            # An adapter may have been added since, or a weight replaced.
+            # An adapter module was added or a weight was replaced.
             before, self.decoder = self.decoder, plain_decoder(self.model, self.context, self.ops)
             if self.loop is not None and self.decoder is not before:
                 self.loop.forget_graphs()
@@ -176,9 +179,10 @@ class LocalEngine(Engine):
         return answered
 
     def _admit(self) -> bool:
-        """Give slots to queued requests; those whose prefix another one is computing wait a step and copy it.
+        """Assign slots to queued requests.
 
-        Returns whether more could have got a slot, had this step room for their tokens.
+        A request whose prefix is being computed for another one waits a step and copies it.
+        Returns whether more requests could have a slot if this step had room for their tokens.
         """
         waiting = []
         budget = self.max_batch_tokens - int(
@@ -214,9 +218,10 @@ class LocalEngine(Engine):
         self.pool.reserve(slot + 1, length)
 
     def _schedule(self, crowded: bool) -> tuple[Array, Array, bool]:
-        """Slots to work on and how many tokens of each: all that decode, ordered by slot, then prompts, shortest first.
+        """Slots to work on and the number of tokens of each: decodes by slot, then short prompts.
 
-        A GPU decodes many almost as quickly as few, so there nobody decodes (third result) while prompts are left for the next step.
+        A GPU decodes many sequences almost as fast as few. So on a GPU no sequence decodes (third
+        result) while prompts are left over for the next step.
         """
         active = np.flatnonzero(self.active & (self.known + self.ahead < self.limit))
         new = (self.known + self.ahead - self.slots.filled)[active]
@@ -241,7 +246,7 @@ class LocalEngine(Engine):
         )
 
     def _launch(self, slots: Array, new: Array, hold: bool) -> tuple[StepInFlight, Array] | None:
-        """Send the next step off: prompts are prefilled and, unless they `hold`, all whose prompt is done by then decode one token."""
+        """Launch the next step: prefill prompts, then decode all complete ones unless `hold`."""
         assert self.loop is not None, "for the device loop"
         if not len(slots):
             return None
@@ -273,7 +278,7 @@ class LocalEngine(Engine):
         )
 
     def _shared(self, joined: Array) -> int:
-        """How many tokens all active sequences begin with: shrinks as others join, and is found anew when all are new."""
+        """Length of the common prefix of all active sequences; `joined` are the new ones."""
         if len(joined) and len(joined) == int(self.active.sum()):
             self.prefix = self.slots.tokens[joined[0], : self.prompt[joined[0]]].copy()
         for slot in joined.tolist():
@@ -283,7 +288,10 @@ class LocalEngine(Engine):
         return len(self.prefix)
 
     def _land(self) -> list[tuple[int, Finish]]:
-        """Read the tokens of the step under way and say who finished; tokens of sequences that have ended since are dropped."""
+        """Read the tokens of the launched step; returns the finished sequences.
+
+        Tokens of sequences that have ended since are dropped.
+        """
         if self.flight is None:
             return []
         (flight, lease), self.flight = self.flight, None
@@ -291,7 +299,8 @@ class LocalEngine(Engine):
         tokens, logprobs = flight.wait()
         self.stats.waited += time.perf_counter() - before
         finished: list[tuple[int, Finish]] = []
-        # A sequence that joined has two tokens in one step; in order, and the second counts only if the first did not end it.
+        # A sequence that joined has two tokens in one step. The second counts only if the first
+        # did not end the reply.
         second = np.zeros(len(lease), bool)
         second[
             np.setdiff1d(np.arange(len(lease)), np.unique(flight.slots, return_index=True)[1])
@@ -316,7 +325,7 @@ class LocalEngine(Engine):
         return cast("torch.Tensor", output.last_hidden_state[0])
 
     def _advance(self, slots: Array, new: Array) -> list[tuple[int, Finish]]:
-        """Compute the new tokens, sample where a sequence is complete, and say who finished."""
+        """Compute the new tokens and sample complete sequences; returns the finished ones."""
         filled = self.slots.filled[slots]
         self.pool.reserve(0, int((filled + new).max()))
         hidden = self._forward(slots, filled, new)
@@ -367,7 +376,7 @@ class LocalEngine(Engine):
         )
 
     def _append(self, slots: Array, tokens: Array, logprobs: Array) -> list[tuple[int, Finish]]:
-        """Store the sampled tokens; only rows that end or may complete a stop string are looked at one by one."""
+        """Store the sampled tokens; only rows that may have ended are inspected one by one."""
         known = self.known[slots]
         self.slots.tokens[slots, known] = tokens
         self.logprobs[slots, known] = logprobs
@@ -408,7 +417,7 @@ class LocalEngine(Engine):
 
 @contextmanager
 def _attending(model: torch.nn.Module, config: Any, name: str) -> Iterator[None]:
-    """Run the shared module with our attention and without dropout, then leave it as it was found."""
+    """Use the engine's attention and eval mode inside the context; restore both on exit."""
     before = config._attn_implementation
     training = [module for module in model.modules() if module.training] if model.training else []
     config._attn_implementation = name
@@ -422,17 +431,11 @@ def _attending(model: torch.nn.Module, config: Any, name: str) -> Iterator[None]
             module.training = True
 
 
-def _make_pool(
-    config: Any, most: tuple[int, int], dtype: torch.dtype, device: torch.device
-) -> KeyValuePool:
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return KeyValuePool(config.num_hidden_layers, kv_heads, size, most, dtype, device)
-
-
 def _weakly(forward: Forward) -> Forward:
-    """The method without a hold on its engine: a circle would keep a dropped engine, and its pool, until the garbage collector comes."""
+    """The method without a strong reference to its engine.
+
+    A reference cycle would keep a deleted engine and its pool until the garbage collector runs.
+    """
     method = WeakMethod(forward)
 
     def call(ids: torch.Tensor, positions: torch.Tensor, places: Places) -> torch.Tensor:
@@ -444,42 +447,16 @@ def _weakly(forward: Forward) -> Forward:
 
 
 def _operations(device: torch.device) -> ModuleType:
-    """Kernels for a GPU; the same functions in plain PyTorch elsewhere."""
+    """Triton kernels on CUDA; the same functions in plain PyTorch elsewhere."""
     return importlib.import_module(f"mage.engines.{'kernels' if device.type == 'cuda' else 'ops'}")
-
-
-def _affordable(slots: int, context: int, config: Any, backbone: Any, device: torch.device) -> int:
-    """As many slots as their share of the memory holds: the learner needs the rest."""
-    pool = _make_pool(
-        config, (slots, context), backbone.get_input_embeddings().weight.dtype, torch.device("meta")
-    )
-    layers, two, _, _, *rest = pool.store.shape
-    size = layers * two * context * math.prod(rest) * pool.dtype.itemsize
-    room = memory_for_slots(device)
-    if room is None:
-        return slots
-    if room < 2 * size:
-        raise ValueError(
-            f"a sequence of engines.context = {context} tokens needs {size / 1e9:.1f} GB; {room / 1e9:.1f} GB are there for it: lower it"
-        )
-    return min(slots, room // size - 1)
-
-
-def memory_for_slots(device: torch.device) -> int | None:
-    """Bytes: half of what is free on a GPU; of a host a quarter of all it has, so that a resumed run has as many slots as before. None if nobody tells."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info()[0] // 2
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def _check_full_attention(config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise ValueError(
-            f"the local engine computes full attention; {config.model_type} has layers of kind {sorted(kinds)}"
+            f"the local engine supports full attention only; {config.model_type} has layers of "
+            f"kind {sorted(kinds)}"
         )
 
 
@@ -490,6 +467,6 @@ def _is_last(new: Array) -> Array:
 
 
 def _signed(seed: int) -> int:
-    """Any integer as the 64-bit number numpy stores."""
+    """Any integer as a signed 64-bit number, for numpy."""
     seed &= 2**64 - 1
     return seed - 2**64 if seed >= 2**63 else seed

@@ -1,4 +1,4 @@
-"""The functions of `kernels.py` in plain PyTorch: what they compute, for any device, and for tests to hold the kernels against."""
+"""The functions of `kernels.py` in plain PyTorch, for any device; tests compare both."""
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 def rotate_and_store(
-    together: Tensor, heads: int, rope: tuple[Tensor, Tensor], norms: tuple[Tensor, Tensor] | None, epsilon: float, slots: Tensor, positions: Tensor,
+    together: Tensor, heads: int, rope: tuple[Tensor, Tensor],
+    norms: tuple[Tensor, Tensor] | None, epsilon: float, slots: Tensor, positions: Tensor,
     keys: Tensor, values: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Rotated queries of `together` [rows, heads + 2 kv heads, size]; keys and values go into their slots."""
+    """Rotated queries of `together` [rows, heads + 2 kv heads, size]; stores keys and values."""
     query, key, value = together.split((heads, keys.shape[2], keys.shape[2]), 1)
     if norms is not None:
         query, key = rms_norm(query, norms[0], epsilon), rms_norm(key, norms[1], epsilon)
@@ -35,7 +36,7 @@ def rotate_and_store(
 
 
 def rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rolled by half, (a, b) becomes (b, a): with sines whose first half is negated that is transformers' rotate_half."""
+    """rotate_half of transformers: rolling by half maps (a, b) to (b, a); `sin` has the signs."""
     return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), sin)
 
 
@@ -48,7 +49,10 @@ def attend_decode(
     shared: Tensor,
     scaling: float,
 ) -> Tensor:
-    """Row r attends to the first filled[slots[r]] + 1 keys of its slot, the first shared[1] of them read from slot shared[0]."""
+    """Row r attends to the first filled[slots[r]] + 1 keys of its slot.
+
+    The first shared[1] of them are read from slot shared[0].
+    """
     place = torch.arange(keys.shape[1], device=keys.device)
     owner = torch.where(place < shared[1], shared[0], slots[:, None])
     seen = place <= filled[slots][:, None]
@@ -60,7 +64,7 @@ def attend_decode(
 def attend_blocks(
     query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scaling: float
 ) -> Tensor:
-    """Blocks of neighbouring new tokens of a sequence, each attending to its slot's keys up to its own."""
+    """Blocks of new tokens of a sequence; each token attends to its slot's keys up to its own."""
     out = torch.zeros_like(query)
     place = torch.arange(keys.shape[1], device=keys.device)
     for start, count, slot, position in torch.stack(
@@ -79,7 +83,7 @@ def attend_blocks(
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float) -> Tensor:
-    """[rows, queries, heads, size] against [rows, length, kv heads, size], as far as `seen` [rows, queries, length]."""
+    """[rows, queries, heads, size] and [rows, length, kv heads, size]; mask `seen`."""
     query, keys, values = (part.transpose(1, 2) for part in (query, keys, values))
     return scaled_dot_product_attention(
         query, keys, values, attn_mask=seen[:, None], scale=scaling, enable_gqa=True
@@ -87,7 +91,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: 
 
 
 def choose(logits: Tensor, slots: Tensor, state: Sequences, answers: Tensor, grown: bool) -> None:
-    """Sample row r for the sequence in slots[r]: token and logprob go to column r of `answers`, and its state moves on."""
+    """Sample row r for the sequence in slots[r] and advance its state; results go to `answers`."""
     temperature = state.temperature[slots][:, None]
     greedy = temperature == 0
     logprobs = (logits.float() / torch.where(greedy, 1.0, temperature)).log_softmax(-1)

@@ -1,7 +1,8 @@
-"""From logits to tokens. The random number of a token is a hash of (seed, position), so a reply depends on nobody else.
+"""From logits to tokens.
 
-The returned logprob is that of the distribution that was sampled from: temperature, top-k and top-p included and
-renormalised. At temperature 0, where that distribution is a point, it is the model's own logprob.
+The random number of a token is a hash of (seed, position), so a reply does not depend on its
+batch. The returned logprob is that of the distribution that was sampled from: temperature, top-k
+and top-p included, renormalised. At temperature 0 it is the model's own logprob.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """How each row of a batch is sampled; `index` counts the tokens of the reply."""
+    """Sampling options of each row of a batch; `index` counts the tokens of the reply."""
 
     seed: Array
     index: Array
@@ -25,7 +26,7 @@ class SamplingBatch:
 
 
 def uniform(seed: Array, index: Array) -> Array:
-    """Numbers in (0, 1) from seed and index alone (the splitmix64 generator, entered at any place)."""
+    """Numbers in (0, 1) from seed and index (the splitmix64 generator at any position)."""
     with np.errstate(over="ignore"):
         state = _mix(seed.astype(np.uint64)) + (index.astype(np.uint64) + np.uint64(1)) * np.uint64(
             0x9E3779B97F4A7C15
@@ -42,7 +43,7 @@ def _mix(state: Array) -> Array:
 
 
 def sample(logits: torch.Tensor, choices: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and their logprobs, one a row of `logits` [rows, vocabulary]."""
+    """Tokens and their logprobs, one per row of `logits` [rows, vocabulary]."""
     logits = logits.float()
     greedy = choices.temperature == 0
     if (choices.temperature != 1).any():
@@ -62,7 +63,7 @@ def sample(logits: torch.Tensor, choices: SamplingBatch) -> tuple[torch.Tensor, 
         )
     probabilities = logits.softmax(-1)
     summed = probabilities.cumsum(-1)
-    # Scaled by the actual sum: rounding can then never point past the last possible token.
+    # Scaled by the actual sum, so that rounding never points past the last possible token.
     point = _column(uniform(choices.seed, choices.index), logits) * summed[:, -1:]
     tokens = torch.searchsorted(summed, point, right=True).clamp_(max=logits.shape[-1] - 1)
     if greedy.any():
@@ -75,9 +76,10 @@ def sample(logits: torch.Tensor, choices: SamplingBatch) -> tuple[torch.Tensor, 
 def truncate(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """Logits whose softmax at `temperature` is that distribution cut to the top_k likeliest and of these the fewest that reach top_p.
+    """Logits with everything outside top-k and top-p set to -inf, at `temperature`.
 
-    All options are columns; top_k = 0 and top_p = 1 change nothing.
+    Top-p applies to what top-k keeps. All options are columns; top_k = 0 and top_p = 1 change
+    nothing.
     """
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)

@@ -1,8 +1,9 @@
-"""Slots: where sequences keep their keys and values, and how a prompt finds what a slot already holds.
+"""Slots: where sequences keep their keys and values, and how a prompt finds a cached prefix.
 
-Prompts only ever grow, so the usual request extends the very tokens of a free slot: it goes on in place. Otherwise the
-longest common prefix is copied from any other slot. Prefixes are found by chained hashes of blocks of 16 tokens, then
-compared token by token, so a hash that collides costs time and never correctness.
+Prompts only grow, so most requests extend the tokens of a free slot and continue in place.
+Otherwise the longest common prefix is copied from another slot. Prefixes are found by chained
+hashes of blocks of 16 tokens and then compared token by token, so a hash collision costs time but
+never gives a wrong result.
 """
 
 from collections import OrderedDict
@@ -14,8 +15,8 @@ import numpy as np
 import torch
 
 BLOCK = 16
-CANDIDATES = 8  # holders of the same block that are compared token by token
-IDLE = 64  # steps after which a free slot is taken before a never used one, which keeps the used slots dense
+CANDIDATES = 8  # slots with the same block that are compared token by token
+IDLE = 64  # steps after which a free slot is preferred to an unused one; keeps used slots dense
 ROOT = 0x6D616765
 
 Ids = tuple[int, ...]
@@ -23,7 +24,10 @@ Array = np.ndarray[Any, Any]
 
 
 class KeyValuePool:
-    """Keys and values of all layers, [layers, 2, slots, length, kv_heads, head_size]; grows on demand up to `most`."""
+    """Keys and values of all layers, [layers, 2, slots, length, kv_heads, head_size].
+
+    The pool grows on demand, up to `most` (slots, length).
+    """
 
     def __init__(
         self,
@@ -35,7 +39,7 @@ class KeyValuePool:
         device: torch.device,
     ) -> None:
         self.most, self.device, self.dtype = most, device, dtype
-        # Zeros and not empty memory: a masked key has weight 0, and 0 times a leftover NaN would be NaN.
+        # Zeros, not empty memory: a masked key has weight 0, and 0 times an old NaN would be NaN.
         self.store = torch.zeros(layers, 2, 0, 0, kv_heads, head_size, dtype=dtype, device=device)
         self.strip = torch.zeros(0, dtype=dtype, device=device)
 
@@ -44,7 +48,7 @@ class KeyValuePool:
         return int(self.store.shape[3])
 
     def reserve(self, slots: int, length: int) -> None:
-        """Make room for `slots` slots of `length` tokens; grows by half at least, so growing stays rare."""
+        """Make room for `slots` slots of `length` tokens; grows by at least half."""
         layers, two, old_slots, old_length, *rest = self.store.shape
         if slots <= old_slots and length <= old_length:
             return
@@ -62,7 +66,7 @@ class KeyValuePool:
         return self.store[index, 0], self.store[index, 1]
 
     def write(self, into: torch.Tensor, where: torch.Tensor, rows: torch.Tensor) -> None:
-        """Put rows [tokens, kv_heads, size] at flat places slot * length + position."""
+        """Write rows [tokens, kv_heads, size] at flat places slot * length + position."""
         into.view(-1, *into.shape[2:]).index_copy_(0, where, rows)
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
@@ -72,15 +76,15 @@ class KeyValuePool:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.device, non_blocking=True)
 
     def causal_mask(self, last: torch.Tensor, length: int) -> torch.Tensor:
-        """Additive mask over `length` keys that lets each query see the keys up to and including `last`."""
-        # Every row is a window of one strip of zeros and then infinities: one copy, no comparisons.
+        """Additive mask over `length` keys; each query sees the keys up to and including `last`."""
+        # Every row is a window of one strip of zeros followed by -inf: one copy, no comparisons.
         windows = self.strip.unfold(0, length, 1)
         return windows.index_select(0, (self.length - 1 - last).view(-1)).view(*last.shape, length)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A slot for a prompt: its first `reused` tokens are there, those from `kept` on once copied from `source`."""
+    """A slot for a prompt: `reused` tokens are cached; those from `kept` on come from `source`."""
 
     slot: int
     reused: int
@@ -89,24 +93,24 @@ class Lease:
 
 
 class Slots:
-    """Which slot holds which tokens. `filled` counts the tokens of a slot whose keys are computed."""
+    """Which slot holds which tokens. `filled` counts the tokens of a slot whose keys exist."""
 
     def __init__(self, count: int, context: int, share: bool = True) -> None:
         self.count, self.share = count, share
         self.tokens = np.zeros((count, context), np.int64)
         self.filled = np.zeros(count, np.int64)
-        self.free: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # used before and free now -> step of release, oldest first
+        # Used before and free now -> step of release, oldest first.
+        self.free: OrderedDict[int, int] = OrderedDict()
         self.used = 0  # slots 0..used-1 have been used
         self.clock = 0
         self.clear()
 
     def clear(self) -> None:
-        """Forget what free and leased slots hold; leases stay and have to be filled again.
+        """Drop the contents of all slots; leased slots stay leased and are filled again.
 
-        Without leases all is as new: which slot a sequence gets decides who is computed side by side, and so the last bits
-        of a result. A resumed run has a new pool, and must not differ from one that went on.
+        Without leases the state is that of a new pool. The slot of a sequence decides its
+        neighbours in a batch, and so the last bits of a result. A resumed run has a new pool and
+        must give the same results as an uninterrupted one.
         """
         if len(self.free) == self.used:
             self.free.clear()
@@ -124,7 +128,7 @@ class Slots:
         return self.count - self.used + len(self.free)
 
     def lease(self, prompt: Ids) -> Lease | None:
-        """A slot for this prompt, or None if it does better to wait: its prefix is being computed for another one."""
+        """A slot for this prompt, or None if it should wait for a prefix that is being computed."""
         chain = _chain(prompt) if self.share else []
         depth = 0
         while depth < len(chain) and chain[depth] in self.holders:
@@ -159,7 +163,7 @@ class Slots:
         self.held[slot] = max(end, self.held[slot])
 
     def release(self, slot: int) -> None:
-        """The sequence is finished; its tokens stay for whoever extends them."""
+        """The sequence is finished; its tokens stay for later prompts."""
         self.free[slot] = self.clock
         if not self.share:
             return
@@ -171,7 +175,7 @@ class Slots:
         self.tail_of[slot] = (key, tail)
 
     def _best_holder(self, chain: list[int], depth: int, ids: Array) -> tuple[int, int]:
-        """The slot that shares the longest prefix, and that prefix's length."""
+        """The slot with the longest common prefix, and the length of that prefix."""
         best, found = -1, 0
         if depth:
             for slot in islice(self.holders[chain[depth - 1]], CANDIDATES):
@@ -181,7 +185,7 @@ class Slots:
         return best, found
 
     def _extendable(self, chain: list[int], depth: int, prompt: Ids, ids: Array) -> tuple[int, int]:
-        """A free slot whose tokens are ALL a prefix of the prompt, the longest such; (-1, 0) if there is none."""
+        """The free slot with the most tokens that are ALL a prefix of the prompt, or (-1, 0)."""
         if not self.share:
             return -1, 0
         for level in range(depth, -1, -1):
@@ -201,7 +205,7 @@ class Slots:
         return depth * BLOCK - reused >= 2 * BLOCK
 
     def _victim(self) -> int:
-        """The slot to overwrite: one idle for long, else a new one, else the one idle for longest."""
+        """The slot to overwrite: one that was idle for long, else a new one, else the oldest."""
         oldest, since = next(iter(self.free.items()), (-1, self.clock))
         if self.used < self.count and self.clock - since < IDLE:
             self.used += 1
@@ -209,7 +213,7 @@ class Slots:
         return oldest
 
     def _assign(self, slot: int, ids: Array, chain: list[int], kept: int) -> None:
-        """Write the prompt into the slot and forget the blocks after the first `kept` tokens."""
+        """Write the prompt into the slot and drop the blocks after the first `kept` tokens."""
         self._forget_tail(slot)
         keep = min(kept // BLOCK, self.held[slot])
         for block in self.chains[slot][keep : self.held[slot]]:
@@ -240,7 +244,7 @@ def _grow(size: int, needed: int, most: int) -> int:
 
 
 def _chain(ids: "Ids | list[int]", last: int = ROOT) -> list[int]:
-    """One hash a full block; each stands for all tokens up to its block's end."""
+    """One hash per full block; it stands for all tokens up to the end of that block."""
     chain = []
     for end in range(BLOCK, len(ids) + 1, BLOCK):
         last = hash((last, tuple(ids[end - BLOCK : end])))

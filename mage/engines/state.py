@@ -1,16 +1,18 @@
-"""What a GPU keeps of the sequences it works on, so that a decode step needs nothing from the host but who takes part."""
+"""State of the sequences on a GPU. A decode step needs only the list of slots from the host."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-BLOCK = 64  # keys that decoding reads at once; what sequences share is counted, and read together, in whole blocks
+BLOCK = 64  # keys that decoding reads at once; shared prefixes are counted in whole blocks
 
 
 class Tuning(NamedTuple):
-    """How an attention kernel divides its work: `lines` of queries and `keys` a tile, warps and stages of a program; with fewer than
-    `programs` of them the keys of a sequence are split among several."""
+    """How an attention kernel divides its work: `lines` of queries and `keys` per tile, and so on.
+
+    With fewer than `programs` programs, the keys of a sequence are split among several.
+    """
 
     lines: int = 128
     keys: int = 64
@@ -25,8 +27,10 @@ PREFILL = Tuning(lines=128, warps=8)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequences:
-    """One entry a slot: the newest token, how many keys are there, the place in the reply, and how to sample. `spare` is a slot
-    that belongs to nobody: batches are filled up with it."""
+    """One entry per slot: newest token, number of keys, place in the reply, sampling options.
+
+    `spare` is a slot that no sequence uses; batches are padded with it.
+    """
 
     token: torch.Tensor
     filled: torch.Tensor
@@ -48,8 +52,11 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """New tokens in blocks of at most `width` neighbours of one sequence: flat rows start .. start + count, the first of them at
-    `position` of `slot`. A block of padding has no keys: -count rows that belong to nobody, or none."""
+    """New tokens in blocks of at most `width` neighbours of one sequence.
+
+    A block has the flat rows start .. start + count; the first is at `position` of `slot`. A
+    padding block has a negative or zero count: -count rows without a sequence.
+    """
 
     start: torch.Tensor
     count: torch.Tensor

@@ -1,4 +1,4 @@
-"""Where a reply ends: end tokens, and stop strings without decoding every token of everybody."""
+"""Where a reply ends: end tokens and stop strings, without decoding every token."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ Array = np.ndarray[Any, Any]
 
 
 class StopTable:
-    """Which tokens end a reply, and which could complete a stop string, so that few replies need decoding."""
+    """Which tokens end a reply, and which may complete a stop string: only those are decoded."""
 
     def __init__(self, chat: Chat, vocabulary: int) -> None:
         self.chat = chat
@@ -28,10 +28,10 @@ class StopTable:
         return self.kinds[stop]
 
     def _row(self, stop: tuple[str, ...]) -> Array:
-        """A token can complete a stop string only if its own text has that string's last character.
+        """A token can complete a stop string only if its text has the string's last character.
 
-        A token that is part of a character decodes to a mark alone, and blanks may be dropped from a lone token: those
-        are always looked at.
+        A token that is part of a character decodes to a replacement mark, and a decoder may drop
+        blanks of a single token: both are always checked.
         """
         vocabulary = len(self.is_end)
         if any(not text or text[-1].isspace() for text in stop):

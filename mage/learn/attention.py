@@ -1,7 +1,7 @@
-"""Attention over a trie or a forest (see `packing.py`), as implementations that transformers models can be switched to.
+"""Attention over a trie or a forest (see `packing.py`), for models of transformers.
 
-A trie's is FlexAttention, which skips the blocks that the one-line rule leaves empty. In a forest the root attends itself causally,
-once, and every tree attends the root and itself. Linear layers see each token once.
+A trie uses FlexAttention, which skips the empty blocks of the mask. In a forest the root attends
+to itself once, and every tree attends to the root and to itself. Linear layers see each token once.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def trie_attention(
     trie: Mask,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """[1, heads, L, D] in, [1, L, heads, D] out."""
+    """Attention of a trie: [1, heads, L, D] in, [1, L, heads, D] out."""
     return _attend_for(query.device.type)(query, key, value, trie, scaling).transpose(1, 2), None
 
 
@@ -51,9 +51,13 @@ def forest_attention(
     forest: Shape,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """[1, heads, L, D] in, [1, L, heads, D] out, with L = root + trees * width."""
+    """Attention of a forest: [1, heads, L, D] in, [1, L, heads, D] out.
+
+    L = root + trees * width.
+    """
     sizes = [forest.root, forest.trees * forest.width]
-    # `split` and not slices: the gradient of a split is one copy, that of every slice a tensor of zeros and a sum.
+    # `split` is cheaper than slices: its gradient is one copy, while the gradient of every slice
+    # is a tensor of zeros and a sum.
     (above_query, own_query), *others = (states.split(sizes, 2) for states in (query, key, value))
     parts = []
     if forest.root:
@@ -76,7 +80,10 @@ def forest_attention(
 
 
 def _fold(query: torch.Tensor, forest: Shape, kv_heads: int) -> tuple[torch.Tensor, int]:
-    """[1, heads, B n, D] to [B, kv heads, n repeats, D]: heads that share keys become queries of one head, so keys are not copied."""
+    """[1, heads, B n, D] to [B, kv heads, n repeats, D].
+
+    Heads that share keys become queries of one head, so keys are not copied.
+    """
     blocks, repeats = (forest.trees, forest.width), query.shape[1] // kv_heads
     return query[0].unflatten(0, (kv_heads, repeats)).unflatten(2, blocks).permute(
         2, 0, 3, 1, 4
@@ -94,11 +101,14 @@ def _with_root(root: torch.Tensor, own: torch.Tensor, forest: Shape) -> torch.Te
 def forest_mask(
     reach: torch.Tensor, forest: Shape, *, repeats: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Additive mask [B, 1, n repeats, R + n]: zero where `j <= i < end[j]`, minus infinity elsewhere; the root is open to all."""
+    """Additive mask [B, 1, n repeats, R + n]: zero where `j <= i < end[j]`, otherwise -inf.
+
+    Every query sees the whole root.
+    """
     key = torch.arange(forest.width, device=reach.device)
     query = key.repeat_interleave(repeats)[:, None]
     closed = (query >= reach[:, None, :]).logical_or_(key > query)
-    # CUDA kernels want rows that begin at multiples of 8 and would otherwise copy the mask in every layer.
+    # CUDA kernels need rows that start at multiples of 8; otherwise every layer copies the mask.
     columns = -(-(forest.root + forest.width) // 8) * 8
     mask = torch.zeros(forest.trees, 1, len(query), columns, dtype=dtype, device=reach.device)[
         ..., : forest.root + forest.width
@@ -109,7 +119,7 @@ def forest_mask(
 
 @contextmanager
 def attending(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
-    """Switch a model's attention and switch it back: an engine shares the module and has its own."""
+    """Use the attention of `layout` inside the context; the engine has its own attention."""
     AttentionInterface.register(IMPLEMENTATIONS["trie"], trie_attention)
     AttentionInterface.register(IMPLEMENTATIONS["forest"], forest_attention)
     config = model.config
@@ -122,19 +132,21 @@ def attending(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
 
 
 def check_packable(model: PreTrainedModel) -> None:
-    """A forest needs every layer to be full attention: windows and recurrent states follow the line, not the trie."""
+    """Raise unless every layer has full attention: windows or recurrent states do not pack."""
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or not model._supports_attention_backend:
         raise ValueError(
-            f"{type(model).__name__} has layers of kind {sorted(kinds)}; packed training needs full attention: set learn.packed = false"
+            f"{type(model).__name__} has layers of kind {sorted(kinds)}, but packed training needs "
+            "full attention: set learn.packed = false"
         )
 
 
 def exchange_rate(model: PreTrainedModel) -> float:
-    """How many pairs of query and key cost as much as one token costs outside attention.
+    """Number of query-key pairs that cost as much as one token outside attention.
 
-    6 operations per weight and token, 14 per pair and channel (two products forward, five backward); what is neither
-    (norms, activations) about doubles a token's price, measured on the CPU with 64 channels.
+    6 operations per weight and token, 14 per pair and channel (two products forward, five
+    backward). Norms and activations about double the cost of a token (measured on a CPU with 64
+    channels).
     """
     config = model.config
     weights = sum(value.numel() for value in model.get_decoder().layers.parameters())
@@ -145,9 +157,9 @@ def exchange_rate(model: PreTrainedModel) -> float:
 def hidden_states(
     model: PreTrainedModel, packed: Packed, *, recompute: bool = False
 ) -> torch.Tensor:
-    """The last hidden state of every token as [tokens, width]; the model must be `attending` as the layout needs.
+    """Last hidden state of every token, [tokens, width]. Call it inside `attending`.
 
-    `recompute`: keep only what goes from layer to layer for the backward pass.
+    `recompute`: keep only the layers' inputs for the backward pass.
     """
     if packed.layout == "trie" and is_plain(model):
         return run_layers(
@@ -176,7 +188,10 @@ def hidden_states(
 
 @contextmanager
 def recomputing(model: PreTrainedModel) -> Iterator[None]:
-    """transformers recomputes a layer only if it is in training mode; what is inside stays as it is, so nothing else changes."""
+    """Turn on gradient checkpointing. transformers applies it only to layers in training mode.
+
+    Only the layers themselves are switched, not the modules inside, so dropout stays off.
+    """
     layers = list(model.get_decoder().layers)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:

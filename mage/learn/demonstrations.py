@@ -1,7 +1,7 @@
-"""Scripted play through the real prompts, in any environment: uniformly random legal moves, and notes that state facts.
+"""Scripted play in any environment: uniformly random legal moves, and notes that state facts.
 
-It teaches the format of an answer and nothing else. The scripted player looks at the state and so needs no word of the
-prompt; what it writes goes the way of every reply, so prompts are exactly those that a model will meet.
+It teaches the answer format and nothing else. The scripted player reads the state and not the
+prompt. Its replies take the same path as a model's, so the prompts are exactly those of real play.
 """
 
 import random
@@ -21,9 +21,9 @@ from mage.types import MetaEpisode, Request, Sample, Task, Turn, Where
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A turn of scripted play; `reply_ids` is what a model should write there, and where it should end.
+    """A turn of scripted play. `reply_ids` is the reply that the model should learn, end included.
 
-    `legal` are the moves it could have been; a note has none.
+    `legal` holds the legal moves of the turn; it is empty for a note.
     """
 
     turn: Turn
@@ -45,7 +45,7 @@ class Demonstration:
 
 
 def write_demonstrations(setting: Setting, tasks: Sequence[Task], seed: int) -> list[Demonstration]:
-    """All turns of one scripted meta-episode a task, moves and notes, in the order in which they were written."""
+    """All turns of one scripted meta-episode per task, moves and notes, in order of play."""
     players = [
         DemonstrationPlayer(setting, task, derive(seed, number))
         for number, task in enumerate(tasks)
@@ -80,14 +80,14 @@ class DemonstrationPlayer:
         )
 
     def _reply(self, request: Request) -> str:
-        """A request that stops at the end of an action asks for a move; any other is for text."""
+        """A request with stop strings asks for a move; any other request asks for a note."""
         state = self.states[-1]
         if not request.stop:
             over = state.turn() is None
             known = over or not self.setting.environment.multi_agent
             recap = " ".join(
                 ([] if over else [RAN_OUT]) + ([state.recap(self.task.seat)] if known else [])
-            )  # as `play` tells it
+            )  # the same text as in `play`
             return factual_note(
                 recap, self.rng, lambda text: len(self.chat.encode(text)) < request.max_tokens
             )
@@ -95,7 +95,8 @@ class DemonstrationPlayer:
         text = f"<action>{random_move(state, self.rng)}</action>"
         if (length := len(self.chat.encode(text))) > request.max_tokens:
             raise ValueError(
-                f"agent.max_tokens = {request.max_tokens}: this model needs {length} tokens for the bare answer {text}; allow more"
+                f"agent.max_tokens = {request.max_tokens} is too small: the answer {text} takes "
+                f"{length} tokens with this model; set agent.max_tokens to {length} or more"
             )
         return text
 
@@ -116,9 +117,9 @@ class DemonstrationPlayer:
 
 
 def _watched(environment: Environment, seeds: Collection[int], states: list[State]) -> Environment:
-    """The same environment, which also puts every state that it starts with one of these seeds into `states`.
+    """The same environment, which also records every state that it starts from one of `seeds`.
 
-    Of these seeds, because an environment may start a state for itself, to show an example of a move.
+    Other seeds are not recorded: an environment may start a state only to show an example move.
     """
     kind: Any = type(environment)
 
@@ -133,7 +134,7 @@ def _watched(environment: Environment, seeds: Collection[int], states: list[Stat
 
 
 def facts_of(recap: str) -> list[str]:
-    """The sentences of an account of a finished episode.
+    """The sentences of a recap of a finished episode.
 
     >>> facts_of("Your card: J. Moves: you pass. You lost 1 chip.")
     ['Your card: J.', 'Moves: you pass.', 'You lost 1 chip.']
@@ -149,9 +150,9 @@ def facts_of(recap: str) -> list[str]:
 def factual_note(
     recap: str, rng: random.Random, fits: Callable[[str], bool] = lambda text: True
 ) -> str:
-    """Some of the facts of a finished episode, at least one, in random order: nothing is judged worth more than another.
+    """A random selection of the facts of an episode, at least one, in random order.
 
-    Facts that make the note longer than what `fits` are left out; one that fits nowhere is told all the same.
+    A fact that makes the note too long (`fits`) is left out. If none fits, use the shortest.
     """
     facts = facts_of(recap)
     note = ""

@@ -1,7 +1,8 @@
-"""The layers of a plain Llama or Qwen3 over a trie in one line, as one function that is compiled once for all of them.
+"""The layers of a plain Llama or Qwen3 model over a trie, as one compiled function for all layers.
 
-transformers runs a layer as some forty small operations; on a GPU most of a small model's time then goes into launching them and
-into memory. The parameters are the module's own. Adapters, hooks and other models go through transformers' modules.
+transformers runs a layer as about forty small operations. On a GPU a small model then spends most
+of its time launching kernels and moving memory. The parameters stay those of the module. Models
+with adapter modules, hooks or other architectures use the modules of transformers instead.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from mage.models.architecture import LayerParts, parts_of
 
-BLOCK = 128  # tokens of a block of the mask
+BLOCK = 128  # tokens in a block of the attention mask
 Mask: TypeAlias = "BlockMask | Tensor"
 
 
 class Sizes(NamedTuple):
-    """What all layers of a model have in common."""
+    """Sizes that all layers of a model share."""
 
     heads: int
     kv_heads: int
@@ -32,7 +33,10 @@ class Sizes(NamedTuple):
 def run_layers(
     backbone: Any, ids: Tensor, positions: Tensor, mask: Mask, *, recompute: bool = False
 ) -> Tensor:
-    """Last hidden states [tokens, width]; `recompute`: keep only what goes from layer to layer for the backward pass."""
+    """Last hidden states [tokens, width].
+
+    `recompute`: keep only the layers' inputs for the backward pass.
+    """
     config, first = backbone.config, backbone.layers[0].self_attn
     sizes = Sizes(
         config.num_attention_heads, config.num_key_value_heads, first.scaling, config.rms_norm_eps
@@ -48,7 +52,7 @@ def run_layers(
 
 @cache
 def _layer_for(device: str) -> Callable[..., Tensor]:
-    """Compiled for CUDA; elsewhere as it stands."""
+    """The compiled layer on CUDA; the plain function elsewhere."""
     return torch.compile(_layer, dynamic=True) if device == "cuda" else _layer
 
 
@@ -79,7 +83,7 @@ def _layer(
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float) -> Tensor:
-    """[1, heads, L, D] in and out."""
+    """Attention with the given mask; [1, heads, L, D] in and out."""
     grouped = query.shape[1] != key.shape[1]
     if isinstance(mask, Tensor):
         return scaled_dot_product_attention(
@@ -92,7 +96,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float
 
 
 def trie_mask(end: Tensor) -> Mask:
-    """`j <= i < end[j]` as blocks for FlexAttention on CUDA; elsewhere dense, as FlexAttention is no gain there."""
+    """The mask `j <= i < end[j]`: blocks for FlexAttention on CUDA, a dense tensor elsewhere."""
     if end.device.type == "cuda":
         return block_mask(end)
     line = torch.arange(len(end), device=end.device)
@@ -100,7 +104,7 @@ def trie_mask(end: Tensor) -> Mask:
 
 
 def block_mask(end: Tensor, block: int = BLOCK) -> BlockMask:
-    """Which blocks of keys a block of queries needs, from `j <= i < end[j]` alone: some of it, all of it, or nothing."""
+    """For each block of queries: the blocks of keys that it needs in part and those in full."""
 
     def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < end[key])
@@ -108,7 +112,7 @@ def block_mask(end: Tensor, block: int = BLOCK) -> BlockMask:
     count = -(-len(end) // block)
     padded = pad(end, (0, count * block - len(end))).view(count, block)
     number = torch.arange(count, device=end.device)
-    first = number[:, None] * block  # of the queries
+    first = number[:, None] * block  # first query of each block of queries
     last = (first + block - 1).clamp(max=len(end) - 1)
     earlier = number[None, :] < number[:, None]
     full = earlier & (padded.amin(1)[None, :] > last)
@@ -122,7 +126,7 @@ def block_mask(end: Tensor, block: int = BLOCK) -> BlockMask:
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks every row has, and which, these first."""
+    """The number of chosen blocks per row, and the block numbers with the chosen ones first."""
     order = chosen.int().argsort(dim=1, descending=True, stable=True)
     return chosen.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]
 

@@ -1,5 +1,7 @@
-"""The learner: samples in, better weights out. It shares its module with the engine that plays, so it switches the
-attention on entry and back on exit, and keeps the model in eval mode: dropout would make sampler and learner differ.
+"""The learner: it turns samples into optimizer steps.
+
+It shares its module with the engine that plays. So it switches the attention on entry and back on
+exit, and it keeps the model in eval mode: with dropout, sampler and learner would differ.
 """
 
 import random
@@ -23,28 +25,28 @@ from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, 
 from mage.learn.packing import (
     Layout,
     Packed,
-    Row,
     pack_forest,
     pack_rows,
     pack_trie,
     plan_forests,
     plan_rows,
     plan_tries,
-    prepare,
 )
 from mage.learn.ranks import Ranks
 from mage.learn.trainable import Adapters, AllWeights, Trainable
+from mage.learn.tries import Row, prepare
 from mage.seeds import derive
 from mage.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """One update in numbers. Means are over reply tokens of all steps unless their name says otherwise.
+    """Figures of one update. Means are over the reply tokens of all steps unless stated otherwise.
 
-    `kl` is None without a reference; `action_entropy` is that among the legal moves, mean over play samples,
-    `reflect_entropy` per reflection token; `mismatch` is mean |logprob - sampler's| in the first step, before any change;
-    `computed_tokens` went through the network, `row_tokens` would have without packing.
+    `kl` is None without a reference. `action_entropy` is the entropy among the legal moves, mean
+    over play samples; `reflect_entropy` is per reflection token. `mismatch` is the mean of
+    |logprob - sampler's logprob| in the first step, before any change. `computed_tokens` is the
+    number of tokens the network computed, `row_tokens` the number without packing.
     """
 
     policy_loss: float
@@ -68,10 +70,11 @@ class Metrics:
 
 
 class Learner:
-    """Trains `model` in place; it is the model to play with, adapters included, and `module` here.
+    """Trains `model` in place. `module` is the same object; the engine plays with it.
 
-    With `kl`, the reference is the model as it is now: build the learner on the starting weights and `load` a checkpoint
-    afterwards. `start` is the folder of adapters that `model` was loaded with. `layout` is for tests; by default what suits the device.
+    With `kl`, the reference is the model at construction: build the learner from the starting
+    weights, then `load` a checkpoint. `start` is the adapter folder that `model` was loaded from.
+    `layout` is for tests; the default suits the device.
     """
 
     def __init__(
@@ -98,8 +101,8 @@ class Learner:
         )
         self.ranks = ranks or Ranks()
         self.module: PreTrainedModel = model.eval()
-        self.trained = make_trainable(model, options, seed=seed, start=start)
-        self._masters = self.trained.masters
+        self.trainable = make_trainable(model, options, seed=seed, start=start)
+        self._masters = self.trainable.masters
         self._optimizer = torch.optim.AdamW(
             self._masters.values(),
             lr=options.lr,
@@ -109,7 +112,7 @@ class Learner:
         )
 
     def update(self, samples: Sequence[Sample], *, entropy: float, update: int) -> Metrics:
-        """One update from freshly played samples: `epochs` x `minibatches` optimizer steps."""
+        """One update from new samples: `epochs` x `minibatches` optimizer steps."""
         if not samples:
             raise ValueError("an update needs at least one sample")
         rows = prepare(samples)
@@ -135,14 +138,14 @@ class Learner:
         return cut(rows, ceil(self.ranks.total(len(rows)) / limit), seed)
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> torch.Tensor:
-        """Logprob of every reply token of an update under the policy or the frozen reference, by its index there."""
+        """Logprobs of all reply tokens under the policy or the frozen reference, by token index."""
         found = torch.empty(
             sum(len(row.sample.reply_ids) for row in rows),
             dtype=self._real,
             device=self.module.device,
         )
         with (
-            self.trained.reference() if reference else nullcontext(self.module) as model,
+            self.trainable.reference() if reference else nullcontext(self.module) as model,
             torch.no_grad(),
             attending(model, self.layout),
         ):
@@ -151,7 +154,7 @@ class Learner:
         return found
 
     def pack(self, rows: Sequence[Row]) -> Iterable[Packed]:
-        """The micro-batches of some rows."""
+        """Group rows into micro-batches."""
         where: dict[str, Any] = {"dtype": self.module.dtype, "device": self.module.device}
         limit = self.options.micro_tokens
         if self.layout == "trie":
@@ -174,7 +177,7 @@ class Learner:
     def _score(
         self, model: PreTrainedModel, packed: Packed
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logprobs and entropies of the reply tokens, and the entropies where legal moves part."""
+        """Logprobs and entropies of the reply tokens, and entropies among legal moves."""
         recompute = self.options.recompute and torch.is_grad_enabled()
         hidden, head, terms = (
             hidden_states(model, packed, recompute=recompute),
@@ -204,7 +207,7 @@ class Learner:
         reference: torch.Tensor | None = None,
         proximal: torch.Tensor | None = None,
     ) -> tuple[Sums, int]:
-        """Add the gradient of the loss over these rows, the samples of one optimizer step, micro-batch by micro-batch."""
+        """Add the gradient of these rows, which form one optimizer step, in micro-batches."""
         normaliser = self.ranks.total(sum(len(row.sample.reply_ids) for row in rows))
         given = {
             name: values
@@ -227,19 +230,22 @@ class Learner:
                     **own,
                 )
                 loss.backward()
-                self.trained.collect()
+                self.trainable.collect()
                 readings.append(reading)
                 computed += packed.tokens
         return read(readings), computed
 
     def _descend(self) -> tuple[float, bool]:
-        """The gradient's norm, and whether the step was made."""
+        """Make an optimizer step. Returns the gradient norm and whether it was finite.
+
+        A step with an infinite or NaN gradient is skipped.
+        """
         self.ranks.sum_gradients(self._masters.values())
         norm = float(clip_grad_norm_(self._masters.values(), self.options.grad_clip))
         finite = norm < float("inf")
         if finite:
             self._optimizer.step()
-            self.trained.publish()
+            self.trainable.publish()
         self.module.zero_grad(set_to_none=True)
         self._optimizer.zero_grad(set_to_none=True)
         return norm, finite
@@ -286,25 +292,26 @@ class Learner:
         )
 
     def save(self, folder: Path, *, update: int, state: dict[str, Any]) -> Path:
-        """Write a checkpoint of everything that changes while learning."""
+        """Write a checkpoint with the whole state of the learner."""
         moments = {
             f"{name}.{key}": value
             for name, master in self._masters.items()
             for key, value in self._optimizer.state.get(master, {}).items()
         }
-        adapter = isinstance(self.trained, Adapters)
+        adapter = isinstance(self.trainable, Adapters)
         return checkpoint.save(
             folder, checkpoint.Checkpoint(update, dict(self._masters), adapter, moments, state)
         )
 
     def load(self, path: Path) -> checkpoint.Checkpoint:
-        """Go on from a checkpoint: afterwards every update gives the numbers that the uninterrupted run gives."""
+        """Load a checkpoint. All later updates equal those of an uninterrupted run."""
         found = checkpoint.load(path)
         expected = {name: master.shape for name, master in self._masters.items()}
         if expected != {name: value.shape for name, value in found.weights.items()}:
             kind = "adapters" if found.adapter else "weights"
             raise ValueError(
-                f"checkpoint {path} holds {kind} of another model or another learn.lora_rank than this recipe's"
+                f"checkpoint {path} holds {kind} whose shapes differ from this run's: it belongs "
+                "to another model or another learn.lora_rank; use the recipe it was written with"
             )
         with torch.no_grad():
             for name, master in self._masters.items():
@@ -314,7 +321,7 @@ class Learner:
             name, _, moment = key.rpartition(".")
             master = self._masters[name]
             self._optimizer.state[master][moment] = value.to(master.device)
-        self.trained.publish()
+        self.trainable.publish()
         return found
 
 
@@ -329,7 +336,7 @@ class _Step:
 def make_trainable(
     model: PreTrainedModel, options: LearnOptions, *, seed: int = 0, start: Path | None = None
 ) -> Trainable:
-    """All weights, or adapters of the rank that is asked for."""
+    """All weights, or LoRA adapters if `lora_rank` is set."""
     if not options.lora_rank:
         return AllWeights(model, reference=options.kl > 0)
     alpha = 2.0 * options.lora_rank if options.lora_alpha is None else options.lora_alpha
@@ -337,7 +344,7 @@ def make_trainable(
 
 
 def best_layout(model: PreTrainedModel, options: LearnOptions) -> Layout:
-    """A trie in one line where attention skips the empty blocks of its mask, a forest where masks are dense."""
+    """A trie on CUDA, where attention skips empty blocks; a forest where masks are dense."""
     if not options.packed:
         return "rows"
     return "trie" if model.device.type == "cuda" else "forest"
@@ -361,10 +368,10 @@ def cut(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:
 
 
 def split(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:
-    """Deal the samples into `parts` lots of nearly equal size, in an order drawn from `seed`; lots may be empty.
+    """Split the samples into `parts` mini-batches of similar size, in an order drawn from `seed`.
 
-    Whole groups stay together where there are enough of them, because their members share most of their prompts and so
-    are packed best side by side; else whole meta-episodes do.
+    Whole groups stay together if there are enough of them, because their members share most of
+    their prompts and pack well. Otherwise whole meta-episodes stay together. Parts may be empty.
     """
 
     def group(row: Row) -> tuple[int, ...]:

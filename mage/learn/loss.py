@@ -1,5 +1,7 @@
-"""The loss as the paper states it, with its diagnostics beside it. Everything is a SUM over tokens divided by a given
-normaliser (all reply tokens of the optimizer step), so that micro-batches add up to the whole batch exactly.
+"""The loss of the paper with its diagnostics.
+
+Every term is a SUM over tokens divided by a given normaliser (all reply tokens of the optimizer
+step), so the losses of micro-batches add up to the loss of the whole batch exactly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +15,17 @@ from torch.nn.functional import linear
 from mage.config.sections import LearnOptions
 from mage.learn.packing import Terms
 
-# exp(20) is 5e8: beyond it a ratio says nothing more, and an overflow would turn a zero gradient into NaN.
+# exp(20) is 5e8. A larger ratio carries no information, and an overflow turns a zero gradient
+# into NaN.
 LARGEST_LOG_RATIO = 20.0
-# Logits held at once: 2**24 float32 are 64 MB. A micro-batch that needs more recomputes them in the backward pass.
+# Logits held at once: 2**24 float32 values are 64 MB. A larger micro-batch recomputes its logits
+# in the backward pass.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What the diagnostics are made of, added over micro-batches; `ratio_max` is a maximum."""
+    """Sums for the diagnostics, added over micro-batches; `ratio_max` is a maximum."""
 
     tokens: float = 0.0
     plays: float = 0.0
@@ -46,7 +50,7 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The sums of one micro-batch, those that the device computes still there: to ask for them would make the host wait."""
+    """The sums of one micro-batch. `measured` stays on the device, so the host does not wait."""
 
     tokens: int
     plays: int
@@ -54,7 +58,7 @@ class Reading:
 
 
 def read(readings: Sequence[Reading]) -> Sums:
-    """The sums of some micro-batches, or of none; here the host waits, once."""
+    """Add up the sums of micro-batches; the host waits for the device here, once."""
     rows = torch.stack([reading.measured for reading in readings]).tolist() if readings else []
     return sum(
         (
@@ -73,22 +77,26 @@ def token_logprobs(
     temperature: float,
     at_once: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logprob of each target, and the entropy of its distribution as a figure, from the hidden states that predict them [T, width].
+    """Logprob of each target and the entropy of its distribution, from hidden states [T, width].
 
-    The logits of all of them are never there at once: a piece at a time, and again in the backward pass.
+    The entropy has no gradient. Logits are computed in pieces, and again in the backward pass, so
+    they are never all in memory.
     """
     bias = getattr(head, "bias", None)
     length = max(
         1, (at_once or LOGITS_AT_ONCE.get(hidden.device.type, 2**24)) // head.weight.shape[0]
     )
     if len(targets) <= length and hidden.device.type == "cpu":
-        logprobs, entropies, _ = _look(head(hidden), targets, temperature)
+        logprobs, entropies, _ = _score_logits(head(hidden), targets, temperature)
         return logprobs, entropies.detach()
-    return _Scored.apply(hidden, head.weight, bias, targets, temperature, length)  # type: ignore[no-any-return,no-untyped-call]
+    scored: tuple[torch.Tensor, torch.Tensor] = _Scored.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, bias, targets, temperature, length
+    )
+    return scored
 
 
 class _Scored(torch.autograd.Function):
-    """`_look` at hidden @ weight.T + bias, piece by piece. Between the passes only the sums of exponentials are kept."""
+    """`_score_logits` of hidden @ weight.T + bias, in pieces. Only the log-sum-exps are kept."""
 
     @staticmethod
     def forward(
@@ -100,7 +108,7 @@ class _Scored(torch.autograd.Function):
         temperature: float,
         length: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        look = _compiled(_look, hidden.device.type)
+        look = _compiled(_score_logits, hidden.device.type)
         pieces = [
             look(linear(states, weight, bias), wanted, temperature)
             for states, wanted in _pieces(length, hidden, targets)
@@ -114,7 +122,7 @@ class _Scored(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, sums = ctx.saved_tensors
-        slope = _compiled(_slope, hidden.device.type)
+        slope = _compiled(_logits_gradient, hidden.device.type)
         own = torch.empty_like(hidden)
         total = torch.zeros_like(weight, dtype=sums.dtype)
         shift = None if bias is None else torch.zeros_like(bias, dtype=sums.dtype)
@@ -142,10 +150,10 @@ def _pieces(length: int, *rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, ..
     return zip(*(part.split(length) for part in rows), strict=True)
 
 
-def _look(
+def _score_logits(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logprobs of the targets, entropies, and the logarithms of the sums of exponentials, a row each."""
+    """Logprobs of the targets, entropies, and log-sum-exps, one of each per row."""
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     sums = wide.logsumexp(-1)
     chosen = wide.gather(-1, targets[:, None]).squeeze(-1) - sums
@@ -154,14 +162,14 @@ def _look(
     return chosen, entropies, sums
 
 
-def _slope(
+def _logits_gradient(
     logits: torch.Tensor,
     targets: torch.Tensor,
     sums: torch.Tensor,
     above: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """How the chosen logprobs, each weighed with the gradient from above, change with the logits."""
+    """Gradient of the target logprobs, weighted with the incoming gradient, for the logits."""
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     return (
@@ -171,14 +179,14 @@ def _slope(
 
 @cache
 def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
-    """On CUDA one kernel instead of eight passes over the logits."""
+    """Compiled on CUDA: one kernel instead of eight passes over the logits."""
     return torch.compile(function, dynamic=True) if device == "cuda" else function
 
 
 def choice_entropies(
     hidden: torch.Tensor, head: torch.nn.Module, tokens: torch.Tensor, *, temperature: float
 ) -> torch.Tensor:
-    """Entropy among the tokens that legal moves part into [places, tokens], filled up with -1; gradients flow."""
+    """Entropy among the tokens [places, tokens] where legal moves diverge, padded with -1."""
     real = tokens >= 0
     logits = torch.einsum("cd,ckd->ck", hidden, head.weight[tokens.clamp(min=0)])
     if getattr(head, "bias", None) is not None:
@@ -191,10 +199,10 @@ def choice_entropies(
 def policy_objective(
     ratio: torch.Tensor, advantages: torch.Tensor, options: LearnOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's clipped objective per token, and which tokens the clip has taken out of the gradient.
+    """PPO's clipped objective per token, and the tokens that the clip removes from the gradient.
 
-    min(r A, clip(r, 1 - c, 1 + c) A); for A < 0 never below `dual_clip` A (Ye et al. 2020, eq. 5), or else one token
-    that the policy has come to like by accident would outweigh the batch.
+    min(r A, clip(r, 1 - c, 1 + c) A); for A < 0 never below `dual_clip` A (Ye et al. 2020, eq. 5).
+    Without that bound one token whose probability rose by accident could outweigh the batch.
     """
     high = options.clip if options.clip_high is None else options.clip_high
     plain = ratio * advantages
@@ -209,7 +217,7 @@ def policy_objective(
 
 
 def low_variance_kl(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """e^d - d - 1 with d = reference - logprob: never negative, zero where they agree (Schulman's k3)."""
+    """e^d - d - 1 with d = reference - logprob: never negative, zero if equal (Schulman's k3)."""
     difference = (reference - logprobs).clamp(max=LARGEST_LOG_RATIO)
     return difference.exp() - difference - 1
 
@@ -228,10 +236,11 @@ def policy_loss(
 ) -> tuple[torch.Tensor, Reading]:
     """Loss of one micro-batch and the sums for its diagnostics.
 
-    The bonus is the entropy among legal moves: `choices` summed, by the chain rule an unbiased estimate of the entropy of
-    the whole action. An entropy over the vocabulary would pay for illegal tokens, and does so until most moves are
-    illegal. `proximal` are the learner's own logprobs before the update: where they are given, the ratio
-    is taken to them and what the sampler saw otherwise becomes a truncated importance weight.
+    The entropy bonus is over legal moves: the sum of `choices` is, by the chain rule, an unbiased
+    estimate of the entropy of the whole action. An entropy over the vocabulary rewards illegal
+    tokens, until most moves are illegal. `proximal` holds the learner's own logprobs before the
+    update: if given, the ratio is taken to them, and the difference from the sampler becomes a
+    truncated importance weight.
     """
     old = terms.old_logprobs if proximal is None else proximal
     log_ratio = (logprobs - old).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
@@ -250,8 +259,18 @@ def policy_loss(
     )
     loss = (policy + options.kl * kl - entropy * bonus) / normaliser
     with torch.no_grad():
-        measured = torch.stack((
-            terms.on_reflection.sum(dtype=policy.dtype), policy, kl, bonus, (entropies * terms.on_reflection).sum(), cut.sum(), (ratio - 1 - log_ratio).sum(),
-            ratio.sum(), (logprobs - terms.old_logprobs).abs().sum(), ratio.max(),
-        ))  # fmt: skip
+        measured = torch.stack(
+            (
+                terms.on_reflection.sum(dtype=policy.dtype),
+                policy,
+                kl,
+                bonus,
+                (entropies * terms.on_reflection).sum(),
+                cut.sum(),
+                (ratio - 1 - log_ratio).sum(),
+                ratio.sum(),
+                (logprobs - terms.old_logprobs).abs().sum(),
+                ratio.max(),
+            )
+        )
     return loss, Reading(len(terms), terms.plays, measured)

@@ -1,53 +1,44 @@
-"""Samples into tensors. `pack_trie` and `pack_forest` compute every shared token once, `pack_rows` is the ordinary padded way.
+"""Samples to tensors. `pack_trie` and `pack_forest` compute shared tokens once; `pack_rows` pads.
 
-A set of samples is a prefix trie laid out depth first: if `end[j]` is one past the last token of j's subtree, query i may
-attend key j exactly when `j <= i < end[j]`, and positions are depths. A trie is laid out as one line, for attention that skips
-what its mask leaves empty (CUDA). A forest is for dense masks (CPU): one ROOT (what all samples of the micro-batch begin with)
-and B trees padded to one width, so that attention is B small squares and not one large one.
+The samples form a prefix trie that is laid out depth first. If `end[j]` is one past the last token
+of j's subtree, query i may attend to key j exactly when `j <= i < end[j]`. Positions are depths.
+A trie is one line, for attention that skips empty blocks of the mask (CUDA). A forest is for dense
+masks (CPU): one ROOT (the common prefix of the micro-batch) and B trees padded to one width, so
+that attention computes B small squares instead of a large one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from operator import attrgetter
 from typing import Literal
 
 import numpy as np
 import torch
 
+from mage.learn.tries import (
+    EXCHANGE,
+    Row,
+    SplitCost,
+    Tree,
+    build_tree,
+    common,
+    root_of,
+    split_tree,
+)
 from mage.types import Sample
 
 Layout = Literal["trie", "forest", "rows"]
-# Pairs of query and key that cost as much as one token outside attention, for a small model (see `attention.exchange_rate`).
-EXCHANGE = 660.0
-TREE = 2048  # most tokens of a tree in a line
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """A sample as an array. `key` sorts like the ids do; `offset` is the place of its first reply token in the update."""
-
-    sample: Sample
-    ids: np.ndarray
-    key: bytes
-    offset: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tree:
-    """Rows in the order of a walk; `shared[k]` leading tokens of row k are those of row k - 1. `size` counts trie nodes."""
-
-    rows: tuple[Row, ...]
-    shared: tuple[int, ...]
-    size: int
+TREE = 2048  # most tokens of one tree in a trie
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """One entry per reply token. `parents` are the flat positions that predict them, `index` their places in the update.
+    """One entry per reply token. `parents` are the flat positions that predict them.
 
-    `choice_parents` predict the places where legal moves part, `choice_tokens` [places, most tokens] are what they part
-    into, filled up with -1.
+    `index` is the token's place in the update. `choice_parents` predict the places where legal
+    moves diverge; `choice_tokens` [places, most tokens] are the possible tokens there, padded
+    with -1.
     """
 
     parents: torch.Tensor
@@ -66,7 +57,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A forest's layout: `root` tokens, then `trees` blocks of `width` tokens, one after the other."""
+    """Layout of a forest: `root` tokens, then `trees` blocks of `width` tokens."""
 
     root: int
     trees: int
@@ -75,8 +66,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A micro-batch. A trie's `reach` is `end` for every token [L]. A forest has a `shape`, and `reach` is `end` for every token
-    of a tree [B, n], counted from its start; that of rows is 1 for real tokens [rows, width]."""
+    """A micro-batch. The meaning of `reach` depends on the layout.
+
+    Trie: `end` of every token [L]. Forest (with a `shape`): `end` of every token of a tree [B, n],
+    counted from the start of the tree. Rows: 1 for real tokens [rows, width].
+    """
 
     layout: Layout
     input_ids: torch.Tensor
@@ -87,113 +81,6 @@ class Packed:
     tokens: int
 
 
-def prepare(samples: Iterable[Sample]) -> list[Row]:
-    """Check samples and turn them into rows."""
-    rows, offset = [], 0
-    for sample in samples:
-        _check(sample)
-        ids = np.array(sample.prompt_ids + sample.reply_ids, dtype=np.int64)
-        rows.append(Row(sample, ids, ids.astype(">u4").tobytes(), offset))
-        offset += len(sample.reply_ids)
-    return rows
-
-
-def _check(sample: Sample) -> None:
-    replies = len(sample.reply_ids)
-    if not sample.prompt_ids or not replies:
-        raise ValueError(
-            f"sample {sample.where} needs at least one prompt token and one reply token"
-        )
-    if len(sample.old_logprobs) != replies:
-        raise ValueError(
-            f"sample {sample.where} has {replies} reply tokens but {len(sample.old_logprobs)} old logprobs"
-        )
-    if any(not 0 <= place < replies or len(tokens) < 2 for place, tokens in sample.choices):
-        raise ValueError(
-            f"sample {sample.where} has choices {sample.choices}: places are 0 to {replies - 1}, with two tokens or more"
-        )
-
-
-def common(one: Row, other: Row) -> int:
-    """How many leading tokens two rows share."""
-    length = min(len(one.ids), len(other.ids))
-    differs = one.ids[:length] != other.ids[:length]
-    first = int(differs.argmax())
-    return first if differs[first] else length
-
-
-def build_tree(rows: Iterable[Row], *, deepest_first: bool = False) -> Tree:
-    """The trie of these rows: in sorted order all that is shared is shared with the neighbour."""
-    ordered = sorted(rows, key=attrgetter("key"))
-    shared = [0, *(common(one, other) for one, other in pairwise(ordered))]
-    if deepest_first:
-        ordered, shared = _deepest_first(ordered, shared)
-    return Tree(tuple(ordered), tuple(shared), _size(ordered, shared))
-
-
-def _deepest_first(rows: list[Row], shared: list[int]) -> tuple[list[Row], list[int]]:
-    """The same trie with the branch that goes deepest first at every fork: a trunk with many short branches then lies in one piece,
-    and a block of the mask is mostly full or empty."""
-    if len(rows) < 2:
-        return rows, shared
-    least = min(shared[1:])
-    forks = [0, *(place for place in range(1, len(rows)) if shared[place] == least), len(rows)]
-    branches = [
-        _deepest_first(rows[start:end], [0, *shared[start + 1 : end]])
-        for start, end in pairwise(forks)
-    ]
-    branches.sort(key=lambda branch: -max(len(row.ids) for row in branch[0]))
-    lengths = [length for _, own in branches for length in (least, *own[1:])]
-    return [row for own, _ in branches for row in own], [0, *lengths[1:]]
-
-
-def _size(rows: Sequence[Row], shared: Sequence[int]) -> int:
-    return sum(len(row.ids) for row in rows) - sum(shared)
-
-
-@dataclass(frozen=True, slots=True)
-class SplitCost:
-    """When a trie is better computed in parts. With a `limit`: when it is larger. Without: when what attention saves is
-    more than the repeated trunks cost, one token costing as much as `exchange` pairs of query and key."""
-
-    root: int
-    exchange: float
-    limit: int | None
-
-    def price(self, tree: Tree) -> float:
-        own = tree.size - self.root
-        return own * (self.exchange + self.root + own)
-
-    def better_apart(self, tree: Tree, parts: Sequence[Tree]) -> bool:
-        if self.limit is not None:
-            return tree.size - self.root > self.limit
-        return self.price(tree) > sum(map(self.price, parts))
-
-
-def split_tree(tree: Tree, split_cost: SplitCost) -> list[Tree]:
-    """Split a tree where the least is shared (the nearest such place to its middle), again and again, if that pays."""
-    if len(tree.rows) == 1:
-        return [tree]
-    middle = len(tree.rows) / 2
-    place = min(range(1, len(tree.rows)), key=lambda row: (tree.shared[row], abs(row - middle)))
-    halves = (_subtree(tree, 0, place), _subtree(tree, place, len(tree.rows)))
-    parts = [part for half in halves for part in split_tree(half, split_cost)]
-    return parts if split_cost.better_apart(tree, parts) else [tree]
-
-
-def _subtree(tree: Tree, start: int, end: int) -> Tree:
-    rows, shared = tree.rows[start:end], (0, *tree.shared[start + 1 : end])
-    return Tree(rows, shared, _size(rows, shared))
-
-
-def root_of(trees: Sequence[Tree]) -> int:
-    """The length of the prefix common to all rows."""
-    first = trees[0].rows[0]
-    within = (min(tree.shared[1:], default=len(tree.rows[0].ids)) for tree in trees)
-    between = (common(first, tree.rows[0]) for tree in trees)
-    return min(*within, *between)
-
-
 def plan_forests(
     rows: Sequence[Row],
     *,
@@ -201,9 +88,9 @@ def plan_forests(
     tree_tokens: int | None = None,
     exchange: float = EXCHANGE,
 ) -> list[list[Tree]]:
-    """Micro-batches of trees of like size, each of about `micro_tokens` tokens with padding.
+    """Micro-batches of trees of similar size, each of about `micro_tokens` tokens with padding.
 
-    Only samples of one group are looked at together: what groups share is the root, and that is computed once anyway.
+    Trees are built within a group: what groups share is the root, which is computed once anyway.
     """
     if not rows:
         return []
@@ -229,10 +116,11 @@ def plan_forests(
 def plan_tries(
     rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | None = None
 ) -> list[list[Tree]]:
-    """Micro-batches of about `micro_tokens` tokens, filled with trees of samples of one group.
+    """Micro-batches of at most `micro_tokens` tokens, made of trees of one group each.
 
-    Trees are cut at `tree_tokens`: in the backward pass a key gathers from all its queries one after the other, and the first keys of
-    a large tree would keep everybody waiting. What a cut repeats is little beside that.
+    Trees are limited to `tree_tokens`: in the backward pass a key sums over all its queries in
+    sequence, so the first keys of a large tree delay the whole kernel. The repeated prefixes cost
+    less than that.
     """
     groups: dict[int, list[Row]] = {}
     for row in rows:
@@ -254,7 +142,7 @@ def plan_tries(
 
 
 def plan_rows(rows: Sequence[Row], *, micro_tokens: int) -> list[list[Row]]:
-    """Micro-batches of rows of like length, each of at most `micro_tokens` tokens with padding (or one row)."""
+    """Micro-batches of rows of similar length, each of at most `micro_tokens` tokens or one row."""
     batches: list[list[Row]] = []
     room = 0
     for row in sorted(rows, key=lambda row: len(row.ids), reverse=True):
@@ -273,11 +161,11 @@ def pack_trie(
     device: torch.device | str = "cpu",
     multiple: int = 1,
 ) -> Packed:
-    """Lay trees out one after the other in one line, and fill up to a multiple, as kernels work in blocks."""
+    """Lay out trees in one line and pad it to a multiple, because kernels work in blocks."""
     total = sum(tree.size for tree in trees)
     ids = np.zeros(-(-total // multiple) * multiple, dtype=np.int64)
     positions = np.zeros_like(ids)
-    ends = np.arange(1, len(ids) + 1)  # padding attends itself, as in a forest
+    ends = np.arange(1, len(ids) + 1)  # padding attends to itself, as in a forest
     parents: list[np.ndarray] = []
     base = 0
     for tree in trees:
@@ -295,7 +183,7 @@ def pack_trie(
 def pack_forest(
     trees: Sequence[Tree], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Packed:
-    """Lay trees out as one root and equally wide blocks. `dtype` is the network's."""
+    """Lay out trees as one root and blocks of equal width. `dtype` is the network's."""
     root = root_of(trees)
     sizes = [tree.size - root for tree in trees]
     width = max(sizes)
@@ -303,7 +191,7 @@ def pack_forest(
     ids = np.zeros(root + shape.trees * width, dtype=np.int64)
     positions = np.zeros_like(ids)
     ids[:root], positions[:root] = trees[0].rows[0].ids[:root], np.arange(root)
-    # Padding attends itself: a query without any key would be NaN, and NaN times zero is NaN.
+    # Padding attends to itself: a query without any key gives NaN, and NaN times zero is NaN.
     ends = np.tile(np.arange(1, width + 1), (len(trees), 1))
     parents: list[np.ndarray] = []
     for block, tree in enumerate(trees):
@@ -318,9 +206,10 @@ def pack_forest(
 def _lay(
     tree: Tree, root: int, base: int, ids: np.ndarray, positions: np.ndarray, ends: np.ndarray
 ) -> list[np.ndarray]:
-    """Write one tree at `base`; returns for every row the flat positions that predict its reply tokens.
+    """Write one tree at `base`; returns for every row the positions that predict its reply tokens.
 
-    `path[d]` is the flat position of the current row's token at depth d; a new row keeps what it shares with the last.
+    `path[d]` is the flat position of the current row's token at depth d. A new row keeps the part
+    that it shares with the previous row.
     """
     parents = []
     path = np.arange(max(len(row.ids) for row in tree.rows))
@@ -340,7 +229,7 @@ def _lay(
 def pack_rows(
     rows: Sequence[Row], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Packed:
-    """One padded line per sample: the reference that the forest is held against."""
+    """One padded line per sample; tests compare the other layouts with it."""
     width = max(len(row.ids) for row in rows)
     ids = np.zeros((len(rows), width), dtype=np.int64)
     real = np.zeros_like(ids)
@@ -366,7 +255,7 @@ def pack_rows(
 def _terms(
     rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, device: torch.device | str
 ) -> Terms:
-    """The loss terms of rows in this order. Half precision is for the network: the loss is computed in float32 at least."""
+    """The loss terms of rows, in this order, in float32 at least, whatever the model's dtype."""
     samples = [row.sample for row in rows]
     lengths = np.array([len(sample.reply_ids) for sample in samples])
     starts = np.cumsum(lengths) - lengths
@@ -392,7 +281,7 @@ def _terms(
 
 
 def _choices(samples: Sequence[Sample], parents: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """The places where legal moves part, padded to the widest."""
+    """The places where legal moves diverge, padded to the widest."""
     found = [
         (above[place], tokens)
         for sample, above in zip(samples, parents, strict=True)

@@ -1,4 +1,4 @@
-"""Imitation: cross-entropy on given replies, packed like reinforcement learning so that shared prompts cost once."""
+"""Imitation: cross-entropy on given replies. Shared prompts are computed once, as in RL."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,8 +8,9 @@ from transformers import PreTrainedModel
 
 from mage.learn.attention import attending, hidden_states
 from mage.learn.loss import choice_entropies, token_logprobs
-from mage.learn.packing import Packed, Row, pack_forest, pack_rows, plan_forests, plan_rows, prepare
+from mage.learn.packing import Packed, pack_forest, pack_rows, plan_forests, plan_rows
 from mage.learn.trainable import AllWeights, Trainable
+from mage.learn.tries import Row, prepare
 from mage.types import Sample
 
 
@@ -21,10 +22,13 @@ def imitate(
     tree_tokens: int = 512,
     micro_tokens: int = 8192,
     packed: bool = True,
-    trained: Trainable | None = None,
+    trainable: Trainable | None = None,
 ) -> float:
-    """One optimizer step towards the replies; returns the mean loss a reply token. `trained`: what the optimizer moves, if not the model's own weights."""
-    trained = trained or AllWeights(model)
+    """One optimizer step towards the replies; returns the mean loss per reply token.
+
+    `trainable` is what the optimizer changes; the default is all weights of the model.
+    """
+    trainable = trainable or AllWeights(model)
     total = 0.0
     tokens = sum(len(sample.reply_ids) for sample in samples)
     with attending(model, "forest" if packed else "rows"):
@@ -35,11 +39,11 @@ def imitate(
             )
             loss = -logprobs.sum() / tokens
             loss.backward()
-            trained.collect()
+            trainable.collect()
             total += loss.item()
-    clip_grad_norm_(trained.masters.values(), 1.0)
+    clip_grad_norm_(trainable.masters.values(), 1.0)
     optimizer.step()
-    trained.publish()
+    trainable.publish()
     optimizer.zero_grad(set_to_none=True)
     return total
 
@@ -56,7 +60,8 @@ def action_entropy(
 ) -> float:
     """Entropy among the legal moves along the given replies, mean over the samples (nats).
 
-    It is that of the move itself, by the chain rule, if the replies hold uniformly random moves and the model's are uniform too.
+    By the chain rule it equals the entropy of the move if the given replies and the model are both
+    uniform over the legal moves.
     """
     total = 0.0
     with attending(model, "forest" if packed else "rows"):
@@ -83,7 +88,7 @@ def reply_logprobs(
     micro_tokens: int = 8192,
     packed: bool = True,
 ) -> list[float]:
-    """The logarithm of the chance of every sample's whole reply."""
+    """Log probability of every sample's whole reply."""
     rows = prepare(samples)
     found = torch.zeros(sum(len(sample.reply_ids) for sample in samples), dtype=torch.float64)
     with attending(model, "forest" if packed else "rows"):

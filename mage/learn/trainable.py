@@ -1,8 +1,9 @@
-"""What an optimizer moves, and how that reaches the module that plays: all weights, or adapters of low rank (LoRA).
+"""What the optimizer changes: all weights, or low-rank adapters (LoRA).
 
-Adapters are no modules here: a layer's weight is W = W0 + scale * B A, written into the module whenever A and B have moved, and
-its gradient is projected onto them. So sampler and learner compute one plain model, as fast as without adapters; what is saved
-is the optimizer's memory and the size of what is kept. The files are those of PEFT, which other tools read.
+Adapters are not modules here. The weight of a layer is W = W0 + scale * B A. It is written into the
+module after every change of A and B, and its gradient is projected onto A and B. So sampler and
+learner compute one plain model at full speed. LoRA saves optimizer memory and checkpoint size. The
+adapter files have the format of PEFT.
 """
 
 import copy
@@ -20,11 +21,14 @@ from mage.models.adapters import linear_layers, read_adapters
 from mage.models.base import base_of
 from mage.seeds import derive
 
-_AT_ONCE = 2**25  # weights of layers that are stepped together: 128 MB in float32
+_AT_ONCE = 2**25  # weights of layers that are updated together: 128 MB in float32
 
 
 class AllWeights:
-    """Every weight, with a float32 master where the module's own are of half precision: most steps are smaller than those can show."""
+    """Every weight, with a float32 master copy if the module has half precision.
+
+    Most optimizer steps are too small for half precision.
+    """
 
     def __init__(self, model: PreTrainedModel, *, reference: bool = False) -> None:
         self.model = model
@@ -35,7 +39,7 @@ class AllWeights:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Add the gradient of a micro-batch to the masters' in float32: a sum in half precision would drop what is small."""
+        """Add the gradient of a micro-batch to the masters, in float32 to keep small terms."""
         for name, master in self.masters.items():
             parameter = self.model.get_parameter(name)
             if parameter is not master and parameter.grad is not None:
@@ -44,7 +48,7 @@ class AllWeights:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Bring the masters into the module."""
+        """Copy the masters into the module."""
         for name, master in self.masters.items():
             parameter = self.model.get_parameter(name)
             if parameter is not master:
@@ -52,13 +56,16 @@ class AllWeights:
 
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
-        """The model as it was at the start."""
+        """The model as it was at the start, with its own weights."""
         assert self._reference is not None, "a KL coefficient makes a reference"
         yield self._reference
 
 
 class Adapters:
-    """A and B of every linear layer but the output head. They start as no change, or where a folder of PEFT says."""
+    """A and B of every linear layer except the output head.
+
+    They start with B = 0 (no change), or with the values of a PEFT folder (`start`).
+    """
 
     def __init__(
         self,
@@ -93,13 +100,13 @@ class Adapters:
             stack.collect()
 
     def publish(self) -> None:
-        """Bring W0 + scale * B A into the module."""
+        """Write W0 + scale * B A into the module."""
         for stack in self._stacks:
             stack.write(stack.down, stack.up)
 
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
-        """The model as it was at the start; it is the policy again afterwards."""
+        """The model as it was at the start. On exit the module holds the policy again."""
         for stack in self._stacks:
             stack.write(*stack.start)
         try:
@@ -109,9 +116,9 @@ class Adapters:
 
 
 class _Stack:
-    """Layers of one shape, their A and B side by side: a step over all of them is a few kernels and not a few a layer.
+    """Layers of one shape with their A and B stacked, so a step takes few kernels.
 
-    What the optimizer moves are parts of the stacks, so that layers keep their names.
+    The optimizer's parameters are views of the stacks, so layers keep their names.
     """
 
     def __init__(
@@ -169,7 +176,7 @@ class _Stack:
 
 
 def _alike(model: PreTrainedModel, names: list[str]) -> list[list[str]]:
-    """Layers of equal shape together, in pieces of which a copy in float32 takes little memory."""
+    """Names of layers of equal shape, in pieces whose float32 copy takes little memory."""
     found: dict[torch.Size, list[str]] = {}
     for name in names:
         found.setdefault(model.get_parameter(f"{name}.weight").shape, []).append(name)
@@ -208,7 +215,7 @@ def _fresh(model: PreTrainedModel, names: list[str], rank: int, seed: int) -> di
 def _base_weights(
     model: PreTrainedModel, names: list[str], start: Path | None
 ) -> dict[str, Tensor]:
-    """The weights without any adapter: the module's own, unless it was loaded with one."""
+    """The weights without adapters: the module's own, unless it was loaded with adapters."""
     if start is None:
         return {name: model.get_parameter(f"{name}.weight").detach().clone() for name in names}
     wanted, base = {f"{name}.weight": name for name in names}, base_of(start)

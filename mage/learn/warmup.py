@@ -1,8 +1,8 @@
-"""The warm-up: a short supervised stage that teaches a small model how an answer is written, and nothing about winning.
+"""Warm-up: a short supervised stage that teaches a small model the answer format, and no skill.
 
-It imitates scripted play (`demonstrations.py`) in float32, with all weights or the recipe's adapters, and is measured in situations that it was not taught:
-how many answers can be read, how many moves are legal, and how evenly they are spread over the legal ones. All skill is left to
-reinforcement learning, and that needs the spread.
+It imitates scripted play (`demonstrations.py`) in float32, with all weights or the recipe's
+adapters. It is measured on held-out situations: the share of readable answers, the share of legal
+moves, and the entropy among the legal moves. RL needs that entropy to explore.
 """
 
 import itertools
@@ -32,22 +32,22 @@ from mage.play import Setting
 from mage.seeds import derive
 from mage.types import Task
 
-_AT_ONCE = 8  # tasks of scripted play; small, because half of them may be more than is needed
-_RISE, _FALL = (
-    0.1,
-    0.1,
-)  # share of the steps in which the learning rate rises; what is left of it at the end
+_AT_ONCE = 8  # tasks of scripted play; small, because the last batch may exceed the need
+_RISE = 0.1  # share of the steps in which the learning rate rises
+_FALL = 0.1  # fraction of the learning rate that is left at the end
 _KEPT = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "tokenizer.model",
     "chat_template.jinja", "generation_config.json", "LICENSE",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """How well a model follows the format. `entropy` is that among the legal moves (nats), as in a run's metrics.
+    """How well a model follows the format. `entropy` is over the legal moves (nats).
 
-    `true_notes` is the share of notes that end by themselves and state facts of the episode only; None without notes.
+    `true_notes` is the share of notes that end by themselves and state only facts of the episode;
+    None without notes.
     """
 
     readable: float
@@ -58,8 +58,11 @@ class Skill:
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """What a warm-up did. `uniform` is the entropy of uniformly random legal moves; `blind` the share of legal moves of one
-    who knows the moves but does not look at the situation."""
+    """Result of a warm-up.
+
+    `uniform` is the entropy of uniformly random legal moves. `blind` is the share of legal moves of
+    a player that knows the moves of the game but ignores the situation.
+    """
 
     turns: int
     notes: int
@@ -84,12 +87,12 @@ def warm_up(
     seed: int,
     *,
     learn: LearnOptions,
-    trained: Trainable,
+    trainable: Trainable,
     watch: Watch,
 ) -> Warmup:
-    """Train `model` in place, which the setting's agent plays with, on scripted play; measure it before and after.
+    """Train `model` in place on scripted play; measure it before and after.
 
-    Of `learn` only what says how much is computed at once.
+    The agent of `setting` plays with `model`. Of `learn` only the batch sizes are used.
     """
     if learn.packed:
         check_packable(model)
@@ -98,7 +101,7 @@ def warm_up(
     random.Random(derive(seed, "order")).shuffle(demonstrations)
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
     before = measure(model, setting.agent, moves, notes, learn)
-    losses = _teach(model, trained, demonstrations, options, learn, watch)
+    losses = _teach(model, trainable, demonstrations, options, learn, watch)
     setting.agent.engine.refresh(setting.agent.engine.policy_version + 1)
     watch("measuring again")
     after = measure(model, setting.agent, moves, notes, learn) if options.steps else before
@@ -109,7 +112,7 @@ def warm_up(
 def _panel(
     setting: Setting, tasks: Iterator[Task], turns: int, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """`turns` moves, and a quarter as many notes where notes are written, from scripted play."""
+    """`turns` moves from scripted play, and a quarter as many notes if the memory reflects."""
     wanted = {
         "play": turns,
         "reflect": -(-turns // 4) if setting.memory.reflects and setting.episodes > 1 else 0,
@@ -138,15 +141,15 @@ def _enough(setting: Setting, tasks: Iterator[Task], count: int, seed: int) -> l
 
 def _teach(
     model: PreTrainedModel,
-    trained: Trainable,
+    trainable: Trainable,
     demonstrations: Sequence[Demonstration],
     options: WarmupOptions,
     learn: LearnOptions,
     watch: Watch,
 ) -> list[float]:
-    """One step a batch of demonstrations, none of which comes twice."""
+    """One optimizer step per batch; every demonstration is used once."""
     optimizer = torch.optim.AdamW(
-        trained.masters.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0
+        trainable.masters.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0
     )
     losses = []
     for step in range(options.steps):
@@ -161,7 +164,7 @@ def _teach(
                 samples,
                 packed=learn.packed,
                 micro_tokens=learn.micro_tokens,
-                trained=trained,
+                trainable=trainable,
             )
         )
         watch(f"step {step + 1} of {options.steps}, loss {losses[-1]:.3f}")
@@ -185,7 +188,7 @@ def measure(
     notes: Sequence[Demonstration],
     learn: LearnOptions,
 ) -> Skill:
-    """Ask for a reply in every situation, drawn as in training. Seeds are the situation's number: before and after have the same luck."""
+    """Sample a reply in every situation as in training. Seeds are equal before and after."""
     drawn = run(
         (
             agent.reply(demonstration.turn.prompt_ids, number)
@@ -230,7 +233,7 @@ def _is_true(note: str, demonstration: Demonstration) -> bool:
 
 
 def _blind(moves: Sequence[Demonstration]) -> float:
-    """How often the move of another situation would be legal."""
+    """How often the move of another situation is legal."""
     pairs = [(one, other) for one, other in itertools.permutations(moves, 2)]
     return (
         sum(other.turn.action in one.legal for one, other in pairs) / len(pairs) if pairs else 1.0
@@ -238,22 +241,25 @@ def _blind(moves: Sequence[Demonstration]) -> float:
 
 
 def save_warm(
-    trained: Trainable, source: Path, base: str, target: Path, record: dict[str, Any]
+    trainable: Trainable, source: Path, base: str, target: Path, record: dict[str, Any]
 ) -> None:
-    """Write a folder that appears whole: the model in the numbers of the source with its tokenizer, or
-    the adapters alone, of the model that `model.path` calls `base`; and `warmup.json`."""
+    """Write the result folder atomically, with `warmup.json`.
+
+    It holds the model in the dtype of the source with its tokenizer, or the adapters alone, with
+    `base` as the name of their model.
+    """
     with atomic_folder(target) as partial:
-        if isinstance(trained, Adapters):
+        if isinstance(trainable, Adapters):
             save_adapters(
-                partial, trained.masters, rank=trained.rank, alpha=trained.alpha, base=base
+                partial, trainable.masters, rank=trainable.rank, alpha=trainable.alpha, base=base
             )
         else:
-            save_model(trained.model, source, partial)
+            save_model(trainable.model, source, partial)
         (partial / "warmup.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def save_model(model: PreTrainedModel, source: Path, target: Path) -> None:
-    """A transformers folder: the model's weights in the numbers of the source, and the source's tokenizer."""
+    """Write a transformers folder: weights in the source's dtype, and the source's tokenizer."""
     model.to(_stored_dtype(source)).save_pretrained(target)
     for name in _KEPT:
         if (source / name).is_file():

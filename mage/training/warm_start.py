@@ -26,7 +26,7 @@ def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
     # float32, because half precision loses most of a short stage with a small learning rate
     components = build_components(change_recipe(recipe, ["--model.dtype=float32"]))
     model, seed = components.weights(), recipe.run.seed
-    trained = make_trainable(
+    trainable = make_trainable(
         model,
         recipe.learn.model_copy(update={"kl": 0.0}),
         seed=seed,
@@ -39,7 +39,7 @@ def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
         recipe.warmup,
         seed,
         learn=recipe.learn,
-        trained=trained,
+        trainable=trainable,
         watch=watch,
     )
     if recipe.warmup.steps:
@@ -50,7 +50,7 @@ def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
             **found.to_json(),
         }
         save_warm(
-            trained, recipe.base_folder(), base_name(source, recipe.model.path), target, record
+            trainable, recipe.base_folder(), base_name(source, recipe.model.path), target, record
         )
     return found
 

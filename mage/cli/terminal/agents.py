@@ -32,7 +32,7 @@ class Candidate:
     title: str
     update: int
     components: Components
-    trained: Trainable | None = None
+    trainable: Trainable | None = None
 
 
 def find_candidate(name: str, overrides: Sequence[str], which: str | None) -> Candidate:
@@ -114,7 +114,7 @@ def load_run(folder: RunFolder, recipe: Recipe, which: str) -> Candidate:
     if which == "best" and best and best[1] != loaded.update:
         loaded = run.learner.load(checkpoint.place(folder.checkpoints, best[1]))
     run.components.engine.refresh(loaded.update)
-    return Candidate(str(folder.path), loaded.update, run.components, run.learner.trained)
+    return Candidate(str(folder.path), loaded.update, run.components, run.learner.trainable)
 
 
 def export_run(folder: RunFolder, which: str, target: Path) -> int:
@@ -122,13 +122,13 @@ def export_run(folder: RunFolder, which: str, target: Path) -> int:
     chosen = load_run(folder, folder.recipe, which)
     recipe = folder.recipe
     with atomic_folder(target) as partial:
-        if isinstance(chosen.trained, Adapters):
+        if isinstance(chosen.trainable, Adapters):
             base = base_name(recipe.model_folder(), recipe.model.path)
             save_adapters(
                 partial,
-                chosen.trained.masters,
-                rank=chosen.trained.rank,
-                alpha=chosen.trained.alpha,
+                chosen.trainable.masters,
+                rank=chosen.trainable.rank,
+                alpha=chosen.trainable.alpha,
                 base=base,
             )
         else:

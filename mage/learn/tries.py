@@ -1,0 +1,154 @@
+"""The prefix trie of a set of samples: rows in sorted order, and where to split it.
+
+In sorted order every row shares its longest prefix with its neighbour, so a tree is a list of rows
+with the number of tokens that each shares with the row before.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
+
+import numpy as np
+
+from mage.types import Sample
+
+# Query-key pairs that cost as much as one token outside attention, for a small model
+# (see `attention.exchange_rate`).
+EXCHANGE = 660.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A sample as an array. `key` sorts like the ids; `offset` indexes its first reply token."""
+
+    sample: Sample
+    ids: np.ndarray
+    key: bytes
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tree:
+    """Rows in depth-first order. Row k shares its first `shared[k]` tokens with row k - 1.
+
+    `size` is the number of trie nodes.
+    """
+
+    rows: tuple[Row, ...]
+    shared: tuple[int, ...]
+    size: int
+
+
+def prepare(samples: Iterable[Sample]) -> list[Row]:
+    """Check samples and convert them to rows."""
+    rows, offset = [], 0
+    for sample in samples:
+        _check(sample)
+        ids = np.array(sample.prompt_ids + sample.reply_ids, dtype=np.int64)
+        rows.append(Row(sample, ids, ids.astype(">u4").tobytes(), offset))
+        offset += len(sample.reply_ids)
+    return rows
+
+
+def _check(sample: Sample) -> None:
+    replies = len(sample.reply_ids)
+    if not sample.prompt_ids or not replies:
+        raise ValueError(
+            f"sample {sample.where} needs at least one prompt token and one reply token"
+        )
+    if len(sample.old_logprobs) != replies:
+        raise ValueError(
+            f"sample {sample.where} has {replies} reply tokens but "
+            f"{len(sample.old_logprobs)} old logprobs"
+        )
+    if any(not 0 <= place < replies or len(tokens) < 2 for place, tokens in sample.choices):
+        raise ValueError(
+            f"sample {sample.where} has choices {sample.choices}: a place must be 0 to "
+            f"{replies - 1}, with at least two tokens"
+        )
+
+
+def common(one: Row, other: Row) -> int:
+    """Number of leading tokens that two rows share."""
+    length = min(len(one.ids), len(other.ids))
+    differs = one.ids[:length] != other.ids[:length]
+    first = int(differs.argmax())
+    return first if differs[first] else length
+
+
+def build_tree(rows: Iterable[Row], *, deepest_first: bool = False) -> Tree:
+    """The trie of these rows. In sorted order a row shares most with its neighbour."""
+    ordered = sorted(rows, key=attrgetter("key"))
+    shared = [0, *(common(one, other) for one, other in pairwise(ordered))]
+    if deepest_first:
+        ordered, shared = _deepest_first(ordered, shared)
+    return Tree(tuple(ordered), tuple(shared), _size(ordered, shared))
+
+
+def _deepest_first(rows: list[Row], shared: list[int]) -> tuple[list[Row], list[int]]:
+    """The same trie with the deepest branch first at every fork.
+
+    A trunk with many short branches is then contiguous, and most mask blocks are full or empty.
+    """
+    if len(rows) < 2:
+        return rows, shared
+    least = min(shared[1:])
+    forks = [0, *(place for place in range(1, len(rows)) if shared[place] == least), len(rows)]
+    branches = [
+        _deepest_first(rows[start:end], [0, *shared[start + 1 : end]])
+        for start, end in pairwise(forks)
+    ]
+    branches.sort(key=lambda branch: -max(len(row.ids) for row in branch[0]))
+    lengths = [length for _, own in branches for length in (least, *own[1:])]
+    return [row for own, _ in branches for row in own], [0, *lengths[1:]]
+
+
+def _size(rows: Sequence[Row], shared: Sequence[int]) -> int:
+    return sum(len(row.ids) for row in rows) - sum(shared)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCost:
+    """Decides when a trie is computed in parts.
+
+    With `limit`: if it is larger. Without: if attention saves more than the repeated trunks cost,
+    where one token costs as much as `exchange` query-key pairs.
+    """
+
+    root: int
+    exchange: float
+    limit: int | None
+
+    def price(self, tree: Tree) -> float:
+        own = tree.size - self.root
+        return own * (self.exchange + self.root + own)
+
+    def better_apart(self, tree: Tree, parts: Sequence[Tree]) -> bool:
+        if self.limit is not None:
+            return tree.size - self.root > self.limit
+        return self.price(tree) > sum(map(self.price, parts))
+
+
+def split_tree(tree: Tree, split_cost: SplitCost) -> list[Tree]:
+    """Split a tree recursively where the least is shared, nearest to the middle, if that pays."""
+    if len(tree.rows) == 1:
+        return [tree]
+    middle = len(tree.rows) / 2
+    place = min(range(1, len(tree.rows)), key=lambda row: (tree.shared[row], abs(row - middle)))
+    halves = (_subtree(tree, 0, place), _subtree(tree, place, len(tree.rows)))
+    parts = [part for half in halves for part in split_tree(half, split_cost)]
+    return parts if split_cost.better_apart(tree, parts) else [tree]
+
+
+def _subtree(tree: Tree, start: int, end: int) -> Tree:
+    rows, shared = tree.rows[start:end], (0, *tree.shared[start + 1 : end])
+    return Tree(rows, shared, _size(rows, shared))
+
+
+def root_of(trees: Sequence[Tree]) -> int:
+    """Length of the prefix common to all rows."""
+    first = trees[0].rows[0]
+    within = (min(tree.shared[1:], default=len(tree.rows[0].ids)) for tree in trees)
+    between = (common(first, tree.rows[0]) for tree in trees)
+    return min(*within, *between)
