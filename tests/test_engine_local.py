@@ -502,7 +502,7 @@ def test_the_number_of_slots_is_limited_by_memory(
         answer(engine, requests) for engine in (few, LocalEngine(llama, chat, slots=3, context=64))
     ]
     assert [reply.token_ids for reply in replies[0]] == [reply.token_ids for reply in replies[1]]
-    with pytest.raises(ValueError, match="are left for the cache: lower engines.context"):
+    with pytest.raises(ValueError, match=r"are left for the cache: lower engines\.context"):
         LocalEngine(llama, chat, slots=512, context=256)
     monkeypatch.setattr("mage.engines.cache_size.memory_for_slots", lambda device: None)
     assert LocalEngine(llama, chat, slots=512, context=64).capacity == 512
