@@ -318,7 +318,8 @@ def pack(
 ) -> dict[str, object]:
     """Write the whole pack into `out`; returns its manifest."""
     described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
-    found = wheels.gather(described.get("dependencies", []))
+    extras = described.get("optional-dependencies", {})
+    found = wheels.gather([*described.get("dependencies", []), *extras.get("gguf", [])])
     parts = Parts(out, size)
     write_archive(entries(project, found, model), parts)
     manifest: dict[str, object] = {

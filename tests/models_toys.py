@@ -1,4 +1,4 @@
-"""Small GGUF files and what goes into them: a writer of the container, a byte-level tokenizer, random tiny models."""
+"""Small GGUF files: a writer of the container, a byte-level tokenizer, random tiny models."""
 
 import struct
 from pathlib import Path
@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
-from mage.models.sources.quants import FORMATS
-
 TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -33,7 +32,7 @@ Tensor = tuple[tuple[int, ...], int, bytes]  # shape, number format, data
 def write_gguf(
     path: Path, metadata: dict[str, Any], tensors: dict[str, Tensor], version: int = 3
 ) -> Path:
-    """The container as its specification has it, written value by value."""
+    """Write the container value by value, as its specification says."""
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     head += b"".join(_text(key) + _typed(value) for key, value in metadata.items())
     data = b""
@@ -70,23 +69,13 @@ def _value(value: Any) -> tuple[int, bytes]:
 
 
 def float32(array: Any) -> Tensor:
-    """A tensor in plain numbers."""
+    """A tensor in float32."""
     made = np.ascontiguousarray(array, np.float32)
     return made.shape, 0, made.tobytes()
 
 
-def random_blocks(kind: int, count: int, seed: int = 0) -> bytes:
-    """Any bytes are a block, but its scales should be numbers of a common size."""
-    rng = np.random.default_rng(seed)
-    record = FORMATS[kind].record
-    blocks = rng.integers(0, 256, count * record.itemsize, dtype=np.uint8).view(record).copy()
-    for name in {"d", "m"} & set(record.names or ()):
-        blocks[name] = rng.normal(size=count)
-    return blocks.tobytes()
-
-
 def tiny_model(kind: str) -> Any:
-    """A random transformers model of a family, with 2 layers, 4 heads of 16 and 2 for keys."""
+    """A random transformers model: 2 layers, 4 heads of width 16, 2 key heads."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -107,15 +96,14 @@ def tiny_model(kind: str) -> Any:
     }
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **options))
-    for (
-        parameter
-    ) in model.parameters():  # larger than at initialisation, and norms and biases that matter
+    # Larger than at initialisation, so that norms and biases matter.
+    for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=0.3 if parameter.ndim == 1 else 0.0, std=0.2)
     return model.eval()
 
 
 def gguf_of(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Metadata and tensors of a transformers model as a GGUF file names and orders them."""
+    """Metadata and tensors of a transformers model, with the names and the order of GGUF."""
     kind = model.config.model_type
     keys = {
         "block_count": 2,
@@ -146,16 +134,24 @@ def gguf_of(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _renamed(name: str) -> str:
     pairs = {
-        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers.": "blk.", "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output", "self_attn.": "attn_", "mlp.": "ffn_", "_proj": "",
-    }  # fmt: skip
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "model.layers.": "blk.",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "self_attn.o_proj": "attn_output",
+        "self_attn.": "attn_",
+        "mlp.": "ffn_",
+        "_proj": "",
+    }
     for theirs, ours in pairs.items():
         name = name.replace(theirs, ours)
     return name
 
 
 def _interleaved(name: str, array: Any) -> Any:
-    """Row i of a head's first half is followed by row i of its second half, head by head."""
+    """For each head: row i of the first half, then row i of the second half."""
     if "q_proj" not in name and "k_proj" not in name:
         return array
     heads = np.split(array, len(array) // 16)

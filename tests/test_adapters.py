@@ -1,4 +1,4 @@
-"""Adapters that ship, what `mage model export` takes out of a run, and who plays when nobody is named."""
+"""Shipped adapters, `mage model export`, and the model that plays by default."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def invoke(*words: str):
 
 
 @pytest.mark.parametrize("name", shipped_adapters())
-def test_adapters_that_ship_are_small_and_know_their_game_and_their_model(name: str) -> None:
+def test_shipped_adapters_are_small_and_name_their_game_and_model(name: str) -> None:
     folder = find_model(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 10_000_000
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -39,7 +39,7 @@ def test_adapters_that_ship_are_small_and_know_their_game_and_their_model(name: 
     assert recipe.learn.lora_rank == config["r"]
 
 
-def test_there_are_adapters_for_both_games() -> None:
+def test_there_are_shipped_adapters_for_both_games() -> None:
     assert {
         load_recipe(find_model(name) / "recipe.toml").environments.name
         for name in shipped_adapters()
@@ -48,8 +48,11 @@ def test_there_are_adapters_for_both_games() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_agents_that_ship_play_as_they_were_trained() -> None:
-    """In Kuhn poker the best that does not adapt is .125; at Tic-Tac-Toe MCTS-100 never wins in its second seat (.001 of 6,000 games)."""
+def test_shipped_agents_reach_their_trained_scores() -> None:
+    """Kuhn poker: the best score without adaptation is .125.
+
+    Tic-Tac-Toe: MCTS-100 almost never wins in the second seat (.001 of 6,000 games).
+    """
     try:
         base_of(find_model("smollm2-kuhn_poker"))
     except ValueError:
@@ -78,7 +81,7 @@ def test_agents_that_ship_play_as_they_were_trained() -> None:
         assert episode["success"]["value"] + episode["draws"]["value"] == 1
 
 
-def test_adapters_without_their_model_say_what_to_do(
+def test_adapters_without_their_base_model_get_a_message_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
@@ -90,7 +93,7 @@ def test_adapters_without_their_model_say_what_to_do(
     assert "Traceback" not in done.output
 
 
-def test_the_embedded_model_plays_where_no_other_is_there(
+def test_the_embedded_model_plays_if_there_is_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
@@ -110,7 +113,7 @@ def test_the_embedded_model_plays_where_no_other_is_there(
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_what_is_exported_is_the_run_at_its_checkpoint_and_plays_as_it_was_trained(
+def test_an_export_has_the_weights_of_the_checkpoint_and_can_play(
     tmp_path: Path, rank: int
 ) -> None:
     done = invoke(
@@ -141,13 +144,13 @@ def test_what_is_exported_is_the_run_at_its_checkpoint_and_plays_as_it_was_train
     folder = RunFolder.open(tmp_path / "one")
     written = [*target.iterdir(), *next(folder.checkpoints.iterdir()).iterdir()]
     assert {path.stat().st_mode for path in written} == {(target / "recipe.toml").stat().st_mode}, (
-        "weights are read by whoever may read the recipe"
+        "weights have the permissions of the recipe"
     )
     trained = load_run(folder, folder.recipe, "latest").components.weights().state_dict()
     for name, value in load_model(target, "float32", "cpu").state_dict().items():
         torch.testing.assert_close(
             value, trained[name], atol=2e-3 if rank else 0.0, rtol=0, msg=name
-        )  # adapters are kept in bfloat16
+        )  # adapters are stored in bfloat16
     done = invoke(
         "play",
         "kuhn_poker",

@@ -1,4 +1,4 @@
-"""Chats in pieces equal the template's own rendering, for the templates of several model families."""
+"""A chat in pieces equals the rendered template, for several model families."""
 
 import json
 from pathlib import Path
@@ -10,21 +10,25 @@ from mage.models.base import SHIPPED
 from tests.toys import byte_chat
 
 
-def test_pieces_of_a_chat_are_what_the_template_renders() -> None:
+def test_the_pieces_of_a_chat_equal_the_rendered_template() -> None:
     chat = byte_chat()
     ids = chat.first("rules", "hello") + chat.encode("<action>pass</action>") + chat.next("more")
     assert chat.tokenizer.decode(list(ids), skip_special_tokens=False) == (
-        "<|system|>rules<|end|><|user|>hello<|end|><|assistant|><action>pass</action><|end|><|user|>more<|end|><|assistant|>"
+        "<|system|>rules<|end|><|user|>hello<|end|><|assistant|><action>pass</action><|end|>"
+        "<|user|>more<|end|><|assistant|>"
     )
 
 
-def test_the_embedded_model_renders_like_transformers() -> None:
+def test_the_embedded_model_renders_as_in_transformers() -> None:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(SHIPPED / "embedded")
     ours = Chat.load(SHIPPED / "embedded")
-    messages = [{"role": "system", "content": "You play Kuhn poker."}, {"role": "user", "content": "Your card: K."},
-                {"role": "assistant", "content": "<action>bet</action>"}, {"role": "user", "content": "Moves: you bet."}]  # fmt: skip
+    contents = ("You play Kuhn poker.", "Your card: K.", "<action>bet</action>", "Moves: you bet.")
+    messages = [
+        {"role": role, "content": text}
+        for role, text in zip(("system", "user", "assistant", "user"), contents, strict=True)
+    ]
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     found = (
         ours.first("You play Kuhn poker.", "Your card: K.")
@@ -34,7 +38,7 @@ def test_the_embedded_model_renders_like_transformers() -> None:
     assert list(found) == list(expected)
 
 
-def test_decoding_leaves_the_end_token_out() -> None:
+def test_decoding_omits_the_end_token() -> None:
     chat = byte_chat()
     assert chat.decode((*chat.encode("done."), *chat.end_ids)) == "done."
 
@@ -68,12 +72,12 @@ def test_a_template_that_hides_messages_is_refused(tmp_path: Path) -> None:
         Chat.load(folder_with(tmp_path, chat_template="{{ messages[-1]['content'] }}"))
 
 
-def test_a_template_that_cannot_render_is_told(tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_rendered_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot render"):
         Chat.load(folder_with(tmp_path, chat_template="{% for m in messages %}{{ m.content"))
 
 
-def test_a_template_in_the_tokenizers_config_is_found(tmp_path: Path) -> None:
+def test_a_template_in_the_tokenizer_config_is_found(tmp_path: Path) -> None:
     config = json.loads((SHIPPED / "embedded" / "tokenizer_config.json").read_text())
     config["chat_template"] = (SHIPPED / "embedded" / "chat_template.jinja").read_text()
     folder = folder_with(tmp_path, chat_template="", tokenizer_config=json.dumps(config))

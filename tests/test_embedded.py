@@ -1,4 +1,4 @@
-"""The embedded model knows words and format and nothing else: random legal moves, true but artless notes."""
+"""The embedded model knows words and format only: random legal moves, notes with true facts."""
 
 import math
 import re
@@ -57,7 +57,7 @@ def test_it_plays_uniformly_random_legal_moves(
     assert entropy > math.log(choices) - 0.1, "nearly uniform"
 
 
-def test_its_notes_state_facts_of_the_game_just_played(agent: Agent) -> None:
+def test_its_notes_state_facts_of_the_last_game(agent: Agent) -> None:
     notes = [
         episode.reflection
         for meta in play(agent, KuhnPoker(), "intermediate", 100)

@@ -1,4 +1,4 @@
-"""The second embedded model knows the words of Sokoban and generated ALFWorld rooms, how a move is written in them, and no way to win."""
+"""The second embedded model plays random legal moves in Sokoban and generated ALFWorld rooms."""
 
 import random
 from pathlib import Path
@@ -50,10 +50,10 @@ def test_it_wins_no_more_than_a_random_player(world: str) -> None:
         parts.setting(evaluating=True), parts.recipe.population(), "test", "select", 240
     )
     held_out = parts.recipe.environment().for_split("test")
-    by_luck = sum(random_success(held_out, meta.task.seed) for meta in metas) / len(metas)
+    by_chance = sum(random_success(held_out, meta.task.seed) for meta in metas) / len(metas)
     won = [episode.score for meta in metas for episode in meta.episodes]
     assert len(won) == 240
-    assert abs(sum(won) / len(won) - by_luck) < 0.08, "three standard errors of the 240 episodes"
+    assert abs(sum(won) / len(won) - by_chance) < 0.08, "three standard errors of the 240 episodes"
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -1,4 +1,4 @@
-"""Worked examples in the prompt: real situations, legal moves, no skill, and the same for everybody."""
+"""Worked examples in the prompt: real situations, legal random moves, the same in every run."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ from mage.types import Task
 
 
 def pairs(environment: Environment, count: int) -> list[str]:
-    """The examples as the prompt shows them, one text each."""
+    """The examples as in the prompt, one text each."""
     return [
         f"{example.situation}\n<action>{example.action}</action>"
         for example in worked_examples(environment, count)
@@ -45,7 +45,7 @@ def with_examples(environment: Environment, count: int) -> Agent:
     [TicTacToe(), KuhnPoker(), OpenSpiel(game="connect_four"), Corridor()],
     ids=lambda world: world.name,
 )
-def test_there_are_as_many_as_asked_for_and_each_is_answered_in_the_exact_format(
+def test_the_requested_number_of_examples_is_made_in_the_exact_format(
     environment: Environment,
 ) -> None:
     assert worked_examples(environment, 0) == ()
@@ -56,13 +56,16 @@ def test_there_are_as_many_as_asked_for_and_each_is_answered_in_the_exact_format
         assert read_action(text) == text.rsplit("<action>")[1].removesuffix("</action>")
 
 
-def test_their_moves_are_legal_in_the_situation_shown() -> None:
+def test_moves_of_examples_are_legal_in_their_situation() -> None:
     for text in pairs(TicTacToe(), 16):
         assert read_action(text) in re.findall(r"Free: ([\d ]+)\.", text)[0].split()
 
 
-def test_their_moves_are_spread_and_so_show_no_skill() -> None:
-    """Over 400 examples every card bets about as often as it passes, and no cell of an empty board is preferred (chi-square, 1 in 1,000)."""
+def test_moves_of_examples_are_uniform_and_so_show_no_skill() -> None:
+    """Every card bets about as often as it passes; no cell of an empty board is preferred.
+
+    The second part is a chi-square test at the level 1 in 1,000.
+    """
     moves = [
         (re.findall(r"card: (\w)", text)[0], read_action(text)) for text in pairs(KuhnPoker(), 400)
     ]
@@ -78,7 +81,7 @@ def test_their_moves_are_spread_and_so_show_no_skill() -> None:
     )  # 8 degrees of freedom
 
 
-def test_every_task_and_every_run_is_shown_the_same_ones() -> None:
+def test_all_tasks_and_runs_see_the_same_examples() -> None:
     setting = Setting(TicTacToe(), with_examples(TicTacToe(), 3), Notes(keep="both"))
     tasks = [[Task("tic_tac_toe", seed, seed % 2, "random", "train")] for seed in range(6)]
     metas = play_groups(setting, tasks, seed=1)
@@ -102,12 +105,12 @@ def test_prompts_stay_append_only_with_examples() -> None:
 
 
 @pytest.mark.parametrize("count", [-1, 17, 2.0])
-def test_a_number_out_of_range_is_a_mistake_that_names_the_option(kuhn_tables, count) -> None:
+def test_a_number_out_of_range_is_an_error_that_names_the_option(kuhn_tables, count) -> None:
     with pytest.raises(ConfigError, match=r"agent\.examples"):
         build_recipe(kuhn_tables | {"agent": {"examples": count}})
 
 
-def test_the_number_is_recorded_with_the_run(kuhn_tables) -> None:
+def test_the_number_of_examples_is_stored_in_the_recipe(kuhn_tables) -> None:
     assert (
         recipe_tables(build_recipe(kuhn_tables | {"agent": {"examples": 3}}))["agent"]["examples"]
         == 3

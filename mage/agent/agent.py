@@ -1,8 +1,8 @@
-"""The agent: what the model is shown and how its reply is read.
+"""The agent: what the model sees and how its reply is read.
 
-Prompts are append-only: rules and answer format (system message), worked examples as turns of the chat if there are any, then
-instance, memory, and the turns of this episode. A past reply stands in the history reduced to its action; its thoughts are dropped. The LAST complete
-<action> after the end of thinking counts.
+Prompts are append-only: rules and answer format (system message), worked examples as chat turns,
+then instance, memory, and the turns of this episode. The history keeps only the action of a past
+reply, without thoughts. The LAST complete <action> after the end of thinking counts.
 """
 
 import random
@@ -24,13 +24,13 @@ _THINK, _THOUGHT = "<think>", "</think>"
 
 
 class Sampler(Protocol):
-    """What an agent needs of an engine (see `mage.engines.base.Engine`)."""
+    """The part of an engine that an agent uses (see `mage.engines.base.Engine`)."""
 
     policy_version: int
     capacity: int | None
 
     def refresh(self, policy_version: int) -> None:
-        """The weights have changed: drop what was computed with the old ones."""
+        """The weights have changed: drop all cached results of the old ones."""
 
     def sample(self, request: Request) -> Awaitable[Completion]:
         """Complete one request."""
@@ -38,7 +38,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How replies are drawn."""
+    """Sampling parameters of replies and reflections."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -61,13 +61,13 @@ def read_action(text: str) -> str | None:
 
 
 def is_thinking(text: str) -> bool:
-    """Whether a thought was opened and not closed."""
+    """Whether a thought is open at the end of the text."""
     return text.rfind(_THINK) > text.rfind(_THOUGHT)
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A situation of random play and the move that was made there."""
+    """A situation from random play, and the move that was made in it."""
 
     situation: str
     action: str
@@ -75,7 +75,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A model with its chat format and its way of drawing replies; `examples` is what `worked_examples` makes."""
+    """A model with its chat format and sampling parameters; see `worked_examples`."""
 
     engine: Sampler
     chat: Chat
@@ -83,7 +83,7 @@ class Agent:
     examples: tuple[Example, ...] = ()
 
     def begin(self, environment: Environment, user: str) -> Ids:
-        """The prompt of an episode's first turn: the rules, the worked examples as if they had been played, and `user`."""
+        """The prompt of the first turn: rules, worked examples as chat turns, and `user`."""
         opening, *others = (*(example.situation for example in self.examples), user)
         note = "\n" + template("examples").format(count=len(self.examples)) if self.examples else ""
         prompt = self.chat.first(system_text(environment) + note, opening)
@@ -94,7 +94,7 @@ class Agent:
         return prompt
 
     async def reply(self, prompt_ids: Ids, seed: int) -> Completion:
-        """A reply that ends with its action; a closing tag inside a thought does not end it."""
+        """A reply up to its action. A closing tag inside a thought does not end the reply."""
         limit = self.sampling.max_tokens
         completion = await self._draw(prompt_ids, limit, seed, (CLOSE,))
         while (
@@ -112,7 +112,7 @@ class Agent:
         return completion
 
     async def write(self, prompt_ids: Ids, seed: int) -> Completion:
-        """Free text up to the model's own end."""
+        """Free text up to the end token."""
         return await self._draw(prompt_ids, self.sampling.reflection_tokens, seed, ())
 
     async def _draw(
@@ -124,22 +124,23 @@ class Agent:
         )
 
     def choices(self, completion: Completion, legal: tuple[str, ...]) -> Choices:
-        """Where in a reply the legal moves part, and into which tokens.
+        """The positions where the token sequences of legal moves diverge, with the tokens there.
 
-        The entropy of the action is the entropy among these tokens, summed over the places (chain rule): at most the
-        logarithm of the number of legal moves, and blind to how much is spent on anything else. A reply that does not
-        end in an action, or spells it in other tokens than the tokenizer would, has no such places.
+        The entropy of the action is the entropy among these tokens, summed over the positions
+        (chain rule). It is at most the logarithm of the number of legal moves, and independent of
+        all other tokens. A reply without an action, or with an action in other tokens than the
+        tokenizer's, has no such positions.
         """
-        return _part(self.chat, completion.token_ids, legal)
+        return _diverging(self.chat, completion.token_ids, legal)
 
     def past_reply(self, completion: Completion, action: str | None) -> Ids:
-        """A reply as the history keeps it: the sampled ids if it was nothing but its action, else the action alone."""
+        """A past reply in the history: its action only (the sampled ids if it was no more)."""
         bare = f"<action>{'?' if action is None else action}</action>"
         return completion.token_ids if completion.text == bare else self.chat.encode(bare)
 
 
 @lru_cache(maxsize=TEXTS_KEPT)
-def _part(chat: Chat, reply: Ids, legal: tuple[str, ...]) -> Choices:
+def _diverging(chat: Chat, reply: Ids, legal: tuple[str, ...]) -> Choices:
     spelled = [chat.encode(f"<action>{word}</action>") for word in legal]
     opening = chat.encode("<action>")
     start = next(
@@ -168,15 +169,15 @@ def _join(first: Completion, second: Completion) -> Completion:
 
 
 def system_text(environment: Environment) -> str:
-    """Rules and answer format: the same for every task of an environment, so it is computed once."""
+    """Rules and answer format: the same for all tasks of an environment, so cached once."""
     name = "system_game" if environment.multi_agent else "system_task"
     return template(name).format(rules=environment.rules(), example=environment.example_action())
 
 
 def worked_examples(environment: Environment, count: int) -> tuple[Example, ...]:
-    """`count` situations with a move each, from random play: they show the format and no skill.
+    """`count` situations from random play with a move each: they show the format, not skill.
 
-    Seeds come from the environment's name alone, so every task, run and seed is shown the same ones.
+    Seeds depend on the environment's name only, so all tasks and runs see the same examples.
     """
     return tuple(
         _worked_example(environment, random.Random(derive("example", environment.name, number)))
@@ -185,7 +186,7 @@ def worked_examples(environment: Environment, count: int) -> tuple[Example, ...]
 
 
 def _worked_example(environment: Environment, rng: random.Random) -> Example:
-    """One turn of one random game, any as likely as another, with the move that was made there."""
+    """One turn of one random game, drawn uniformly, with the move that was made."""
     state, found = environment.start(rng.getrandbits(60)), list[Example]()
     while (seat := state.turn()) is not None and len(
         found
@@ -199,7 +200,7 @@ def _worked_example(environment: Environment, rng: random.Random) -> Example:
 
 
 def random_move(state: State, rng: random.Random) -> str:
-    """Any legal move, as likely as another."""
+    """A legal move, drawn uniformly."""
     return rng.choice(state.legal())
 
 

@@ -1,8 +1,9 @@
-"""A model folder's tokenizer and chat template, as pieces that are encoded once and only ever appended to.
+"""The tokenizer and chat template of a model folder, as pieces that are encoded once and appended.
 
-Chat templates are programs that see the whole chat, and some rewrite earlier turns. Here the template is rendered ONCE
-with marked contents and cut at the marks; a chat is then the concatenation of those pieces, so the ids of a longer
-chat start with the ids of the shorter one and a cached prefix stays valid. Replies enter as the ids that were sampled.
+Chat templates are programs that see the whole chat, and some rewrite earlier turns. Here the
+template is rendered ONCE with marked contents and split at the marks. A chat is the concatenation
+of these pieces. So the ids of a longer chat start with the ids of the shorter one, and a cached
+prefix stays valid. Replies enter as the ids that were sampled.
 """
 
 import json
@@ -17,9 +18,8 @@ from tokenizers import Tokenizer
 Ids = tuple[int, ...]
 _MARKS = ("\u2460system\u2460", "\u2461user\u2461", "\u2462reply\u2462", "\u2463user\u2463")
 
-TEXTS_KEPT = (
-    8192  # texts come again within an update, seldom later; a page of 2,000 tokens takes 80 kB
-)
+# Texts repeat within an update, seldom later. A page of 2,000 tokens takes 80 kB.
+TEXTS_KEPT = 8192
 
 
 class Chat:
@@ -58,13 +58,13 @@ class Chat:
         return cls(tokenizer, template, special, _end_ids(folder, tokenizer, special))
 
     def first(self, system: str, user: str) -> Ids:
-        """The opening of a chat, up to where the model's reply begins."""
+        """The start of a chat, up to the position where the reply begins."""
         return self.encode(self._opening + system) + self.encode(
             self._system_to_user + user + self._user_to_reply
         )
 
     def next(self, user: str) -> Ids:
-        """What follows a reply: its closing, the next message, the opening of the next reply."""
+        """The text after a reply: its end, the next message, the start of the next reply."""
         return self.encode(self._reply_to_user + user + self._user_to_reply)
 
     def _encode(self, text: str) -> Ids:
@@ -80,7 +80,8 @@ class Chat:
         for mark in _MARKS:
             if rest.count(mark) != 1:
                 raise ValueError(
-                    "the chat template does not show system, user and assistant messages once each, in order"
+                    "the chat template does not show system, user and assistant messages "
+                    "once each, in order"
                 )
             piece, rest = rest.split(mark)
             pieces.append(piece)
@@ -90,8 +91,12 @@ class Chat:
 
 def _render(template: str, special: dict[str, str]) -> str:
     system, user, reply, again = _MARKS
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": user},
-                {"role": "assistant", "content": reply}, {"role": "user", "content": again}]  # fmt: skip
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": user},
+        {"role": "assistant", "content": reply},
+        {"role": "user", "content": again},
+    ]
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -115,13 +120,13 @@ def _template(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _end_ids(folder: Path, tokenizer: Tokenizer, special: dict[str, str]) -> Ids:
-    """Ids that end a reply: the generation config's, else the tokenizer's end token."""
+    """Ids that end a reply: from the generation config, else the tokenizer's end token."""
     ends = _read_json(folder / "generation_config.json").get("eos_token_id")
     if ends is None:
         ends = tokenizer.token_to_id(special.get("eos_token", ""))
     if ends is None:
         raise ValueError(
-            f"{folder} names no end-of-reply token: set eos_token in tokenizer_config.json"
+            f"{folder} has no end-of-reply token: set eos_token in tokenizer_config.json"
         )
     return tuple(ends) if isinstance(ends, list) else (ends,)
 

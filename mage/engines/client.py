@@ -1,6 +1,6 @@
-"""One question over HTTP until it is answered: what passes is tried again, what does not is one clear message.
+"""One request over HTTP with retries. Temporary failures are retried; others are one message.
 
-The standard library does it. Redirects are not followed: a key would go along to wherever they lead.
+Redirects are not followed, because the key would be sent to the new address.
 """
 
 import email.utils
@@ -15,74 +15,69 @@ from urllib.error import HTTPError, URLError
 
 from mage.seeds import derive
 
-LONGEST_WAIT, PATIENCE = (
-    60.0,
-    600.0,
-)  # seconds: between attempts by our own rule, and at a server's word
-KEPT = "What was answered is kept: the same command goes on from there"
-_PASSING = (408, 409, 425, 429)
+LONGEST_WAIT = 60.0  # seconds between attempts by our own rule
+PATIENCE = 600.0  # longest Retry-After that is obeyed, in seconds
+KEPT = "All answers so far are stored: the same command continues from there"
+_TEMPORARY = (408, 409, 425, 429)
+_NO_KEY = "it needs a key: name the environment variable that holds it in engines.key_env"
 
 
 class EndpointError(ValueError):
-    """What an endpoint does not do, or what a recipe should say otherwise."""
+    """A permanent failure of an endpoint, or a wrong option."""
 
 
 class TooLong(Exception):
     """The prompt does not fit into the model's context."""
 
 
-class _Passing(Exception):
-    """Something that another attempt may not meet; the server may have said when to come back."""
+class _Temporary(Exception):
+    """A failure that may not occur again; `wait` is the server's Retry-After in seconds."""
 
-    def __init__(self, told: str, wait: float = 0.0) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, wait: float = 0.0) -> None:
+        super().__init__(message)
         self.wait = wait
 
 
 class Client:
-    """Posts JSON to one address. Used by many threads at once; `stop` ends the waiting of all, and all say why."""
+    """Posts JSON to one URL from many threads. `stop` ends all waiting, with one reason."""
 
     def __init__(self, url: str, key: str, *, timeout: float, retries: int, backoff: float) -> None:
-        self.url, self.key, self.timeout, self.retries, self.backoff = (
-            url,
-            key,
-            timeout,
-            retries,
-            backoff,
-        )
+        self.url, self.key = url, key
+        self.timeout, self.retries, self.backoff = timeout, retries, backoff
         self.opener = urllib.request.build_opener(_NoRedirect)
         self.reached = False
         self.retried = 0
         self._stopped, self._why = threading.Event(), ""
 
     def stop(self, why: str) -> None:
-        """Ask nothing more; the first reason counts."""
+        """Send no further request; the first reason is reported."""
         self._why = self._why or why
         self._stopped.set()
 
     def post(self, body: bytes, seed: int) -> dict[str, Any]:
-        """The answer to one question; `seed` spreads the attempts of questions that failed together."""
+        """The answer to one request; `seed` varies the pauses of requests that failed together."""
         for attempt in itertools.count():
             if self._stopped.is_set():
                 raise EndpointError(self._why)
             try:
                 return self._send(body)
-            except _Passing as trouble:
-                told, asked = str(trouble), trouble.wait
+            except _Temporary as trouble:
+                reason, asked = str(trouble), trouble.wait
             if attempt == self.retries:
                 raise EndpointError(
-                    f"{self.url}: {told}, and so {attempt + 1} times in a row (engines.retries = {self.retries}). {KEPT}"
+                    f"{self.url}: {reason}, {attempt + 1} times in a row "
+                    f"(engines.retries = {self.retries}). {KEPT}"
                 )
             if asked > PATIENCE:
                 raise EndpointError(
-                    f"{self.url}: {told}, and asks to come back in {asked:,.0f} seconds. {KEPT}"
+                    f"{self.url}: {reason}, and asks for a pause of {asked:,.0f} seconds. {KEPT}"
                 )
             self.retried += 1
             self._stopped.wait(max(asked, self._pause(attempt, seed)))
-        raise AssertionError("counting has no end")
+        raise AssertionError("itertools.count never ends")
 
     def _pause(self, attempt: int, seed: int) -> float:
-        """Twice as long each time, and between half and all of that."""
+        """Exponential: doubles with every attempt, times a factor between 0.5 and 1."""
         jitter = 0.5 + derive(seed, "pause", attempt) / 2**64
         return min(LONGEST_WAIT, self.backoff * 2.0**attempt) * jitter
 
@@ -107,14 +102,14 @@ class Client:
         return self._parse(text)
 
     def _read(self, response: HTTPResponse) -> bytes:
-        """All of it, within the time that one question has: a socket's own limit starts anew with every byte."""
+        """The whole body within the time limit; a socket's own limit restarts with every byte."""
         end, parts = time.monotonic() + self.timeout, list[bytes]()
         while part := response.read1(1 << 16):
             parts.append(part)
             if time.monotonic() > end:
                 raise TimeoutError
         if response.length:
-            raise HTTPException(f"the answer broke off {response.length} bytes before its end")
+            raise HTTPException(f"the answer ended {response.length} bytes too early")
         return b"".join(parts)
 
     def _parse(self, text: bytes) -> dict[str, Any]:
@@ -124,7 +119,8 @@ class Client:
             found = None
         if not isinstance(found, dict) or not found.get("choices"):
             raise EndpointError(
-                f"{self.url}: the answer is no chat completion but {self._told(text)!r}. Does engines.url end where /chat/completions begins?"
+                f"{self.url}: the answer is not a chat completion: {self._shown(text)!r}. "
+                "engines.url must end before /chat/completions"
             )
         return found
 
@@ -135,22 +131,20 @@ class Client:
             else error
         )
         if isinstance(reason, TimeoutError):
-            return _Passing(f"no answer within {self.timeout:g} seconds (engines.timeout)")
-        told = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        return (
-            _Passing(told)
-            if self.reached
-            else EndpointError(
-                f"{self.url} cannot be reached: {told}. Is the server up, and engines.url right?"
-            )
+            return _Temporary(f"no answer within {self.timeout:g} seconds (engines.timeout)")
+        name = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        if self.reached:
+            return _Temporary(name)
+        return EndpointError(
+            f"{self.url} cannot be reached: {name}. Check that the server runs and engines.url"
         )
 
     def _refusal(self, error: HTTPError) -> Exception:
-        """What a status other than 200 means."""
-        told = self._told(_body(error))
+        """The error for a status other than 200."""
+        told = self._shown(_body(error))
         said = f": {told}" if told else ""
-        if error.code in _PASSING or error.code >= 500:
-            return _Passing(
+        if error.code in _TEMPORARY or error.code >= 500:
+            return _Temporary(
                 f"the server answered {error.code}{said}",
                 _wait_asked(error.headers.get("Retry-After", "")),
             )
@@ -159,21 +153,18 @@ class Client:
         ):
             return TooLong(told)
         advice = {
-            400: "a field that this server does not take is left out by engines.omit, as in --engines.omit=['top_k','seed']",
-            401: "the key is not right"
-            if self.key
-            else "it wants a key: name the environment variable that holds it in engines.key_env",
-            403: "the key does not allow this"
-            if self.key
-            else "it wants a key: name the environment variable that holds it in engines.key_env",
-            404: "is engines.url right, and does engines.model name a model that is served there?",
-        }.get(error.code, "it cannot be asked in this way")
+            400: "omit fields that this server refuses, as in --engines.omit=['top_k','seed']",
+            401: "the key is wrong" if self.key else _NO_KEY,
+            403: "the key does not allow this" if self.key else _NO_KEY,
+            404: "check engines.url, and that engines.model is served there",
+        }.get(error.code, "the server does not accept this request")
         if 300 <= error.code < 400:
-            advice = f"it points to {self.clean(str(error.headers.get('Location')))}: if that is right, put it into engines.url"
+            place = self.clean(str(error.headers.get("Location")))
+            advice = f"it redirects to {place}: if that is right, put it into engines.url"
         return EndpointError(f"{self.url} answered {error.code}{said}; {advice}")
 
-    def _told(self, body: bytes) -> str:
-        """What a server said, short, on one line and without the key, should it repeat it."""
+    def _shown(self, body: bytes) -> str:
+        """A server's message in one short line, without the key."""
         text = body.decode("utf-8", "replace")
         try:
             found = json.loads(text)
@@ -188,13 +179,13 @@ class Client:
         return self.clean(" ".join(str(told or text).split()))[:300]
 
     def clean(self, text: str) -> str:
-        """A text that may be shown: without the key."""
+        """A text without the key, so that it can be shown."""
         return text.replace(self.key, "(key)") if self.key else text
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Nowhere: the status comes back as an error."""
+        """No redirect: the status becomes an error."""
 
 
 def _body(error: HTTPError) -> bytes:
@@ -206,7 +197,7 @@ def _body(error: HTTPError) -> bytes:
 
 
 def _wait_asked(text: str) -> float:
-    """Seconds of a Retry-After, which is a number or a date; 0 without one.
+    """Seconds of a Retry-After header, which is a number or a date; 0 if there is none.
 
     >>> _wait_asked("3"), _wait_asked("Wed, 21 Oct 2015 07:28:00 GMT"), _wait_asked("")
     (3.0, 0.0, 0.0)

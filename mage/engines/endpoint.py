@@ -1,11 +1,12 @@
-"""Any OpenAI-compatible endpoint as the model: for evaluation only, since its weights and logprobs are elsewhere.
+"""An OpenAI-compatible endpoint as the model. For evaluation only: it gives no logprobs.
 
-Questions go out side by side, at most `concurrency` at a time, but answers are handed out in the order in which they were asked for:
-so play goes the same way whoever is quick, and a memory that tasks share fills in the same order. Four times as many conversations are
-under way as may wait for the server, so one slow answer holds up nobody.
+At most `concurrency` requests are sent at a time. Answers are returned in the order of the
+requests. So results do not depend on the speed of single answers. Four conversations are active for
+each request that may wait for the server, so one slow answer does not block the others.
 
-Stop strings are not sent: a reply that is stopped inside a thought cannot be gone on with over HTTP, and some models refuse them. The
-reply comes whole and is cut here; what stands behind the cut is kept, and given if the agent asks for more.
+Stop strings are not sent: a reply that stops inside a thought cannot be continued over HTTP, and
+some models refuse them. The whole reply is received and cut here. The rest is kept, and returned if
+the agent asks for more.
 """
 
 import hashlib
@@ -25,22 +26,24 @@ from pydantic import Field
 from mage.agent.chat import Chat
 from mage.engines.base import Engine
 from mage.engines.client import Client, EndpointError, TooLong
-from mage.engines.ledger import Answer, Answers, Purse
+from mage.engines.ledger import Answer, Answers, Budget
 from mage.engines.messages import MessageChat, Piece
 from mage.types import Completion, Request
 
-_UNDER_WAY = 4  # conversations for each question that may be out
-_BYTES_A_TOKEN = 4  # a guess, for servers that count nothing
-_OMITTED = ("temperature", "top_p", "top_k", "seed")  # what a server may not take
+_ACTIVE = 4  # conversations for each concurrent request
+_BYTES_A_TOKEN = 4  # estimate for servers that report no token counts
+_OMITTED = ("temperature", "top_p", "top_k", "seed")  # fields that some servers refuse
 _OURS = ("model", "messages", "max_tokens", *_OMITTED)
 
 
 class EndpointEngine(Engine):
-    """Completes requests by chat completions at `url` (what stands before /chat/completions).
+    """Completes requests by chat completions at `url` (the part before /chat/completions).
 
-    `key_env` names the environment variable with the key. `retries` attempts follow a failed one, after `backoff` seconds, twice that, and
-    so on, or as the server says. Prices are for a million tokens. `answers` is the file that keeps what was answered. `omit` names
-    fields that this server does not take, `extra` holds those that it takes besides, `limit_name` is what it calls the longest reply.
+    `key_env` names the environment variable that holds the key. A failed request is repeated up to
+    `retries` times, after `backoff` seconds, twice that, and so on, or when the server says.
+    Prices are for a million tokens. `answers` is the file that stores all answers. `omit` names
+    fields that this server refuses, `extra` holds additional fields, and `limit_name` is the name
+    of the field for the longest reply.
     """
 
     def __init__(
@@ -62,23 +65,25 @@ class EndpointEngine(Engine):
         extra: Mapping[str, Any] | None = None,
         limit_name: str = "max_tokens",
     ) -> None:
-        assert isinstance(chat, MessageChat), "only its own chat can be read back into messages"
+        assert isinstance(chat, MessageChat), "only this chat can be converted to messages"
         if not model:
             raise EndpointError(
-                "engines.model is missing: it names the model to the server, as in --engines.model=NAME"
+                "engines.model is missing: set the server's name of the model, "
+                "as in --engines.model=NAME"
             )
         if budget is not None and not price_in + price_out:
             raise EndpointError(
-                f"engines.budget = {budget:g}: has no effect without engines.price_in or engines.price_out (per million tokens)"
+                f"engines.budget = {budget:g} has no effect without engines.price_in or "
+                "engines.price_out (per million tokens)"
             )
         self.chat, self.model, self.limit_name = chat, model, limit_name
         self.omit, self.extra = _check_omitted(omit), _check_extra(extra or {}, limit_name)
         self.client = Client(
             _check_url(url), _read_key(key_env), timeout=timeout, retries=retries, backoff=backoff
         )
-        self.purse = Purse(price_in, price_out, budget)
+        self.budget = Budget(price_in, price_out, budget)
         self.answers = Answers(Path(answers))
-        self.capacity = _UNDER_WAY * concurrency
+        self.capacity = _ACTIVE * concurrency
         self.pool = ThreadPoolExecutor(concurrency, thread_name_prefix="endpoint")
         self.queue: deque[tuple[Request, Future[Answer]]] = deque()
         self.counts = {"asked": 0, "recalled": 0, "tokens_in": 0, "tokens_out": 0}
@@ -92,24 +97,23 @@ class EndpointEngine(Engine):
         self.queue.append((request, self._answer(request)))
 
     def step(self) -> list[tuple[Request, Completion]]:
-        """Hand out the answer that was asked for first, as soon as it is there."""
+        """Wait for the answer to the oldest request and return it."""
         request, coming = self.queue.popleft()
         try:
             answer = coming.result()
         except BaseException:
             self.client.stop("stopped")
-            self.pool.shutdown(
-                cancel_futures=True
-            )  # what is on its way is paid for, so it is waited for and kept
+            # Requests in flight are paid for, so their answers are awaited and stored.
+            self.pool.shutdown(cancel_futures=True)
             raise
         return [(request, self._complete(request, answer))]
 
     def bill(self) -> dict[str, float]:
-        """What was asked, found in the file and tried again, the tokens of all of it, and what they cost."""
-        return {**self.counts, "retried": self.client.retried, "cost": self.purse.spent}
+        """Numbers of new, stored and repeated requests, their tokens and their cost."""
+        return {**self.counts, "retried": self.client.retried, "cost": self.budget.spent}
 
     def _answer(self, request: Request) -> Future[Answer]:
-        """A reply that was begun has its rest already, a question that was answered its answer; the others are asked."""
+        """From the rest of a begun reply, from the file of answers, or from the server."""
         if (begun := self.chat.begun(request.prompt_ids)) is not None:
             return _known(Answer(begun.behind, False, 0, begun.tokens_behind))
         body = self._body(request)
@@ -124,8 +128,8 @@ class EndpointEngine(Engine):
     def _body(self, request: Request) -> dict[str, Any]:
         draw: dict[str, Any] = {
             "temperature": request.temperature,
-            "seed": request.seed % 2**31,
-        }  # some servers take no more
+            "seed": request.seed % 2**31,  # some servers accept no larger seed
+        }
         if request.temperature > 0:
             draw |= {"top_p": request.top_p} if request.top_p < 1 else {}
             draw |= {"top_k": request.top_k} if request.top_k else {}
@@ -139,7 +143,7 @@ class EndpointEngine(Engine):
         }
 
     def _ask(self, key: str, body: dict[str, Any], request: Request) -> Answer:
-        """In a thread of the pool. Where one question fails for good, the others need not be asked."""
+        """Runs in a thread of the pool. One permanent failure stops all other requests."""
         try:
             return self._ask_and_pay(key, json.dumps(body).encode(), request)
         except Exception as error:
@@ -147,12 +151,11 @@ class EndpointEngine(Engine):
             raise
 
     def _ask_and_pay(self, key: str, data: bytes, request: Request) -> Answer:
-        with self.purse.set_aside(
-            self.purse.cost(len(data), request.max_tokens)
-        ):  # a token has a byte or more
+        # A token has at least one byte, so the body bounds the prompt tokens.
+        with self.budget.reserve(self.budget.cost(len(data), request.max_tokens)):
             try:
                 answer = self._read(self.client.post(data, request.seed), len(data))
-            except TooLong:  # the model's limit, so no mistake of the user: it says nothing, as a local one would
+            except TooLong:  # an empty reply, as from the local engine
                 answer = Answer("", True, 0, 0)
             self._count(answer, "asked")
             self.answers.add(key, answer)
@@ -165,9 +168,8 @@ class EndpointEngine(Engine):
                 choice["message"].get("content") or "",
                 choice.get("finish_reason") == "length",
             )
-            text = text.encode("utf-16", "surrogatepass").decode(
-                "utf-16", "replace"
-            )  # JSON may hold halves of characters
+            # JSON may hold halves of surrogate pairs.
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         except (LookupError, TypeError, AttributeError):
             shown = self.client.clean(json.dumps(found))[:300]
             raise EndpointError(
@@ -181,16 +183,17 @@ class EndpointEngine(Engine):
         )
         if isinstance(tokens_in, int) and isinstance(tokens_out, int):
             return Answer(text, cut_off, tokens_in, tokens_out)
-        if self.purse.budget is not None:
+        if self.budget.limit is not None:
             raise EndpointError(
-                f"{self.client.url} does not say how many tokens it counted, so engines.budget cannot be kept: take it out"
+                f"{self.client.url} reports no token counts, so engines.budget cannot be "
+                "enforced: remove it"
             )
         return Answer(
             text, cut_off, size // _BYTES_A_TOKEN, -(-len(text.encode()) // _BYTES_A_TOKEN)
         )
 
     def _count(self, answer: Answer, how: str) -> None:
-        self.purse.pay(answer)
+        self.budget.pay(answer)
         with self._lock:
             self.counts[how] += 1
             self.counts["tokens_in"] += answer.tokens_in
@@ -218,33 +221,35 @@ def _known(answer: Answer) -> Future[Answer]:
 
 
 def _check_url(url: str) -> str:
-    """The address of chat completions. What may hold a secret is refused, so an address can be shown."""
-    allowed = "it must be like http://127.0.0.1:8000/v1, without a name, a password or a query"
+    """The URL of chat completions. Parts that may hold a secret are refused: URLs are shown."""
+    allowed = "expected is http://HOST:PORT/v1 or https://HOST/v1, without user, password or query"
     if not url:
         raise EndpointError(f"engines.url is missing: {allowed}")
     if not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?", url) or re.search(
         r"[?#@]", url
     ):
-        raise EndpointError(f"engines.url is not an address of this kind: {allowed}")
+        raise EndpointError(f"engines.url is not valid: {allowed}")
     try:
-        urlsplit(url).port  # noqa: B018 - reading it checks it
+        urlsplit(url).port  # noqa: B018 - the access checks the port
     except ValueError as error:
         raise EndpointError(f"engines.url = {url}: {error}; {allowed}") from None
     return url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
 
 
 def _read_key(name: str) -> str:
-    """The key. Messages never repeat `name`: somebody may have put the key itself there."""
+    """The key. Messages never show `name`: a user may have put the key itself there."""
     if not name:
         return ""
     key = os.environ.get(name, "").strip()
     if not key:
         raise EndpointError(
-            "engines.key_env names no environment variable that is set: export the key in one and give its name, never the key itself"
+            "the environment variable that engines.key_env names is not set: export the key in a "
+            "variable and give the variable's name, never the key itself"
         )
     if not re.fullmatch(r"[!-~]+", key):
         raise EndpointError(
-            "the environment variable that engines.key_env names holds something that no key can be: blanks or special characters"
+            "the environment variable that engines.key_env names does not hold a key: "
+            "it contains blanks or special characters"
         )
     return key
 
@@ -252,7 +257,7 @@ def _read_key(name: str) -> str:
 def _check_omitted(names: Sequence[str]) -> frozenset[str]:
     if unknown := sorted(set(names) - set(_OMITTED)):
         raise EndpointError(
-            f"engines.omit = {', '.join(unknown)}: what can be left out is {', '.join(_OMITTED)}"
+            f"engines.omit = {', '.join(unknown)}: only {', '.join(_OMITTED)} can be omitted"
         )
     return frozenset(names)
 
@@ -260,6 +265,7 @@ def _check_omitted(names: Sequence[str]) -> frozenset[str]:
 def _check_extra(fields: Mapping[str, Any], limit_name: str) -> dict[str, Any]:
     if ours := sorted({*fields} & {*_OURS, limit_name, "stream", "n"}):
         raise EndpointError(
-            f"engines.extra.{ours[0]}: the recipe decides about this field elsewhere ([agent], [evaluate] or engines.model)"
+            f"engines.extra.{ours[0]}: this field is set elsewhere in the recipe "
+            "([agent], [evaluate] or engines.model)"
         )
     return dict(fields)

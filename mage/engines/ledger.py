@@ -1,7 +1,7 @@
-"""What was asked and answered, in a file, and what it cost: nothing is paid for twice, and nothing beyond the budget.
+"""Stored answers of an endpoint, and the budget: nothing is paid twice or beyond the budget.
 
-An answer is written the moment it comes, by whoever got it, so a kill loses only what was on its way. A line that a kill tore is
-passed over. The key of an answer is a digest of all that it depends on, and of nothing secret.
+An answer is written as soon as it arrives, so a kill loses only requests in flight. Truncated lines
+are skipped. The key of an answer is a digest of everything that it depends on, without secrets.
 """
 
 import json
@@ -16,7 +16,7 @@ from mage.engines.client import KEPT, EndpointError
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply, whether its length cut it off, and what was counted for it."""
+    """A reply, whether the length limit cut it off, and its token counts."""
 
     text: str
     cut_off: bool
@@ -25,7 +25,7 @@ class Answer:
 
 
 class Answers:
-    """A file of answers by key. Several processes may add to it; each knows what was there when it began."""
+    """A file of answers by key. Several processes may append; each reads it once, at its start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,17 +58,18 @@ def _read(text: bytes) -> Iterator[tuple[str, Answer]]:
             continue
 
 
-class Purse:
+class Budget:
     """Spending against a budget; prices are for a million tokens.
 
-    Before a question goes out the most that it can cost is set aside, so that answers which are on their way together stay
-    within the budget as well. Answers from the file count too: the budget is that of the whole evaluation, kills included.
+    Before a request is sent, its largest possible cost is reserved. So concurrent requests stay
+    within the budget too. Stored answers count as well: the budget covers the whole evaluation,
+    including interrupted parts.
     """
 
-    def __init__(self, price_in: float, price_out: float, budget: float | None) -> None:
-        self.price_in, self.price_out, self.budget = price_in, price_out, budget
+    def __init__(self, price_in: float, price_out: float, limit: float | None) -> None:
+        self.price_in, self.price_out, self.limit = price_in, price_out, limit
         self.spent = 0.0
-        self._aside: list[float] = []
+        self._reserved: list[float] = []
         self._change = threading.Condition()
 
     def cost(self, tokens_in: int, tokens_out: int) -> float:
@@ -79,21 +80,21 @@ class Purse:
             self.spent += self.cost(answer.tokens_in, answer.tokens_out)
 
     @contextmanager
-    def set_aside(self, most: float) -> Iterator[None]:
-        """Room for one question; waits for those on their way if they may leave some."""
+    def reserve(self, most: float) -> Iterator[None]:
+        """Reserve the cost of one request; waits for requests in flight if they may free some."""
         with self._change:
-            while self.budget is not None and self.spent + sum(self._aside) + most > self.budget:
-                if not self._aside:
+            while self.limit is not None and self.spent + sum(self._reserved) + most > self.limit:
+                if not self._reserved:
                     raise EndpointError(self._used_up(most))
                 self._change.wait()
-            self._aside.append(most)
+            self._reserved.append(most)
         try:
             yield
         finally:
             with self._change:
-                self._aside.remove(most)
+                self._reserved.remove(most)
                 self._change.notify_all()
 
     def _used_up(self, most: float) -> str:
-        left = f"{self.spent:.4g} is spent and one more question may cost {most:.4g}"
-        return f"engines.budget = {self.budget:g} is used up: {left}. {KEPT}, with a larger budget"
+        left = f"{self.spent:.4g} is spent and the next request may cost {most:.4g}"
+        return f"engines.budget = {self.limit:g} is used up: {left}. {KEPT}, with a larger budget"

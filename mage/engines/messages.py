@@ -1,7 +1,8 @@
-"""A chat with a model that is elsewhere and takes messages, not ids.
+"""The chat of a remote model that takes messages, not ids.
 
-Everywhere else a prompt is a tuple of ids that only ever grows. Here an id stands for a whole text (its digest), and four small ones
-mark whose words follow; so prompts stay such tuples, no text can forge a mark, and `messages` reads back exactly what was said.
+Everywhere else a prompt is a tuple of ids that only grows. Here one id stands for a whole text (its
+digest), and four small ids mark the role of the next text. So prompts stay tuples, no text can
+imitate a mark, and `messages` restores the exact messages.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ _ROLES = {SYSTEM: "system", USER: "user", REPLY: "assistant"}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A text. A reply that was cut carries along, unseen, what the model wrote behind the cut, and in how many tokens."""
+    """A text. `behind` is the part after the cut of a reply, with its number of tokens."""
 
     text: str
     behind: str = ""
@@ -28,7 +29,8 @@ class MessageChat(Chat):
     """Texts to ids and back.
 
     >>> chat = MessageChat()
-    >>> chat.messages(chat.first("Rules.", "Your card: K.") + chat.encode("bet") + chat.next("You won."))[-2:]
+    >>> ids = chat.first("Rules.", "Your card: K.") + chat.encode("bet") + chat.next("You won.")
+    >>> chat.messages(ids)[-2:]
     [{'role': 'assistant', 'content': 'bet'}, {'role': 'user', 'content': 'You won.'}]
     """
 
@@ -45,12 +47,12 @@ class MessageChat(Chat):
         return (USER, *self.encode(user), REPLY)
 
     def keep(self, piece: Piece, tokens: int) -> Ids:
-        """A reply as ids: one for what it says, and nothing behind it up to the number of tokens that the model wrote."""
+        """A reply as ids: one for its text, then NOTHING up to the number of tokens."""
         said = (self._id(piece),) if piece.text or piece.behind else ()
         return said + (NOTHING,) * (tokens - len(said))
 
     def messages(self, prompt: Ids) -> list[Message]:
-        """The messages of a prompt, without the reply that it opens."""
+        """The messages of a prompt, without the reply that it starts."""
         found: list[Message] = []
         for number in prompt:
             if number in _ROLES:
@@ -60,7 +62,7 @@ class MessageChat(Chat):
         return found[:-1]
 
     def begun(self, prompt: Ids) -> Piece | None:
-        """The last piece of the reply that a prompt has begun, if it has."""
+        """The last piece of a reply that the prompt has started, or None."""
         inside = [number for number in prompt[_last(prompt, REPLY) + 1 :] if number != NOTHING]
         return self.pieces[inside[-1]] if inside else None
 
@@ -75,13 +77,13 @@ class MessageChat(Chat):
         )
 
     def _id(self, piece: Piece) -> int:
-        """The same in every process, so that who plays first changes nothing."""
+        """The same id in every process, so that results do not depend on the order of play."""
         digest = hashlib.blake2b(
             repr((piece.text, piece.behind, piece.tokens_behind)).encode(), digest_size=8
         ).digest()
         number = (int.from_bytes(digest, "little") >> 1) + len(_ROLES) + 1
         kept = self.pieces.setdefault(number, piece)
-        assert kept == piece, "of a million texts two share an id once in ten million runs"
+        assert kept == piece, "two of a million texts share an id in one of ten million runs"
         return number
 
 

@@ -1,1 +1,1 @@
-"""Menu: what an agent carries from one episode to the next. `base.py` is the contract."""
+"""Menu: memories that carry text from one episode to the next. `base.py` is the contract."""

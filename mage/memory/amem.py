@@ -1,12 +1,13 @@
-"""A-MEM: notes that the model writes, describes, links and revises (arXiv 2502.12110), within one meta-episode.
+"""A-MEM (arXiv 2502.12110): the model writes, describes, links and revises notes.
 
-After an episode the model writes its note (the reflection), then is asked for keywords, a context and tags. The note is
-embedded with these, linked to its nearest earlier notes, and the model may give those a new context and new tags. Before an
-episode the notes nearest to its opening are recalled, each followed by the earlier ones it is linked with, until there
-are `recalled`; they are shown oldest first, so that the text only grows while nothing is revised and all fit.
+After an episode the model writes a note (the reflection) and is asked for keywords, a context and
+tags. The note is embedded with these and linked to its nearest earlier notes. The model may give
+those a new context and new tags. Before an episode the notes nearest to its opening are recalled,
+each followed by its linked earlier notes, up to `recalled` notes. They are shown oldest first, so
+the text only grows while nothing is revised and all notes fit.
 
-What the model is asked here is neither trained nor kept as a turn. An answer that does not keep the format describes or
-revises nothing, and the note stays as it was written.
+These questions are neither trained nor stored as turns. An answer in another format changes
+nothing. Notes live within one meta-episode.
 """
 
 import re
@@ -29,20 +30,22 @@ Tags: two or three kinds of situation"""
 _REVISE = """New note: {new}
 Earlier notes:
 {earlier}
-Does the new note change when an earlier one helps? For each that changes write one line: its number, a colon, its new context, a bar (|), its new tags.
+Does the new note change when an earlier one helps? For each that changes write one line: \
+its number, a colon, its new context, a bar (|), its new tags.
 If none changes, write: none"""
 _REVISION = re.compile(r"^\W*(\d+)\s*[:.)]\s*([^|\n]+)(?:\|(.*))?$", re.MULTILINE)
 
 
 class AMem(Memory):
-    """Notes that the model writes, describes, links and revises; those nearest to the opening are recalled."""
+    """The model writes, describes, links and revises notes; the nearest ones are recalled."""
 
     name: ClassVar[str] = "amem"
-    recalled: int = Field(5, ge=1, description="most notes shown before an episode")
+    recalled: int = Field(5, ge=1, description="largest number of notes shown before an episode")
     links: int = Field(
         3,
         ge=0,
-        description="nearest earlier notes that a new note is linked with and may revise; 0 = none",
+        description="number of nearest earlier notes that a new note is linked with and may "
+        "revise; 0 = none",
     )
     embedding: Embedding = "auto"
 
@@ -56,7 +59,7 @@ class AMem(Memory):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note with its description; `links` are the numbers of the earlier notes nearest to it, nearest first."""
+    """A note with its description; `links` are the nearest earlier notes, nearest first."""
 
     entry: Entry
     keywords: str = ""
@@ -64,7 +67,7 @@ class Note:
     tags: str = ""
     links: tuple[int, ...] = ()
 
-    def told(self) -> str:
+    def text(self) -> str:
         parts = {"Context": self.context, "Tags": self.tags}
         return " ".join(
             [self.entry.reflection, *(f"{title}: {text}" for title, text in parts.items() if text)]
@@ -102,28 +105,28 @@ class AMemNotebook(Notebook):
         self.notes[entry.number] = replace(note, links=tuple(near))
 
     async def _revise(self, note: Note, near: list[int], ask: Ask) -> None:
-        earlier = "\n".join(f"{number}: {self.notes[number].told()}" for number in sorted(near))
-        answer = await ask(_REVISE.format(new=note.told(), earlier=earlier))
+        earlier = "\n".join(f"{number}: {self.notes[number].text()}" for number in sorted(near))
+        answer = await ask(_REVISE.format(new=note.text(), earlier=earlier))
         for number, context, tags in _REVISION.findall(_after_thinking(answer)):
             if int(number) in near:
                 held = self.notes[int(number)]
                 self.notes[int(number)] = replace(
-                    held, context=_squeeze(context), tags=_squeeze(tags) or held.tags
+                    held, context=_one_line(context), tags=_one_line(tags) or held.tags
                 )
 
     async def show(self, opening: str, ask: Ask) -> str:
         chosen = self._recall(embed(opening, self.options.embedding))
-        return "\n".join(f"Note {number}: {self.notes[number].told()}" for number in sorted(chosen))
+        return "\n".join(f"Note {number}: {self.notes[number].text()}" for number in sorted(chosen))
 
     def _recall(self, query: Vector) -> list[int]:
-        """The nearest note, the notes linked with it, the next nearest, and so on; each once."""
+        """The nearest note and its linked notes, the next nearest, and so on; each once."""
         found = [
             one for number in self._nearest(query) for one in (number, *self.notes[number].links)
         ]
         return list(dict.fromkeys(found))[: self.options.recalled]
 
     def _nearest(self, query: Vector) -> list[int]:
-        """All notes, the most alike first."""
+        """All notes, most similar first."""
         if not self.notes:
             return []
         numbers = list(self.notes)
@@ -137,14 +140,14 @@ class AMemNotebook(Notebook):
 
 
 def read_description(entry: Entry, answer: str) -> Note:
-    """A note with what the model says about it; lines it does not give stay empty.
+    """A note with the description in the model's answer; missing lines stay empty.
 
     >>> read_description(Entry(1, "", "", "won", "It bluffs."), "Keywords: bluff, call").keywords
     'bluff, call'
     """
     lines = _after_thinking(answer).splitlines()
     found = {
-        match[1].lower(): _squeeze(match[2])
+        match[1].lower(): _one_line(match[2])
         for line in lines
         if (match := re.match(r"\W*(keywords|context|tags)\W*:\W*(.*)", line, re.IGNORECASE))
     }
@@ -155,5 +158,5 @@ def _after_thinking(answer: str) -> str:
     return answer.rpartition("</think>")[2]
 
 
-def _squeeze(text: str) -> str:
+def _one_line(text: str) -> str:
     return " ".join(text.split())

@@ -1,11 +1,11 @@
-"""The memory contract: what an agent keeps of finished episodes and is shown in the next one.
+"""The memory contract: what an agent keeps of finished episodes and sees in the next one.
 
-A `Memory` holds options; `open()` gives the notebook of one meta-episode. Writing and recalling are coroutines,
-because a memory may ask the model itself (`ask`) to write or to choose.
+A `Memory` holds options; `open()` returns the notebook of one meta-episode. Writing and recalling
+are coroutines, because a memory may ask the model (`ask`) to write or to choose.
 
-A memory may also keep something from task to task. Tasks are played side by side, so what a task finds there must not depend
-on which of them happens to end first: `tasks_at_once` of them are played with the memory as it is, then `after` makes the
-memory of the tasks that come next. Every panel and every update starts from the recipe's own, empty memory.
+A memory may also keep information from task to task. Tasks are played concurrently, so the content
+must not depend on which task ends first: `tasks_at_once` tasks are played with the same memory,
+then `after` makes the memory of the next tasks. Every panel and update starts with an empty memory.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,11 @@ Ask = Callable[[str], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A finished episode: its number from 1, how it opened, what the agent saw of it, how it ended, and what it wrote about it."""
+    """A finished episode.
+
+    `number` starts at 1; `opening` is its first observation, `recap` what the agent saw of it, and
+    `reflection` the agent's note on it (without thoughts).
+    """
 
     number: int
     opening: str
@@ -36,18 +40,18 @@ class Notebook(ABC):
 
     @abstractmethod
     async def add(self, entry: Entry, ask: Ask) -> None:
-        """Take in a finished episode."""
+        """Store a finished episode."""
 
     @abstractmethod
     async def show(self, opening: str, ask: Ask) -> str:
-        """The text shown before an episode that opens like this; empty when there is nothing.
+        """The text shown before an episode with this opening; empty if there is none.
 
-        Texts of later episodes should start with those of earlier ones, so that cached prompts stay valid.
+        Later texts should start with the earlier ones, so that cached prompts stay valid.
         """
 
 
 class Memory(BaseModel, ABC):
-    """Options of a memory; a subclass in a file of this folder is found by the file's name."""
+    """Options of a memory. A subclass in a file of this folder is found by the file name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str]
@@ -59,12 +63,12 @@ class Memory(BaseModel, ABC):
 
     @property
     def is_plain_record(self) -> bool:
-        """Whether what it shows follows from the recaps of the episodes alone, whatever the opening: then exact scores can be had."""
+        """Whether the text depends on the recaps only. Then exact scores can be computed."""
         return False
 
     @property
     def tasks_at_once(self) -> int | None:
-        """How many tasks are played before `after` is asked; None = it keeps nothing from task to task."""
+        """Number of tasks played before `after` is called; None = nothing is kept between tasks."""
         return None
 
     @abstractmethod
@@ -72,5 +76,5 @@ class Memory(BaseModel, ABC):
         """The notebook of a new meta-episode."""
 
     def after(self, entries: Sequence[Entry]) -> "Memory":
-        """The memory of the tasks that come next: this one and all episodes of the tasks just played, in the tasks' order."""
+        """The memory of the next tasks, with all episodes just played, in task order."""
         return self

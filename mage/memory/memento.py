@@ -1,15 +1,15 @@
-"""Memento: a bank of cases (how it opened, what was done, how it ended) with the most similar successes and failures (arXiv 2508.16153).
+"""Memento (arXiv 2508.16153): a bank of cases; similar successes and failures are recalled.
 
-Nothing is trained and the model writes nothing: a case is an episode as the agent saw it. Before an episode the cases whose
-openings are most like its own are recalled; of those equally alike the newest, so a meta-episode's own games come first.
-The published method recalls anew at every step; here prompts only grow, so it is done once, when an episode opens.
+A case is an episode as the agent saw it (opening, course, outcome). The model writes nothing and
+nothing is trained. Before an episode the cases with the most similar openings are recalled. Among
+equal similarities the newest comes first, so the games of the same meta-episode come first. The
+published method recalls at every step; here prompts only grow, so it recalls once per episode.
 
-The bank is kept from task to task. Tasks run side by side, and who ends first must not matter: the bank is frozen while
-`wave` tasks are played, then all their episodes join it in the order of the tasks, and the next wave starts. Inside a
-meta-episode its own finished episodes count at once. So members of a group share a bank, and results depend on the tasks
-and on `wave`, never on batching, the engine or the number of workers. Every panel and every update starts with an empty
-bank: a panel's result is the same whatever was played before it, no panel is answered out of another or out of an earlier
-play of itself, and a run has no state beside its weights.
+The bank is kept from task to task. It is frozen while `wave` tasks are played concurrently. Then
+all their episodes are added in task order, and the next wave starts. The finished episodes of a
+meta-episode are available to it at once. So members of a group share a bank, and results depend on
+the tasks and on `wave`, not on batching, the engine or the number of workers. Every panel and every
+update starts with an empty bank: results do not depend on earlier play.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ from mage.memory.base import Ask, Entry, Memory, Notebook
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Episodes, oldest first, and the vectors of their openings, one row each."""
+    """Episodes, oldest first, and the vectors of their openings (one row each)."""
 
     entries: tuple[Entry, ...] = ()
     vectors: Vector | None = None
 
     def with_more(self, entries: Sequence[Entry], embedding: Embedding, most: int) -> "Cases":
-        """These and newer ones; the oldest are dropped when there are more than `most`."""
+        """These and newer episodes; the oldest are dropped if there are more than `most`."""
         if not entries:
             return self
         new = np.stack([embed(entry.opening, embedding) for entry in entries])
@@ -40,7 +40,7 @@ class Cases:
 
 
 def nearest(query: Vector, banks: Sequence[Cases], won: bool, count: int) -> list[Entry]:
-    """The successes or failures whose openings are most alike; the same course of play is taken once."""
+    """The successes or failures with the most similar openings; equal episodes count once."""
     held = [bank for bank in banks if bank.vectors is not None]
     entries = [entry for bank in held for entry in bank.entries]
     found: dict[tuple[str, str], Entry] = {}
@@ -54,15 +54,17 @@ def nearest(query: Vector, banks: Sequence[Cases], won: bool, count: int) -> lis
 
 
 class Memento(Memory):
-    """A bank of cases kept from task to task; the most similar successes and failures are recalled."""
+    """A bank of cases kept from task to task; similar successes and failures are recalled."""
 
     name: ClassVar[str] = "memento"
-    successes: int = Field(2, ge=0, description="most similar won episodes shown before an episode")
-    failures: int = Field(2, ge=0, description="most similar episodes shown that were not won")
+    successes: int = Field(2, ge=0, description="number of similar won episodes shown")
+    failures: int = Field(2, ge=0, description="number of similar episodes shown that were not won")
     wave: int = Field(
-        32, ge=1, description="tasks played side by side before their episodes join the bank"
+        32, ge=1, description="tasks played concurrently before their episodes join the bank"
     )
-    most: int = Field(4096, ge=1, description="episodes in the bank; the oldest make room")
+    most: int = Field(
+        4096, ge=1, description="largest number of episodes in the bank; the oldest are dropped"
+    )
     embedding: Embedding = "auto"
     _bank: Cases = PrivateAttr(Cases())
 
@@ -96,12 +98,10 @@ class MementoNotebook(Notebook):
             *nearest(query, banks, True, self.options.successes),
             *nearest(query, banks, False, self.options.failures),
         ]
-        return "\n".join(map(self._tell, found))
+        return "\n".join(map(self._line, found))
 
-    def _tell(self, entry: Entry) -> str:
-        whose = (
-            f"Game {entry.number}"
-            if any(entry is one for one in self.own.entries)
-            else "Another task"
-        )
-        return f"{whose}, {'won' if entry.outcome == 'won' else 'not won'}: {entry.opening} {entry.recap}"
+    def _line(self, entry: Entry) -> str:
+        is_own = any(entry is one for one in self.own.entries)
+        source = f"Game {entry.number}" if is_own else "Another task"
+        outcome = "won" if entry.outcome == "won" else "not won"
+        return f"{source}, {outcome}: {entry.opening} {entry.recap}"

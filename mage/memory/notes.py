@@ -1,7 +1,7 @@
-"""Notes: reflections, the history of play, both, or nothing at all, oldest first.
+"""Notes: reflections, the history of play, both, or nothing; oldest first.
 
-`reflections` is the paper's memory M_n = (m_1 .. m_n). `none` is also the control that empties a trained agent's
-memory at test time.
+`reflections` is the paper's memory M_n = (m_1 .. m_n). `none` is also the control condition: a
+trained agent is evaluated without its memory.
 """
 
 from typing import ClassVar, Literal

@@ -1,1 +1,1 @@
-"""Where starting models come from: every source ends as the same kind of folder, which transformers and MAGE load."""
+"""Starting models. Every source ends as the same kind of folder, which transformers can load."""

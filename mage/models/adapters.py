@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's file format: read, check, write, and merge into a base model. Loads torch."""
+"""LoRA adapters in PEFT's file format: read, check, write, merge into a base model. Loads torch."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _PREFIX = "base_model.model."  # PEFT's prefix of every tensor name
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
-    """The names of all linear layers but the output head, as PEFT's `all-linear` means it."""
+    """Names of all linear layers except the output head (PEFT's `all-linear`)."""
     head = model.get_output_embeddings()
     return [
         name
@@ -32,7 +32,10 @@ def _merged(base: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
 def save_adapters(
     folder: Path, masters: Mapping[str, Tensor], *, rank: int, alpha: float, base: str
 ) -> None:
-    """Write A and B in bfloat16 with what PEFT needs to know; `base` is what `model.path` calls the model they belong to."""
+    """Write A and B in bfloat16 with PEFT's config file.
+
+    `base` is the `model.path` of the base model.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         {
@@ -60,7 +63,7 @@ def save_adapters(
 
 @torch.no_grad()
 def merge_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Add a folder's adapters to the weights of their base model."""
+    """Add the adapters of a folder to the weights of their base model."""
     config = _config(folder)
     names = linear_layers(model)
     masters = read_adapters(folder, model, names, config["r"], config["lora_alpha"])
@@ -85,18 +88,21 @@ def _config(folder: Path) -> dict[str, Any]:
         or found.get("use_rslora")
         or found.get("use_dora")
     ):
-        raise ValueError(f"{folder / ADAPTER_CONFIG} is not of plain LoRA adapters")
+        raise ValueError(
+            f"{folder / ADAPTER_CONFIG} is not the config of plain LoRA adapters "
+            "(peft_type LORA with r and lora_alpha, without use_rslora and use_dora)"
+        )
     return dict(found)
 
 
 def read_adapters(
     folder: Path, model: PreTrainedModel, names: list[str], rank: int, alpha: float
 ) -> dict[str, Tensor]:
-    """A folder's A and B as masters; one that does not fit is refused."""
+    """The A and B matrices of a folder. Raises ValueError if they do not fit the model."""
     config = _config(folder)
     if (config["r"], config["lora_alpha"]) != (rank, alpha):
         found = f"learn.lora_rank = {config['r']} and learn.lora_alpha = {config['lora_alpha']}"
-        raise ValueError(f"the adapters of {folder} need {found}, not {rank} and {alpha}")
+        raise ValueError(f"the adapters in {folder} need {found}, not {rank} and {alpha}")
     real = torch.float64 if model.dtype == torch.float64 else torch.float32
     stored = {
         key.removeprefix(_PREFIX): value
@@ -109,7 +115,8 @@ def read_adapters(
     }
     if {key: tuple(value.shape) for key, value in stored.items()} != expected:
         raise ValueError(
-            f"the adapters of {folder} are not of all linear layers of {config.get('base_model_name_or_path')}"
+            f"the adapters in {folder} do not match the linear layers of "
+            f"{config.get('base_model_name_or_path')}: one is missing or has another shape"
         )
     return {key: stored[key].to(model.device, real) for key in expected}
 

@@ -1,4 +1,4 @@
-"""Add a model: make its folder from a source, and check that it can answer a question. Loads torch."""
+"""Add a model: write its folder from a source and test it with one question. Loads torch."""
 
 import json
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from mage.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What `add_model` did: the model, and the line it said; no line if it was there before."""
+    """The result of `add_model`. `line` is the test answer, or None if the model existed before."""
 
     model: Model
     line: str | None
@@ -40,19 +40,20 @@ def add_model(
     force: bool = False,
     say: Say = lambda line: None,
 ) -> Added:
-    """Make a model folder from a source and let it say a line. One that is there already is left alone unless `force`."""
+    """Write a model folder from a source and test it. An existing one is kept unless `force`."""
     source = find_source(what)
     place = out.expanduser() if out else models_folder() / check_name(name or source.name())
     if place.exists() and not force:
         if not (place / "config.json").is_file():
             raise ValueError(
-                f"{place} exists and is no model folder: choose another place, or write over it with --force"
+                f"{place} exists and is not a model folder: choose another place, "
+                "or overwrite it with --force"
             )
         return Added(read_model(place), None)
     with atomic_folder(place) as folder:
         origin = source.write(folder, dtype, template, say)
         (folder / ORIGIN).write_text(json.dumps({"origin": origin}, indent=2) + "\n")
-        say("letting it say a line")
+        say("testing the model with one question")
         line = answer_line(folder)
     return Added(read_model(place), line)
 
@@ -60,7 +61,10 @@ def add_model(
 def answer_line(
     folder: Path, question: str = "What is the capital of France?", tokens: int = 24
 ) -> str:
-    """The model's most likely answer, computed by MAGE's own engine on the CPU: a folder that passes can be played and trained."""
+    """The most likely answer of the model, computed by MAGE's own engine on the CPU.
+
+    A folder that passes this test can be played and trained.
+    """
     chat = Chat.load(folder)
     engine = find_item("engines", "local")(
         load_model(folder, "float32", "cpu"), chat, slots=1, context=256
@@ -75,6 +79,7 @@ def answer_line(
     (text,) = run([answer()])
     if not text.strip():
         raise ValueError(
-            f"the model of {folder} answers with nothing: its weights, its tokenizer and its chat template do not fit together"
+            f"the model in {folder} gives an empty answer: its weights, its tokenizer and its "
+            "chat template do not belong together"
         )
     return " ".join(text.split())

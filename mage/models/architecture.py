@@ -1,4 +1,4 @@
-"""What a plain Llama or Qwen3 is made of, for those who compute it without its modules: the engine and the learner."""
+"""The parameters of a plain Llama or Qwen3, for code that computes it without its modules."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,10 @@ _KNOWN = (
 
 
 class LayerParts(NamedTuple):
-    """The parameters of one layer, [out, in]; biases and the norms over query and key heads are None where a model has none."""
+    """The parameters of one layer, [out, in].
+
+    Biases and the norms of query and key heads are None if the model has none.
+    """
 
     before_attention: Any
     qkv: tuple[Any, Any, Any]
@@ -58,7 +61,7 @@ def parts_of(layer: Any) -> LayerParts:
 
 
 def is_plain(model: Any) -> bool:
-    """Whether this is exactly a Llama or Qwen3 as transformers builds it, on one device and in one kind of number."""
+    """Whether this is an unmodified Llama or Qwen3 of transformers, with one device and dtype."""
     if _PLAIN.get(type(model).__module__) != type(model).__name__:
         return False
     config = model.config
@@ -71,7 +74,7 @@ def is_plain(model: Any) -> bool:
 
 
 def _has_no_additions(module: Any) -> bool:
-    """No hooks, and no module that is neither torch's own nor of these two models, as adapters and quantised layers are."""
+    """No hooks, and only modules of torch and of these two models (no adapters, for example)."""
     return type(module).__module__.startswith(_KNOWN) and not (
         module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
     )

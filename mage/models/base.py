@@ -1,7 +1,8 @@
-"""The contract of a source of models, and the folder of models that were added: found by name, written whole or not at all.
+"""The contract of a model source, and the folder of added models.
 
-`mage model add` makes every model the same kind of folder (config, safetensors, tokenizer.json, chat template), so nothing
-else in MAGE knows where a model came from. The folder is written beside its place, made to say a line, and only then renamed.
+`mage model add` writes every model as the same kind of folder (config, safetensors, tokenizer.json,
+chat template). So no other code knows where a model came from. The folder is written under a
+temporary name and tested with one question. Only then is it renamed, so no partial folder remains.
 """
 
 import hashlib
@@ -23,23 +24,22 @@ from mage.config.menus import PACKAGE
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
-EMBEDDED = (
-    "embedded",
-    "embedded-worlds",
-)  # models that ship with MAGE, folders of the package: for the two games, for Sokoban and ALFWorld
+# Models in the package: one for the two games, one for Sokoban and ALFWorld.
+EMBEDDED = ("embedded", "embedded-worlds")
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-SHIPPED = PACKAGE / "models" / "shipped"  # models and adapters that come with the package
+SHIPPED = PACKAGE / "models" / "shipped"  # models and adapters in the package
 ORIGIN = "origin.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class Source(ABC):
-    """Where a model can be had. One file of this folder, one class; `what` is the word after `mage model add`."""
+    """A place that models come from: one class in one file of `sources/`.
 
-    title: ClassVar[str]  # how `mage model list` announces it
-    is_named: ClassVar[bool] = (
-        False  # one model that is had by the file's name, or many by a path or an address
-    )
+    `what` is the argument of `mage model add`.
+    """
+
+    title: ClassVar[str]  # shown by `mage model list`
+    is_named: ClassVar[bool] = False  # True: one fixed model, added by the name of the file
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -47,20 +47,23 @@ class Source(ABC):
     @classmethod
     @abstractmethod
     def takes(cls, what: str) -> bool:
-        """Whether this word is for this source."""
+        """Whether this source handles the argument `what`."""
 
     @abstractmethod
     def name(self) -> str:
-        """What the model is called if nobody says otherwise."""
+        """The default name of the model."""
 
     @abstractmethod
     def write(self, folder: Path, dtype: Dtype | None, template: str | None, say: Say) -> str:
-        """Fill this empty folder and tell in a line where the model is from. None: numbers and chat template as the source has them."""
+        """Write the model into an empty folder; returns one line that says where it comes from.
+
+        `dtype = None` and `template = None` keep those of the source.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is there."""
+    """A model folder and its size."""
 
     name: str
     parameters: int
@@ -73,16 +76,19 @@ class Model:
         return asdict(self) | {"folder": str(self.folder)}
 
 
-# ------------------------------------------------------------------------------------------------------------- finding
+# --- Finding --------------------------------------------------------------------------------------
 
 
 def models_folder() -> Path:
-    """Where models that were added are kept: $MAGE_MODELS, else the user's cache."""
+    """The folder of added models: $MAGE_MODELS, or the user's cache."""
     return Path(os.environ.get("MAGE_MODELS") or "~/.cache/mage/models").expanduser()
 
 
 def find_model(path: str) -> Path:
-    """The folder meant by `model.path`: a model that ships with MAGE, a folder, the name of adapters that ship with MAGE, or of a model that was added."""
+    """The folder that `model.path` means.
+
+    Searched in this order: embedded models, folders, shipped adapters, added models.
+    """
     if path in EMBEDDED:
         return SHIPPED / path
     folder = Path(path).expanduser()
@@ -97,18 +103,19 @@ def find_model(path: str) -> Path:
             [*EMBEDDED, *shipped_adapters(), *(model.name for model in list_models())]
         )
         raise ValueError(
-            f"no folder with a config.json and no model that was added. There are {known}; {_ways()}"
+            "there is no folder with a config.json and no added model of this name. "
+            f"Known are {known}; {_ways()}"
         )
     return models_folder() / path
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds adapters of another model, as PEFT writes them, and no model of its own."""
+    """Whether a folder holds LoRA adapters in PEFT's format and no whole model."""
     return (folder / ADAPTER_CONFIG).is_file()
 
 
 def base_of(folder: Path) -> Path:
-    """The folder of the whole model: this one, or that which its adapters belong to."""
+    """The folder of the whole model: this folder, or the base model of its adapters."""
     if not is_adapter(folder):
         return folder
     name = base_name(folder, "")
@@ -116,12 +123,12 @@ def base_of(folder: Path) -> Path:
         return find_model(name)
     except ValueError:
         raise ValueError(
-            f"the adapters of {folder} need the model {name}: get it with mage model add {name}"
+            f"the adapters in {folder} need the model {name}: get it with mage model add {name}"
         ) from None
 
 
 def base_name(folder: Path, path: str) -> str:
-    """What `model.path` calls the whole model: `path`, or what the adapters in this folder belong to."""
+    """The `model.path` of the whole model: `path`, or the base model of the adapters."""
     return (
         str(json.loads((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"])
         if is_adapter(folder)
@@ -135,11 +142,12 @@ def shipped_adapters() -> list[str]:
 
 
 def _ways() -> str:
-    return f"get one with mage model add {' | '.join([*named_sources(), 'FILE.gguf', 'FOLDER', 'ORG/NAME'])}"
+    choices = " | ".join([*named_sources(), "FILE.gguf", "FOLDER", "ORG/NAME"])
+    return f"get one with mage model add {choices}"
 
 
 def list_models() -> list[Model]:
-    """The models that were added, by name."""
+    """All added models, sorted by name."""
     folder = models_folder()
     names = (
         sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
@@ -152,7 +160,7 @@ def list_models() -> list[Model]:
 
 
 def read_model(folder: Path) -> Model:
-    """A model's figures, from the heads of its files."""
+    """Size and number format of a model, read from the file headers only."""
     tensors = [
         entry for path in sorted(folder.glob("*.safetensors")) for entry in _safetensors_head(path)
     ]
@@ -178,11 +186,11 @@ def _product(shape: list[int]) -> int:
     return count
 
 
-# ------------------------------------------------------------------------------------------------------------- sources
+# --- Sources --------------------------------------------------------------------------------------
 
 
 def sources() -> dict[str, type[Source]]:
-    """Every source of this folder by its file's name; those of one model first, since their names are theirs."""
+    """All sources by file name; named models first, because a name takes precedence over a path."""
     files = sorted(
         path.stem
         for path in (Path(__file__).parent / "sources").glob("*.py")
@@ -207,39 +215,41 @@ def _is_source(item: Any, file: str) -> bool:
 
 
 def named_sources() -> dict[str, str]:
-    """Models that can be added by a name alone, and what they are."""
+    """Models that can be added by name, with their titles."""
     return {name: source.title for name, source in sources().items() if source.is_named}
 
 
 def find_source(what: str) -> Source:
-    """The source that this word means."""
+    """The source that handles the argument `what`."""
     for source in sources().values():
         if source.takes(what):
             return source(what)
     raise ValueError(
-        f"{what} is no folder here, no .gguf file and no name of a model; {_ways()} (of the model hub)"
+        f"{what} is not a folder, a .gguf file or the name of a model; "
+        f"{_ways()} (ORG/NAME is a name on the model hub)"
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
+# --- Writing --------------------------------------------------------------------------------------
 
 
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in EMBEDDED:
         raise ValueError(
-            f"a model cannot be called {name!r}: take letters, digits, _ . - and another name than {' or '.join(EMBEDDED)}, with --name"
+            f"a model cannot be called {name!r}: choose another --name, with letters, digits, "
+            f"_ . - only, and not {' or '.join(EMBEDDED)}"
         )
     return name
 
 
 def copy_permissions(weights: Path, like: Path) -> None:
-    """Let those read a file of safetensors who may read the file beside it: it is made for its owner alone."""
+    """Copy the permissions of a neighbouring file; safetensors makes files for the owner only."""
     shutil.copymode(like, weights)
 
 
 @contextmanager
 def atomic_folder(place: Path) -> Iterator[Path]:
-    """A folder beside `place` that takes its name if all went well, and is gone otherwise."""
+    """A temporary folder next to `place`; renamed to `place` on success, removed on failure."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as beside:
         folder = Path(beside) / "new"
@@ -251,10 +261,11 @@ def atomic_folder(place: Path) -> Iterator[Path]:
 
 
 def check_sha256(path: Path, expected: str) -> None:
-    """Refuse a file that is not the one this was tested with."""
+    """Raise ValueError unless the file has this checksum."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         raise ValueError(
-            f"{path} is not the file it should be: its sha256 is {found}, expected {expected}; remove it and get it again"
+            f"{path} has the wrong content: its sha256 is {found}, expected {expected}. "
+            "Remove the file and get it again"
         )

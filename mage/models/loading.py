@@ -14,7 +14,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTrainedModel:
-    """A causal language model from a local folder, or its adapters' base with these added; nothing is unpickled."""
+    """A causal language model from a local folder of weights or of adapters.
+
+    Only safetensors are read: nothing is unpickled, and no code of the folder is run.
+    """
     if is_adapter(folder):
         model = load_model(base_of(folder), dtype, device)
         merge_adapters(model, folder)
@@ -28,7 +31,11 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=number, use_safetensors=True, local_files_only=True
+            folder,
+            dtype=number,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder} cannot be loaded as a causal language model: {error}") from None
@@ -36,7 +43,7 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` takes CUDA where there is one; a device that is not there is a user's mistake."""
+    """`auto` = CUDA if available. Raises ValueError for a device that does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -33,7 +33,7 @@ def add(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="smollm2, minimind2, a .gguf file, a transformers folder, or ORG/NAME of the model hub.",
+            help="smollm2, a .gguf file, a transformers folder, or ORG/NAME of the model hub.",
         ),
     ],
     name: Annotated[

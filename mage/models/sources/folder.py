@@ -1,4 +1,4 @@
-"""A transformers folder on this machine: what belongs to the model is copied, weights in another number format if told."""
+"""A local transformers folder: its files are copied; weights may change their dtype."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ class Folder(Source):
 def copy_folder(
     source: Path, folder: Path, dtype: Dtype | None, template: str | None, say: Say
 ) -> None:
-    """Copy a checkpoint; `dtype` and `template` replace those it has."""
+    """Copy a checkpoint. `dtype` and `template`, if given, replace those of the checkpoint."""
     for name in ("config.json", "tokenizer.json"):
         if not (source / name).is_file():
             raise ValueError(f"{source} has no {name}: a model folder needs it")
@@ -62,7 +62,7 @@ def copy_folder(
 
 
 def _template(source: Path) -> str:
-    """The chat template: a file, or a key of the tokenizer's config, there perhaps several by name."""
+    """The chat template: a file, or a key of the tokenizer config (a text, or several by name)."""
     file, config = source / "chat_template.jinja", source / "tokenizer_config.json"
     if file.is_file():
         return file.read_text()
@@ -71,13 +71,14 @@ def _template(source: Path) -> str:
         given = {one["name"]: one["template"] for one in given}.get("default")
     if not given:
         raise ValueError(
-            f"{source} has no chat template: give one with --template FILE (jinja, as in a chat_template.jinja)"
+            f"{source} has no chat template: give one with --template FILE "
+            "(jinja, as in a chat_template.jinja)"
         )
     return str(given)
 
 
 def _weight_files(source: Path) -> list[Path]:
-    """Those of the index, where there is one: some folders hold the same weights in a second layout beside it."""
+    """The files of the index if there is one: some folders hold the weights in a second layout."""
     if (source / _INDEX).is_file():
         return [
             source / name

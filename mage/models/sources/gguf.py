@@ -1,38 +1,27 @@
-"""A GGUF file as a transformers folder: names and shapes of the llama, qwen2 and qwen3 architectures.
+"""A GGUF file as a transformers folder, through transformers and the package `gguf`.
 
-The file's Llama weights have the rows of q and k in another order (the two halves of a head's rotation interleaved);
-they are put back, else the model talks nonsense. Qwen's are as in transformers.
+Three things are done here because the library does not do them: the header is checked before
+memory is allocated (gguf_header.py), every tensor is compared with the shapes that the config
+promises, and the tokenizer is written from the metadata (gguf_tokenizer.py; transformers' own
+conversion drops SmolLM2's split into single digits and takes the wrong end token).
 """
 
-from collections.abc import Iterator
+import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
-from mage.models.base import Dtype, Say, Source
-from mage.models.sources.files import ModelFiles, Tables, write_files
-from mage.models.sources.gguf_reader import GgufFile
-from mage.models.sources.gguf_tokenizer import read_tokenizer, read_tokenizer_config
-from mage.models.sources.quants import Array
+from mage.models.base import Dtype, Say, Source, copy_permissions
+from mage.models.sources.gguf_header import Header, read_header
+from mage.models.sources.gguf_tokenizer import Tables, read_tokenizer, read_tokenizer_config
 
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_PACKAGES = ("gguf", "accelerate")  # transformers needs both to read a GGUF file
+_LARGEST = 2**31
 
 
 class Gguf(Source):
-    """Any GGUF file on this machine."""
+    """Any local GGUF file."""
 
     title = "a GGUF file: llama, qwen2 or qwen3, byte-level BPE"
 
@@ -52,132 +41,167 @@ class Gguf(Source):
 def write_gguf(
     path: Path, folder: Path, dtype: Dtype | None, template: str | None, say: Say
 ) -> None:
-    """Everything of a GGUF file, as the files of a transformers folder. Numbers are float32 unless told."""
+    """Write a GGUF file as a transformers folder. Weights are float32 unless `dtype` is given."""
+    path.stat()  # a missing file is reported first
+    check_packages()
     say(f"reading {path.name}")
-    write_files(read_gguf(path, template), folder, dtype or "float32", say)
-
-
-def read_gguf(path: Path, template: str | None = None) -> ModelFiles:
-    """The parts of a model in a GGUF file, with another chat template if one is given."""
-    file = GgufFile(path)
-    template = template or file.metadata.get("tokenizer.chat_template")
-    if not template:
+    header = read_header(path)
+    template = template or header.metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str) or not template:
         raise ValueError(
-            f"{path} has no chat template: give one with --template FILE (jinja, as in a chat_template.jinja)"
+            f"{path} has no chat template: give one with --template FILE "
+            "(jinja, as in a chat_template.jinja)"
         )
-    config = _config(file)
-    tokenizer = read_tokenizer(file.metadata, str(path))
-    return ModelFiles(
-        config,
-        _generation(file),
-        tokenizer,
-        read_tokenizer_config(file.metadata),
-        template,
-        _weights(file, config),
-    )
+    check_model(header)
+    _write_json(folder / "tokenizer.json", read_tokenizer(header.metadata, str(path)))
+    _write_json(folder / "tokenizer_config.json", read_tokenizer_config(header.metadata))
+    (folder / "chat_template.jinja").write_text(template)
+    say(f"writing the weights as {dtype or 'float32'}")
+    _write_weights(header, folder, dtype or "float32")
+    _write_json(folder / "generation_config.json", _generation(header))
 
 
-def _config(file: GgufFile) -> Tables:
-    kind = file.metadata.get("general.architecture")
-    if kind not in _CLASSES:
-        raise ValueError(f"{file.path} has the architecture {kind}; read are {', '.join(_CLASSES)}")
-    if "rope_freqs.weight" in file.entries or _get(file, "rope.scaling.type", "none") != "none":
+def check_packages() -> None:
+    """Raise ValueError if a package that reads GGUF files is not installed."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
         raise ValueError(
-            f"{file.path} stretches its rotary positions, which is not read here. Give a transformers folder of this model instead"
+            f"GGUF files need the package {' and '.join(missing)}: "
+            f"pip install {' '.join(missing)} (the extra `gguf` of this package)"
         )
-    heads, hidden = _get(file, "attention.head_count"), _get(file, "embedding_length")
-    has_bias = "blk.0.attn_q.bias" in file.entries
-    return {
-        "architectures": [_CLASSES[kind]],
-        "model_type": kind,
-        "vocab_size": file.entries["token_embd.weight"].shape[0],
-        "hidden_size": hidden,
-        "intermediate_size": _get(file, "feed_forward_length"),
-        "num_hidden_layers": _get(file, "block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _get(file, "attention.head_count_kv", heads),
-        "head_dim": _get(file, "attention.key_length", hidden // heads),
-        "hidden_act": "silu",
-        "max_position_embeddings": _get(file, "context_length"),
-        "rms_norm_eps": round(_get(file, "attention.layer_norm_rms_epsilon"), 12),
-        "rope_theta": _get(file, "rope.freq_base", 10000.0),
-        "tie_word_embeddings": "output.weight" not in file.entries,
-        **(
-            {} if kind == "qwen2" else {"attention_bias": has_bias}
-        ),  # qwen2 has those of q, k and v always
-        **_special_ids(file),
+
+
+def _write_weights(header: Header, folder: Path, dtype: Dtype) -> None:
+    """Config and weights, dequantised by transformers.
+
+    The head width is passed because transformers does not read it from Qwen3 files.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers.utils import logging
+
+    path = header.path
+    width = {} if _is(header, "qwen2") else {"head_dim": _head_width(header)}
+    logging.disable_progress_bar()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            **width,
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path} cannot be read by transformers: {error}") from None
+    if info["missing_keys"] or info["mismatched_keys"]:
+        wrong = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
+        raise ValueError(f"{path} lacks {', '.join(wrong[:3])}: it is damaged or of another kind")
+    model.config.rms_norm_eps = round(model.config.rms_norm_eps, 12)  # 1e-5, not 9.99999974e-06
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):
+        copy_permissions(weights, folder / "config.json")
+
+
+def check_model(header: Header) -> None:
+    """Compare the architecture and all tensor shapes with what the metadata promises."""
+    kind = header.metadata.get("general.architecture")
+    if kind not in _ARCHITECTURES:
+        raise ValueError(
+            f"{header.path} has the architecture {str(kind)[:80]}; "
+            f"supported are {', '.join(_ARCHITECTURES)}"
+        )
+    scaling = header.metadata.get(f"{kind}.rope.scaling.type", "none")
+    if "rope_freqs.weight" in header.shapes or scaling != "none":
+        raise ValueError(
+            f"{header.path} scales its rotary positions, which transformers does not read from "
+            "GGUF. Give a transformers folder of this model instead"
+        )
+    expected = _expected_shapes(header)
+    optional = ("output.weight",)
+    if missing := sorted(set(expected) - set(header.shapes) - set(optional)):
+        more = " and more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"{header.path} lacks {', '.join(missing[:3])}{more}: it is damaged or of another kind"
+        )
+    for name, shape in header.shapes.items():
+        if name not in expected:
+            raise ValueError(f"{header.path} has a tensor {name[:80]}, which is not part of {kind}")
+        if shape != expected[name]:
+            raise ValueError(
+                f"{header.path}: tensor {name} has the shape {shape}, expected {expected[name]}"
+            )
+
+
+def _expected_shapes(header: Header) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the architecture with its shape, by its name in the file."""
+    layers = _count(header, "block_count")
+    if layers > len(header.shapes):
+        raise ValueError(
+            f"{header.path} promises {layers:,} layers (block_count) and has "
+            f"{len(header.shapes):,} tensors: it is damaged or of another kind"
+        )
+    hidden, inner = _count(header, "embedding_length"), _count(header, "feed_forward_length")
+    heads, width = _count(header, "attention.head_count"), _head_width(header)
+    key_heads = _count(header, "attention.head_count_kv", heads)
+    vocabulary = header.shapes.get("token_embd.weight", (0,))[0]
+    layer: dict[str, tuple[int, ...]] = {
+        "attn_norm.weight": (hidden,),
+        "attn_q.weight": (heads * width, hidden),
+        "attn_k.weight": (key_heads * width, hidden),
+        "attn_v.weight": (key_heads * width, hidden),
+        "attn_output.weight": (hidden, heads * width),
+        "ffn_norm.weight": (hidden,),
+        "ffn_gate.weight": (inner, hidden),
+        "ffn_up.weight": (inner, hidden),
+        "ffn_down.weight": (hidden, inner),
     }
+    if _is(header, "qwen2"):
+        layer |= {f"attn_{part}.bias": layer[f"attn_{part}.weight"][:1] for part in "qkv"}
+    if _is(header, "qwen3"):
+        layer |= {"attn_q_norm.weight": (width,), "attn_k_norm.weight": (width,)}
+    top = {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,)}
+    inside = {f"blk.{n}.{name}": shape for n in range(layers) for name, shape in layer.items()}
+    return {**top, "output.weight": (vocabulary, hidden), **inside}
 
 
-def _get(file: GgufFile, key: str, default: Any = None) -> Any:
-    value = file.metadata.get(f"{file.metadata['general.architecture']}.{key}", default)
+def _is(header: Header, architecture: str) -> bool:
+    return bool(header.metadata["general.architecture"] == architecture)
+
+
+def _head_width(header: Header) -> int:
+    heads = _count(header, "attention.head_count")
+    return _count(header, "attention.key_length", _count(header, "embedding_length") // heads)
+
+
+def _count(header: Header, key: str, default: int | None = None) -> int:
+    """A positive integer of the metadata."""
+    value = header.metadata.get(f"{header.metadata['general.architecture']}.{key}", default)
     if value is None:
+        raise ValueError(f"{header.path} has no {key}: it is damaged or of another kind")
+    if not isinstance(value, int) or not 0 < value < _LARGEST:
         raise ValueError(
-            f"{file.path} does not say its {key}: the file is damaged or of another kind"
+            f"{header.path} has {key} = {str(value)[:80]}: expected a positive integer"
         )
     return value
 
 
-def _special_ids(file: GgufFile) -> Tables:
+def _generation(header: Header) -> Tables:
+    """generation_config.json. A reply ends at the end of text, or at a separate end of turn."""
     names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    found = {
-        name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()
-    }
-    return {name: number for name, number in found.items() if number is not None}
-
-
-def _generation(file: GgufFile) -> Tables:
-    """generation_config.json: a reply ends at the end of text, and at the end of a turn where that is another token."""
-    ids = _special_ids(file)
-    ends = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
+    found = {name: _token_id(header, key) for name, key in names.items()}
+    ids: dict[str, Any] = {name: number for name, number in found.items() if number is not None}
+    ends = [_token_id(header, key) for key in ("eos", "eot")]
     chosen = list(dict.fromkeys(number for number in ends if number is not None))
     return ids | ({"eos_token_id": chosen if len(chosen) > 1 else chosen[0]} if chosen else {})
 
 
-def _weights(file: GgufFile, config: Tables) -> Iterator[tuple[str, Array]]:
-    names = {
-        name: _translated(name, file.path) for name in file.entries
-    }  # all at once: a stranger is told before anything is written
-    missing = _missing(set(names.values()), config)
-    if missing:
-        raise ValueError(
-            f"{file.path} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}: the file is damaged or of another kind"
-        )
-    return ((target, _in_order(file.tensor(name), name, config)) for name, target in names.items())
+def _token_id(header: Header, key: str) -> int | None:
+    value = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    return value if isinstance(value, int) else None
 
 
-def _missing(found: set[str], config: Tables) -> list[str]:
-    layers = [
-        f"model.layers.{number}.{name}.weight"
-        for number in range(config["num_hidden_layers"])
-        for name in _LAYER.values()
-    ]
-    needed = ["model.embed_tokens.weight", "model.norm.weight", *layers]
-    if config["model_type"] != "qwen3":
-        needed = [name for name in needed if not name.endswith(("q_norm.weight", "k_norm.weight"))]
-    return [name for name in needed if name not in found]
-
-
-def _translated(name: str, path: Path) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
-    stem, _, ending = name.rpartition(".")
-    if stem in _TOP:
-        return f"{_TOP[stem]}.{ending}"
-    block, _, rest = stem.partition(".")
-    number, _, part = rest.partition(".")
-    if block != "blk" or part not in _LAYER:
-        raise ValueError(f"{path} has a tensor {name}, which no layer of llama, qwen2 or qwen3 has")
-    return f"model.layers.{number}.{_LAYER[part]}.{ending}"
-
-
-def _in_order(array: Array, name: str, config: Tables) -> Array:
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(
-        name.split(".")[-2]
-    )
-    return array if heads is None or config["model_type"] != "llama" else _unpermute(array, heads)
-
-
-def _unpermute(array: Array, heads: int) -> Array:
-    """Rows of a head from (0, half, 1, half + 1, ..) back to (0, 1, .., half, half + 1, ..)."""
-    pairs = array.reshape(heads, -1, 2, *array.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(array.shape)
+def _write_json(path: Path, tables: Tables) -> None:
+    path.write_text(json.dumps(tables, indent=2, ensure_ascii=False) + "\n")

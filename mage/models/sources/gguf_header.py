@@ -1,0 +1,151 @@
+"""The header of a GGUF file (versions 2 and 3): typed metadata and the table of tensors.
+
+The weights are read by transformers and the package `gguf`. That reader trusts the counts and
+lengths in the file, so a damaged or hostile file makes it fail with any exception or run for hours.
+This file therefore walks the header first, with every length compared with the size of the file.
+The tokenizer is made from the same metadata (see gguf_tokenizer.py).
+"""
+
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# type number of the format -> struct code
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # fmt: skip # noqa: E501
+_STRING, _LIST = 8, 9
+_VERSIONS = (2, 3)
+_MOST_AXES, _DEEPEST = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Metadata as plain values, and the shape of every tensor (slowest axis first)."""
+
+    path: Path
+    metadata: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+
+
+def read_header(path: Path) -> Header:
+    """Read and check a header. Raises ValueError with the reason if the file cannot be used."""
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty")
+    data: np.ndarray[Any, Any] = np.memmap(path, np.uint8, "r")
+    walk = _Walk(path, data)
+    metadata = walk.metadata()
+    tensors = walk.tensors()
+    step = metadata.get("general.alignment", 32)
+    if not isinstance(step, int) or step < 1 or step & (step - 1):
+        raise ValueError(f"{path} has general.alignment = {step}: it must be a power of two")
+    start = -(-walk.place // step) * step
+    for name, tensor in tensors.items():
+        _check_extent(path, name, tensor, start, len(data))
+    return Header(path, metadata, {name: tensor.shape for name, tensor in tensors.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+def _check_extent(path: Path, name: str, tensor: _Tensor, start: int, end_of_file: int) -> None:
+    """Check that the bytes of a tensor lie inside the file."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        elements, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
+    except (ValueError, KeyError):
+        raise ValueError(
+            f"{path}: tensor {name} has the unknown number format {tensor.kind}. "
+            "Update the package gguf, or give a transformers folder of this model instead"
+        ) from None
+    if not tensor.shape or tensor.shape[-1] % elements or 0 in tensor.shape:
+        raise ValueError(
+            f"{path}: tensor {name} of shape {tensor.shape} does not fill blocks of {elements}"
+        )
+    end = start + tensor.offset + prod(tensor.shape) // elements * size
+    if end > end_of_file:
+        raise ValueError(
+            f"{path} is incomplete: tensor {name} ends at byte {end:,}, the file at "
+            f"{end_of_file:,}; get the file again"
+        )
+
+
+class _Walk:
+    """Reads forward from the first byte and never past the last one."""
+
+    def __init__(self, path: Path, data: "np.ndarray[Any, Any]") -> None:
+        self.path, self.data, self.place = path, data, 4
+        if bytes(data[:4]) != b"GGUF":
+            raise ValueError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
+        version = self._number("I")
+        if version not in _VERSIONS:
+            raise ValueError(
+                f"{path} has GGUF version {version}; supported are "
+                f"{' and '.join(map(str, _VERSIONS))}, little-endian"
+            )
+        self.tensor_count, self.key_count = self._number("Q"), self._number("Q")
+
+    def metadata(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in range(self.key_count):
+            key = self._text()
+            if key in found:
+                raise ValueError(f"{self.path} has the key {key[:80]!r} twice: it is damaged")
+            found[key] = self._value(self._number("I"))
+        return found
+
+    def tensors(self) -> dict[str, _Tensor]:
+        found: dict[str, _Tensor] = {}
+        for _ in range(self.tensor_count):
+            name, tensor = self._tensor()
+            if name in found:
+                raise ValueError(f"{self.path} has the tensor {name[:80]!r} twice: it is damaged")
+            found[name] = tensor
+        return found
+
+    def _tensor(self) -> tuple[str, _Tensor]:
+        name, axes = self._text(), self._number("I")
+        if axes > _MOST_AXES:
+            raise ValueError(f"{self.path}: tensor {name[:80]!r} has {axes} axes: it is damaged")
+        shape = tuple(self._number("Q") for _ in range(axes))
+        return name, _Tensor(shape[::-1], self._number("I"), self._number("Q"))
+
+    def _value(self, kind: int, depth: int = 0) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind == _LIST and depth < _DEEPEST:
+            return self._list(self._number("I"), self._number("Q"), depth + 1)
+        if kind not in _NUMBERS:
+            raise ValueError(
+                f"{self.path} has a key of the unknown type {kind}: "
+                "the file is damaged or newer than this reader"
+            )
+        return self._number(_NUMBERS[kind])
+
+    def _list(self, kind: int, length: int, depth: int) -> list[Any]:
+        if kind not in _NUMBERS:
+            return [self._value(kind, depth) for _ in range(length)]
+        code = _NUMBERS[kind]
+        return list(struct.unpack(f"<{length}{code}", self._take(length * struct.calcsize(code))))
+
+    def _number(self, code: str) -> Any:
+        return struct.unpack("<" + code, self._take(struct.calcsize(code)))[0]
+
+    def _text(self) -> str:
+        return self._take(self._number("Q")).decode("utf-8", "replace")
+
+    def _take(self, length: int) -> bytes:
+        if self.place + length > len(self.data):
+            raise ValueError(
+                f"{self.path} is incomplete or damaged: its header continues after its last byte; "
+                "get the file again"
+            )
+        self.place += length
+        return self.data[self.place - length : self.place].tobytes()
