@@ -141,9 +141,10 @@ def test_the_expert_gets_full_score_from_any_page(environment: WebShop, wander: 
 
 def test_pages_have_webshops_wording() -> None:
     """The wording is that of WebShop's templates in its text modes."""
-    state = with_options(SHOP.model_copy(update={"observation": "text"}))
+    plain = SHOP.model_copy(update={"observation": "text", "list_actions": False})
+    state = with_options(plain)
     goal, product = state.goal, state.catalogue.find(state.goal.asin)
-    first = SHOP.model_copy(update={"observation": "text"}).start(3)
+    first = plain.start(3)
     assert first.observe(0) == f"WebShop [SEP] Instruction: [SEP] {first.goal.text} [SEP] Search"
     parts = state.observe(0).split(" [SEP] ")
     assert parts[:4] == ["Instruction:", goal.text, "Back to Search", "< Prev"]
@@ -161,6 +162,57 @@ def test_pages_have_webshops_wording() -> None:
         "Page 1 (Total results: 50)",
         "Next >",
     ]
+
+
+def test_a_chosen_option_is_visible_in_plain_text_pages() -> None:
+    state = with_options(SHOP.model_copy(update={"observation": "text"}))
+    value = state.goal.options[0][1]
+    before = state.observe(0)
+    walk(state, f"click[{value}]")
+    assert state.observe(0) == f"You have clicked {value}. [SEP] {before}"
+
+
+@pytest.mark.parametrize("limit", [400, 3000])
+def test_possible_actions_are_listed_below_the_page(limit: int) -> None:
+    state = with_options(SHOP.model_copy(update={"page_limit": limit}))
+    line = state.observe(0).splitlines()[-1]
+    assert line.startswith("Actions: search[words], click[back to search], click[prev], ")
+    listed = line.removeprefix("Actions: search[words], ").split(" (+")[0].split(", click[")
+    clicks = [move for move in state.legal() if move.startswith("click")]
+    assert [f"click[{one}".replace("click[click[", "click[") for one in listed] == clicks[
+        : len(listed)
+    ]
+    assert ("more)" in line) == (len(listed) < len(clicks))
+    assert len(state.observe(0)) <= limit
+    assert len(listed) == len(clicks) or limit == 400
+
+
+def test_a_recap_has_pages_prices_and_the_parts_of_the_score() -> None:
+    """A goal with two options; one of them is chosen, so the score misses one point."""
+    state = with_options(SHOP)
+    product, value = state.catalogue.find(state.goal.asin), state.goal.options[0][1]
+    walk(state, "click[features]", "click[prev]", f"click[{value}]", "click[buy now]")
+    task, *lines = state.recap(0).splitlines()
+    assert task == f"Task: {state.goal.text}."
+    results = next(line for line in lines if " results: " in line)
+    assert product.price_tag in results
+    assert all(f"click[{word}]" in "".join(lines) for word in ("features", "prev", value))
+    wanted = len(state.goal.attributes)
+    score = (wanted + 2) / (wanted + 3)
+    assert lines[-1].endswith(
+        f"({state.goal.options[0][0]}: {value}). Score {score:.2f} of 1: type 1, attributes "
+        f"{wanted} of {wanted}, options 1 of 2, price within the limit."
+    )
+
+
+def test_a_recap_keeps_its_limit_and_names_every_action() -> None:
+    state, rng = SHOP.model_copy(update={"recap_limit": 900}).start(2), random.Random(4)
+    for _ in range(12):
+        state.apply(rng.choice([move for move in state.legal() if move != "click[buy now]"]))
+    recap = state.recap(0)
+    assert len(recap) < 900 + 12 * 40
+    assert [f"{n}. " in recap for n in range(1, 13)] == [True] * 12
+    assert recap.endswith("You bought nothing. Score 0 of 1.")
 
 
 def test_rich_pages_mark_buttons_and_clicked_options() -> None:

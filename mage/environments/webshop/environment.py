@@ -100,6 +100,12 @@ class WebShop(Environment):
     long_page_limit: int = Field(
         3750, ge=200, description="maximum characters of a page in the ood split"
     )
+    list_actions: bool = Field(
+        True, description="list all possible actions below every page, as in the paper's prompt"
+    )
+    recap_limit: int = Field(
+        2000, ge=400, description="maximum characters of a recap; pages are shortened"
+    )
     pay: Literal["solved", "graded"] = Field(
         "solved",
         description="reward of an episode = scale x (score == 1), as published, or scale x score",
@@ -155,6 +161,8 @@ class WebShop(Environment):
             self.per_page,
             self.attributes_page,
             self.tagger_now,
+            self.list_actions,
+            self.recap_limit,
         )
         return WebShopState(view, self.catalogue(), self.goal(seed))
 

@@ -1,6 +1,6 @@
 """WebShop's pages as lists of pieces, and two formats of the text that the agent reads.
 
-    text       all pieces in one line:
+    text       all pieces in one line, after the chosen options (You have clicked red.):
                Instruction: [SEP] Find me ... [SEP] Back to Search [SEP] Page 1 (...) [SEP] ...
     text_rich  one line each, with marked buttons: [button] Back to Search [button_];
                seen products and chosen options: [clicked button] red [clicked button_]
@@ -135,13 +135,13 @@ def render(pieces: Sequence[Piece], mode: Mode, limit: int) -> str:
 
 
 def _write(pieces: Sequence[Piece], mode: Mode) -> str:
-    if mode == "text":
-        return " [SEP] ".join(piece.text.strip() for piece in pieces)
     told = [
         f"You have clicked {piece.text}."
         for piece in reversed(pieces)
         if piece.kind == "option" and piece.clicked
     ]
+    if mode == "text":
+        return " [SEP] ".join([*told, *(piece.text.strip() for piece in pieces)])
     return "\n".join([*told, *map(_line, pieces)])
 
 

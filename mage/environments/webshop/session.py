@@ -16,6 +16,14 @@ from mage.environments.webshop import pages
 from mage.environments.webshop.catalogue import Catalogue
 from mage.environments.webshop.listing import RANDOM
 from mage.environments.webshop.products import Goal, Product
+from mage.environments.webshop.recap import (
+    Step,
+    describe_item,
+    describe_purchase,
+    describe_results,
+    describe_text,
+    write_recap,
+)
 from mage.environments.webshop.reward import Reward, judge
 from mage.seeds import derive
 
@@ -24,6 +32,7 @@ LONGEST = 400  # characters of an action; longer ones are not legal
 _ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _PRICE = ", and price lower than"
+_MORE = " (+{:,} more)"  # actions that are not listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class ShopView:
     per_page: int
     attributes_page: bool
     tagger: Literal["spacy", "bundled"]
+    actions: bool
+    recap_limit: int
 
 
 class WebShopState(State):
@@ -46,7 +57,7 @@ class WebShopState(State):
         self.words, self.asin = "", ""
         self.options: dict[str, str] = {}
         self.seen: set[str] = set()
-        self.actions: list[str] = []
+        self.steps: list[Step] = []
         self.reward: Reward | None = None
 
     # --- State interface ---
@@ -75,16 +86,26 @@ class WebShopState(State):
         found = _ACTION.fullmatch(action)
         assert found is not None, f"{action!r} is not a legal move"
         assert self.page != "done", "nothing can be done after the purchase"
-        self.actions.append(action)
+        before = self.page
         if found[1] == "search":
             self._open_results(found[2], 1)
         else:
             value = self._clickable(found[2])
             assert value is not None, f"{action!r} is not a legal move"
             self._click(value)
+        self.steps.append((action, "" if before == self.page == "item" else self._describe_page()))
+
+    @property
+    def actions(self) -> list[str]:
+        return [action for action, _ in self.steps]
 
     def observe(self, seat: int) -> str:
-        return pages.render(self.pieces(), self.view.observation, self.view.page_limit)
+        """The page, and the possible actions; both together keep the limit of a page."""
+        mode, limit = self.view.observation, self.view.page_limit
+        if not self.view.actions:
+            return pages.render(self.pieces(), mode, limit)
+        actions = self._list_actions(limit // 2)
+        return f"{pages.render(self.pieces(), mode, limit - len(actions) - 1)}\n{actions}"
 
     def anchor(self, seat: int) -> str:
         chosen = ", ".join(f"{name}: {value}" for name, value in sorted(self.options.items()))
@@ -95,11 +116,13 @@ class WebShopState(State):
         return (self.reward.score if self.reward else 0.0,)
 
     def recap(self, seat: int) -> str:
-        did = ", ".join(_short(action, 80) for action in self.actions) or "none"
-        return f"Task: {_short(self.goal.text, 400)}. Your actions: {did}. {self._told_result()}"
+        result = "You bought nothing. Score 0 of 1."
+        if self.reward is not None:
+            result = describe_purchase(self._product(), self.options, self.reward, self.goal)
+        return write_recap(self.goal.text, self.steps, result, self.view.recap_limit)
 
     def expert(self) -> str | None:
-        """Search for the goal's product by its title, open it, choose the options, buy it."""
+        """Search for the goal's product, open it, choose the options, buy it."""
         if self.page == "done":
             return None
         if self.asin == self.goal.asin and self.page != "results":
@@ -241,21 +264,26 @@ class WebShopState(State):
         kind = re.split(r" (?:with|for) ", asked)[0].strip()
         return tuple(dict.fromkeys(words for words in (asked, kind) if words)) or ("a",)
 
-    def _told_result(self) -> str:
-        if self.reward is None:
-            return "You bought nothing. Score 0 of 1."
-        product, chosen = (
-            self._product(),
-            ", ".join(f"{name}: {value}" for name, value in self.options.items()),
-        )
-        bought = (
-            f"You bought {self.asin}, {_short(product.title, 80)}, "
-            f"{product.price_tag}{f' ({_short(chosen, 80)})' if chosen else ''}"
-        )
-        return (
-            f"{bought}. Score {self.reward.score:.2f} of "
-            f"1{'' if self.reward.score < 1 else ': all as asked'}."
-        )
+    def _list_actions(self, limit: int) -> str:
+        """The actions that are possible now; if they are too long, the first ones."""
+        clicks = [f"click[{_word(value)}]" for value in self.clickables() if value != "search"]
+        line, shown = "Actions: search[words]", 0
+        for click in clicks:
+            if len(line) + len(click) + len(_MORE.format(999)) > limit:
+                break
+            line, shown = f"{line}, {click}", shown + 1
+        return line if shown == len(clicks) else line + _MORE.format(len(clicks) - shown)
+
+    def _describe_page(self) -> str:
+        """The open page for the recap; empty for the search page."""
+        if self.page == "search":
+            return ""
+        if self.page == "results":
+            shown = [self.catalogue.find(asin) for asin in self._shown()]
+            return describe_results(self.number, len(self._hits()), shown)
+        if self.page == "item":
+            return describe_item(self._product())
+        return "" if self.page == "done" else describe_text(self.page, self._product())
 
     # --- Expert ---
 
@@ -283,9 +311,13 @@ class WebShopState(State):
 
     @cached_property
     def _best_query(self) -> str:
-        """The first query that shows the product on page 1, else the best-ranked one."""
+        """The first query that shows the product on page 1, else the best-ranked one.
+
+        Queries from the instruction come first, because an agent can write them.
+        """
         product = self.catalogue.find(self.goal.asin)
         texts = (
+            *self._queries,
             product.title,
             f"{product.title} {product.bullets[0] if product.bullets else ''}",
             product.description,
@@ -319,7 +351,3 @@ def _word(value: str) -> str:
 def _plain(text: str) -> str:
     """Words and simple punctuation in one line."""
     return " ".join(re.sub(r"[^\w\s.:,'&%\"-]", " ", text).split())
-
-
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
