@@ -136,13 +136,17 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The return of a turn: G_{n,t} (`value`), G_{n,1} (`episode_value`) and the reward R_n."""
+    """The return of a turn: G_{n,t} (`value`) and G_{n,1} (`episode_value`).
+
+    `episode_reward` is the task reward R_n, `meta_reward` is r_n (mage/credit/returns.py).
+    """
 
     turn: Turn
     where: Where
     value: float
     episode_value: float
     episode_reward: float
+    meta_reward: float
 
 
 @dataclass(frozen=True, slots=True)

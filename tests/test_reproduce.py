@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,18 +114,15 @@ def test_every_part_fits_the_paper_recipe_and_the_small_one(part: str) -> None:
 
 
 def test_each_choice_of_the_published_code_is_a_part_of_its_own() -> None:
-    whole = load_recipe("tic_tac_toe+as_published").advantages.options
-    plain = load_recipe("tic_tac_toe+mage").advantages.options
-    alone = [
-        load_recipe(f"tic_tac_toe+mage+{name}").advantages.options
-        for name, _ in menu("parts")
-        if name.startswith("published_")
-    ]
-    changed = [{key: value for key, value in one.items() if value != plain[key]} for one in alone]
+    def credit_options(parts: str) -> set[tuple[str, Any]]:
+        recipe = load_recipe(f"tic_tac_toe+{parts}")
+        return {*recipe.advantages.options.items(), *recipe.returns.model_dump().items()}
+
+    plain = credit_options("mage")
+    names = [name for name, _ in menu("parts") if name.startswith("published_")]
+    changed = [credit_options(f"mage+{name}") - plain for name in names]
     assert all(len(one) == 1 for one in changed)
-    assert {key: value for one in changed for key, value in one.items()} == {
-        key: value for key, value in whole.items() if value != plain[key]
-    }
+    assert set.union(*changed) == credit_options("as_published") - plain
 
 
 # --- Plans

@@ -160,7 +160,7 @@ def test_reflections_get_no_credit_before_reflect_from() -> None:
         Turn(kind, "", "", (1,), Completion((2,), (-0.5,), "x", "stop", 0), None, (), True, 0.0)
         for kind in ("play", "reflect")
     ]
-    credits = [Credit(Return(turn, where, 1.0, 1.0, 1.0), 2.5, ()) for turn in turns]
+    credits = [Credit(Return(turn, where, 1.0, 1.0, 1.0, 1.0), 2.5, ()) for turn in turns]
     assert [sample.advantage for sample in make_samples(credits)] == [2.5, 2.5]
     assert [sample.advantage for sample in make_samples(credits, reflections=False)] == [2.5, 0.0]
 

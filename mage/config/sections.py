@@ -183,6 +183,9 @@ class ReturnOptions(Section):
         "code",
         description="code = the step discount also applies to later episodes; paper = it does not",
     )
+    penalties: bool = Field(
+        True, description="penalties of replies are part of the returns; false = as published"
+    )
     weights: tuple[float, ...] | None = Field(
         None, strict=False, description="one weight per episode, with kind = 'final'"
     )

@@ -11,7 +11,8 @@ and the return of turn t is
     "paper"  G_{n,t} = g_step^(T_n - t) r_n + sum_{m>n} g_traj^(m-n) g_{m,1}
 
 where g_{m,1} is the return of the first turn of episode m without later episodes. A penalty of a
-reply is a reward at its turn. A reflection gets the return of the first turn of the next episode.
+reply is a reward at its turn; with `penalties = False` it is no part of the returns, as published.
+A reflection gets the return of the first turn of the next episode.
 
 Example: three turns per episode, discounts .95/.6, lost then won, differential:
 .75 .79 .83 | reflection 18.05 | 18.05 19 20.
@@ -34,17 +35,19 @@ def compute_returns(
     episode_discount: float = 0.6,
     propagation: Propagation = "code",
     weights: Sequence[float] = (),
+    penalties: bool = True,
 ) -> list[Return]:
     """The returns of every reflection and turn of a meta-episode, in order of play."""
     rewards = meta_rewards([episode.reward for episode in meta.episodes], kind, weights)
     across = {"single": 0.0, "final": 1.0}.get(kind, episode_discount)
-    values = _turn_values(meta, rewards, step_discount, across, propagation)
+    counted = 1.0 if penalties else 0.0
+    values = _turn_values(meta, rewards, step_discount, across, propagation, counted)
     found: list[Return] = []
     for number, (episode, own) in enumerate(zip(meta.episodes, values, strict=True)):
         first = own[0] if own else rewards[number]
         rows = list(zip(episode.turns, own, range(len(own)), strict=True))
         if episode.reflection is not None:
-            rows.insert(0, (episode.reflection, first + episode.reflection.penalty, -1))
+            rows.insert(0, (episode.reflection, first + counted * episode.reflection.penalty, -1))
         found += [
             Return(
                 turn=turn,
@@ -52,6 +55,7 @@ def compute_returns(
                 value=value,
                 episode_value=first,
                 episode_reward=episode.reward,
+                meta_reward=rewards[number],
             )
             for turn, value, index in rows
         ]
@@ -74,13 +78,18 @@ def meta_rewards(
 
 
 def _turn_values(
-    meta: MetaEpisode, rewards: list[float], step: float, across: float, propagation: Propagation
+    meta: MetaEpisode,
+    rewards: list[float],
+    step: float,
+    across: float,
+    propagation: Propagation,
+    counted: float,
 ) -> list[list[float]]:
     """G_{n,t}, from the last episode back to the first."""
     beyond, values = 0.0, []
     for episode, reward in zip(reversed(meta.episodes), reversed(rewards), strict=True):
         inside = reward + (beyond if propagation == "code" else 0.0)
-        own = _discount([turn.penalty for turn in episode.turns], inside, step)
+        own = _discount([counted * turn.penalty for turn in episode.turns], inside, step)
         first = own[0] if own else inside
         values.append(own if propagation == "code" else [value + beyond for value in own])
         beyond = across * (first if propagation == "code" else first + beyond)

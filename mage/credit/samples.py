@@ -23,6 +23,7 @@ def assign_credit(
             episode_discount=options.episode_discount,
             propagation=options.propagation,
             weights=options.weights or (),
+            penalties=options.penalties,
         )
     ]
     return list(estimate(returns))

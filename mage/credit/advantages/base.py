@@ -7,12 +7,20 @@ unbiased.
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from statistics import fmean, pstdev
-from typing import Literal, Protocol
+from statistics import fmean, pstdev, stdev
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
 
 from mage.types import Credit, Return
 
-Normalise = Literal["mean", "mean_std"]
+Normalise = Annotated[
+    Literal["mean", "mean_std"],
+    Field(description="subtract the mean; mean_std also divides by the standard deviation"),
+]
+LeaveOneOut = Annotated[
+    bool, Field(description="the baseline of a member is the mean of the other members")
+]
 
 
 class Estimator(Protocol):
@@ -59,6 +67,11 @@ def member_means(items: Iterable[Return], value: Callable[[Return], float]) -> d
     return {member: fmean(values) for member, values in found.items()}
 
 
-def standard_deviation(values: list[float]) -> float:
-    """Standard deviation plus 1e-6, so that equal values give advantages of zero."""
+def standard_deviation(values: list[float], *, of_sample: bool = False) -> float:
+    """Standard deviation plus 1e-6, so that equal values give advantages of zero.
+
+    `of_sample` divides by n - 1 and not by n. The deviation of a single value is then 0.
+    """
+    if of_sample:
+        return (stdev(values) if len(values) > 1 else 0.0) + 1e-6
     return pstdev(values) + 1e-6

@@ -5,18 +5,20 @@ a turn with turns of the other members that have the same anchor (the plain stat
 all episodes (MAGE), `local` compares one episode position only.
 
 Returns of different episode positions have different levels. So returns are centred per position
-before episodes are pooled. The published code does not do this. It also takes means over rows, not
-over trajectories, includes the member itself, and scores reflections 0. Each difference is an
-option here (the part `as_published` sets all of them), so its effect can be measured.
+before episodes are pooled. The published code does not do this. Each difference to the published
+code is an option (the part `as_published` sets all of them), so its effect can be measured.
 """
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from mage.credit.advantages.base import (
+    LeaveOneOut,
     Normalise,
     against_others,
     member_means,
@@ -24,44 +26,72 @@ from mage.credit.advantages.base import (
 )
 from mage.types import Credit, Return
 
+Anchor = Annotated[
+    Literal["global", "local"],
+    Field(description="global = states of all episodes are compared; local = of one position"),
+]
+Grouping = Annotated[
+    Literal["stationary", "mixed"],
+    Field(description="stationary = opponents have separate baselines; mixed = one per group"),
+]
+StepWeight = Annotated[float, Field(description="factor on the step advantage (w)")]
+# A reflection has many tokens and little influence on the outcome until the policy uses it.
+ReflectionWeight = Annotated[
+    float, Field(description="factor on the episode advantage of reflections")
+]
+EpisodeScore = Annotated[
+    Literal["return", "reward"],
+    Field(
+        description="return = return of the first turn; "
+        "reward = meta-reward of the episode and penalty of the row, as published"
+    ),
+]
+PerPosition = Annotated[
+    bool, Field(description="compare equal episode positions; false = as published")
+]
+PerTrajectory = Annotated[
+    bool,
+    Field(description="baselines are means over trajectories; false = over rows, as published"),
+]
+ReflectionsScoreZero = Annotated[
+    bool,
+    Field(description="reflections score 0 and are compared with each other, as published"),
+]
+SampleStd = Annotated[
+    bool, Field(description="mean_std divides by the sample deviation (n - 1), as published")
+]
+
 
 def estimate(
     returns: Sequence[Return],
     *,
-    anchor: Literal["global", "local"] = "global",
-    grouping: Literal["stationary", "mixed"] = "stationary",
+    anchor: Anchor = "global",
+    grouping: Grouping = "stationary",
     normalise: Normalise = "mean",
-    leave_one_out: bool = True,
-    step_weight: float = 1.0,
-    reflection_weight: float = 1.0,
-    episode_score: Literal["return", "reward"] = "return",
-    per_position: bool = True,
-    per_trajectory: bool = True,
-    reflections_score_zero: bool = False,
+    leave_one_out: LeaveOneOut = True,
+    step_weight: StepWeight = 1.0,
+    reflection_weight: ReflectionWeight = 1.0,
+    episode_score: EpisodeScore = "return",
+    per_position: PerPosition = True,
+    per_trajectory: PerTrajectory = True,
+    reflections_score_zero: ReflectionsScoreZero = False,
+    sample_std: SampleStd = False,
 ) -> list[Credit]:
-    """Credits in the order of the returns.
-
-    reflection_weight factor on the episode advantage of reflections: a reflection has many tokens
-                      and little influence on the outcome until the policy uses it
-    grouping          stationary: opponents are never mixed; mixed: one baseline for the whole group
-    episode_score     return: G_{n,1}, the objective of the method; reward: R_n, as published
-    per_position      compare equal episode positions (False: as published)
-    per_trajectory    baselines are means over trajectories (False: over rows, as published)
-    """
-    baseline = _Baseline(normalise, leave_one_out, per_trajectory)
+    """Credits in the order of the returns."""
+    baseline = _Baseline(normalise, leave_one_out, per_trajectory, sample_std)
     keys = [_group_key(item, grouping) for item in returns]
-    scores = [_score(item, episode_score, reflections_score_zero) for item in returns]
     places = [(key, item.where.episode) for key, item in zip(keys, returns, strict=True)]
+    scores = [_score(item, episode_score, reflections_score_zero) for item in returns]
     episode_part = baseline.compare(returns, scores, places if per_position else keys)
     levels = _levels(returns, places) if per_position else {}
     values = [
         item.value - levels.get(place, 0.0) for item, place in zip(returns, places, strict=True)
     ]
-    pools = places if anchor == "local" else keys
-    compared = [item.where.index >= 0 or reflections_score_zero for item in returns]
     anchors = [
-        (pool, item.turn.anchor) if used else None
-        for pool, item, used in zip(pools, returns, compared, strict=True)
+        (pool, item.turn.kind, item.turn.anchor)
+        if item.where.index >= 0 or reflections_score_zero
+        else None
+        for pool, item in zip(places if anchor == "local" else keys, returns, strict=True)
     ]
     step_part = baseline.compare(returns, values, anchors)
     weights = [reflection_weight if item.where.index < 0 else 1.0 for item in returns]
@@ -73,17 +103,18 @@ def estimate(
     ]
 
 
-def _group_key(item: Return, grouping: Literal["stationary", "mixed"]) -> Hashable:
+def _group_key(item: Return, grouping: Grouping) -> Hashable:
     """Turns with the same key share a baseline."""
     where = item.where
     return (where.group, where.opponent) if grouping == "stationary" else where.group
 
 
-def _score(item: Return, kind: Literal["return", "reward"], reflections_score_zero: bool) -> float:
+def _score(item: Return, kind: EpisodeScore, reflections_score_zero: bool) -> float:
     """The episode score of a row."""
-    if reflections_score_zero and item.where.index < 0:
-        return 0.0
-    return item.episode_value if kind == "return" else item.episode_reward
+    is_zero = reflections_score_zero and item.where.index < 0
+    if kind == "return":
+        return 0.0 if is_zero else item.episode_value
+    return (0.0 if is_zero else item.meta_reward) + item.turn.penalty
 
 
 def _levels(returns: Sequence[Return], places: Sequence[Hashable]) -> dict[Hashable, float]:
@@ -104,6 +135,7 @@ class _Baseline:
     normalise: Normalise
     leave_one_out: bool
     per_trajectory: bool
+    sample_std: bool
 
     def compare(
         self, returns: Sequence[Return], values: Sequence[float], keys: Sequence[Hashable | None]
@@ -123,7 +155,9 @@ class _Baseline:
 
     def _compare_one(self, values: list[float], members: list[int]) -> list[float]:
         """The values of one key. Row i belongs to member `members[i]`."""
-        scale = standard_deviation(values) if self.normalise == "mean_std" else 1.0
+        scale = 1.0
+        if self.normalise == "mean_std":
+            scale = standard_deviation(values, of_sample=self.sample_std)
         if not self.per_trajectory:
             mean = fmean(values)
             return [(value - mean) / scale for value in values]

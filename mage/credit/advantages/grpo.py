@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 
-from mage.credit.advantages.base import Normalise, against_others, by_key
+from mage.credit.advantages.base import LeaveOneOut, Normalise, against_others, by_key
 from mage.types import Credit, Return
 
 
 def estimate(
-    returns: Sequence[Return], *, normalise: Normalise = "mean_std", leave_one_out: bool = False
+    returns: Sequence[Return],
+    *,
+    normalise: Normalise = "mean_std",
+    leave_one_out: LeaveOneOut = False,
 ) -> list[Credit]:
     """Every turn and reflection of a member gets the advantage of the member."""
     advantage: dict[tuple[int, int], float] = {}

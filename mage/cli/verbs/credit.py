@@ -1,0 +1,78 @@
+"""`mage credit`: returns and advantages of trajectories in a file."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mage.cli.terminal import console
+from mage.cli.terminal.tables import plain_table
+from mage.cli.verbs.arguments import OVERRIDES, AsJson, split_words
+from mage.config.errors import ConfigError
+from mage.config.loading import load_recipe
+from mage.credit.trajectories import RowCredit, credit_rows, read_trajectories
+
+verbs = typer.Typer()
+PLACE = ("line", "group", "member", "episode", "turn")
+FIGURES = ("step_return", "episode_advantage", "step_advantage", "advantage")
+
+
+@verbs.command(
+    context_settings=OVERRIDES,
+    epilog="Example: mage credit games.jsonl --recipe kuhn_poker+as_published",
+)
+def credit(
+    ctx: typer.Context,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.jsonl", help="One JSON object per line with a list `trajectories`."
+        ),
+    ],
+    recipe: Annotated[
+        str,
+        typer.Option(metavar="RECIPE", help="A recipe, with parts: kuhn_poker+as_published."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Show the credit of every turn: step_return, episode_advantage, step_advantage, advantage.
+
+    [returns] and [advantages] of the recipe decide. Any option of the recipe can be changed with
+    --section.option=value. The format of the file is described in docs/credit.md.
+    """
+    _, overrides = split_words(None, ctx.args)
+    chosen = load_recipe(recipe, overrides)
+    found: list[tuple[int, list[RowCredit]]] = []
+    for line, metas in read_trajectories(file):
+        try:
+            found.append((line, credit_rows(metas, chosen)))
+        except ConfigError as error:
+            raise ConfigError(f"{file}, line {line}: {error}") from None
+    if as_json:
+        for _, rows in found:
+            typer.echo(json.dumps(_lists(rows)))
+    else:
+        _print_table(found)
+
+
+def _lists(rows: Sequence[RowCredit]) -> dict[str, list[float]]:
+    """One list per number, in row order."""
+    return {name: [getattr(row, name) for row in rows] for name in FIGURES}
+
+
+def _print_table(found: Sequence[tuple[int, Sequence[RowCredit]]]) -> None:
+    rows = [
+        (
+            str(line),
+            str(row.where.group),
+            str(row.where.member),
+            str(row.where.episode + 1),
+            "reflection" if row.where.index < 0 else str(row.where.index + 1),
+            *(f"{getattr(row, name):.4f}" for name in FIGURES),
+        )
+        for line, rows in found
+        for row in rows
+    ]
+    console().print(plain_table((*PLACE, *FIGURES), rows, group=3))
