@@ -23,7 +23,6 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
         merge_adapters(model, folder)
         return model
     place = pick_device(device)
-    number = _DTYPES.get(dtype) or (torch.bfloat16 if place.type == "cuda" else torch.float32)
     if not list(folder.glob("*.safetensors")):
         raise ValueError(
             f"{folder} has no *.safetensors: a model folder needs its weights in that format"
@@ -32,7 +31,7 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=number,
+            dtype=pick_dtype(dtype, place),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -53,3 +52,8 @@ def pick_device(name: str) -> torch.device:
             f"run.device = {name!r} cannot be used here: {str(error).splitlines()[0]}"
         ) from None
     return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on CUDA and float32 elsewhere."""
+    return _DTYPES.get(name) or (torch.bfloat16 if device.type == "cuda" else torch.float32)

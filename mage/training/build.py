@@ -12,7 +12,8 @@ from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.engines.base import Engine
 from mage.memory.base import Memory
-from mage.models.loading import load_model
+from mage.models.arithmetic import reset_arithmetic
+from mage.models.loading import load_model, pick_device, pick_dtype
 from mage.play import Setting
 
 _SMALL_MODEL = 1_000_000  # parameters
@@ -70,6 +71,8 @@ def build_components(recipe: Recipe) -> Components:
         return Components(recipe, None, own_chat, recipe.engine()(own_chat))
     folder = recipe.model_folder()
     chat = Chat.load(recipe.base_folder())
+    device = pick_device(recipe.run.device)
+    reset_arithmetic(pick_dtype(recipe.model.dtype, device), device)
     model = load_model(folder, recipe.model.dtype, recipe.run.device)
     torch.set_num_threads(recipe.run.threads or _default_threads(model, recipe.run.workers))
     return Components(recipe, model, chat, recipe.engine()(model, chat))

@@ -1,0 +1,89 @@
+"""A training does not depend on what ran earlier in its process."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mage
+from mage.config.loading import build_recipe
+from mage.models.arithmetic import reset_arithmetic
+from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
+train(Path(sys.argv[1]), Callback(), lambda: False)
+"""
+
+
+def start(path: Path, dtype: str) -> RunFolder:
+    tables: dict[str, Any] = {
+        "run": {"updates": 2, "save_every": 1, "evaluate_every": 0, "threads": 1},
+        "model": {"dtype": dtype},
+        "environments": {"name": "kuhn_poker"},
+        "opponents": {"train": {"conservative": 0.5, "aggressive": 0.5}},
+        "play": {"groups": 1, "members": 4},
+        "agent": {"max_tokens": 8, "reflection_tokens": 24},
+        "engines": {"name": "local", "slots": 64, "context": 512},
+        "learn": {"lr": 1e-3, "minibatches": 1, "entropy": 0.1},
+        "evaluate": {"size": 6, "final_size": 6},
+    }
+    return RunFolder.create(path, build_recipe(tables))
+
+
+def disturb() -> None:
+    """Change every global option and every global random number generator."""
+    torch.set_num_threads(2)
+    torch.backends.mkldnn.set_flags(False)
+    torch.set_float32_matmul_precision("medium")
+    torch.set_flush_denormal(True)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(17)
+    np.random.seed(17)
+    random.seed(17)
+
+
+def multiply_in_bfloat16() -> None:
+    """On a processor without bfloat16, torch then switches oneDNN off for the whole process."""
+    square = torch.ones(64, 64, dtype=torch.bfloat16)
+    torch.nn.functional.linear(square, square)
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    reset_arithmetic(torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("before", [disturb, multiply_in_bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_training_equals_one_in_a_fresh_process_bit_for_bit(
+    tmp_path: Path, before: Callable[[], None], dtype: str
+) -> None:
+    fresh, later = (start(tmp_path / name, dtype) for name in ("fresh", "later"))
+    paths = os.environ | {"PYTHONPATH": str(Path(mage.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(fresh.path)], env=paths, timeout=600)
+    assert done.returncode == 0
+    before()
+    train(later.path, Callback(), lambda: False)
+    assert later.metrics() == fresh.metrics()
+    for name in fresh.evaluation_names():
+        assert later.read_evaluation(name) == fresh.read_evaluation(name)
+    files = [run.checkpoints / "update_000002" / "model.safetensors" for run in (later, fresh)]
+    assert files[0].read_bytes() == files[1].read_bytes()
