@@ -152,6 +152,16 @@ def test_the_words_view_is_relative_to_the_player() -> None:
     assert "#" not in state.environment.rules()
 
 
+def test_both_views_can_be_shown_together() -> None:
+    state = start_at(LINE, view="both")
+    assert state.observe(0) == (
+        "The room:\n# # # # # # #\n# P _ X _ O #\n# # # # # # #\n"
+        "Boxes: 2 right. Targets: 4 right. Walls: up, down, left.\nBoxes on targets: 0 of 1."
+    )
+    assert "# wall" in state.environment.rules()
+    assert "2 right 1 up" in state.environment.rules()
+
+
 def test_moves_after_the_solution_are_ignored() -> None:
     state = start_at(LINE)
     state.apply("left right right")

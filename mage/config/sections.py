@@ -281,6 +281,17 @@ class WarmupOptions(Section):
     steps: int = Field(
         24, ge=0, le=100_000, description="optimizer steps; 0 = measure only, write no model"
     )
+    play: Literal["random", "expert"] = Field(
+        "random",
+        description="scripted play: random = legal moves at random, teaches the format only; "
+        "expert = moves of the environment's expert on training tasks",
+    )
+    noise: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of random moves in expert play; they are played but not taught",
+    )
     batch: int = Field(8, ge=1, description="scripted replies per step")
     lr: float = Field(
         1e-4,

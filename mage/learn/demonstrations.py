@@ -1,7 +1,9 @@
-"""Scripted play in any environment: uniformly random legal moves, and notes that state facts.
+"""Scripted play in any environment: random or expert moves, and notes that state facts.
 
-It teaches the answer format and nothing else. The scripted player reads the state and not the
-prompt. Its replies take the same path as a model's, so the prompts are exactly those of real play.
+Random moves teach the answer format and nothing else. Expert moves (`State.expert`) also teach how
+to win; random moves among them (`noise`) are played but not taught, so that the memory of later
+episodes also holds failures. The scripted player reads the state and not the prompt. Its replies
+take the same path as a model's, so the prompts are exactly those of real play.
 """
 
 import random
@@ -17,6 +19,14 @@ from mage.environments.base import Environment, State
 from mage.play import RAN_OUT, Setting, play_meta_episode
 from mage.seeds import derive
 from mage.types import MetaEpisode, Request, Sample, Task, Turn, Where
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How the scripted player chooses its moves. `noise` is the share of random moves."""
+
+    expert: bool = False
+    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +54,15 @@ class Demonstration:
         )
 
 
-def write_demonstrations(setting: Setting, tasks: Sequence[Task], seed: int) -> list[Demonstration]:
-    """All turns of one scripted meta-episode per task, moves and notes, in order of play."""
+def write_demonstrations(
+    setting: Setting, tasks: Sequence[Task], seed: int, script: Script | None = None
+) -> list[Demonstration]:
+    """All taught turns of one scripted meta-episode per task, in order of play.
+
+    Moves are random without a script.
+    """
     players = [
-        DemonstrationPlayer(setting, task, derive(seed, number))
+        DemonstrationPlayer(setting, task, derive(seed, number), script or Script())
         for number, task in enumerate(tasks)
     ]
     games = [
@@ -64,11 +79,12 @@ def write_demonstrations(setting: Setting, tasks: Sequence[Task], seed: int) -> 
 class DemonstrationPlayer:
     """The scripted player of one meta-episode."""
 
-    def __init__(self, setting: Setting, task: Task, seed: int) -> None:
-        self.task, self.rng = task, random.Random(seed)
+    def __init__(self, setting: Setting, task: Task, seed: int, script: Script) -> None:
+        self.task, self.rng, self.script = task, random.Random(seed), script
         self.chat = setting.agent.chat
         self.states: list[State] = []
         self.legal: list[tuple[str, ...]] = []
+        self.taught: list[bool] = []  # of every move
         engine = ScriptedEngine(self._reply, self.chat.encode)
         seeds = {
             setting.environment.episode_seed(task.seed, number)
@@ -92,7 +108,7 @@ class DemonstrationPlayer:
                 recap, self.rng, lambda text: len(self.chat.encode(text)) < request.max_tokens
             )
         self.legal.append(state.legal())
-        text = f"<action>{random_move(state, self.rng)}</action>"
+        text = f"<action>{self._choose_move(state)}</action>"
         if (length := len(self.chat.encode(text))) > request.max_tokens:
             raise ValueError(
                 f"agent.max_tokens = {request.max_tokens} is too small: the answer {text} takes "
@@ -100,20 +116,26 @@ class DemonstrationPlayer:
             )
         return text
 
+    def _choose_move(self, state: State) -> str:
+        """The next move; also records whether it is taught."""
+        expert = None
+        if self.script.expert and self.rng.random() >= self.script.noise:
+            expert = state.expert()
+        self.taught.append(expert is not None or not self.script.expert)
+        return random_move(state, self.rng) if expert is None else expert
+
     def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
         """The demonstrations of the finished meta-episode."""
-        legal = iter(self.legal)
+        moves = zip(self.legal, self.taught, strict=True)
         for number, episode in enumerate(meta.episodes):
             for index, turn in enumerate((episode.reflection, *episode.turns), start=-1):
-                if turn is not None:
-                    end = self.chat.end_ids[:1] if turn.kind == "reflect" else ()
-                    where = Where(meta.group, meta.member, number, index, meta.task.opponent)
-                    yield Demonstration(
-                        turn,
-                        turn.completion.token_ids + end,
-                        next(legal) if turn.kind == "play" else (),
-                        where,
-                    )
+                if turn is None:
+                    continue
+                end = self.chat.end_ids[:1] if turn.kind == "reflect" else ()
+                where = Where(meta.group, meta.member, number, index, meta.task.opponent)
+                legal, taught = next(moves) if turn.kind == "play" else ((), True)
+                if taught:
+                    yield Demonstration(turn, turn.completion.token_ids + end, legal, where)
 
 
 def _watched(environment: Environment, seeds: Collection[int], states: list[State]) -> Environment:

@@ -1,14 +1,25 @@
 """Imitation: cross-entropy on given replies. Shared prompts are computed once, as in RL."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from mage.learn.attention import attending, hidden_states
+from mage.learn.layers import BLOCK
 from mage.learn.loss import choice_entropies, token_logprobs
-from mage.learn.packing import Packed, pack_forest, pack_rows, plan_forests, plan_rows
+from mage.learn.packing import (
+    Layout,
+    Packed,
+    pack_forest,
+    pack_rows,
+    pack_trie,
+    plan_forests,
+    plan_rows,
+    plan_tries,
+)
 from mage.learn.trainable import AllWeights, Trainable
 from mage.learn.tries import Row, prepare
 from mage.types import Sample
@@ -22,17 +33,20 @@ def imitate(
     tree_tokens: int = 512,
     micro_tokens: int = 8192,
     packed: bool = True,
+    layout: Layout | None = None,
     trainable: Trainable | None = None,
 ) -> float:
     """One optimizer step towards the replies; returns the mean loss per reply token.
 
-    `trainable` is what the optimizer changes; the default is all weights of the model.
+    `layout` overrides `packed`. `trainable` is what the optimizer changes; the default is all
+    weights of the model.
     """
+    layout = layout or ("forest" if packed else "rows")
     trainable = trainable or AllWeights(model)
     total = 0.0
     tokens = sum(len(sample.reply_ids) for sample in samples)
-    with attending(model, "forest" if packed else "rows"):
-        for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, packed):
+    with attending(model, layout):
+        for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, layout):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)
             logprobs, _ = token_logprobs(
                 hidden, model.get_output_embeddings(), batch.terms.targets, temperature=1.0
@@ -64,8 +78,9 @@ def action_entropy(
     uniform over the legal moves.
     """
     total = 0.0
-    with attending(model, "forest" if packed else "rows"):
-        for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, packed):
+    layout: Layout = "forest" if packed else "rows"
+    with attending(model, layout):
+        for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, layout):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.choice_parents)
             total += float(
                 choice_entropies(
@@ -91,8 +106,9 @@ def reply_logprobs(
     """Log probability of every sample's whole reply."""
     rows = prepare(samples)
     found = torch.zeros(sum(len(sample.reply_ids) for sample in samples), dtype=torch.float64)
-    with attending(model, "forest" if packed else "rows"):
-        for batch in _pack(model, rows, tree_tokens, micro_tokens, packed):
+    layout: Layout = "forest" if packed else "rows"
+    with attending(model, layout):
+        for batch in _pack(model, rows, tree_tokens, micro_tokens, layout):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)
             logprobs, _ = token_logprobs(
                 hidden, model.get_output_embeddings(), batch.terms.targets, temperature=temperature
@@ -105,12 +121,13 @@ def reply_logprobs(
 
 
 def _pack(
-    model: PreTrainedModel, rows: Sequence[Row], tree_tokens: int, micro_tokens: int, packed: bool
+    model: PreTrainedModel, rows: Sequence[Row], tree_tokens: int, micro_tokens: int, layout: Layout
 ) -> Iterator[Packed]:
-    if packed:
+    where: dict[str, Any] = {"dtype": model.dtype, "device": model.device}
+    if layout == "trie":
+        tries = plan_tries(rows, micro_tokens=micro_tokens)
+        return (pack_trie(batch, **where, multiple=BLOCK) for batch in tries)
+    if layout == "forest":
         trees = plan_forests(rows, tree_tokens=tree_tokens, micro_tokens=micro_tokens)
-        return (pack_forest(batch, dtype=model.dtype, device=model.device) for batch in trees)
-    return (
-        pack_rows(batch, dtype=model.dtype, device=model.device)
-        for batch in plan_rows(rows, micro_tokens=micro_tokens)
-    )
+        return (pack_forest(batch, **where) for batch in trees)
+    return (pack_rows(batch, **where) for batch in plan_rows(rows, micro_tokens=micro_tokens))

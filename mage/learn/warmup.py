@@ -23,7 +23,8 @@ from mage.config.sections import LearnOptions, WarmupOptions
 from mage.engines.base import run
 from mage.environments.base import named
 from mage.learn.attention import check_packable
-from mage.learn.demonstrations import Demonstration, facts_of, write_demonstrations
+from mage.learn.demonstrations import Demonstration, Script, facts_of, write_demonstrations
+from mage.learn.learner import best_layout
 from mage.learn.supervised import action_entropy, imitate
 from mage.learn.trainable import Adapters, Trainable
 from mage.models.adapters import save_adapters
@@ -71,6 +72,8 @@ class Warmup:
     uniform: float
     blind: float
     losses: tuple[float, ...]
+    demonstrations: int  # taught replies
+    play: str  # "random" or "expert"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,9 +99,13 @@ def warm_up(
     """
     if learn.packed:
         check_packable(model)
-    moves, notes = _panel(setting, tasks, options.turns, derive(seed, "measured"))
-    demonstrations = _enough(setting, tasks, options.steps * options.batch, derive(seed, "taught"))
-    random.Random(derive(seed, "order")).shuffle(demonstrations)
+    script = Script(options.play == "expert", options.noise)
+    moves, notes = _panel(setting, tasks, options.turns, derive(seed, "measured"), script)
+    count = options.steps * options.batch
+    watch(f"writing {count:,} demonstrations of {options.play} play")
+    blocks = _enough(setting, tasks, count, derive(seed, "taught"), script)
+    random.Random(derive(seed, "order")).shuffle(blocks)
+    demonstrations = [demonstration for block in blocks for demonstration in block]
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
     before = measure(model, setting.agent, moves, notes, learn)
     losses = _teach(model, trainable, demonstrations, options, learn, watch)
@@ -106,11 +113,21 @@ def warm_up(
     watch("measuring again")
     after = measure(model, setting.agent, moves, notes, learn) if options.steps else before
     uniform = sum(math.log(len(demonstration.legal)) for demonstration in moves) / len(moves)
-    return Warmup(len(moves), len(notes), before, after, uniform, _blind(moves), tuple(losses))
+    return Warmup(
+        turns=len(moves),
+        notes=len(notes),
+        before=before,
+        after=after,
+        uniform=uniform,
+        blind=_blind(moves),
+        losses=tuple(losses),
+        demonstrations=count,
+        play=options.play,
+    )
 
 
 def _panel(
-    setting: Setting, tasks: Iterator[Task], turns: int, seed: int
+    setting: Setting, tasks: Iterator[Task], turns: int, seed: int, script: Script
 ) -> tuple[list[Demonstration], list[Demonstration]]:
     """`turns` moves from scripted play, and a quarter as many notes if the memory reflects."""
     wanted = {
@@ -120,9 +137,7 @@ def _panel(
     found: dict[str, list[Demonstration]] = {"play": [], "reflect": []}
     while any(len(found[kind]) < count for kind, count in wanted.items()):
         seed = derive(seed)
-        for demonstration in write_demonstrations(
-            setting, list(itertools.islice(tasks, _AT_ONCE)), seed
-        ):
+        for demonstration in _write_some(setting, tasks, seed, script):
             found[demonstration.turn.kind].append(demonstration)
     rng = random.Random(seed)
     return rng.sample(found["play"], wanted["play"]), rng.sample(
@@ -130,13 +145,40 @@ def _panel(
     )
 
 
-def _enough(setting: Setting, tasks: Iterator[Task], count: int, seed: int) -> list[Demonstration]:
-    demonstrations: list[Demonstration] = []
-    while len(demonstrations) < count:
-        demonstrations += write_demonstrations(
-            setting, list(itertools.islice(tasks, _AT_ONCE)), derive(seed, len(demonstrations))
+def _enough(
+    setting: Setting, tasks: Iterator[Task], count: int, seed: int, script: Script
+) -> list[list[Demonstration]]:
+    """At least `count` demonstrations in blocks that stay together when they are shuffled.
+
+    A block is one demonstration, or one episode of an expert: the turns of an episode share their
+    prompt, so a batch with whole episodes has fewer tokens to compute.
+    """
+    blocks: list[list[Demonstration]] = []
+    found = 0
+    while found < count:
+        written = _write_some(setting, tasks, derive(seed, found), script)
+        found += len(written)
+        for _, block in itertools.groupby(written, key=_episode_of):
+            turns = list(block)
+            blocks += [turns] if script.expert else [[turn] for turn in turns]
+    return blocks
+
+
+def _write_some(
+    setting: Setting, tasks: Iterator[Task], seed: int, script: Script
+) -> list[Demonstration]:
+    some = list(itertools.islice(tasks, _AT_ONCE))
+    written = write_demonstrations(setting, some, seed, script)
+    if not any(demonstration.turn.kind == "play" for demonstration in written):
+        raise ValueError(
+            f'warmup.play = "expert", but {setting.environment.name} has no expert; set '
+            'warmup.play to "random"'
         )
-    return demonstrations
+    return written
+
+
+def _episode_of(demonstration: Demonstration) -> tuple[int, int]:
+    return demonstration.where.group, demonstration.where.episode
 
 
 def _teach(
@@ -151,6 +193,8 @@ def _teach(
     optimizer = torch.optim.AdamW(
         trainable.masters.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0
     )
+    # Demonstrations of random play have short prompts: a forest is enough on every device.
+    layout = best_layout(model, learn) if options.play == "expert" else None
     losses = []
     for step in range(options.steps):
         for group in optimizer.param_groups:
@@ -163,6 +207,7 @@ def _teach(
                 optimizer,
                 samples,
                 packed=learn.packed,
+                layout=layout,
                 micro_tokens=learn.micro_tokens,
                 trainable=trainable,
             )

@@ -75,7 +75,10 @@ def _show(found: "Warmup", made: dict[str, str]) -> None:
         for title, key, told in _rows(found)
     ]
     out = console()
-    title = f"warm-up of {len(found.losses)} steps, measured in {found.turns} situations and {found.notes} notes that it was not taught"
+    title = (
+        f"warm-up of {len(found.losses)} steps on {found.demonstrations:,} replies of {found.play} "
+        f"play, measured in {found.turns} situations and {found.notes} notes that it was not taught"
+    )
     out.print(plain_table(("", "before", "after", "to compare with"), rows, title))
     for word, text in made.items():
         out.print(f"{word}  {text}", soft_wrap=True, markup=False)

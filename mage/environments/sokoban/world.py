@@ -109,11 +109,10 @@ class SokobanState(State):
 
     def observe(self, seat: int) -> str:
         made = f"You made: {self._told(self.last)}.\n" if self.last else "The room:\n"
-        shown = (
-            self.room.draw(self.player, self.boxes)
-            if self.environment.view == "map"
-            else self._told_places()
-        )
+        view = self.environment.view
+        parts = [self.room.draw(self.player, self.boxes)] if view != "words" else []
+        parts += [self._told_places()] if view != "map" else []
+        shown = "\n".join(parts)
         return f"{made}{shown}\nBoxes on targets: {self._done()} of {len(self.boxes)}."
 
     def anchor(self, seat: int) -> str:
@@ -256,10 +255,10 @@ class Sokoban(Environment):
     )
     ood_levels: str = Field("", description="with levels: Boxoban file or folder out of domain")
     turn_moves: int = Field(3, ge=1, le=3, description="maximum number of moves in one action")
-    view: Literal["map", "words"] = Field(
+    view: Literal["map", "words", "both"] = Field(
         "map",
         description="map = a drawing of the room; words = positions of boxes, targets and "
-        "adjacent walls relative to the player",
+        "adjacent walls relative to the player; both = map and words",
     )
     stop_when_lost: bool = Field(
         True, description="end an episode when the room can no longer be solved"
@@ -324,7 +323,7 @@ class Sokoban(Environment):
             else "An answer is one move."
         )
         turns = f"{self.max_turns} turn{'s' if self.max_turns > 1 else ''}"
-        legend = _LEGEND if self.view == "map" else _WORDS
+        legend = {"map": _LEGEND, "words": _WORDS, "both": f"{_LEGEND}\n{_WORDS}"}[self.view]
         return _RULES.format(
             legend=legend,
             answer=answer,

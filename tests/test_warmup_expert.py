@@ -1,0 +1,94 @@
+"""Expert demonstrations: taught moves are the expert's, random moves are played but not taught."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from toys import byte_chat, scripted_agent
+
+from mage.config.errors import ConfigError
+from mage.config.loading import load_recipe
+from mage.config.sections import WarmupOptions
+from mage.environments.alfworld import Alfworld
+from mage.environments.base import Environment
+from mage.environments.sokoban import Sokoban
+from mage.environments.tic_tac_toe import TicTacToe
+from mage.environments.webshop import WebShop
+from mage.learn.demonstrations import Demonstration, Script, write_demonstrations
+from mage.learn.warmup import _enough, _panel
+from mage.memory.notes import Notes
+from mage.play import Setting
+from mage.types import Task
+
+WORLDS = (
+    Sokoban(),
+    Alfworld(receptacles=4, objects=4),
+    WebShop(products=200, test_goals=50, dev_goals=50, page_limit=400),
+)
+BYTES = byte_chat()
+
+
+def setting(world: Environment) -> Setting:
+    agent = scripted_agent(lambda prompt: pytest.fail("the model is not asked in scripted play"))
+    agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=600))
+    return Setting(world.for_split("train"), agent, Notes(keep="history"), episodes=2)
+
+
+def tasks(world: Environment) -> Iterator[Task]:
+    return (Task(world.name, seed, 0, "", "train") for seed in count())
+
+
+def demonstrate(world: Environment, noise: float, games: int = 6) -> list[Demonstration]:
+    some = [task for task, _ in zip(tasks(world), range(games), strict=False)]
+    return write_demonstrations(setting(world), some, 0, Script(expert=True, noise=noise))
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+def test_without_noise_every_taught_move_is_the_experts(world: Environment) -> None:
+    found = demonstrate(world, noise=0.0)
+    for number in range(6):
+        state = world.for_split("train").start(world.episode_seed(number, 0))
+        for demonstration in found:
+            where = demonstration.where
+            if (where.group, where.episode) == (number, 0):
+                assert demonstration.turn.action == state.expert()
+                state.apply(str(demonstration.turn.action))
+        assert state.turn() is None
+        assert state.scores() == (1.0,)
+
+
+def test_random_moves_are_played_and_not_taught() -> None:
+    """Half of the turns are random: the taught ones agree with the expert, and rooms get lost."""
+    found = demonstrate(Sokoban(), noise=0.5, games=20)
+    lost = 0
+    for demonstration in found:
+        assert demonstration.turn.action in demonstration.legal
+        lost += "You lost." in BYTES.decode(demonstration.turn.prompt_ids)
+    full = demonstrate(Sokoban(), noise=0.0, games=20)
+    assert len(found) < len(full)
+    assert lost > 0
+    assert not any("You lost." in BYTES.decode(one.turn.prompt_ids) for one in full)
+
+
+def test_turns_of_an_expert_episode_stay_together() -> None:
+    world = Sokoban()
+    blocks = _enough(setting(world), tasks(world), 30, 0, Script(expert=True))
+    assert sum(map(len, blocks)) >= 30
+    for block in blocks:
+        assert len({(one.where.group, one.where.episode) for one in block}) == 1
+        assert [one.where.index for one in block] == list(range(len(block)))
+
+
+def test_an_environment_without_an_expert_gives_a_clear_message() -> None:
+    world = TicTacToe()
+    some = (Task(world.name, seed, 0, "random", "train") for seed in count())
+    with pytest.raises(ValueError, match="tic_tac_toe has no expert; set"):
+        _panel(setting(world), some, 4, 0, Script(expert=True))
+
+
+def test_noise_without_expert_play_is_an_error() -> None:
+    assert WarmupOptions().play == "random"
+    with pytest.raises(ConfigError, match=r"warmup\.noise"):
+        load_recipe("sokoban", ["--warmup.noise=0.2"])
+    expert = load_recipe("sokoban", ["--warmup.play=expert", "--warmup.noise=0.2"])
+    assert expert.warmup.noise == 0.2
