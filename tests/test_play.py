@@ -9,6 +9,7 @@ from toys import byte_chat, scripted_agent
 
 from mage.agent.agent import SamplingOptions, read_action
 from mage.engines.base import ScriptedEngine, run
+from mage.environments.alfworld import Alfworld
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
@@ -167,6 +168,33 @@ def test_illegal_and_unreadable_replies_are_recorded_and_penalised_never_raised(
     assert (episode.score, episode.outcome) == (-2, "lost"), (
         "no reply must not score better than the worst loss"
     )
+
+
+@pytest.mark.parametrize(
+    ("reply", "ending", "rewards"),
+    [
+        ("open it", "illegal", (0, -10)),
+        ("look", "finished", (0, -10)),
+        (None, "finished", (10, 10)),
+    ],
+)
+def test_every_episode_without_success_pays_the_failure_reward(reply, ending, rewards):
+    for failure_reward, expected in zip((0, -10), rewards, strict=True):
+        world = Alfworld(
+            task_types=("place",), receptacles=3, max_turns=6, failure_reward=failure_reward
+        )
+        task = Task("alfworld", 3, 0, "", "train")
+        expert = world.start(world.episode_seed(3, 0))
+
+        def answer(prompt, expert=expert):
+            move = reply or expert.expert()
+            if reply is None:
+                expert.apply(move)
+            return f"<action>{move}</action>"
+
+        chosen = setting(scripted_agent(answer), "none", world, episodes=1)
+        (played,) = play_groups(chosen, [[task]], seed=1)
+        assert (played.episodes[0].ending, played.episodes[0].reward) == (ending, expected)
 
 
 def test_the_game_continues_after_an_illegal_reply():

@@ -147,6 +147,30 @@ class Environment(BaseModel, ABC):
         return derive(task_seed, "episode", 0 if self.restart == "same" else episode)
 
 
+class SingleAgentEnvironment(Environment):
+    """An environment without opponents. The agent succeeds or fails."""
+
+    seats: ClassVar[int] = 1
+    multi_agent: ClassVar[bool] = False
+
+    failure_reward: float = Field(
+        0.0,
+        le=0,
+        description="task reward of an episode without success, also at the turn limit; "
+        "0 = scale x score",
+    )
+
+    def reward(self, score: float) -> float:
+        """Task reward of an episode (Appendix A: +10 for success, -10 for failure)."""
+        if self.failure_reward and self.outcome(score) != "won":
+            return self.failure_reward
+        return self.reward_scale * self.paid_score(score)
+
+    def paid_score(self, score: float) -> float:
+        """The part of the score that is paid; an environment with partial scores overrides it."""
+        return score
+
+
 def check(environment: Environment, games: int = 200, seed: int = 0) -> list[str]:
     """Play random games and test the contract; returns the violations, empty if there are none."""
     faults: list[str] = []

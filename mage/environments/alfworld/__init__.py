@@ -23,7 +23,7 @@ from mage.environments.alfworld.games import (
 from mage.environments.alfworld.generator import SHORTEST
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TASK_TYPES, TaskType
-from mage.environments.base import Environment, State
+from mage.environments.base import SingleAgentEnvironment, State
 from mage.types import Outcome, Split
 
 _RULES = (
@@ -153,12 +153,10 @@ def _cut(text: str, most: int, end: str = "") -> str:
     )
 
 
-class Alfworld(Environment):
+class Alfworld(SingleAgentEnvironment):
     """Household tasks in text, with generated rooms or the official games."""
 
     name: ClassVar[str] = "alfworld"
-    seats: ClassVar[int] = 1
-    multi_agent: ClassVar[bool] = False
 
     data: str = Field(
         GENERATED,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mage.environments.base import Environment, State
+from mage.environments.base import SingleAgentEnvironment, State
 from mage.environments.sokoban.levels import level_files, pick_level
 from mage.environments.sokoban.rooms import (
     LARGEST_TABLE,
@@ -224,12 +224,10 @@ def _regret(before: int | None, after: int | None, moves: int) -> int | None:
     return None if before is None or after is None else moves + after - before
 
 
-class Sokoban(Environment):
+class Sokoban(SingleAgentEnvironment):
     """Sokoban in text with up to three moves a turn: generated rooms or Boxoban levels."""
 
     name: ClassVar[str] = "sokoban"
-    seats: ClassVar[int] = 1
-    multi_agent: ClassVar[bool] = False
 
     size: int = Field(
         6, ge=5, le=10, description="rows and columns of a room, outer walls included"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from mage.environments.base import Environment
+from mage.environments.base import SingleAgentEnvironment
 from mage.environments.webshop.catalogue import (
     Catalogue,
     GoalKind,
@@ -39,12 +39,10 @@ _RULES = (
 )
 
 
-class WebShop(Environment):
+class WebShop(SingleAgentEnvironment):
     """Find and buy a product in a web store: search, results, product pages, options."""
 
     name: ClassVar[str] = "webshop"
-    seats: ClassVar[int] = 1
-    multi_agent: ClassVar[bool] = False
 
     restart: Literal["same", "fresh"] = Field(
         "same",
@@ -152,6 +150,11 @@ class WebShop(Environment):
                 "draw = 'weighted' has no effect with goals = 'human', which all have the "
                 "same weight"
             )
+        if self.pay == "graded" and self.failure_reward:
+            raise ValueError(
+                "pay = 'graded' has no effect with failure_reward: a failure always pays that; "
+                "use pay = 'solved'"
+            )
         return self
 
     def start(self, seed: int) -> WebShopState:
@@ -186,8 +189,8 @@ class WebShop(Environment):
     def outcome(self, score: float) -> Outcome:
         return "won" if score >= 1 else "lost"
 
-    def reward(self, score: float) -> float:
-        return self.reward_scale * (score if self.pay == "graded" else float(score >= 1))
+    def paid_score(self, score: float) -> float:
+        return score if self.pay == "graded" else float(score >= 1)
 
     # --- Catalogue, splits, goals ---
 
