@@ -30,9 +30,9 @@ def keep(run: Path, target: Path) -> None:
         ("versions.json", {"platform": platform.system()}),
     ):
         if (run / name).is_file():
-            (target / name).write_text(
-                json.dumps(json.loads((run / name).read_text()) | change, indent=1) + "\n"
-            )
+            content = json.loads((run / name).read_text()) | change
+            content.pop("sha256", None)  # the checksum of the content before the change
+            (target / name).write_text(json.dumps(content, indent=1) + "\n")
     finals = [name for name in folder.evaluation_names() if not name.startswith("select_")]
     for name in finals:
         shutil.copy(run / "evaluations" / f"{name}.json", target / f"{name}.json")

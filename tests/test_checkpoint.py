@@ -177,3 +177,23 @@ def test_a_state_that_json_cannot_hold_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         checkpoint.save(tmp_path, bad)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_recover_undoes_an_interrupted_replacement(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, make(1))
+    checkpoint.save(tmp_path, make(2))
+    (tmp_path / "update_000002").rename(tmp_path / ".update_000002.replaced")
+    (tmp_path / ".update_000002.partial").mkdir()
+    checkpoint.recover(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["update_000001", "update_000002"]
+    checkpoint.verify(tmp_path / "update_000002")
+
+
+def test_a_damaged_best_checkpoint_is_replaced_by_the_newest_whole_one(tmp_path: Path) -> None:
+    for update in (1, 2, 3):
+        checkpoint.save(tmp_path, make(update))
+    assert checkpoint.best_whole(tmp_path, 1) == checkpoint.Latest(tmp_path / "update_000001", ())
+    (tmp_path / "update_000001" / "state.json").unlink()
+    found = checkpoint.best_whole(tmp_path, 1)
+    assert found.path == tmp_path / "update_000003"
+    assert "state.json is missing; update_000003 is used instead" in found.broken[0]

@@ -3,6 +3,9 @@
 import errno
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,16 @@ from hypothesis import strategies as st
 
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
-from mage.run_folder import RunError, RunFolder, choose_path, versions, write_atomic
+from mage.run_folder import (
+    DamagedError,
+    RunError,
+    RunFolder,
+    RunLocked,
+    choose_path,
+    lock_run,
+    versions,
+    write_atomic,
+)
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 
 finite = st.floats(allow_nan=False)
@@ -154,21 +166,132 @@ def test_a_rewound_run_has_nothing_after_that_update(run: RunFolder) -> None:
     assert run.episode_steps() == [1, 2]
 
 
-@pytest.mark.parametrize("cut", range(1, 14))
-def test_an_incomplete_last_line_is_dropped(run: RunFolder, cut: int) -> None:
+@pytest.mark.parametrize("rest", [b"{", b'{"update": 2', b'{"update": 2}', b'{"update": 2}\n'])
+def test_a_line_that_a_kill_left_without_its_checksum_is_dropped(
+    run: RunFolder, rest: bytes
+) -> None:
     run.append_metrics({"update": 1})
-    run.append_metrics({"update": 2})
     path = run.path / "metrics.jsonl"
-    path.write_bytes(path.read_bytes()[:-cut])
+    path.write_bytes(path.read_bytes() + rest)
     assert run.metrics() == [{"update": 1}]
+    run.rewind(1)
     run.append_metrics({"update": 2})
     assert run.metrics() == [{"update": 1}, {"update": 2}]
 
 
-def test_damaged_metrics_are_reported(run: RunFolder) -> None:
-    (run.path / "metrics.jsonl").write_text('{"update": 1}\n{"upd\n{"update": 3}\n')
-    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged"):
+def three_updates(run: RunFolder) -> Path:
+    for update in (1, 2, 3):
+        run.append_metrics({"update": update, "score": 0.25})
+    return run.path / "metrics.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("0.25", "0.26", 1), "line 1 was changed"),
+        (lambda text: "".join(text.splitlines(True)[::2]), "line 2 is missing or changed"),
+        (lambda text: "".join(text.splitlines(True)[:2]), "2 lines, 3 were written"),
+        (lambda text: "", "0 lines, 3 were written"),
+        (lambda text: text[:-2], "2 lines, 3 were written"),
+        (lambda text: text.replace("{", "[", 1), "line 1 was changed"),
+    ],
+)
+def test_changed_metrics_are_reported_with_the_line(
+    run: RunFolder, change: Callable[[str], str], message: str
+) -> None:
+    path = three_updates(run)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(DamagedError, match=rf"metrics\.jsonl is damaged: .*{message}"):
         run.metrics()
+
+
+def test_deleted_metrics_and_deleted_checksums_are_reported(run: RunFolder) -> None:
+    path = three_updates(run)
+    lines = path.read_bytes()
+    path.unlink()
+    with pytest.raises(DamagedError, match="0 lines, 3 were written"):
+        run.metrics()
+    path.write_bytes(lines)
+    (run.path / "metrics.sha256").unlink()
+    with pytest.raises(DamagedError, match=r"metrics\.sha256 is missing"):
+        run.metrics()
+    path.unlink()
+    with pytest.raises(DamagedError, match="Updates 1 to 2 are missing"):
+        run.check_progress(2, ())
+
+
+def test_a_run_of_an_old_version_is_read_without_checksums(run: RunFolder) -> None:
+    (run.path / "versions.json").write_text('{"mage": "0.1"}')
+    (run.path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n')
+    (run.path / "evaluations" / "before.json").write_text('{"score": 0.25}')
+    assert run.metrics() == [{"update": 1}, {"update": 2}]
+    assert run.read_evaluation("before") == {"score": 0.25}
+    run.rewind(1)
+    assert run.metrics() == [{"update": 1}]
+
+
+def test_a_gap_in_metrics_without_checksums_is_reported(run: RunFolder) -> None:
+    (run.path / "versions.json").write_text("{}")
+    (run.path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 3}\n')
+    with pytest.raises(DamagedError, match="line 2 should hold update 2, it holds update 3"):
+        run.metrics()
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", "", '{"score": 0.26}', "[" * 100_000])
+def test_a_changed_evaluation_is_reported(run: RunFolder, text: str) -> None:
+    run.write_evaluation("before", {"score": 0.25})
+    (run.path / "evaluations" / "before.json").write_text(text)
+    with pytest.raises(DamagedError, match=r"before\.json"):
+        run.read_evaluation("before")
+
+
+def test_a_changed_digit_of_an_evaluation_and_of_its_rows_is_reported(run: RunFolder) -> None:
+    run.rows("after").write_text('{"scores": [0.25]}\n')
+    path = run.write_evaluation("after", {"score": 0.25})
+    whole = path.read_text()
+    path.write_text(whole.replace("0.25", "0.35"))
+    with pytest.raises(DamagedError, match=r"after\.json does not match its checksum"):
+        run.read_evaluation("after")
+    path.write_text(whole)
+    run.rows("after").write_text('{"scores": [0.35]}\n')
+    with pytest.raises(DamagedError, match=r"after\.tasks\.jsonl does not match its checksum"):
+        run.read_evaluation("after")
+    run.rows("after").unlink()
+    with pytest.raises(DamagedError, match=r"after\.tasks\.jsonl is missing"):
+        run.read_evaluation("after")
+
+
+def test_an_evaluation_that_a_checkpoint_depends_on_must_exist(run: RunFolder) -> None:
+    run.write_evaluation("before", {"score": 0.25})
+    run.check_progress(0, ["before"])
+    with pytest.raises(DamagedError, match=r"select_000000\.json is missing"):
+        run.check_progress(0, ["before", "select_000000"])
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from mage.run_folder import lock_run
+with lock_run(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_process_is_refused_and_a_stale_lock_is_not(run: RunFolder) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        message = rf"is in use by process {other.pid} on .*\(-c .*run\) since \d{{4}}-"
+        with pytest.raises(RunLocked, match=message), lock_run(run.path):
+            pass
+        other.kill()  # as a crash: the owner's name stays in the file
+        other.wait()
+        assert str(other.pid) in (run.path / ".lock").read_text()
+    with lock_run(run.path), pytest.raises(RunLocked, match=f"process {os.getpid()} "):
+        lock_run(run.path).__enter__()
 
 
 @given(st.lists(metas, max_size=3))

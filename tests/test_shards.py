@@ -87,6 +87,17 @@ def test_a_killed_evaluation_resumes_from_its_stored_shards(
     assert len(json.loads((tmp_path / "s").read_text().splitlines()[1])["rows"]) == shard
 
 
+def test_a_changed_shard_is_played_again_with_a_warning(tmp_path: Path) -> None:
+    rows, _ = play(Notes(keep="none"), ShardStore(tmp_path / "s", {}))
+    lines = (tmp_path / "s").read_text().splitlines(keepends=True)
+    lines[2] = lines[2].replace('"won"', '"lost"', 1)
+    (tmp_path / "s").write_text("".join(lines))
+    warnings: list[str] = []
+    assert len(ShardStore(tmp_path / "s", {}, warnings.append).read()) == 1
+    assert "shard 2 does not match its checksum" in warnings[0]
+    assert play(Notes(keep="none"), ShardStore(tmp_path / "s", {}))[0] == rows
+
+
 def test_shards_of_another_evaluation_are_ignored(tmp_path: Path) -> None:
     play(Notes(keep="none"), ShardStore(tmp_path / "s", {"update": 3}))
     assert len(ShardStore(tmp_path / "s", {"update": 3}).read()) == 3

@@ -16,8 +16,10 @@ from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
 from mage.credit.samples import make_samples
 from mage.evaluation.figures import Evaluation
-from mage.run_folder import RunFolder
+from mage.learn import checkpoint
+from mage.run_folder import DamagedError, RunFolder, RunLocked, lock_run
 from mage.training.callbacks import Callback, Stopped
+from mage.training.check_run import RunCheck, check_run
 from mage.training.tasks import draw_tasks
 from mage.training.trainer import train
 from mage.types import Completion, Credit, Return, Turn, Where
@@ -174,6 +176,54 @@ def test_a_broken_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     train(folder.path, callback, never)
     assert callback.updates == [1, 2, 3, 3, 4]
     assert any("model.safetensors" in line for line in callback.lines)
+
+
+TINY: dict[str, dict[str, Any]] = {
+    "run": {"updates": 2, "save_every": 1, "evaluate_every": 1, "threads": 1, "keep": 3},
+    "play": {"groups": 2, "members": 2},
+    "evaluate": {"size": 4, "final_size": 4, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
+}
+
+
+def test_damaged_files_are_found_on_resume_and_by_check(tmp_path: Path) -> None:
+    folder = start(tmp_path / "run", **TINY)
+    with pytest.raises(Stopped):
+        train(folder.path, Callback(), lambda: True)
+    assert check_run(folder).faults == ()
+    metrics = folder.path / "metrics.jsonl"
+    whole = metrics.read_text()
+    for damage, message in (("", "0 lines, 1 were written"), ("{}\n", "line 1 was changed")):
+        metrics.write_text(damage)
+        with pytest.raises(DamagedError, match=message):
+            train(folder.path, Callback(), never)
+        assert [line for line in check_run(folder).faults if message in line]
+    metrics.write_text(whole)
+    rows = folder.rows("before_test")
+    rows.write_text(rows.read_text().replace("kuhn", "kuhm", 1))
+    with pytest.raises(DamagedError, match=r"before_test\.tasks\.jsonl does not match"):
+        train(folder.path, Callback(), never)
+    rows.write_text(rows.read_text().replace("kuhm", "kuhn", 1))
+    train(folder.path, Callback(), never)
+    assert check_run(folder) == RunCheck((), ())
+
+
+def test_a_damaged_best_checkpoint_does_not_block_the_end_of_a_run(tmp_path: Path) -> None:
+    # This learning rate is too small to change a float32 weight, so update 0 stays the best one.
+    folder, callback = start(tmp_path / "run", **TINY, learn={"lr": 1e-20}), Recorder()
+    with pytest.raises(Stopped):
+        train(folder.path, callback, lambda: len(callback.updates) == 1)
+    (folder.checkpoints / "update_000000" / "model.safetensors").write_bytes(b"")
+    assert train(folder.path, callback, never)["chosen_update"] == 2
+    (line,) = callback.lines
+    assert "update_000000 is broken: model.safetensors" in line
+    assert "update_000002 is used instead" in line
+
+
+def test_a_run_in_use_is_not_trained_by_a_second_process(tmp_path: Path) -> None:
+    folder = start(tmp_path / "run", **TINY)
+    with lock_run(folder.path), pytest.raises(RunLocked, match="is in use by process"):
+        train(folder.path, Callback(), never)
+    assert folder.metrics() == []
 
 
 def test_two_workers_play_the_same_groups_as_one(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ The unit is the task: members of one task are averaged before any interval is co
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mage.evaluation.statistics import Estimate, mean, wilson
+from mage.run_folder import DamagedError, write_atomic
 from mage.types import Episode, MetaEpisode, Task
 
 
@@ -74,18 +74,20 @@ def _reflection_tokens(episode: Episode) -> int:
 
 def write_tasks(path: Path, rows: Iterable[TaskRow]) -> None:
     """Write one JSON line per row; the file is replaced atomically."""
-    lines = [json.dumps(row_to_json(row)) for row in rows]
-    part = path.with_name(path.name + ".part")
-    part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    os.replace(part, path)
+    text = "".join(json.dumps(row_to_json(row)) + "\n" for row in rows)
+    write_atomic(path, text.encode())
 
 
 def read_tasks(path: Path) -> tuple[TaskRow, ...]:
-    return tuple(
-        row_from_json(json.loads(line))
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line
-    )
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return tuple(_read_row(path, k, line) for k, line in enumerate(lines, start=1) if line)
+
+
+def _read_row(path: Path, number: int, line: str) -> TaskRow:
+    try:
+        return row_from_json(json.loads(line))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise DamagedError(f"{path} is damaged: line {number} is not a task row") from None
 
 
 def row_to_json(row: TaskRow) -> dict[str, Any]:

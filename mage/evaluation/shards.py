@@ -16,6 +16,7 @@ from mage.evaluation.rows import TaskRow, row_from_json, row_to_json, task_row
 from mage.learn.ranks import Ranks, interleave
 from mage.memory.base import Entry
 from mage.play import Entries, Setting, in_order, keep_entries, play_wave
+from mage.run_folder.files import append_line, read_lines, seal, to_line, unseal, write_lines
 from mage.types import MetaEpisode, Task
 
 _MIN_SIZE = 128  # tasks of a shard
@@ -35,34 +36,54 @@ class ShardStore:
     `about` identifies the evaluation. Shards of another evaluation are ignored.
     """
 
-    def __init__(self, path: Path, about: dict[str, Any]) -> None:
-        self.path, self.about = path, about
+    def __init__(
+        self,
+        path: Path,
+        about: dict[str, Any],
+        on_warning: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.path, self.about, self.on_warning = path, about, on_warning
 
     def read(self) -> list[Shard]:
-        """All complete shards. A file of another evaluation is replaced by an empty one."""
-        lines = (
-            self.path.read_bytes().rpartition(b"\n")[0].splitlines() if self.path.is_file() else []
-        )
-        if not lines or json.loads(lines[0]) != self.about:
-            self.path.write_bytes(json.dumps(self.about).encode() + b"\n")
-            return []
-        # Write the file again without the incomplete last line that a kill can leave.
-        self.path.write_bytes(b"".join(line + b"\n" for line in lines))
-        return [_read_shard(json.loads(line)) for line in lines[1:]]
+        """All complete shards. A file of another evaluation is replaced by an empty one.
+
+        A shard that does not match its checksum is dropped with those after it: they are played
+        again.
+        """
+        head, *lines = read_lines(self.path) or [b""]
+        if head != to_line(self.about):
+            lines = []
+        shards: list[Shard] = []
+        for line in lines:
+            shard = _read_shard(line)
+            if shard is None:
+                self.on_warning(
+                    f"{self.path} is damaged: shard {len(shards) + 1} does not match its checksum. "
+                    "It and the shards after it are played again"
+                )
+                break
+            shards.append(shard)
+        write_lines(self.path, [to_line(self.about), *lines[: len(shards)]])
+        return shards
 
     def add(self, shard: Shard) -> None:
-        line = {
+        content = {
             "rows": [row_to_json(row) for row in shard.rows],
             "entries": [asdict(entry) for entry in shard.entries],
         }
-        with open(self.path, "ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
+        append_line(self.path, to_line(seal(content)))
 
 
-def _read_shard(line: dict[str, Any]) -> Shard:
-    return Shard(
-        tuple(map(row_from_json, line["rows"])), tuple(Entry(**entry) for entry in line["entries"])
-    )
+def _read_shard(line: bytes) -> Shard | None:
+    """The shard of a line; None if the line is damaged."""
+    try:
+        content = unseal(json.loads(line))
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    if content is None:
+        return None
+    rows, entries = content["rows"], content["entries"]
+    return Shard(tuple(map(row_from_json, rows)), tuple(Entry(**entry) for entry in entries))
 
 
 def play_shards(

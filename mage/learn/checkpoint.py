@@ -125,6 +125,12 @@ def load(path: Path) -> Checkpoint:
     )
 
 
+def read_state(path: Path) -> dict[str, Any]:
+    """Verify a checkpoint and read the trainer's state in it, without its tensors."""
+    verify(path)
+    return dict(json.loads((path / STATE).read_text())["state"])
+
+
 def verify(path: Path) -> frozenset[str]:
     """Check size and SHA-256 of every file; returns the names of the files."""
     files = _manifest(path)
@@ -178,7 +184,7 @@ def _lists_a_checkpoint(files: dict[str, Any]) -> bool:
 def latest(folder: Path) -> Latest:
     """The newest whole checkpoint of a folder; newer broken ones are skipped and reported."""
     broken = []
-    for path in _newest_first(folder):
+    for path in newest_first(folder):
         try:
             verify(path)
         except ValueError as error:
@@ -188,14 +194,41 @@ def latest(folder: Path) -> Latest:
     return Latest(None, tuple(broken))
 
 
+def best_whole(folder: Path, update: int) -> Latest:
+    """The checkpoint of an update; if it is broken, the newest whole one and a warning."""
+    path = place(folder, update)
+    try:
+        verify(path)
+    except ValueError as error:
+        newest = latest(folder).path
+        used = "there is no whole checkpoint" if newest is None else f"{newest.name} is used"
+        return Latest(newest, (f"{error}; {used} instead of the best one",))
+    return Latest(path, ())
+
+
+def recover(folder: Path) -> None:
+    """Finish what a killed process left: an interrupted replacement, and temporary folders."""
+    if not folder.is_dir():
+        return
+    for aside in folder.glob(".update_*.replaced"):
+        target = folder / aside.name.removeprefix(".").removesuffix(".replaced")
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(target)
+    for partial in folder.glob(".update_*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def prune(folder: Path, *, keep: int, also: Collection[int] = ()) -> None:
     """Delete all but the newest `keep` checkpoints and those of the updates in `also`."""
-    for path in _newest_first(folder)[keep:]:
+    for path in newest_first(folder)[keep:]:
         if update_of(path) not in also:
             shutil.rmtree(path)
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def newest_first(folder: Path) -> list[Path]:
+    """All checkpoints of a folder, whole or broken."""
     if not folder.is_dir():
         return []
     found = [

@@ -4,12 +4,9 @@ A run folder has one worker at a time: the worker holds a lock that ends with it
 runner that started it ends, the worker saves and stops after the current update.
 """
 
-import fcntl
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -33,24 +30,12 @@ class StopRequest:
         self.asked = True
 
 
-@contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Hold the lock of the run; waits until it is free."""
-    with open(run / ".lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def work(run: Path) -> int:
-    stop = StopRequest()
-    with locked(run):
-        try:
-            if not (
-                run / "summary.json"
-            ).is_file():  # another worker may have finished it meanwhile
-                train(run, TensorBoardCallback(), stop)
-        except Stopped:
-            return EXIT_STOPPED
+    try:
+        # Another worker may still be saving this run, or may have finished it.
+        train(run, TensorBoardCallback(), StopRequest(), wait_for_lock=True)
+    except Stopped:
+        return EXIT_STOPPED
     return 0
 
 

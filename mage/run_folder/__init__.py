@@ -1,6 +1,7 @@
 """The files of a run: where they are, how they are written and read."""
 
 from mage.run_folder.files import (
+    DamagedError,
     Json,
     RunError,
     read_json,
@@ -8,13 +9,17 @@ from mage.run_folder.files import (
     write_json,
 )
 from mage.run_folder.folder import RunFolder, choose_path
+from mage.run_folder.lock import RunLocked, lock_run
 from mage.run_folder.versions import versions
 
 __all__ = [
+    "DamagedError",
     "Json",
     "RunError",
     "RunFolder",
+    "RunLocked",
     "choose_path",
+    "lock_run",
     "read_json",
     "versions",
     "write_atomic",

@@ -1,9 +1,11 @@
 """Read and write the files of a run.
 
 Whole files are replaced in one step: after a kill the file is the old one or the new one. Lines are
-appended: an incomplete last line, which a kill can leave, is dropped when the file is next used.
+appended and synced to the disk: an incomplete last line, which a kill can leave, is dropped when
+the file is next used. Sealed files carry the SHA-256 of their content, so changes are detected.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -12,10 +14,15 @@ from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
+SEAL = "sha256"  # the key of the checksum in a sealed JSON file
 
 
 class RunError(ValueError):
     """A run folder that cannot be created, read or written: what happened, and what to do."""
+
+
+class DamagedError(RunError):
+    """A file of a run that was changed, cut or deleted after it was written."""
 
 
 def write_atomic(path: Path, data: bytes) -> Path:
@@ -34,46 +41,117 @@ def write_atomic(path: Path, data: bytes) -> Path:
     return path
 
 
+# -- JSON files
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> Path:
     return write_atomic(path, (json.dumps(finite(value), indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> Json:
     try:
-        return dict(json.loads(path.read_text("utf-8")))
+        value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise RunError(f"there is no {path}") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise DamagedError(f"{path} does not hold a JSON object")
+    return value
 
 
-def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one line of JSON; an incomplete last line is removed first."""
+def write_sealed(path: Path, value: Mapping[str, Any]) -> Path:
+    """Write a JSON object with a checksum of its content."""
+    return write_json(path, seal(value))
+
+
+def seal(value: Mapping[str, Any]) -> Json:
+    """The value with a checksum of its content."""
+    content = finite(value)
+    assert SEAL not in content, "a sealed value is not sealed again"
+    return content | {SEAL: _digest(content)}
+
+
+def unseal(value: Mapping[str, Any]) -> Json | None:
+    """The content of a sealed value; None if it does not match its checksum."""
+    content = {name: item for name, item in value.items() if name != SEAL}
+    return content if value.get(SEAL) == _digest(content) else None
+
+
+def read_sealed(path: Path, *, required: bool) -> Json:
+    """Read a JSON object and verify its checksum, which may be absent if it is not `required`."""
+    value = read_json(path)
+    if SEAL not in value and not required:
+        return value
+    content = unseal(value)
+    if content is None:
+        fault = "does not match its checksum" if SEAL in value else f"has no checksum ({SEAL})"
+        raise DamagedError(f"{path} {fault}: it was changed after it was written")
+    return content
+
+
+def _digest(value: Json) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -- files of lines
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line and sync it to the disk; an incomplete last line is removed first."""
     try:
+        is_new = not path.exists()
         with open(path, "ab+") as file:
             size = file.tell()
             if (whole := _whole_lines(file, size)) < size:
                 file.truncate(whole)
-            file.write(_line(record))
+            file.write(line + b"\n")
             file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            sync_folder(path.parent)
     except OSError as error:
         raise cannot("write", path, error) from None
 
 
-def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
-    """Replace a file of JSON lines in one step."""
-    return write_atomic(path, b"".join(map(_line, records)))
+def write_lines(path: Path, lines: Iterable[bytes]) -> Path:
+    """Replace a file of lines in one step."""
+    return write_atomic(path, b"".join(line + b"\n" for line in lines))
 
 
-def read_lines(path: Path) -> list[Json]:
-    """All complete lines of a file of JSON lines; an absent file has none."""
+def read_lines(path: Path) -> list[bytes]:
+    """All complete lines of a file; an absent file has none."""
     if not path.is_file():
         return []
-    whole, _, _incomplete = path.read_bytes().rpartition(b"\n")
     try:
-        return [json.loads(line) for line in whole.splitlines()]
-    except ValueError as error:
-        raise RunError(f"{path} is damaged: {error}") from None
+        return path.read_bytes().rpartition(b"\n")[0].splitlines()
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def to_line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(finite(record)).encode()
+
+
+def parse_lines(path: Path, lines: Iterable[bytes]) -> list[Json]:
+    """The JSON objects in the lines of a file."""
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DamagedError(f"{path} is damaged: line {number} is not JSON ({error})") from None
+        if not isinstance(record, dict):
+            raise DamagedError(f"{path} is damaged: line {number} is not a JSON object")
+        found.append(record)
+    return found
 
 
 def finite(value: Any) -> Any:
@@ -118,7 +196,3 @@ def _whole_lines(file: Any, size: int) -> int:
         return size
     file.seek(0)
     return int(file.read().rfind(b"\n") + 1)
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(finite(record)) + "\n").encode()

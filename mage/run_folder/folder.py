@@ -1,9 +1,10 @@
 """A run folder: everything that a run writes, and everything that it needs to resume.
 
-recipe.toml    the resolved options       metrics.jsonl  one line per update, reproducible
-versions.json  the software it ran with   timing.jsonl   wall-clock times of every update
-episodes/step_000040.jsonl.gz             checkpoints/   warm/ (if it began with a warm-up)
-evaluations/NAME.json                     summary.json
+recipe.toml    the resolved options       metrics.jsonl   one line per update, reproducible
+versions.json  the software it ran with   metrics.sha256  checksums of these lines
+episodes/step_000040.jsonl.gz             timing.jsonl    wall-clock times of every update
+evaluations/NAME.json                     checkpoints/    warm/ (if it began with a warm-up)
+evaluations/NAME.tasks.jsonl              summary.json    .lock  the process that uses the run
 """
 
 import gzip
@@ -21,20 +22,28 @@ from pydantic import TypeAdapter, ValidationError
 from mage.config.loading import change_recipe, load_recipe, recipe_toml
 from mage.config.recipe import Recipe
 from mage.run_folder.files import (
+    DamagedError,
     Json,
     RunError,
     append_line,
     cannot,
+    file_digest,
+    parse_lines,
     read_json,
     read_lines,
+    read_sealed,
+    to_line,
     write_atomic,
     write_json,
     write_lines,
+    write_sealed,
 )
+from mage.run_folder.update_lines import UpdateLines
 from mage.run_folder.versions import versions
 from mage.types import MetaEpisode
 
 _META_EPISODE = TypeAdapter(MetaEpisode)
+_ROWS = "rows_sha256"  # in an evaluation: the checksum of its task rows
 
 
 class RunFolder:
@@ -54,8 +63,11 @@ class RunFolder:
             for folder in ("episodes", "checkpoints", "evaluations"):
                 (path / folder).mkdir()
         except FileExistsError:
+            resume = f"resume it (--resume {path})"
+            if not (path / "recipe.toml").is_file():
+                resume = "it is not a run (it has no recipe.toml)"
             raise RunError(
-                f"{path} exists already: resume it (--resume {path}), "
+                f"{path} exists already: {resume}, "
                 "give the new run another name (--run.name=...), or delete the folder"
             ) from None
         except OSError as error:
@@ -73,6 +85,12 @@ class RunFolder:
             raise RunError(f"{path} is not a run folder: it has no recipe.toml")
         return cls(path, load_recipe(path / "recipe.toml"))
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether the files carry checksums; those of old versions of MAGE do not."""
+        path = self.path / "versions.json"
+        return path.is_file() and read_json(path).get("run_format", 1) != 1
+
     def begun_recipe(self) -> Recipe:
         """The recipe that training uses: it starts from the run's own warm-up, if there is one."""
         if not self.warm.exists():
@@ -83,30 +101,60 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add the metrics of one update; `record["update"]` is its number."""
-        append_line(self.path / "metrics.jsonl", record)
+        self._metrics().append(record)
 
     def append_timing(self, record: Mapping[str, Any]) -> None:
         """Add the wall-clock times of one update."""
-        append_line(self.path / "timing.jsonl", record)
+        append_line(self.path / "timing.jsonl", to_line(record))
 
     def metrics(self) -> list[Json]:
-        return read_lines(self.path / "metrics.jsonl")
+        """The metrics of all updates, verified: updates 1, 2, 3, ... without a gap."""
+        found = self._metrics().read()
+        for expected, record in enumerate(found, start=1):
+            if record.get("update") != expected:
+                raise DamagedError(
+                    f"{self.path / 'metrics.jsonl'} is damaged: line {expected} should hold "
+                    f"update {expected}, it holds update {record.get('update')}"
+                )
+        return found
 
     def timing(self) -> list[Json]:
-        return read_lines(self.path / "timing.jsonl")
+        path = self.path / "timing.jsonl"
+        return parse_lines(path, read_lines(path))
+
+    def _metrics(self) -> UpdateLines:
+        return UpdateLines(self.path / "metrics.jsonl", checked=self.is_checked)
 
     def rewind(self, update: int) -> None:
         """Delete what was written after an update: a resumed run writes it again."""
-        for name in ("metrics.jsonl", "timing.jsonl"):
-            if (path := self.path / name).exists():
-                kept = [record for record in read_lines(path) if record["update"] <= update]
-                write_lines(path, kept)
+        self._metrics().keep_until(update)
+        timing = self.path / "timing.jsonl"
+        if timing.exists():
+            kept = [record for record in self.timing() if record.get("update", 0) <= update]
+            write_lines(timing, map(to_line, kept))
         for name in self.evaluation_names():
             if (found := re.fullmatch(r"select_(\d+)", name)) and int(found[1]) > update:
-                (self.path / "evaluations" / f"{name}.json").unlink()
+                self._evaluation(name).unlink()
         for step in self.episode_steps():
             if step > update:
-                (self.path / "episodes" / f"{self._episodes_name(step)}.jsonl.gz").unlink()
+                for path in (self.path / "episodes").glob(f"{self._episodes_name(step)}.*"):
+                    path.unlink()
+
+    def check_progress(self, update: int, evaluations: Iterable[str]) -> None:
+        """Verify what a checkpoint of an update depends on: its metrics and evaluations."""
+        if not self.is_checked:
+            return
+        if (found := len(self.metrics())) < update:
+            raise DamagedError(
+                f"{self.path / 'metrics.jsonl'} is damaged: it ends with update {found}, "
+                f"but there is a checkpoint of update {update}. Updates {found + 1} to {update} "
+                "are missing"
+            )
+        for name in sorted(evaluations):
+            if not self._evaluation(name).is_file():
+                raise DamagedError(f"{self._evaluation(name)} is missing")
+        for name in self.evaluation_names():
+            self.read_evaluation(name)
 
     # -- transcripts
 
@@ -157,10 +205,32 @@ class RunFolder:
     # -- results
 
     def write_evaluation(self, name: str, result: Mapping[str, Any]) -> Path:
-        return write_json(self.path / "evaluations" / f"{name}.json", result)
+        """Store an evaluation with its checksum and that of its task rows, written before."""
+        rows = self.rows(name)
+        seal = {_ROWS: file_digest(rows)} if rows.is_file() else {}
+        return write_sealed(self._evaluation(name), {**result, **seal})
 
     def read_evaluation(self, name: str) -> Json:
-        return read_json(self.path / "evaluations" / f"{name}.json")
+        """A stored evaluation; it and its task rows are verified."""
+        result = read_sealed(self._evaluation(name), required=self.is_checked)
+        digest, rows = result.pop(_ROWS, None), self.rows(name)
+        if digest is not None and not rows.is_file():
+            raise DamagedError(f"{rows} is missing")
+        if digest is not None and file_digest(rows) != digest:
+            raise DamagedError(
+                f"{rows} does not match its checksum: it was changed after it was written"
+            )
+        return result
+
+    def delete_evaluation(self, name: str) -> None:
+        self._evaluation(name).unlink(missing_ok=True)
+
+    def rows(self, name: str) -> Path:
+        """The file of the task rows of an evaluation."""
+        return self.path / "evaluations" / f"{name}.tasks.jsonl"
+
+    def _evaluation(self, name: str) -> Path:
+        return self.path / "evaluations" / f"{name}.json"
 
     def evaluation_names(self) -> list[str]:
         return sorted(path.stem for path in (self.path / "evaluations").glob("*.json"))
@@ -174,10 +244,14 @@ class RunFolder:
             path.unlink()
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
-        return write_json(self.path / "summary.json", summary)
+        return write_sealed(self.path / "summary.json", summary)
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.path / "summary.json").is_file()
 
     def read_summary(self) -> Json:
-        return read_json(self.path / "summary.json")
+        return read_sealed(self.path / "summary.json", required=self.is_checked)
 
 
 def choose_path(runs: str | Path, recipe: Recipe, title: str) -> Path:

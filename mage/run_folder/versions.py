@@ -16,11 +16,13 @@ _PACKAGES = (
     "pydantic",
     "open_spiel",
 )
+RUN_FORMAT = 2  # since 2 the files of a run carry checksums
 
 
 def versions() -> dict[str, Any]:
     """Versions of MAGE, Python, the platform and the main packages."""
     return {
+        "run_format": RUN_FORMAT,
         "mage": mage.__version__,
         "commit": _commit(Path(mage.__file__).parent.parent / ".git"),
         "python": platform.python_version(),

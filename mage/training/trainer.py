@@ -28,7 +28,7 @@ from mage.learn.ranks import Ranks
 from mage.memory.base import Memory
 from mage.models.base import is_adapter
 from mage.play import play_groups
-from mage.run_folder import RunFolder
+from mage.run_folder import DamagedError, RunFolder, lock_run
 from mage.seeds import derive
 from mage.training.build import build_components
 from mage.training.callbacks import Callback, Metrics, Stopped
@@ -45,14 +45,19 @@ TRANSCRIPTS = 60  # tasks of a final panel whose meta-episodes are stored
 _PHASES = ("play", "credit", "learn")
 
 
-def train(path: Path, callback: Callback, stop: Callable[[], bool]) -> Metrics:
+def train(
+    path: Path, callback: Callback, stop: Callable[[], bool], *, wait_for_lock: bool = False
+) -> Metrics:
     """Train the run in a folder to its end and return the summary.
 
     Training continues from the newest whole checkpoint, if there is one. `stop` is called after
-    every update: if it returns true, the run is saved and `Stopped` is raised.
+    every update: if it returns true, the run is saved and `Stopped` is raised. If another process
+    uses the folder, `RunLocked` is raised, or with `wait_for_lock` this waits for its end.
     """
     folder = RunFolder.open(path)
-    with explain_device_errors(folder):
+    with lock_run(folder.path, wait=wait_for_lock), explain_device_errors(folder):
+        if folder.is_finished:
+            return folder.read_summary()
         if folder.recipe.warmup.first and not folder.warm.exists():
             make_warm_start(folder.recipe, folder.warm, callback.on_warmup)
         return launch_ranks(folder.recipe.run.workers, _train, path, callback=callback, stop=stop)
@@ -93,19 +98,35 @@ class Trainer:
 
     def resume(self) -> None:
         """Load the newest whole checkpoint, if there is one; broken ones give a warning."""
-        found = self.ranks.broadcast(
-            checkpoint.latest(self.folder.checkpoints) if self.ranks.is_main else None
-        )
+        found = self.ranks.broadcast(self._find_latest() if self.ranks.is_main else None)
         assert found is not None, "rank 0 has searched"
+        stored: Sequence[str] = ()
         if found.path is not None:
             loaded = self.learner.load(found.path)
             self.done, self.best = loaded.update, _read_best(loaded.state)
+            stored = loaded.state.get("evaluations", ())
         self.components.engine.refresh(self.done)
         if self.ranks.is_main:
+            self._check_files(stored)
             self.folder.rewind(self.done)
             self.callback.on_start(self.folder, self.done)
             for line in found.broken:
                 self.callback.on_warning(line)
+
+    def _find_latest(self) -> checkpoint.Latest:
+        checkpoint.recover(self.folder.checkpoints)
+        return checkpoint.latest(self.folder.checkpoints)
+
+    def _check_files(self, evaluations: Sequence[str]) -> None:
+        """Verify the files that the checkpoint depends on."""
+        try:
+            self.folder.check_progress(self.done, evaluations)
+        except DamagedError as error:
+            raise DamagedError(
+                f"{error}\nRestore the file from a copy. Without a copy, move the damaged file and "
+                f"the checkpoints out of {self.folder.path}: training then repeats these updates "
+                "with the same results."
+            ) from None
 
     def run(self) -> Metrics:
         """Train to the end, evaluate the best checkpoint on the final panel; the summary."""
@@ -183,7 +204,8 @@ class Trainer:
 
     def _save(self) -> None:
         if self.ranks.is_main:
-            self.learner.save(self.folder.checkpoints, update=self.done, state={"best": self.best})
+            state = {"best": self.best, "evaluations": self.folder.evaluation_names()}
+            self.learner.save(self.folder.checkpoints, update=self.done, state=state)
             checkpoint.prune(
                 self.folder.checkpoints,
                 keep=self.recipe.run.keep,
@@ -218,7 +240,12 @@ class Trainer:
     def _conclude(self) -> Metrics:
         """Evaluate the best checkpoint on the final panel, with its memory and without it."""
         assert self.best is not None, "the select panel is played before the first update"
-        self.learner.load(checkpoint.place(self.folder.checkpoints, self.best[1]))
+        chosen = checkpoint.best_whole(self.folder.checkpoints, self.best[1])
+        if self.ranks.is_main:
+            for line in chosen.broken:
+                self.callback.on_warning(line)
+        assert chosen.path is not None, "the checkpoint of the last update was just written"
+        self.best = (self.best[0], self.learner.load(chosen.path).update)
         self.components.engine.refresh(self.best[1])
         after = self._final("after")
         emptied = self._final("emptied", cast("Memory", find_item("memory", "notes")(keep="none")))
@@ -261,7 +288,7 @@ class Trainer:
             ranks=self.ranks,
             on_played=lambda done: self.callback.on_tasks_played(done, size, name),
             transcripts=TRANSCRIPTS if panel == "final" else 0,
-            store=ShardStore(self.folder.shards(name), about),
+            store=ShardStore(self.folder.shards(name), about, self.callback.on_warning),
             on_transcripts=partial(self._write_transcripts, name),
         )
         if self.ranks.is_main:
@@ -272,10 +299,11 @@ class Trainer:
         self.folder.write_episodes_of(name, metas)
 
     def _store_evaluation(self, name: str, panel: PanelName, evaluation: Evaluation) -> None:
-        self.folder.write_evaluation(name, evaluation.to_json())
         if panel == "final":
-            write_tasks(self.folder.path / "evaluations" / f"{name}.tasks.jsonl", evaluation.rows)
-        else:
+            self.folder.delete_evaluation(name)  # it depends on the rows, which are written first
+            write_tasks(self.folder.rows(name), evaluation.rows)
+        self.folder.write_evaluation(name, evaluation.to_json())
+        if panel == "select":
             self.folder.shards(name).unlink(missing_ok=True)
         self.callback.on_evaluation(name, self.components.engine.policy_version, evaluation)
 

@@ -21,6 +21,7 @@ from mage.models.base import atomic_folder, base_name, base_of, find_model, ship
 from mage.run_folder import RunFolder
 from mage.training.build import Components, build_components
 from mage.training.callbacks import Callback
+from mage.training.check_run import check_files
 from mage.training.trainer import Trainer
 from mage.types import Split
 
@@ -108,11 +109,14 @@ def _recipe_of(name: str, world: Environment, options: Mapping[str, str], model:
 def load_run(folder: RunFolder, recipe: Recipe, which: str) -> Candidate:
     """The parts of a run with the weights of one of its checkpoints."""
     path = _find_checkpoint(folder, which)
+    _warn(check_files(folder))
     run = Trainer(RunFolder(folder.path, recipe), Ranks(), Callback(), lambda: False)
     loaded = run.learner.load(path)
     best = loaded.state.get("best")
     if which == "best" and best and best[1] != loaded.update:
-        loaded = run.learner.load(checkpoint.place(folder.checkpoints, best[1]))
+        chosen = checkpoint.best_whole(folder.checkpoints, best[1])
+        _warn(chosen.broken)
+        loaded = run.learner.load(chosen.path or path)
     run.components.engine.refresh(loaded.update)
     return Candidate(str(folder.path), loaded.update, run.components, run.learner.trainable)
 
@@ -135,6 +139,11 @@ def export_run(folder: RunFolder, which: str, target: Path) -> int:
             save_model(chosen.components.weights(), recipe.base_folder(), partial)
         (partial / RECIPE).write_text(recipe_toml(change_recipe(recipe, ["--run.name="])))
     return chosen.update
+
+
+def _warn(lines: Sequence[str]) -> None:
+    for line in lines:
+        console(stderr=True).print(f"warning: {line}", markup=False, soft_wrap=True)
 
 
 def _find_checkpoint(folder: RunFolder, which: str) -> Path:

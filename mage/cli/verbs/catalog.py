@@ -18,6 +18,7 @@ from mage.cli.verbs.arguments import (
     print_json,
     read_pairs,
 )
+from mage.cli.verbs.check_run import check_run_folder, is_run
 from mage.config.errors import ConfigError
 from mage.config.menus import FILES, MENUS, find_item, menu
 from mage.environments.base import Environment, check
@@ -65,7 +66,9 @@ def list_menus(
 
 @verbs.command(name="check", epilog="Example: mage check kuhn_poker")
 def check_item(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An environment or an opponent.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|RUN", help="An environment, an opponent or a run folder.")
+    ],
     environment: Annotated[
         str | None,
         typer.Option(
@@ -82,7 +85,12 @@ def check_item(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hold an environment or an opponent against its contract; exit code 1 if something is wrong."""
+    """Check an environment or an opponent against its contract, or verify the files of a run.
+
+    The exit code is 1 if there is a fault.
+    """
+    if is_run(name):
+        check_run_folder(Path(name), as_json)
     options = read_pairs(option, "--option")
     opponent = _known_opponent(name)
     if opponent is None:

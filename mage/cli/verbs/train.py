@@ -13,7 +13,7 @@ from mage.cli.terminal.menus import names
 from mage.cli.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
-from mage.run_folder import RunFolder, choose_path
+from mage.run_folder import RunFolder, choose_path, lock_run
 
 verbs = typer.Typer()
 Overridden = Annotated[
@@ -140,7 +140,9 @@ def _report(folder: RunFolder, as_json: bool) -> None:
     from mage.report.run_results import read_run_results
     from mage.report.verdict import tell_verdict
 
-    files, results = write_report(folder), read_run_results(folder)
+    with lock_run(folder.path):
+        files = write_report(folder)
+    results = read_run_results(folder)
     if as_json:
         summary = folder.read_summary() if results.finished else {"run": str(folder.path)}
         print_json(

@@ -1,0 +1,82 @@
+"""A file with one line of JSON per update, and the checksums of its lines in a second file.
+
+Line k of `metrics.sha256` is the SHA-256 of line k - 1 of the same file and line k of
+`metrics.jsonl`, so a line that is changed, removed or moved is found, with its number. The
+checksums are kept apart so that two runs of one recipe and seed have equal lines, and so that a
+line without a checksum, which a kill can leave, is an incomplete line.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from mage.run_folder.files import (
+    DamagedError,
+    Json,
+    append_line,
+    parse_lines,
+    read_lines,
+    to_line,
+    write_lines,
+)
+
+
+class UpdateLines:
+    """`checked` files must have checksums; those of old runs have none."""
+
+    def __init__(self, path: Path, *, checked: bool) -> None:
+        self.path, self.checked = path, checked
+        self.sums = path.with_suffix(".sha256")
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add the line of an update and then its checksum, both synced to the disk."""
+        line = to_line(record)
+        before = (read_lines(self.sums) or [b""])[-1]
+        append_line(self.path, line)
+        append_line(self.sums, _next_sum(before, line))
+
+    def read(self) -> list[Json]:
+        """The records of all complete lines, verified."""
+        return parse_lines(self.path, self._verified())
+
+    def keep_until(self, update: int) -> None:
+        """Remove the lines after an update; checksums first, so that a kill leaves valid files."""
+        if not self.path.exists() and not self.sums.exists():
+            return
+        kept = [to_line(record) for record in self.read() if record["update"] <= update]
+        sums = [b""]
+        for line in kept:
+            sums.append(_next_sum(sums[-1], line))
+        write_lines(self.sums, sums[1:])
+        write_lines(self.path, kept)
+
+    def _verified(self) -> list[bytes]:
+        lines, sums = read_lines(self.path), read_lines(self.sums)
+        if not self.sums.exists():
+            if self.checked and lines:
+                raise DamagedError(f"{self.sums} is missing: {self.path} cannot be verified")
+            return lines
+        before = b""
+        for number, (line, stored) in enumerate(zip_longest(lines[: len(sums)], sums), start=1):
+            if line is None:
+                raise DamagedError(
+                    f"{self.path} is damaged: it has {len(lines)} lines, {len(sums)} were written. "
+                    f"The last {len(sums) - len(lines)} are missing"
+                )
+            if _next_sum(before, line) != stored:
+                raise DamagedError(self._changed(number, len(lines), len(sums)))
+            before = stored
+        return lines[: len(sums)]
+
+    def _changed(self, number: int, lines: int, written: int) -> str:
+        if lines < written:
+            fault = f"line {number} is missing or changed; it has {lines} lines of {written}"
+        else:
+            fault = f"line {number} was changed after it was written"
+        return f"{self.path} is damaged: {fault}"
+
+
+def _next_sum(before: bytes, line: bytes) -> bytes:
+    return hashlib.sha256(before + line).hexdigest().encode()

@@ -1,0 +1,116 @@
+"""Verify a whole run folder: `mage check RUN`. Nothing is changed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mage.credit.store import read_credits
+from mage.evaluation.rows import read_tasks
+from mage.learn import checkpoint
+from mage.run_folder import RunError, RunFolder, read_json
+
+
+@dataclass(frozen=True, slots=True)
+class RunCheck:
+    """What is wrong with a run folder, and what else a user should know."""
+
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def check_run(folder: RunFolder) -> RunCheck:
+    """Read every file of a run and verify its checksum."""
+    versions = list(_fault(read_json, folder.path / "versions.json"))
+    if versions:  # without the format of the run nothing else can be judged
+        return RunCheck(tuple(versions), ())
+    faults = [
+        *check_files(folder),
+        *_fault(folder.timing),
+        *_check_episodes(folder),
+        *_check_checkpoints(folder),
+        *_check_summary(folder),
+    ]
+    return RunCheck(tuple(dict.fromkeys(faults)), tuple(_notes(folder)))
+
+
+def check_files(folder: RunFolder) -> list[str]:
+    """The faults of the small files: metrics and evaluations."""
+    return [*_fault(folder.metrics), *_check_evaluations(folder)]
+
+
+def _fault(read: Callable[..., Any], *arguments: Any) -> Iterator[str]:
+    try:
+        read(*arguments)
+    except (RunError, OSError) as error:
+        yield str(error)
+
+
+def _check_evaluations(folder: RunFolder) -> Iterator[str]:
+    for name in folder.evaluation_names():
+        found = list(_fault(folder.read_evaluation, name))
+        yield from found
+        if not found and folder.rows(name).is_file():
+            yield from _fault(read_tasks, folder.rows(name))
+
+
+def _check_episodes(folder: RunFolder) -> Iterator[str]:
+    for path in sorted((folder.path / "episodes").glob("*.jsonl.gz")):
+        name = path.name.removesuffix(".jsonl.gz")
+        if name.endswith(".credit"):
+            yield from _fault(read_credits, folder.path, name.removesuffix(".credit"))
+        else:
+            yield from _fault(folder.read_episodes_of, name)
+
+
+def _check_checkpoints(folder: RunFolder) -> Iterator[str]:
+    for path in checkpoint.newest_first(folder.checkpoints):
+        try:
+            state = checkpoint.read_state(path)
+        except ValueError as error:
+            yield str(error)
+            continue
+        yield from _fault(
+            folder.check_progress, checkpoint.update_of(path), state.get("evaluations", ())
+        )
+        best = state.get("best")
+        if best and not checkpoint.place(folder.checkpoints, int(best[1])).is_dir():
+            yield f"{checkpoint.place(folder.checkpoints, int(best[1]))} is missing: it is the best"
+
+
+def _check_summary(folder: RunFolder) -> Iterator[str]:
+    path = folder.path / "summary.json"
+    if not path.is_file():
+        return
+    found = list(_fault(folder.read_summary))
+    yield from found
+    if not found:
+        stored = folder.evaluation_names()
+        for name in _expected_evaluations(folder.read_summary()):
+            if name not in stored:
+                yield f"{folder.path / 'evaluations' / name}.json is missing"
+
+
+def _expected_evaluations(summary: dict[str, Any]) -> Iterator[str]:
+    for stage, name in (("before", "before"), ("after", "after"), ("memory_emptied", "emptied")):
+        yield from (f"{name}_{split}" for split in summary.get(stage, ()))
+
+
+def _notes(folder: RunFolder) -> Iterator[str]:
+    if not folder.is_checked:
+        yield "an old version of MAGE wrote this run: metrics and evaluations have no checksums"
+    if not (folder.path / "summary.json").is_file():
+        newest = checkpoint.latest(folder.checkpoints).path
+        where = "its start" if newest is None else f"update {checkpoint.update_of(newest)}"
+        yield f"the run is not finished: mage train --resume {folder.path} continues from {where}"
+    for path in _leftovers(folder.path):
+        yield f"{path} is a temporary file of an interrupted process; it may be deleted"
+
+
+def _leftovers(path: Path) -> list[Path]:
+    return sorted(
+        found
+        for pattern in (".*.tmp", ".*.partial")
+        for found in path.rglob(pattern)
+        if found.exists()
+    )
