@@ -40,7 +40,7 @@ class OpenSpielState(State):
     def __init__(self, environment: "OpenSpiel", seed: int) -> None:
         self.environment = environment
         self.spiel = load_game(environment.spiel_game()).new_initial_state()
-        self.rng = random.Random(seed)
+        self.seed, self.rng = seed, random.Random(seed)
         self.moves: list[tuple[int, str]] = []
         self._let_chance_act()
 

@@ -10,9 +10,9 @@ import random
 from pathlib import Path
 
 from mage.environments.base import Environment, State, golden
-from mage.opponents.base import Opponent, move_rng
+from mage.opponents.base import Family, Opponent, draw_player, move_rng
 from mage.seeds import derive
-from mage.types import Task
+from mage.types import Split, Task
 
 # Games in which the probabilities are checked too. A search estimates them, which is slow.
 _POLICIES = 3
@@ -56,7 +56,31 @@ def check_opponent(
             f"not stationary: in {different} of {games} games it moved differently "
             "when the games were played in another order"
         )
+    faults += _family_faults(opponent, environment, seeds) if isinstance(opponent, Family) else []
     return list(dict.fromkeys(faults))[:20]
+
+
+def _family_faults(family: Family, environment: Environment, seeds: list[int]) -> list[str]:
+    """Players of a family must be reproducible, and differ between tasks and between splits."""
+
+    def player(seed: int, split: Split) -> str:
+        state = environment.start(0)
+        drawn = draw_player(family, Task(environment.name, seed, 0, family.name, split))
+        return f"{drawn!r} {dict(drawn.policy(state, state.turn() or 0))}"
+
+    if family.seed is not None:
+        return []
+    train, again, test, ood = (
+        [player(seed, split) for seed in seeds] for split in ("train", "train", "test", "ood")
+    )
+    faults = []
+    if train != again:
+        faults.append("not reproducible: the same task drew two different players")
+    if len(set(train)) < len(train):
+        faults.append("two tasks drew the same player")
+    if set(train) & (set(test) | set(ood)):
+        faults.append("not disjoint: a player of the training split was drawn in another split")
+    return faults
 
 
 def _play(
@@ -66,6 +90,7 @@ def _play(
     seat, rng = seed % environment.seats, random.Random(seed)
     task = Task(environment.name, seed, 1 - seat, opponent.name, "train")
     state, moves = environment.start(seed), list[str]()
+    opponent = draw_player(opponent, task)
     while (mover := state.turn()) is not None:
         action = rng.choice(state.legal())
         if mover == seat:

@@ -86,8 +86,18 @@ def fitting(environment: Environment) -> list[str]:
 
 def meet(task: Task) -> Opponent:
     """The player on the other side of a task."""
-    found = find(task.opponent)
-    return _draw(found, task.seed, task.split) if isinstance(found, Family) else found
+    return draw_player(find(task.opponent), task)
+
+
+def draw_player(opponent: Opponent, task: Task) -> Opponent:
+    """The player of a family that this task meets; any other opponent is its own player.
+
+    The split is part of the draw, so a task seed that two splits shared would still give two
+    different players.
+    """
+    if not isinstance(opponent, Family):
+        return opponent
+    return _draw(opponent, task.seed, task.split)
 
 
 @lru_cache(maxsize=8192)
@@ -156,7 +166,7 @@ def find(name: str) -> Opponent:
             "Options follow after dashes (mcts-100)"
         )
     kind = kinds[word]
-    fields = list(kind.model_fields)
+    fields = _option_names(kind)
     if len(options) > len(fields):
         raise ValueError(
             f"opponent {name!r} has {len(options)} options, but {word} takes {len(fields)} "
@@ -170,6 +180,11 @@ def find(name: str) -> Opponent:
         raise ValueError(
             f"opponent {name!r}: {where} = {first['input']!r}: {first['msg']}"
         ) from None
+
+
+def _option_names(kind: type[Opponent]) -> list[str]:
+    """The options in the order of the dashes; a family's seed comes last."""
+    return sorted(kind.model_fields, key=lambda field: field == "seed")
 
 
 @cache
