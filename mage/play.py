@@ -7,7 +7,7 @@ recorded and penalised, never raised.
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 from mage.agent.agent import (
@@ -65,6 +65,7 @@ async def play_episode(
     state = environment.start(environment.episode_seed(place.task.seed, place.number))
     turns: list[Turn] = []
     moves: list[Move] = []
+    scores: list[float] = []  # before every turn, if the environment scores every turn
     prompt: Ids = ()
     memory = ""
     ending: Ending = "finished"
@@ -81,13 +82,22 @@ async def play_episode(
         turn, past = await _take_turn(setting, place, state, prompt, len(turns))
         turns.append(turn)
         prompt += past
+        if environment.scores_every_turn:
+            scores.append(state.scores()[seat])
         if turn.legal:
             assert turn.action is not None, "a legal turn has an action"
             moves.append(Move(seat, turn.action))
             state.apply(turn.action)
         else:
             state.refuse(turn.action)
-    return _finish(environment, seat, state, turns, moves, ending, reflection), memory
+    episode = _finish(environment, seat, state, turns, moves, ending, reflection)
+    return replace(episode, gains=_gains(environment, scores, episode.reward)), memory
+
+
+def _gains(environment: Environment, scores: list[float], reward: float) -> tuple[float, ...]:
+    """The reward that was scored after each turn; the gains sum to the reward of the episode."""
+    rewards = [*(environment.reward(score) for score in scores), reward]
+    return tuple(after - before for before, after in pairwise(rewards))
 
 
 def _opening(environment: Environment, seat: int, observation: str) -> str:

@@ -92,7 +92,9 @@ class Episode:
     `reflection` is the turn that was written BEFORE this episode, after the previous one. `score`
     is in units of the game (chips, +-1). `reward` is the task reward R_n of training. `regret` is
     the mean loss of a turn against the best play, over the turns after which success was still
-    possible. It is None if there is no such turn or if the environment does not know it.
+    possible. It is None if there is no such turn or if the environment does not know it. `gains`
+    are the shares of `reward` that were scored after each turn, in environments that score every
+    turn; empty in all others.
     """
 
     turns: tuple[Turn, ...]
@@ -104,6 +106,7 @@ class Episode:
     ending: Ending
     recap: str
     regret: float | None = None
+    gains: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

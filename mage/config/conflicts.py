@@ -77,6 +77,12 @@ _EFFECTS = (
         lambda r: r.returns.kind != "single",
     ),
     _Effect(
+        "returns",
+        "per_turn",
+        "in environments that score an episode at its end only",
+        lambda r: r.environment().scores_every_turn or not r.returns.per_turn,
+    ),
+    _Effect(
         "learn",
         "entropy_final",
         "while learn.entropy = 0",

@@ -189,6 +189,11 @@ class ReturnOptions(Section):
     weights: tuple[float, ...] | None = Field(
         None, strict=False, description="one weight per episode, with kind = 'final'"
     )
+    per_turn: bool = Field(
+        False,
+        description="rewards at the turn where they are scored; for environments that score "
+        "during an episode (rock_paper_scissors)",
+    )
 
 
 class LearnOptions(Section):
@@ -328,3 +333,4 @@ class EvaluateOptions(Section):
         min_length=1,
         description="splits to evaluate: train, test, ood",
     )
+    ceilings: bool = Field(True, description="compute exact bounds beside the scores")

@@ -14,6 +14,9 @@ where g_{m,1} is the return of the first turn of episode m without later episode
 reply is a reward at its turn; with `penalties = False` it is no part of the returns, as published.
 A reflection gets the return of the first turn of the next episode.
 
+With `per_turn`, what an environment scores during an episode (`Episode.gains`, times w_n for final)
+is a reward at the turn before it, and only the rest of r_n is at the last turn.
+
 Example: three turns per episode, discounts .95/.6, lost then won, differential:
 .75 .79 .83 | reflection 18.05 | 18.05 19 20.
 """
@@ -21,7 +24,7 @@ Example: three turns per episode, discounts .95/.6, lost then won, differential:
 from collections.abc import Sequence
 from typing import Literal
 
-from mage.types import MetaEpisode, Return, Where
+from mage.types import Episode, MetaEpisode, Return, Where
 
 ReturnKind = Literal["differential", "cumulative", "single", "final"]
 Propagation = Literal["code", "paper"]
@@ -36,12 +39,22 @@ def compute_returns(
     propagation: Propagation = "code",
     weights: Sequence[float] = (),
     penalties: bool = True,
+    per_turn: bool = False,
 ) -> list[Return]:
     """The returns of every reflection and turn of a meta-episode, in order of play."""
     rewards = meta_rewards([episode.reward for episode in meta.episodes], kind, weights)
     across = {"single": 0.0, "final": 1.0}.get(kind, episode_discount)
     counted = 1.0 if penalties else 0.0
-    values = _turn_values(meta, rewards, step_discount, across, propagation, counted)
+    scales = list(weights) if kind == "final" else [1.0] * len(rewards)
+    scales = scales if per_turn else [0.0] * len(rewards)
+    pairs = list(zip(meta.episodes, scales, strict=False))
+    turn_rewards = [_turn_rewards(episode, counted, scale) for episode, scale in pairs]
+    # With `per_turn`, the rest of r_n is at the last turn: 0, or -R_{n-1} if differential.
+    last_rewards = [
+        reward - scale * sum(episode.gains) if scale else reward
+        for reward, (episode, scale) in zip(rewards, pairs, strict=True)
+    ]
+    values = _turn_values(last_rewards, turn_rewards, step_discount, across, propagation)
     found: list[Return] = []
     for number, (episode, own) in enumerate(zip(meta.episodes, values, strict=True)):
         first = own[0] if own else rewards[number]
@@ -77,31 +90,38 @@ def meta_rewards(
     return list(rewards)
 
 
+def _turn_rewards(episode: Episode, counted: float, scale: float) -> list[float]:
+    """The reward of each turn: its penalty, and what was scored after it."""
+    penalties = [counted * turn.penalty for turn in episode.turns]
+    if not scale or not episode.gains:
+        return penalties
+    return [p + scale * gain for p, gain in zip(penalties, episode.gains, strict=True)]
+
+
 def _turn_values(
-    meta: MetaEpisode,
     rewards: list[float],
+    turn_rewards: list[list[float]],
     step: float,
     across: float,
     propagation: Propagation,
-    counted: float,
 ) -> list[list[float]]:
     """G_{n,t}, from the last episode back to the first."""
     beyond, values = 0.0, []
-    for episode, reward in zip(reversed(meta.episodes), reversed(rewards), strict=True):
+    for reward, own_rewards in zip(reversed(rewards), reversed(turn_rewards), strict=True):
         inside = reward + (beyond if propagation == "code" else 0.0)
-        own = _discount([counted * turn.penalty for turn in episode.turns], inside, step)
+        own = _discount(own_rewards, inside, step)
         first = own[0] if own else inside
         values.append(own if propagation == "code" else [value + beyond for value in own])
         beyond = across * (first if propagation == "code" else first + beyond)
     return values[::-1]
 
 
-def _discount(penalties: list[float], last: float, step: float) -> list[float]:
-    """Discounted sums of the penalties from each turn on, with `last` added at the last turn."""
+def _discount(rewards: list[float], last: float, step: float) -> list[float]:
+    """Discounted sums of the rewards from each turn on, with `last` added at the last turn."""
     values: list[float] = []
     ahead = last
-    for penalty in reversed(penalties):
-        ahead = ahead + penalty
+    for reward in reversed(rewards):
+        ahead = ahead + reward
         values.append(ahead)
         ahead *= step
     return values[::-1]

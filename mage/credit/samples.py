@@ -24,6 +24,7 @@ def assign_credit(
             propagation=options.propagation,
             weights=options.weights or (),
             penalties=options.penalties,
+            per_turn=options.per_turn,
         )
     ]
     return list(estimate(returns))

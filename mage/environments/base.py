@@ -88,6 +88,7 @@ class Environment(BaseModel, ABC):
     name: ClassVar[str]
     seats: ClassVar[int] = 2
     multi_agent: ClassVar[bool] = True
+    scores_every_turn: ClassVar[bool] = False  # scores() grow during the episode, not at its end
 
     restart: Literal["same", "fresh"] = Field(
         "fresh",

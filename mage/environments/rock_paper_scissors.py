@@ -52,6 +52,7 @@ class RockPaperScissors(OpenSpiel):
     """Repeated rock-paper-scissors with `throws` throws a game."""
 
     name: ClassVar[str] = "rock_paper_scissors"
+    scores_every_turn: ClassVar[bool] = True
     game: Literal["rock_paper_scissors"] = "rock_paper_scissors"
     throws: int = Field(3, ge=1, le=1000, description="throws in one game (one episode)")
     max_turns: int = Field(

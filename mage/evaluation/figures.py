@@ -42,6 +42,7 @@ from mage.evaluation.statistics import (
     mean,
     stratified_mean,
 )
+from mage.evaluation.throw_ceilings import dirichlet_alpha, throw_ceilings
 from mage.opponents.base import Population, find
 from mage.types import MetaEpisode, Split, Task
 
@@ -127,6 +128,7 @@ def summarise(
     *,
     search: bool = False,
     stratified: bool = False,
+    with_ceilings: bool = True,
 ) -> Evaluation:
     """The figures of a played panel.
 
@@ -135,7 +137,13 @@ def summarise(
     """
     rows = [task_row(played) for played in meta_episodes]
     return summarise_rows(
-        rows, environment, population, split, search=search, stratified=stratified
+        rows,
+        environment,
+        population,
+        split,
+        search=search,
+        stratified=stratified,
+        with_ceilings=with_ceilings,
     )
 
 
@@ -147,6 +155,7 @@ def summarise_rows(
     *,
     search: bool = False,
     stratified: bool = False,
+    with_ceilings: bool = True,
 ) -> Evaluation:
     """The same from rows, new or read from a file."""
     _check_rows(rows, environment, population, split)
@@ -156,6 +165,7 @@ def summarise_rows(
         max(len(row.scores) for row in rows),
         search,
         stratified,
+        with_ceilings,
     )
     opponents = [
         name
@@ -190,8 +200,9 @@ class _FigureBuilder:
         episodes: int,
         search: bool,
         stratified: bool,
+        with_ceilings: bool,
     ) -> None:
-        self.environment, self.pool = environment, pool
+        self.environment, self.pool, self.with_ceilings = environment, pool, with_ceilings
         self.episodes, self.search, self.stratified = episodes, search, stratified
         self.ceilings: dict[int, tuple[Ceilings, ...]] = {}
         self.bounds: dict[tuple[str, int], tuple[float, float]] = {}
@@ -282,6 +293,7 @@ class _FigureBuilder:
         """
         if (
             not tasks
+            or not self.with_ceilings
             or self.environment.restart == "same"
             or not isinstance(self.environment, OpenSpiel)
         ):
@@ -326,8 +338,12 @@ class _FigureBuilder:
         return self.ceilings[seat]
 
     def _compute_ceilings(self, seat: int) -> tuple[Ceilings, ...]:
+        alpha = self._dirichlet_alpha()
+        if alpha is not None:
+            return _throw_ceilings(self.environment, alpha, self.episodes)
         if (
-            not isinstance(self.environment, OpenSpiel)
+            not self.with_ceilings
+            or not isinstance(self.environment, OpenSpiel)
             or self.environment.strata() == 1
             or self.environment.restart == "same"
             or not all(map(self._is_exact, self.pool))
@@ -340,6 +356,22 @@ class _FigureBuilder:
             except TooLarge:
                 break
         return tuple(found)
+
+    def _dirichlet_alpha(self) -> float | None:
+        """A, if the whole pool is the family `dirichlet-A` of rock-paper-scissors."""
+        if not self.with_ceilings or len(self.pool) != 1:
+            return None
+        return dirichlet_alpha(self.environment, next(iter(self.pool)))
+
+
+def _throw_ceilings(environment: Environment, alpha: float, episodes: int) -> tuple[Ceilings, ...]:
+    throws = environment.model_dump()["throws"]
+    found = throw_ceilings(alpha, throws, episodes)
+    scores = found.episodes
+    return tuple(
+        Ceilings(scores[0], scores[k], sum(scores[: k + 1]) / (k + 1), found.knows_opponent)
+        for k in range(episodes)
+    )
 
 
 def _check_rows(

@@ -21,6 +21,7 @@ def evaluate_panel(
     size: int,
     seats: Seats = "both",
     *,
+    with_ceilings: bool = True,
     ranks: Ranks | None = None,
     on_played: Callable[[int], None] = lambda done: None,
     transcripts: int | None = None,
@@ -51,4 +52,7 @@ def evaluate_panel(
         on_played=on_played,
         on_transcripts=on_transcripts,
     )
-    return summarise_rows(rows, setting.environment, population, split), metas
+    figures = summarise_rows(
+        rows, setting.environment, population, split, with_ceilings=with_ceilings
+    )
+    return figures, metas

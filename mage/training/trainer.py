@@ -285,6 +285,7 @@ class Trainer:
             panel,
             size,
             self.recipe.evaluation_seats(),
+            with_ceilings=self.recipe.evaluate.ceilings,
             ranks=self.ranks,
             on_played=lambda done: self.callback.on_tasks_played(done, size, name),
             transcripts=TRANSCRIPTS if panel == "final" else 0,

@@ -1,4 +1,4 @@
-"""`mage evaluate` and `mage ceilings`: what an agent reaches on a fixed panel, and what no player can beat."""
+"""`mage evaluate`: the figures of an agent on a fixed panel."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,18 +12,11 @@ from mage.cli.verbs.arguments import (
     OVERRIDES,
     AsJson,
     Keep,
-    Options,
-    Seat,
-    check_opponent_of,
-    find_seat,
-    make_environment,
     make_notes,
     print_json,
-    read_pairs,
     split_words,
 )
-from mage.environments.base import SEATS, Environment
-from mage.opponents.base import find
+from mage.environments.base import SEATS
 from mage.types import Split
 
 if TYPE_CHECKING:  # these are slow to load
@@ -190,149 +183,3 @@ def _bill(one: "Candidate") -> dict[str, dict[str, float]]:
     """What the model's owner was asked for, if it is not ours."""
     bill = one.components.engine.bill()
     return {"bill": bill} if bill else {}
-
-
-# --- What is possible -----------------------------------------------------------------------------------------------
-
-
-@verbs.command(
-    name="ceilings",
-    epilog="Example: mage ceilings kuhn_poker --seat first --episodes 3 --weights conservative=.3,aggressive=.3,intermediate=.4",
-)
-def show_ceilings(
-    environment: Annotated[
-        str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")
-    ],
-    weights: Annotated[
-        str, typer.Option(metavar="NAME=SHARE,...", help="The opponents and their shares.")
-    ],
-    seat: Annotated[Seat, typer.Option(help="Where the agent sits.")] = "first",
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes of a meta-episode (N).")] = 3,
-    objective: Annotated[
-        str,
-        typer.Option(
-            metavar="score|win|W1,W2,...",
-            help="Mean score of an episode, chance to win it, or a sum of scores with one weight an episode.",
-        ),
-    ] = "score",
-    option: Options = None,
-    as_json: AsJson = False,
-) -> None:
-    """What no player can beat: the best without adapting, the best learner's episode N, and one that knows the opponent."""
-    world = make_environment(environment, read_pairs(option, "--option"))
-    shares = {
-        name: _share(name, text)
-        for name, text in read_pairs(weights.split(","), "--weights").items()
-    }
-    for name in shares:
-        check_opponent_of(world, name)
-    kind, counts = _read_objective(objective, episodes)
-    with console(stderr=True).status("walking the game tree"):
-        found = _ceilings(world, shares, find_seat(world, seat), episodes, kind, counts)
-    if as_json:
-        print_json(
-            {
-                "environment": environment,
-                "seat": seat,
-                "episodes": episodes,
-                "weights": shares,
-                "objective": counts or kind,
-            }
-            | found
-        )
-        return
-    titles = {
-        "non_adapting": "best policy that does not adapt",
-        "bayes_final": f"best learner, its episode {episodes}",
-        "bayes_mean": f"best learner of all, mean of {episodes} episodes",
-        "knows_opponent": "best that knows the opponent",
-    }
-    rows = [
-        (title, f"{found[key]:+.4f}") for key, title in titles.items() if found[key] is not None
-    ]
-    rows += [
-        (f"best response to {name}", f"{value:+.4f}")
-        for name, value in found["best_response"].items()
-    ]
-    rows += [
-        (f"best learner of the sum {objective}, episode {k}", f"{value:+.4f}")
-        for k, value in enumerate(found["weighted"] or (), start=1)
-    ]
-    console().print(plain_table((f"{environment}, agent {seat}", f"{kind} an episode"), rows))
-    if found["note"]:
-        console().print(found["note"], style="dim")
-
-
-def _read_objective(text: str, episodes: int) -> tuple[Literal["score", "win"], tuple[float, ...]]:
-    """What counts in an episode and, for a weighted sum of scores, how much each episode does."""
-    if text in ("score", "win"):
-        return ("win" if text == "win" else "score"), ()
-    try:
-        counts = tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise UsageError(
-            f"--objective {text}: allowed are score, win, or one weight an episode, as in .25,.25,1"
-        ) from None
-    if (
-        len(counts) != episodes
-        or not all(0 <= count < float("inf") for count in counts)
-        or not any(counts)
-    ):
-        raise UsageError(
-            f"--objective {text}: {episodes} episodes need {episodes} weights of at least 0, and one above it"
-        )
-    return "score", counts
-
-
-def _ceilings(
-    world: Environment,
-    shares: dict[str, float],
-    seat: int,
-    episodes: int,
-    objective: Literal["score", "win"],
-    counts: tuple[float, ...],
-) -> dict[str, Any]:
-    """All ceilings; where the tree is too large for a learner, those that know the opponent."""
-    from mage.evaluation.ceilings import TooLarge, best_response, ceilings, optimum
-
-    total = sum(shares.values())
-    searches = [name for name in shares if find(name).policy_is == "sampled"]
-    note = (
-        f"{', '.join(searches)} has no exact policy: 200 searches a position stand for it."
-        if searches
-        else ""
-    )
-    exact: dict[str, float | None] = dict.fromkeys(("non_adapting", "bayes_final", "bayes_mean"))
-    weighted: tuple[float, ...] | None = None
-    try:
-        if searches and world.strata() == 1:
-            raise TooLarge(f"{world.name} has too many positions to search each 200 times")
-        exact |= {
-            name: value
-            for name, value in asdict(ceilings(world, shares, seat, episodes, objective)).items()
-            if name in exact
-        }
-        weighted = optimum(world, shares, seat, counts) if counts else None
-    except TooLarge as error:
-        note = f"No learner's ceiling: {error}. Shown is what is best against each opponent. {note}".strip()
-    responses = {name: best_response(world, name, seat, objective) for name in shares}
-    knows = sum(share * responses[name] for name, share in shares.items()) / total
-    return {
-        **exact,
-        "knows_opponent": knows,
-        "best_response": responses,
-        "weighted": weighted,
-        "note": note,
-    }
-
-
-def _share(name: str, text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        raise UsageError(
-            f"--weights {name}={text}: a share is a number, as in {name}=0.3"
-        ) from None
-    if not 0 < share < float("inf"):
-        raise UsageError(f"--weights {name}={text}: a share must be greater than 0")
-    return share

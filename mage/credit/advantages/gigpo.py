@@ -35,6 +35,7 @@ Grouping = Annotated[
     Field(description="stationary = opponents have separate baselines; mixed = one per group"),
 ]
 StepWeight = Annotated[float, Field(description="factor on the step advantage (w)")]
+EpisodeWeight = Annotated[float, Field(description="factor on the episode advantage of every row")]
 # A reflection has many tokens and little influence on the outcome until the policy uses it.
 ReflectionWeight = Annotated[
     float, Field(description="factor on the episode advantage of reflections")
@@ -70,6 +71,7 @@ def estimate(
     normalise: Normalise = "mean",
     leave_one_out: LeaveOneOut = True,
     step_weight: StepWeight = 1.0,
+    episode_weight: EpisodeWeight = 1.0,
     reflection_weight: ReflectionWeight = 1.0,
     episode_score: EpisodeScore = "return",
     per_position: PerPosition = True,
@@ -96,7 +98,7 @@ def estimate(
     step_part = baseline.compare(returns, values, anchors)
     weights = [reflection_weight if item.where.index < 0 else 1.0 for item in returns]
     return [
-        _credit(item, weight * episode, step_weight * step)
+        _credit(item, episode_weight * weight * episode, step_weight * step)
         for item, weight, episode, step in zip(
             returns, weights, episode_part, step_part, strict=True
         )

@@ -1,0 +1,216 @@
+"""`mage ceilings`: exact bounds on the score of any player against a population."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import typer
+
+from mage.cli.terminal import UsageError, console
+from mage.cli.terminal.tables import plain_table
+from mage.cli.verbs.arguments import (
+    AsJson,
+    Options,
+    Seat,
+    check_opponent_of,
+    find_seat,
+    make_environment,
+    print_json,
+    read_pairs,
+)
+from mage.environments.base import Environment
+from mage.opponents.base import find
+
+verbs = typer.Typer()
+
+Objective = Literal["score", "win"]
+
+
+@verbs.command(
+    name="ceilings",
+    epilog="Example: mage ceilings rock_paper_scissors --population dirichlet-0.5 --throws 3",
+)
+def show_ceilings(
+    environment: Annotated[
+        str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")
+    ],
+    weights: Annotated[
+        str | None, typer.Option(metavar="NAME=SHARE,...", help="The opponents and their shares.")
+    ] = None,
+    population: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="One opponent or family, in place of --weights."),
+    ] = None,
+    throws: Annotated[
+        int | None, typer.Option(min=1, help="Throws of a game of rock_paper_scissors.")
+    ] = None,
+    seat: Annotated[Seat, typer.Option(help="The seat of the agent.")] = "first",
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of a meta-episode (N).")] = 3,
+    objective: Annotated[
+        str,
+        typer.Option(
+            metavar="score|win|W1,W2,...",
+            help="Mean score of an episode, probability to win it, or a sum of scores with one "
+            "weight per episode.",
+        ),
+    ] = "score",
+    option: Options = None,
+    as_json: AsJson = False,
+) -> None:
+    """Exact bounds: without adapting, the best learner's episode N, knowing the opponent."""
+    options = read_pairs(option, "--option") | ({} if throws is None else {"throws": str(throws)})
+    world = make_environment(environment, options)
+    shares = _read_shares(weights, population)
+    for name in shares:
+        check_opponent_of(world, name)
+    given = {"environment": environment, "seat": seat, "weights": shares}
+    if any(find(name).policy_is == "drawn" for name in shares):
+        _show_family(world, shares, episodes, objective, given, as_json)
+        return
+    kind, counts = _read_objective(objective, episodes)
+    with console(stderr=True).status("computing exact bounds from the game tree"):
+        found = _ceilings(world, shares, find_seat(world, seat), episodes, kind, counts)
+    if as_json:
+        print_json(given | {"episodes": episodes, "objective": counts or kind} | found)
+        return
+    _print(found, f"{environment}, agent {seat}", kind, objective, episodes)
+
+
+def _show_family(
+    world: Environment,
+    shares: Mapping[str, float],
+    episodes: int,
+    objective: str,
+    given: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """The ceilings against one open family; `episodes` in the JSON are the scores per throw."""
+    from mage.evaluation.throw_ceilings import dirichlet_alpha, throw_ceilings
+
+    name, *others = shares
+    alpha = None if others else dirichlet_alpha(world, name)
+    if alpha is None or objective != "score":
+        raise UsageError(
+            f"no exact ceilings for {', '.join(shares)} with objective {objective} in "
+            f"{world.name}: among families of players only dirichlet-A in rock_paper_scissors has "
+            "them, with objective score"
+        )
+    found = throw_ceilings(alpha, world.model_dump()["throws"], episodes)
+    if as_json:
+        print_json(given | {"objective": "score"} | asdict(found))
+        return
+    rows = [
+        (f"best learner, episode {number}", f"{score:+.4f}")
+        for number, score in enumerate(found.episodes, start=1)
+    ]
+    rows.append(("best without memory, any episode", f"{found.episodes[0]:+.4f}"))
+    rows.append(("best that knows the opponent", f"{found.knows_opponent:+.4f}"))
+    console().print(plain_table((f"{world.name} against {name}", "score a throw"), rows))
+
+
+def _print(
+    found: dict[str, Any], title: str, kind: Objective, objective: str, episodes: int
+) -> None:
+    titles = {
+        "non_adapting": "best policy that does not adapt",
+        "bayes_final": f"best learner, its episode {episodes}",
+        "bayes_mean": f"best learner of all, mean of {episodes} episodes",
+        "knows_opponent": "best that knows the opponent",
+    }
+    rows = [(text, f"{found[key]:+.4f}") for key, text in titles.items() if found[key] is not None]
+    rows += [
+        (f"best response to {name}", f"{value:+.4f}")
+        for name, value in found["best_response"].items()
+    ]
+    rows += [
+        (f"best learner of the sum {objective}, episode {k}", f"{value:+.4f}")
+        for k, value in enumerate(found["weighted"] or (), start=1)
+    ]
+    console().print(plain_table((title, f"{kind} an episode"), rows))
+    if found["note"]:
+        console().print(found["note"], style="dim")
+
+
+def _read_shares(weights: str | None, population: str | None) -> dict[str, float]:
+    if (weights is None) == (population is None):
+        raise UsageError(
+            "give the opponents by --weights NAME=SHARE,... or one of them by --population NAME"
+        )
+    if population is not None:
+        return {population: 1.0}
+    pairs = read_pairs((weights or "").split(","), "--weights")
+    return {name: _share(name, text) for name, text in pairs.items()}
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        raise UsageError(
+            f"--weights {name}={text}: a share is a number, as in {name}=0.3"
+        ) from None
+    if not 0 < share < float("inf"):
+        raise UsageError(f"--weights {name}={text}: a share must be greater than 0")
+    return share
+
+
+def _read_objective(text: str, episodes: int) -> tuple[Objective, tuple[float, ...]]:
+    """The objective of an episode and, for a weighted sum of scores, the weights."""
+    if text in ("score", "win"):
+        return ("win" if text == "win" else "score"), ()
+    try:
+        counts = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--objective {text}: allowed are score, win, or one weight an episode, as in .25,.25,1"
+        ) from None
+    if (
+        len(counts) != episodes
+        or not all(0 <= count < float("inf") for count in counts)
+        or not any(counts)
+    ):
+        raise UsageError(
+            f"--objective {text}: {episodes} episodes need {episodes} weights of at least 0, "
+            "and one above it"
+        )
+    return "score", counts
+
+
+def _ceilings(
+    world: Environment,
+    shares: Mapping[str, float],
+    seat: int,
+    episodes: int,
+    objective: Objective,
+    counts: tuple[float, ...],
+) -> dict[str, Any]:
+    """All ceilings; if the tree is too large for a learner, those that know the opponent."""
+    from mage.evaluation.ceilings import TooLarge, best_response, ceilings, optimum
+
+    searches = [name for name in shares if find(name).policy_is == "sampled"]
+    notes = []
+    exact: dict[str, float | None] = dict.fromkeys(("non_adapting", "bayes_final", "bayes_mean"))
+    weighted: tuple[float, ...] | None = None
+    try:
+        if searches and world.strata() == 1:
+            raise TooLarge(f"{world.name} has too many positions to search each 200 times")
+        found = asdict(ceilings(world, shares, seat, episodes, objective))
+        exact |= {name: value for name, value in found.items() if name in exact}
+        weighted = optimum(world, shares, seat, counts) if counts else None
+    except TooLarge as error:
+        notes.append(
+            f"No learner's ceiling: {error}. The table shows the best against each opponent."
+        )
+    if searches:
+        names = ", ".join(searches)
+        notes.append(f"{names} has no exact policy: 200 searches a position estimate it.")
+    responses = {name: best_response(world, name, seat, objective) for name in shares}
+    total = sum(shares.values())
+    knows = sum(share * responses[name] for name, share in shares.items()) / total
+    return {
+        **exact,
+        "knows_opponent": knows,
+        "best_response": responses,
+        "weighted": weighted,
+        "note": " ".join(notes),
+    }
