@@ -144,7 +144,7 @@ def test_training_ends_with_table_ceilings_and_paths(trained: Any, run: Path) ->
     for title in (
         "before training",
         "after training",
-        "memory emptied",
+        "without memory",
         "best without adapting",
         "best learner",
     ):

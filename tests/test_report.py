@@ -174,7 +174,7 @@ def test_the_page_holds_figures_ceilings_tables_recipe_and_versions(finished):
         "61,440",
     ]
     titles = [
-        "memory emptied",
+        "without memory",
         "By opponent",
         "By seat",
         "Comparisons in pairs",
@@ -454,7 +454,7 @@ def test_figures_of_an_evaluation_are_written_at_once(tmp_path, kuhn_tables):
 
 
 @pytest.mark.parametrize(
-    "stages", [("before training",), ("before training", "after training", "memory emptied")]
+    "stages", [("before training",), ("before training", "after training", "without memory")]
 )
 def test_the_legend_names_both_exact_lines_for_any_number_of_stages(
     stages: tuple[str, ...],

@@ -19,7 +19,7 @@ SPLITS: tuple[Split, ...] = ("test", "ood", "train")
 TITLES: dict[Stage, str] = {
     "before": "before training",
     "after": "after training",
-    "emptied": "memory emptied",
+    "emptied": "without memory",
 }
 
 _EVALUATION = TypeAdapter(Evaluation)

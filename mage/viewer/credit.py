@@ -1,0 +1,175 @@
+"""Why a turn got its advantage: its return, the members it was compared with, and the parts.
+
+The stored credit is what training used. The compared turns are found again by the rules of the
+estimator (GiGPO: same episode position, and same anchor; GRPO: all members of the group).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from mage.credit.store import TurnCredit, read_credits
+from mage.run_folder import Json, RunFolder
+from mage.viewer.transcripts import Transcripts
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A stored turn with its credit; `number` is the meta-episode in the file."""
+
+    number: int
+    opponent: str
+    anchor: str
+    credit: TurnCredit
+
+    @property
+    def place(self) -> list[int]:
+        return [self.number, self.credit.episode, self.credit.index]
+
+
+def read_group_credit(folder: RunFolder, transcripts: Transcripts, name: str, group: int) -> Json:
+    """The credit of all turns of a group, each with the turns it was compared with."""
+    found = {_key(one): one for one in read_credits(folder.path, name) if one.group == group}
+    rows: list[_Row] = []
+    for number, meta in enumerate(transcripts.raw(folder, name)):
+        if meta["group"] == group:
+            rows += _rows(number, meta, found)
+    estimator, options = folder.recipe.advantages.name, dict(folder.recipe.advantages.options)
+    return {
+        "available": bool(rows),
+        "estimator": estimator,
+        "returns": folder.recipe.returns.kind,
+        "turns": [_explain(row, rows, estimator, options) for row in rows],
+    }
+
+
+def _key(one: TurnCredit) -> tuple[int, int, int]:
+    return one.member, one.episode, one.index
+
+
+def _rows(number: int, meta: Json, found: dict[tuple[int, int, int], TurnCredit]) -> list[_Row]:
+    rows: list[_Row] = []
+    for k, episode in enumerate(meta["episodes"]):
+        turns = list(enumerate(episode["turns"]))
+        if episode["reflection"] is not None:
+            turns = [(-1, episode["reflection"]), *turns]
+        for index, turn in turns:
+            credit = found.get((meta["member"], k, index))
+            if credit is not None:
+                rows.append(_Row(number, meta["task"]["opponent"], turn["anchor"], credit))
+    return rows
+
+
+def _explain(row: _Row, rows: Sequence[_Row], estimator: str, options: dict[str, Any]) -> Json:
+    credit = row.credit
+    compared = _compared(row, rows, estimator, options)
+    return {
+        "place": row.place,
+        "reward": credit.reward,
+        "penalty": credit.penalty,
+        "return": credit.value,
+        "episode_return": credit.episode_value,
+        "advantage": credit.advantage,
+        "parts": credit.parts,
+        "compared": compared,
+        "sentences": _sentences(row, compared),
+    }
+
+
+def _compared(
+    row: _Row, rows: Sequence[_Row], estimator: str, options: dict[str, Any]
+) -> list[Json]:
+    """For each part: the own value, the compared turns and the mean over the other members."""
+    if estimator == "grpo":
+        first = [one for one in rows if one.credit.episode == 0 and one.credit.index <= 0]
+        return [_part("meta_episode", row, _first_of_members(first), _episode_value)]
+    if estimator != "gigpo":
+        return []
+    same = [one for one in rows if _shares_baseline(one, row, options)]
+    episode = [one for one in same if one.credit.episode == row.credit.episode]
+    parts = [_part("episode", row, _first_of_members(episode), _episode_value)]
+    if row.credit.index >= 0:
+        levels = _levels(same) if options.get("per_position", True) else {}
+        pool = episode if options.get("anchor") == "local" else same
+        equal = [one for one in pool if one.anchor == row.anchor and one.credit.index >= 0]
+        parts.append(_part("step", row, equal, lambda one: _centred(one, levels)))
+    return parts
+
+
+def _shares_baseline(one: _Row, row: _Row, options: dict[str, Any]) -> bool:
+    return options.get("grouping") == "mixed" or one.opponent == row.opponent
+
+
+def _first_of_members(rows: Sequence[_Row]) -> list[_Row]:
+    """One row for each member and episode."""
+    found: dict[tuple[int, int], _Row] = {}
+    for row in rows:
+        found.setdefault((row.credit.member, row.credit.episode), row)
+    return list(found.values())
+
+
+def _levels(rows: Sequence[_Row]) -> dict[int, float]:
+    """The mean episode return of every episode position, over members."""
+    found: dict[int, list[float]] = {}
+    for row in _first_of_members(rows):
+        found.setdefault(row.credit.episode, []).append(row.credit.episode_value)
+    return {episode: fmean(values) for episode, values in found.items()}
+
+
+def _episode_value(row: _Row) -> float:
+    return row.credit.episode_value
+
+
+def _centred(row: _Row, levels: dict[int, float]) -> float:
+    return row.credit.value - levels.get(row.credit.episode, 0.0)
+
+
+def _part(name: str, row: _Row, rows: Sequence[_Row], value: Any) -> Json:
+    others: dict[int, list[float]] = {}
+    for one in rows:
+        if one.credit.member != row.credit.member:
+            others.setdefault(one.credit.member, []).append(value(one))
+    return {
+        "part": name,
+        "own": value(row),
+        "mean": fmean(fmean(values) for values in others.values()) if others else None,
+        "members": len(others),
+        "turns": [
+            {"place": one.place, "member": one.credit.member, "value": value(one)} for one in rows
+        ],
+    }
+
+
+def _sentences(row: _Row, compared: Sequence[Json]) -> list[str]:
+    credit = row.credit
+    parts = " + ".join(
+        f"{_signed(value)} ({name.replace('_', ' ')})" for name, value in credit.parts.items()
+    )
+    return [
+        f"Advantage {_signed(credit.advantage)} = {parts}.",
+        *(_part_sentence(row, part) for part in compared),
+        *([f"The reply itself cost {abs(credit.penalty):.2f}."] if credit.penalty else []),
+    ]
+
+
+def _part_sentence(row: _Row, part: Json) -> str:
+    what = {
+        "episode": f"Episode {row.credit.episode + 1} returned {_signed(part['own'])}",
+        "meta_episode": f"The whole meta-episode returned {_signed(part['own'])}",
+        "step": f"From the state “{_short(row.anchor)}” this turn returned {_signed(part['own'])} "
+        "relative to its episode position",
+    }[part["part"]]
+    if part["mean"] is None:
+        return f"{what}. No other member has a comparable turn, so this part is 0."
+    members = "1 other member" if part["members"] == 1 else f"{part['members']} other members"
+    return f"{what}; {members} got {_signed(part['mean'])} on average."
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def _short(text: str, most: int = 60) -> str:
+    line = " / ".join(text.split("\n"))
+    return line if len(line) <= most else f"{line[:most]}…"

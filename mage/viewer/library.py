@@ -1,0 +1,177 @@
+"""The library: the runs and tables below the given folders, and the data paths that the page reads.
+
+A data path is a list of names, never a path of the file system: the id of a run is looked up in a
+table, and stored names are checked against the files of the run. So no request can leave a run.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mage.run_folder import Json, RunError, RunFolder, read_json
+from mage.viewer.comparison import compare_runs
+from mage.viewer.credit import read_group_credit
+from mage.viewer.runs import describe_run, list_run, panel_tasks
+from mage.viewer.transcripts import Transcripts
+
+DEPTH = 4  # levels of folders below a given folder in which runs are searched
+_SKIPPED = {"checkpoints", "episodes", "evaluations", "tensorboard", "report", "warm"}
+
+
+class UnknownPath(LookupError):
+    """A data path that the library does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run or a table: its id in data paths and its place."""
+
+    id: str
+    path: Path
+
+
+class Library:
+    """Answers data paths. Reads files only; call `refresh` to find new runs."""
+
+    def __init__(self, places: Iterable[Path]) -> None:
+        self.places = tuple(places)
+        self.transcripts = Transcripts()
+        self.runs: dict[str, Path] = {}
+        self.tables: dict[str, Path] = {}
+        self._rows: dict[str, tuple[tuple[int, ...], Json]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Search the given folders again."""
+        runs = [path for place in self.places for path in find_runs(place)]
+        tables = [path for place in self.places for path in find_tables(place)]
+        self.runs = {entry.id: entry.path for entry in _name(runs)}
+        self.tables = {entry.id: entry.path for entry in _name(tables)}
+
+    def get(self, path: str) -> Any:
+        """The JSON value of a data path; raises UnknownPath."""
+        match path.split("/"):
+            case ["runs"]:
+                self.refresh()
+                return {
+                    "runs": [self._row(id, path) for id, path in self.runs.items()],
+                    "tables": [_table_row(id, path) for id, path in self.tables.items()],
+                }
+            case ["table", id]:
+                return read_json(_look_up(self.tables, id))
+            case ["compare", first, second]:
+                return compare_runs(self.open(first), self.open(second))
+            case ["run", id, *rest]:
+                return self._get_run(self.open(id), rest)
+        raise UnknownPath(path)
+
+    def _row(self, id: str, path: Path) -> Json:
+        """The row of a run; read again only if the run is active or its files have changed."""
+        signature = _signature(path)
+        if id in self._rows:
+            known, row = self._rows[id]
+            if known == signature and row["state"] != "running":
+                return row
+        row = list_run(id, path)
+        self._rows[id] = (signature, row)
+        return row
+
+    def open(self, id: str) -> RunFolder:
+        return RunFolder.open(_look_up(self.runs, id))
+
+    def _get_run(self, folder: RunFolder, rest: list[str]) -> Any:
+        match rest:
+            case []:
+                return describe_run(folder)
+            case ["tasks", name]:
+                return panel_tasks(folder, name)
+            case ["index", name]:
+                return self.transcripts.index(folder, name)
+            case ["meta", name, number] if number.isdigit():
+                return self.transcripts.meta(folder, name, int(number))
+            case ["prompts", name, number] if number.isdigit():
+                return self.transcripts.prompts(folder, name, int(number))
+            case ["credit", name, group] if group.isdigit():
+                return read_group_credit(folder, self.transcripts, name, int(group))
+        raise UnknownPath("/".join(rest))
+
+
+def find_runs(place: Path) -> list[Path]:
+    """The run folders at or below a place, in order of their names."""
+    if not place.is_dir():
+        raise RunError(f"there is no folder {place}: name a run folder or a folder of runs")
+    if (place / "recipe.toml").is_file():
+        return [place]
+    found: list[Path] = []
+    level = [place]
+    for _ in range(DEPTH):
+        children = [child for folder in level for child in _folders(folder)]
+        found += [child for child in children if (child / "recipe.toml").is_file()]
+        level = [child for child in children if not (child / "recipe.toml").is_file()]
+    return sorted(found)
+
+
+def find_tables(place: Path) -> list[Path]:
+    """The JSON files of `mage reproduce` at or directly below a place."""
+    candidates = [*place.glob("*.json"), *place.glob("*/*.json")]
+    return sorted(path for path in candidates if _is_table(path))
+
+
+def _is_table(path: Path) -> bool:
+    return not (path.parent / "recipe.toml").is_file() and _holds_table(path, path.stat().st_mtime)
+
+
+@lru_cache(maxsize=4096)
+def _holds_table(path: Path, changed: float) -> bool:
+    try:
+        value = read_json(path)
+    except RunError:
+        return False
+    return {"table", "results", "scale"} <= value.keys()
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    """Changes when the files of a run change."""
+    names = ("recipe.toml", "metrics.jsonl", "evaluations", "summary.json")
+    places = [path / name for name in names]
+    return tuple(place.stat().st_mtime_ns if place.exists() else 0 for place in places)
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return [
+            child
+            for child in folder.iterdir()
+            if child.is_dir() and child.name not in _SKIPPED and not child.name.startswith(".")
+        ]
+    except OSError:
+        return []
+
+
+def _name(paths: Iterable[Path]) -> list[Entry]:
+    """Ids made of the folder names: letters, digits and a few signs, each id once."""
+    found: dict[str, Path] = {}
+    for path in dict.fromkeys(path.resolve() for path in paths):
+        name = re.sub(r"[^A-Za-z0-9_.+-]", "_", path.stem if path.is_file() else path.name)
+        parent = re.sub(r"[^A-Za-z0-9_.+-]", "_", path.parent.name)
+        more = (f"{parent}.{name}.{k}" for k in itertools.count(2))
+        choices = itertools.chain((name, f"{parent}.{name}"), more)
+        found[next(one for one in choices if one not in found)] = path
+    return [Entry(id, path) for id, path in found.items()]
+
+
+def _look_up(entries: dict[str, Path], id: str) -> Path:
+    if id not in entries:
+        raise UnknownPath(id)
+    return entries[id]
+
+
+def _table_row(id: str, path: Path) -> dict[str, Any]:
+    table = read_json(path)
+    return {name: table.get(name) for name in ("table", "scale", "model", "seeds", "worlds")} | {
+        "id": id
+    }

@@ -1,0 +1,201 @@
+"""Runs as JSON for the page: one row of the run list, one run with curves, panels and recipe."""
+
+import re
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mage.config.errors import ConfigError
+from mage.config.loading import recipe_tables, recipe_toml
+from mage.evaluation.compare import compare
+from mage.evaluation.figures import Cell, Evaluation
+from mage.evaluation.rows import finite, read_tasks
+from mage.report.problems import find_problems
+from mage.report.run_results import (
+    STAGES,
+    RunResults,
+    Stage,
+    read_evaluation,
+    read_run_results,
+    title_of,
+)
+from mage.report.verdict import tell_verdict
+from mage.run_folder import Json, RunError, RunFolder
+from mage.types import Split
+
+QUIET = 180.0  # seconds without a changed file after which an unfinished run counts as stopped
+
+
+def list_run(id: str, path: Path) -> Json:
+    """A row of the run list; a damaged run is a row with its error."""
+    try:
+        return {"id": id, **_row(_read_brief(RunFolder.open(path)))}
+    except (RunError, ConfigError, ValueError, KeyError, TypeError) as error:
+        return {"id": id, "title": path.name, "state": "damaged", "error": str(error)}
+
+
+def _read_brief(folder: RunFolder) -> RunResults:
+    """The results that the run list shows: only the newest evaluations are read."""
+    names = folder.evaluation_names()
+    selects = [name for name in names if re.fullmatch(r"select_\d+", name)][-1:]
+    summary = folder.read_summary() if (folder.path / "summary.json").is_file() else None
+    after: tuple[Stage, Split] = ("after", "test")
+    return RunResults(
+        folder=folder,
+        metrics=tuple(folder.metrics()),
+        selections=tuple(
+            (int(name.removeprefix("select_")), read_evaluation(folder, name).overall)
+            for name in selects
+        ),
+        finals={after: read_evaluation(folder, "after_test")} if "after_test" in names else {},
+        chosen_update=None if summary is None else int(summary["chosen_update"]),
+        finished=summary is not None,
+        seconds=float(sum(record["total"] for record in folder.timing())),
+        versions={},
+    )
+
+
+def _row(results: RunResults) -> Json:
+    folder = results.folder
+    last = results.selections[-1][1] if results.selections else None
+    final = results.finals.get(("after", "test"))
+    cell = final.overall if final is not None else last
+    return {
+        "title": results.title,
+        "environment": results.environment,
+        "opponents": sorted(folder.recipe.population().pool("train")),
+        "state": state_of(results),
+        "updates": results.updates,
+        "total": folder.recipe.run.updates,
+        "seed": folder.recipe.run.seed,
+        "seconds": results.seconds,
+        "started": (folder.path / "recipe.toml").stat().st_mtime,
+        "measure": results.measure.metric,
+        "percent": results.measure.percent,
+        "score": None if cell is None else _last(cell, results),
+        "first": None if cell is None else _first(cell, results),
+        "problems": len(find_problems(results)),
+    }
+
+
+def _last(cell: Cell, results: RunResults) -> Any:
+    return _estimate(results.measure.of(cell.episodes[-1]))
+
+
+def _first(cell: Cell, results: RunResults) -> Any:
+    return _estimate(results.measure.of(cell.episodes[0]))
+
+
+def _estimate(found: Any) -> Any:
+    return None if found is None else finite(asdict(found))
+
+
+def state_of(results: RunResults) -> str:
+    """finished, running or stopped: an unfinished run is running while its files change."""
+    if results.finished:
+        return "finished"
+    paths = [results.folder.path, *results.folder.path.glob("*.jsonl")]
+    paths += [results.folder.path / "evaluations", *results.folder.path.glob("evaluations/*")]
+    newest = max(path.stat().st_mtime for path in paths if path.exists())
+    slowest = max((record["total"] for record in results.folder.timing()), default=0.0)
+    return "running" if time.time() - newest < max(QUIET, 3 * slowest) else "stopped"
+
+
+def describe_run(folder: RunFolder) -> Json:
+    """All that the page of a run shows, transcripts aside."""
+    results = read_run_results(folder)
+    return {
+        **_row(results),
+        "path": str(folder.path),
+        "chosen_update": results.chosen_update,
+        "episodes": results.episodes,
+        "played": results.played,
+        "warnings": [asdict(problem) for problem in find_problems(results)],
+        "metrics": _columns(results.metrics),
+        "timing": _columns(tuple(folder.timing())),
+        "select": [
+            {"update": update, **finite(asdict(cell))} for update, cell in results.selections
+        ],
+        "panels": [_panel(results, split) for split in results.splits],
+        "stored": stored_names(folder),
+        "recipe": recipe_tables(folder.recipe),
+        "toml": recipe_toml(folder.recipe),
+        "versions": results.versions,
+    }
+
+
+def _columns(records: tuple[Json, ...]) -> dict[str, list[Any]]:
+    """Records by column, as plots need them; a missing value is None."""
+    names = sorted({name for record in records for name in record})
+    return {name: [record.get(name) for record in records] for name in names}
+
+
+def _panel(results: RunResults, split: Split) -> Json:
+    overall = results.overall(split)
+    stages: dict[Stage, Evaluation] = {
+        stage: results.finals[stage, split] for stage in STAGES if (stage, split) in results.finals
+    }
+    return {
+        "split": split,
+        "measure": results.measure_of(split).metric,
+        "verdict": list(tell_verdict(overall, results.measure_of(split))),
+        "stages": [
+            {
+                "stage": stage,
+                "title": title_of(stage, overall),
+                "overall": finite(asdict(found.overall)),
+                "by_opponent": finite([asdict(cell) for cell in found.by_opponent]),
+                "by_seat": finite([asdict(cell) for cell in found.by_seat]),
+                "has_tasks": tasks_path(results.folder, f"{stage}_{split}").is_file(),
+            }
+            for stage, found in stages.items()
+        ],
+        "pairs": _pairs(results, split),
+    }
+
+
+def _pairs(results: RunResults, split: Split) -> list[Json]:
+    """After training against before and against the empty memory, task by task."""
+    after = results.rows("after", split)
+    found: list[Json] = []
+    controls: tuple[Stage, ...] = ("before", "emptied")
+    for stage in controls:
+        other = results.rows(stage, split)
+        if after and other and {row.task for row in after} == {row.task for row in other}:
+            found.append({"against": stage, **compare(other, after).to_json()})
+    return found
+
+
+def tasks_path(folder: RunFolder, name: str) -> Path:
+    return folder.path / "evaluations" / f"{name}.tasks.jsonl"
+
+
+def panel_names(folder: RunFolder) -> list[str]:
+    """The evaluations whose task rows are stored."""
+    paths = (folder.path / "evaluations").glob("*.tasks.jsonl")
+    return sorted(path.name.removesuffix(".tasks.jsonl") for path in paths)
+
+
+def panel_tasks(folder: RunFolder, name: str) -> Json:
+    """The tasks of a final panel with the score and outcome of every episode."""
+    if name not in panel_names(folder):
+        raise LookupError(name)
+    rows = read_tasks(tasks_path(folder, name))
+    return {
+        "name": name,
+        "tasks": [
+            [row.task.opponent, row.task.seat, row.scores, [one[0] for one in row.outcomes]]
+            for row in rows
+        ],
+    }
+
+
+def stored_names(folder: RunFolder) -> list[str]:
+    """The names of stored meta-episodes: final panels first, then training from the newest."""
+    names = {path.name for path in (folder.path / "episodes").glob("*.jsonl.gz")}
+    plain = {name.removesuffix(".jsonl.gz") for name in names if ".credit." not in name}
+    steps = sorted((name for name in plain if name.startswith("step_")), reverse=True)
+    order = {"after": 0, "emptied": 1, "before": 2}
+    panels = sorted(plain - set(steps), key=lambda name: (order.get(name.split("_")[0], 3), name))
+    return [*panels, *steps]

@@ -1,0 +1,173 @@
+// Plots with uPlot: lines, points with intervals, exact lines, hover, and zoom by dragging.
+"use strict";
+(function () {
+  const {html, useRef, useLayoutEffect, useState} = htmPreact;
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  mage.smooth = (values) => {
+    const half = Math.floor(values.length / 80) + (values.length > 10 ? 1 : 0);
+    return values.map((value, k) => {
+      const near = values.slice(Math.max(0, k - half), k + half + 1).filter((one) => one !== null);
+      return value === null || !near.length ? null : near.reduce((a, b) => a + b, 0) / near.length;
+    });
+  };
+
+  // One table of all x values; every line gets null where it has no value.
+  function align(lines) {
+    const xs = [...new Set(lines.flatMap((line) => line.xs))].sort((a, b) => a - b);
+    const place = new Map(xs.map((x, k) => [x, k]));
+    const columns = lines.map((line) => {
+      const column = new Array(xs.length).fill(null);
+      line.xs.forEach((x, k) => (column[place.get(x)] = line.ys[k] ?? null));
+      return column;
+    });
+    return [xs, ...columns];
+  }
+
+  // Points with intervals, moved aside by some pixels so that several lines can be told apart.
+  function drawIntervals(u, line, ratio, aside) {
+    const {ctx} = u;
+    ctx.strokeStyle = ctx.fillStyle = line.colour;
+    ctx.lineWidth = 1.6 * ratio;
+    line.xs.forEach((x, k) => {
+      if (line.ys[k] === null || line.ys[k] === undefined) return;
+      const left = u.valToPos(x, "x", true) + aside;
+      if (line.low[k] !== null && line.low[k] !== undefined) {
+        ctx.globalAlpha = 0.5;
+        ctx.beginPath();
+        ctx.moveTo(left, u.valToPos(line.low[k], "y", true));
+        ctx.lineTo(left, u.valToPos(line.high[k], "y", true));
+        ctx.stroke();
+      }
+      ctx.globalAlpha = 1;
+      if (!line.points) return;
+      ctx.beginPath();
+      ctx.arc(left, u.valToPos(line.ys[k], "y", true), 3.6 * ratio, 0, 2 * Math.PI);
+      ctx.fill();
+    });
+    ctx.globalAlpha = 1;
+  }
+
+  function drawExtras(u, {lines, bounds}, format) {
+    const {ctx} = u;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
+    ctx.clip();
+    const ratio = devicePixelRatio || 1;
+    const panels = lines.filter((line) => line.low);
+    panels.forEach((line, number) => drawIntervals(u, line, ratio, 5 * ratio * (number - (panels.length - 1) / 2)));
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "left";
+    ctx.textBaseline = "alphabetic";
+    bounds.forEach((bound, k) => {
+      const y = u.valToPos(bound.y, "y", true);
+      ctx.strokeStyle = ctx.fillStyle = colour("--ink");
+      ctx.setLineDash(k % 2 ? [2 * ratio, 4 * ratio] : [7 * ratio, 5 * ratio]);
+      ctx.lineWidth = 1.2 * ratio;
+      ctx.beginPath();
+      ctx.moveTo(u.bbox.left, y);
+      ctx.lineTo(u.bbox.left + u.bbox.width, y);
+      ctx.stroke();
+      const near = bounds.some((other, j) => j < k && Math.abs(u.valToPos(other.y, "y", true) - y) < 15 * ratio);
+      const text = `${bound.label} ${format(bound.y)}`;
+      ctx.fillText(text, u.bbox.left + 6 * ratio, near && bound.y > bounds[0].y ? y - 5 * ratio : near ? y + 13 * ratio : y - 5 * ratio);
+    });
+    ctx.restore();
+  }
+
+  function yRange(lines, bounds, zero) {
+    return (u, low, high) => {
+      const extra = [...bounds.map((one) => one.y), ...(zero ? [0] : []), ...lines.flatMap((line) => (line.low ? [...line.low, ...line.high] : []))];
+      const values = [low, high, ...extra].filter((one) => typeof one === "number" && Number.isFinite(one));
+      if (!values.length) return [0, 1];
+      const [bottom, top] = [Math.min(...values), Math.max(...values)];
+      const pad = 0.06 * (top - bottom) || Math.abs(top) * 0.1 || 1;
+      return [zero && bottom >= 0 ? 0 : bottom - pad, top + pad];
+    };
+  }
+
+  function options(props, size, onHover) {
+    const {lines, bounds = [], percent, zero, sync, integer = true} = props;
+    const format = (value) => (percent ? mage.percent(value) : mage.short(value));
+    const axis = {stroke: colour("--quiet"), grid: {stroke: colour("--line"), width: 1}, ticks: {show: false}, font: "11px system-ui, sans-serif"};
+    return {
+      ...size,
+      legend: {show: false},
+      cursor: {sync: sync ? {key: sync, setSeries: false} : undefined, y: false, drag: {x: true, y: false}, points: {size: 7}},
+      scales: {x: {time: false, range: (u, low, high) => (high > low ? [low - 0.015 * (high - low), high + 0.015 * (high - low)] : [low - 1, high + 1])}, y: {range: yRange(lines, bounds, zero)}},
+      axes: [
+        {...axis, grid: {show: false}, size: 26, incrs: integer ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] : undefined},
+        {...axis, size: 58, values: (u, values) => values.map((value) => (percent ? `${Math.round(1000 * value) / 10} %` : mage.short(value)))},
+      ],
+      series: [
+        {},
+        ...lines.map((line) => ({
+          label: line.label,
+          stroke: line.colour,
+          alpha: line.faint ? 0.25 : 1,
+          width: line.points ? 0 : line.faint ? 1 : 2,
+          dash: line.dash,
+          spanGaps: true,
+          points: {show: !line.points && line.xs.length < 2, size: 6},
+        })),
+      ],
+      hooks: {
+        draw: [(u) => drawExtras(u, {lines, bounds}, format)],
+        setCursor: [(u) => onHover(u.cursor.left < 0 || u.cursor.idx === null ? null : {idx: u.cursor.idx, left: u.cursor.left})],
+      },
+    };
+  }
+
+  mage.Plot = (props) => {
+    const {title, note, lines, percent, height = 220, xLabel = "update", legend = true} = props;
+    const place = useRef(null);
+    const chart = useRef(null);
+    const [hover, setHover] = useState(null);
+    const data = align(lines);
+    const key = JSON.stringify([data, props.bounds, mage.theme, lines.map((one) => one.label)]);
+    useLayoutEffect(() => {
+      if (!lines.length) return undefined;
+      const size = () => ({width: Math.max(220, place.current.clientWidth), height});
+      chart.current = new uPlot(options(props, size(), setHover), data, place.current);
+      const watch = new ResizeObserver(() => chart.current && chart.current.setSize(size()));
+      watch.observe(place.current);
+      return () => {
+        watch.disconnect();
+        chart.current.destroy();
+        chart.current = null;
+      };
+    }, [key]);
+    const format = (value) => (percent ? mage.percent(value) : mage.short(value));
+    const named = lines.filter((line) => line.label && !line.faint);
+    return html`<figure class="plot">
+      <figcaption><b>${title}</b>
+        <span class="legend">${legend && named.filter((line, k) => named.findIndex((one) => one.label === line.label) === k)
+          .map((line) => html`<span><i style=${`background:${line.colour}`}></i>${line.label}</span>`)}</span>
+      </figcaption>
+      ${note && html`<p class="quiet note">${note}</p>`}
+      ${lines.length
+        ? html`<div class="canvas" ref=${place}>
+            ${hover && html`<div class="tip" style=${hover.left > (place.current ? place.current.clientWidth : 400) / 2 ? `left:60px` : `right:8px`}>
+              <b>${xLabel} ${data[0][hover.idx]}</b>
+              ${lines.map((line, k) => line.label && data[k + 1][hover.idx] !== null && data[k + 1][hover.idx] !== undefined &&
+                html`<div><i style=${`background:${line.colour}`}></i>${line.label}${line.faint ? " (raw)" : line.points ? " (panel)" : ""}
+                  <b>${format(data[k + 1][hover.idx])}</b></div>`)}
+            </div>`}</div>`
+        : html`<p class="quiet empty">No data yet.</p>`}
+    </figure>`;
+  };
+
+  // Lines of one metric of several runs; with one run the raw values stand behind the smoothed ones.
+  mage.metricLines = (runs, name, label) =>
+    runs.flatMap((run, k) => {
+      const table = name.startsWith("time:") ? run.timing : run.metrics;
+      const values = table[name.replace("time:", "")];
+      if (!values || values.every((value) => value === null)) return [];
+      const shade = run.colour || mage.colours[k % mage.colours.length];
+      const line = {label: label || run.title, colour: shade, xs: table.update};
+      return runs.length > 1
+        ? [{...line, ys: mage.smooth(values)}]
+        : [{...line, ys: values, faint: true}, {...line, ys: mage.smooth(values)}];
+    });
+})();

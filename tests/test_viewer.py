@@ -1,0 +1,320 @@
+"""The viewer without a browser: data paths, credit, comparison, server rules, static copies."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from mage.cli.main import app
+from mage.credit.store import read_credits
+from mage.run_folder import RunError, RunFolder
+from mage.viewer.export import collect, write_file, write_folder
+from mage.viewer.library import Library, UnknownPath
+from mage.viewer.server import make_app
+from tests.view_runs import HOSTILE, make_run, store
+
+TOKEN = "secret"
+HOST = {"host": "127.0.0.1:4000"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("runs")
+    make_run(place / "one")
+    make_run(place / "two", updates=4, lr=5e-4)
+    return place
+
+
+@pytest.fixture(scope="module")
+def library(runs: Path) -> Library:
+    return Library([runs])
+
+
+# --- Data paths
+
+
+def test_the_run_list_names_state_progress_and_score(library: Library) -> None:
+    rows = {row["id"]: row for row in library.get("runs")["runs"]}
+    assert {id: (row["state"], row["updates"], row["total"]) for id, row in rows.items()} == {
+        "one": ("finished", 6, 6),
+        "two": ("finished", 4, 4),
+    }
+    stored = json.loads((library.runs["one"] / "evaluations" / "after_test.json").read_text())
+    last = stored["overall"]["episodes"][-1]["score"]
+    assert rows["one"]["score"]["value"] == last["value"]
+
+
+def test_a_damaged_run_is_listed_with_its_error(tmp_path: Path) -> None:
+    make_run(tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "recipe.toml").write_text("[run]\nupdates = 'many'\n")
+    rows = {row["id"]: row for row in Library([tmp_path]).get("runs")["runs"]}
+    assert rows["good"]["state"] == "finished"
+    assert rows["bad"]["state"] == "damaged"
+    assert "updates" in rows["bad"]["error"]
+
+
+def test_a_run_appears_while_the_viewer_is_open(tmp_path: Path) -> None:
+    make_run(tmp_path / "first")
+    library = Library([tmp_path])
+    make_run(tmp_path / "second")
+    assert [row["id"] for row in library.get("runs")["runs"]] == ["first", "second"]
+
+
+def test_runs_of_equal_names_get_different_ids(tmp_path: Path) -> None:
+    make_run(tmp_path / "a" / "run")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert list(Library([tmp_path]).runs) == ["run", "b.run"]
+
+
+def test_a_run_holds_curves_panels_recipe_and_warnings(library: Library) -> None:
+    run = library.get("run/one")
+    assert run["metrics"]["score_3"] == pytest.approx([-0.14 + 0.05 * k for k in range(1, 7)])
+    assert run["panels"][0]["stages"][1]["overall"]["non_adapting"] == pytest.approx(
+        0.125, abs=1e-4
+    )
+    assert run["warnings"][0]["text"] == "50 % of the replies of the last updates are illegal."
+    assert run["recipe"]["learn"]["lr"] == 1e-3
+    assert run["stored"] == ["after_test", "before_test", "step_000006"]
+
+
+def test_a_meta_episode_equals_the_stored_one(library: Library) -> None:
+    stored = RunFolder.open(library.runs["one"]).read_episodes_of("after_test")[3]
+    shown = library.get("run/one/meta/after_test/3")
+    assert [one["score"] for one in shown["episodes"]] == [one.score for one in stored.episodes]
+    texts = [turn["text"] for one in shown["episodes"] for turn in one["turns"]]
+    assert texts == [turn.completion.text for one in stored.episodes for turn in one.turns]
+    assert shown["memories"] == list(stored.memories)
+    assert shown["task"]["seed"] == str(stored.task.seed), "JavaScript would round the number"
+
+
+def test_the_index_counts_illegal_replies_and_gains(library: Library) -> None:
+    index = library.get("run/one/index/after_test")
+    metas = RunFolder.open(library.runs["one"]).read_episodes_of("after_test")
+    for row, meta in zip(index["rows"], metas, strict=True):
+        values = dict(zip(index["columns"], row, strict=True))
+        assert values["gain"] == meta.episodes[-1].score - meta.episodes[0].score
+        turns = [turn for episode in meta.episodes for turn in episode.turns]
+        assert values["illegal"] == sum(not turn.legal for turn in turns)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "run",
+        "run/none",
+        "run/../one",
+        "run/one/meta/../3",
+        "run/one/meta/after_test/99",
+        "run/one/meta/after_test/-1",
+        "run/one/index/..%2f..%2frecipe",
+        "run/one/tasks/select_000000",
+        "table/../../etc/passwd",
+    ],
+)
+def test_unknown_data_paths_are_refused(library: Library, path: str) -> None:
+    with pytest.raises(LookupError):
+        library.get(path)
+
+
+def test_a_folder_that_does_not_exist_gives_one_message(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no folder"):
+        Library([tmp_path / "none"])
+    with pytest.raises(UnknownPath):
+        Library([tmp_path]).get("nothing")
+
+
+# --- Credit
+
+
+def test_the_explanation_adds_up_to_the_stored_advantage(library: Library) -> None:
+    """For GiGPO with its defaults each part is the own value minus the mean of the others."""
+    stored = {
+        (one.member, one.episode, one.index): one
+        for one in read_credits(library.runs["one"], "step_000006")
+        if one.group == 1
+    }
+    found = library.get("run/one/credit/step_000006/1")
+    index = library.get("run/one/index/step_000006")["rows"]
+    assert len(found["turns"]) == len(stored)
+    for turn in found["turns"]:
+        number, episode, place = turn["place"]
+        credit = stored[index[number][2], episode, place]
+        assert turn["advantage"] == credit.advantage
+        for part in turn["compared"]:
+            expected = 0.0 if part["mean"] is None else part["own"] - part["mean"]
+            assert turn["parts"][part["part"]] == pytest.approx(expected)
+        assert turn["sentences"][0].startswith("Advantage ")
+
+
+def test_compared_turns_are_those_of_the_same_group_and_state(library: Library) -> None:
+    found = library.get("run/one/credit/step_000006/0")
+    metas = RunFolder.open(library.runs["one"]).read_episodes(6)
+    for turn in found["turns"]:
+        number, episode, index = turn["place"]
+        for part in turn["compared"]:
+            for other in part["turns"]:
+                meta = metas[other["place"][0]]
+                assert meta.group == 0
+                if part["part"] == "step":
+                    anchor = meta.episodes[other["place"][1]].turns[other["place"][2]].anchor
+                    assert anchor == metas[number].episodes[episode].turns[index].anchor
+
+
+# --- Comparison
+
+
+def test_two_runs_are_compared_task_by_task(library: Library) -> None:
+    found = library.get("compare/one/two")
+    assert [option[0] for option in found["options"]] == ["learn.lr", "run.updates"]
+    panel = next(one for one in found["panels"] if one["second"] == "after_test")
+    assert panel["same_panel"]
+    assert panel["episodes"][-1]["score"]["difference"]["value"] == 0, "the same scripted agent"
+    assert panel["changed"] == []
+
+
+def test_runs_of_different_panels_have_no_paired_difference(tmp_path: Path) -> None:
+    from tests.view_runs import play
+
+    make_run(tmp_path / "one")
+    store(make_run(tmp_path / "two"), "after_test", play("test", 6))
+    panels = Library([tmp_path]).get("compare/one/two")["panels"]
+    assert [one["same_panel"] for one in panels if one["first"] == "after_test"] == [False]
+
+
+# --- The server
+
+
+class Client:
+    """Sends requests to the application without a network."""
+
+    def __init__(self, library: Library) -> None:
+        self.app = make_app(library, TOKEN, 4000)
+
+    def send(self, method: str, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+        async def one() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+                return await client.request(method, path, headers=HOST | (headers or {}))
+
+        return anyio.run(one)
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+        return self.send("GET", path, headers)
+
+
+@pytest.fixture(scope="module")
+def client(library: Library) -> Client:
+    return Client(library)
+
+
+def test_the_server_answers_the_page_its_files_and_its_data(client: Client) -> None:
+    page = client.get(f"/{TOKEN}/")
+    assert page.status_code == 200
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    for name in re.findall(r'(?:src|href)="(static/[^"]+)"', page.text):
+        assert client.get(f"/{TOKEN}/{name}").status_code == 200
+    assert client.get(f"/{TOKEN}/data/run/one").json()["title"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/", {}),
+        ("/wrong/", {}),
+        ("/wrong/data/runs", {}),
+        (f"/{TOKEN}/data/runs", {"host": "attacker.example"}),
+        (f"/{TOKEN}/data/runs", {"origin": "http://attacker.example"}),
+        (f"/{TOKEN}/data/runs", {"sec-fetch-site": "cross-site"}),
+        (f"/{TOKEN}/static/../../server.py", {}),
+        (f"/{TOKEN}/static/%2e%2e/%2e%2e/server.py", {}),
+        (f"/{TOKEN}/static//etc/passwd", {}),
+        (f"/{TOKEN}/data/run/one/../../../etc/passwd", {}),
+        (f"/{TOKEN}/data/run/%2e%2e%2fone", {}),
+    ],
+)
+def test_requests_without_token_from_elsewhere_or_with_path_tricks_are_refused(
+    client: Client, path: str, headers: dict[str, str]
+) -> None:
+    answer = client.get(path, headers=headers)
+    assert answer.status_code in (403, 404)
+    assert "root:" not in answer.text
+    assert "import" not in answer.text
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_the_server_only_reads(client: Client, method: str) -> None:
+    assert client.send(method, f"/{TOKEN}/data/runs").status_code in (404, 405)
+
+
+def test_the_server_never_writes_into_a_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one")
+    before = _files(folder.path)
+    client = Client(Library([tmp_path]))
+    for path, _ in collect(Library([tmp_path])):
+        client.get(f"/{TOKEN}/data/{path}")
+    assert _files(folder.path) == before
+
+
+def _files(place: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path.relative_to(place)): (path.stat().st_mtime_ns, path.stat().st_size)
+        for path in place.rglob("*")
+    }
+
+
+def test_the_command_serves_until_it_is_stopped(runs: Path) -> None:
+    command = [sys.executable, "-m", "mage", "view", str(runs), "--no-open"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}, text=True
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert httpx.get(f"{address}data/runs").status_code == 200
+        assert httpx.get(address.replace(address.split("/")[3], "x")).status_code == 403
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(address)
+    finally:
+        process.kill()
+
+
+# --- Static copies
+
+
+def test_a_static_folder_holds_every_view(runs: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["view", str(runs), "--export", str(tmp_path / "page")])
+    assert done.exit_code == 0, done.output
+    for name in ("runs", "run/one", "run/one/meta/after_test/0", "compare/one/two"):
+        assert (tmp_path / "page" / "data" / f"{name}.js").is_file()
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_no_text_can_end_the_script_of_a_static_copy(runs: Path, tmp_path: Path) -> None:
+    data = list(collect(Library([runs / "one"])))
+    page = write_file(tmp_path / "page.html", data).read_text("utf-8")
+    assert HOSTILE[:30] not in page
+    assert "\\u003cimg src=x" in page
+    assert "document.title='broken'</script>" not in page
+    for path in (tmp_path / "folder").rglob("data/**/*.js"):
+        assert "<" not in path.read_text()
+    assert str(runs) not in write_folder(tmp_path / "folder", data).read_text()
+
+
+def test_a_static_copy_names_no_folder_of_the_machine(runs: Path, tmp_path: Path) -> None:
+    page = write_file(tmp_path / "page.html", collect(Library([runs / "one"])))
+    assert str(runs) not in page.read_text("utf-8")
