@@ -741,6 +741,7 @@ def test_menus_are_listed_with_their_options() -> None:
         "advantages",
         "recipes",
         "parts",
+        "options",
     }
     opponents = {item["name"]: item for item in told["opponents"]}
     assert opponents["mcts"]["options"] == [

@@ -13,11 +13,34 @@ from typer.core import TyperGroup
 
 import mage
 from mage.cli.verbs import catalog as items
-from mage.cli.verbs import ceilings, credit, evaluate, model, play, reproduce, train, view, warmup
+from mage.cli.verbs import (
+    ceilings,
+    credit,
+    evaluate,
+    model,
+    play,
+    reproduce,
+    show,
+    train,
+    view,
+    warmup,
+)
 from mage.config.errors import EXIT_STOPPED, EXIT_USAGE, DeviceError
 from mage.config.menus import PACKAGE
 
-VERBS = (train, warmup, evaluate, ceilings, reproduce, play, credit, view, items, model)
+VERBS = (
+    train,
+    warmup,
+    evaluate,
+    ceilings,
+    reproduce,
+    play,
+    credit,
+    show,
+    view,
+    items,
+    model,
+)
 
 
 class Verbs(TyperGroup):

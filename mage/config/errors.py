@@ -102,12 +102,17 @@ def _explain_unknown(
 ) -> str:
     section, key = ".".join(prefix + path[:-1]), ".".join(map(show_key, prefix + path))
     known = [field.alias or name for name, field in model.model_fields.items()]
-    where = origin.where(key, "correct it in", None)
-    names = ", ".join(known) or "no options"
     if not section:
+        names, where = ", ".join(known), origin.where(key, "correct it in", None)
         return f"[{key}] is unknown{did_you_mean(key, known)}: sections are {names}; {where}"
-    suggestion = did_you_mean(path[-1], known)
-    return f"{key} is unknown{suggestion}: [{section}] takes {names}; {where}"
+    return unknown_option(section, path[-1], known, origin)
+
+
+def unknown_option(section: str, name: str, known: Iterable[str], origin: Origin) -> str:
+    """The message for an option that a section does not have."""
+    key, known = f"{section}.{show_key(name)}", list(known)
+    names, where = ", ".join(known) or "no options", origin.where(key, "correct it in", None)
+    return f"{key} is unknown{did_you_mean(name, known)}: [{section}] takes {names}; {where}"
 
 
 def _model_at(model: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:

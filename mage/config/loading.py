@@ -6,14 +6,30 @@ A part (`mage/recipes/parts/`, or a file) holds what a method or an ablation cha
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from mage.config.conflicts import find_conflicts, find_unused
-from mage.config.errors import NOWHERE, ConfigError, Origin, did_you_mean, explain
-from mage.config.menus import FILES, check_name, check_options, find_item, menu, options_model
+from mage.config.errors import (
+    NOWHERE,
+    ConfigError,
+    Origin,
+    did_you_mean,
+    explain,
+    unknown_option,
+)
+from mage.config.menus import (
+    FILES,
+    check_name,
+    check_options,
+    engine_fields,
+    find_item,
+    menu,
+    options_model,
+)
 from mage.config.recipe import Recipe
 from mage.config.sections import Choice, WarmupOptions
 from mage.config.toml import Tables, dump_toml, show_key, without_none
@@ -52,18 +68,57 @@ def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Reci
 
     >>> load_recipe("kuhn_poker+mage", ["--play.episodes=2"])  # doctest: +SKIP
     """
+    return load_layers(path_or_name, overrides).recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A recipe and the source of every option that is given: (section, option) -> source.
+
+    A source is `recipe`, `part NAME` or `command line`. Other options have their defaults.
+    """
+
+    recipe: Recipe
+    sources: dict[tuple[str, str], str]
+
+
+def load_layers(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Layers:
+    """Read a recipe as `load_recipe` does and record the sources of its options."""
     name = str(path_or_name)
     base, *parts = [name] if Path(name).is_file() else name.split("+")
     path = _locate(base)
     tables = _read_toml(path)
+    sources = _find_sources({}, tables, _option_keys(tables), "recipe")
     if parts:
         # Report errors of the file itself here. Below, a part may remove the effect of an option.
         build_recipe(tables, Origin(str(path)))
-    changed = [key for part in parts for key in _put_on(tables, _read_toml(_locate(part, "parts")))]
-    changed += _override_all(tables, overrides)
-    return build_recipe(
-        tables, Origin(name if parts else str(path), tuple(changed), resolved=bool(parts))
-    )
+    changed: list[str] = []
+    for part in parts:
+        changed += (keys := _put_on(tables, _read_toml(_locate(part, "parts"))))
+        sources = _find_sources(sources, tables, keys, f"part {Path(part).stem}")
+    changed += (keys := _override_all(tables, overrides))
+    sources = _find_sources(sources, tables, keys, "command line")
+    origin = Origin(name if parts else str(path), tuple(changed), resolved=bool(parts))
+    return Layers(build_recipe(tables, origin), sources)
+
+
+def _find_sources(
+    before: Mapping[tuple[str, str], str], tables: Tables, changed: Iterable[str], source: str
+) -> dict[tuple[str, str], str]:
+    """The sources after a layer. Options that the layer removed from the tables are dropped."""
+    new = {(path[0], path[1]) for path in map(_key_path, changed)}
+    present = {(path[0], path[1]) for path in map(_key_path, _option_keys(tables))}
+    return {key: source if key in new else before[key] for key in present}
+
+
+def _option_keys(tables: Tables) -> list[str]:
+    """`section.option` of every option in the tables."""
+    return [
+        f"{section}.{show_key(option)}"
+        for section, options in tables.items()
+        if isinstance(options, dict)
+        for option in options
+    ]
 
 
 def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Recipe:
@@ -92,7 +147,7 @@ def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Rec
 def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:
     """The choice with all options of its item, defaults included.
 
-    An engine is only looked up by name, because its import is slow.
+    An engine is not imported, because that is slow: only the names of its options are checked.
     """
     try:
         check_name(section, choice.name)
@@ -100,11 +155,19 @@ def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:
     except ConfigError as error:
         raise ConfigError(origin.mistake(f"{section}.name", choice.name, str(error))) from None
     if item is None:
+        _check_engine_options(choice, origin)
         return choice
     model = item if isinstance(item, type) else options_model(item, required=True)
     return type(choice).model_validate(
         {"name": choice.name, **check_options(section, model, choice.options, origin)}
     )
+
+
+def _check_engine_options(choice: Choice, origin: Origin) -> None:
+    known = engine_fields(choice.name)
+    for name in choice.options:
+        if known is not None and name not in known:
+            raise ConfigError(unknown_option("engines", name, known, origin))
 
 
 # --- Reading --------------------------------------------------------------------------------------
@@ -138,12 +201,7 @@ def _put_on(tables: Tables, part: Tables) -> list[str]:
     for section, options in part.items():
         replaces = not isinstance(options, dict) or bool({"name", "kind"} & set(options))
         tables[section] = options if replaces else tables.get(section, {}) | options
-    return [
-        f"{section}.{show_key(option)}"
-        for section, options in part.items()
-        if isinstance(options, dict)
-        for option in options
-    ]
+    return _option_keys(part)
 
 
 def _read_toml(path: Path) -> Tables:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from mage.config.errors import ConfigError, Origin, did_you_mean, explain
 from mage.config.toml import Tables, without_none
@@ -46,9 +47,10 @@ def menu(folder: str) -> list[tuple[str, str]]:
             for path in sorted(FILES[folder].glob("*.toml"))
         ]
     if folder not in MENUS:
+        names = [*MENUS, *FILES, "options"]
         raise ConfigError(
-            f"there is no menu {folder!r}{did_you_mean(folder, [*MENUS, *FILES])}: "
-            f"menus are {', '.join([*MENUS, *FILES])}"
+            f"there is no menu {folder!r}{did_you_mean(folder, names)}: "
+            f"menus are {', '.join(names)}"
         )
     return [entry for path in _item_files(folder) for entry in _entries(path)]
 
@@ -155,11 +157,7 @@ def _holds_item(path: Path, folder: str) -> bool:
             isinstance(node, ast.FunctionDef) and node.name == "estimate" for node in tree.body
         )
     if folder == "engines":
-        return any(
-            "Engine" in map(ast.unparse, node.bases)
-            for node in tree.body
-            if isinstance(node, ast.ClassDef)
-        )
+        return any(map(_is_engine, tree.body))
     return True
 
 
@@ -193,6 +191,51 @@ def _class_name(node: ast.ClassDef) -> str | None:
 
 def _first_line(text: str | None) -> str:
     return text.strip().splitlines()[0].strip() if text and text.strip() else ""
+
+
+def engine_fields(name: str) -> dict[str, FieldInfo] | None:
+    """The options of an engine, read from its source: importing an engine is slow.
+
+    None for an engine of another package.
+    """
+    path = next((path for path in _item_files("engines") if path.stem == name), None)
+    if path is None:
+        return None
+    engine = next(node for node in _parse(path).body if _is_engine(node))
+    assert isinstance(engine, ast.ClassDef), "an engine is a class"
+    found = [one for one in engine.body if isinstance(one, ast.FunctionDef)]
+    arguments = next(one.args for one in found if one.name == "__init__")
+    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return {
+        one.arg: FieldInfo(default=_constant(default), description=_description(one))
+        for one, default in pairs
+        if default is not None
+    }
+
+
+def _is_engine(node: ast.AST) -> bool:
+    return isinstance(node, ast.ClassDef) and "Engine" in map(ast.unparse, node.bases)
+
+
+def _constant(node: ast.expr) -> Any:
+    """The value of a literal; the source text of any other expression."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def _description(argument: ast.arg) -> str | None:
+    """The text of `Field(description=...)` in the annotation of an argument."""
+    nodes = ast.walk(argument.annotation) if argument.annotation else ()
+    return next(
+        (
+            str(ast.literal_eval(node.value))
+            for node in nodes
+            if isinstance(node, ast.keyword) and node.arg == "description"
+        ),
+        None,
+    )
 
 
 def options_model(function: Callable[..., Any], *, required: bool) -> type[BaseModel]:

@@ -50,20 +50,40 @@ class EndpointEngine(Engine):
         self,
         chat: Chat,
         *,
-        url: str = "",
-        model: str = "",
-        key_env: str = "",
-        concurrency: Annotated[int, Field(ge=1, le=1024)] = 8,
-        timeout: Annotated[float, Field(gt=0)] = 120.0,
-        retries: Annotated[int, Field(ge=0, le=100)] = 6,
-        backoff: Annotated[float, Field(gt=0)] = 1.0,
-        price_in: Annotated[float, Field(ge=0)] = 0.0,
-        price_out: Annotated[float, Field(ge=0)] = 0.0,
-        budget: Annotated[float, Field(gt=0)] | None = None,
-        answers: Annotated[str, Field(min_length=1)] = "runs/answers.jsonl",
-        omit: Sequence[str] = (),
-        extra: Mapping[str, Any] | None = None,
-        limit_name: str = "max_tokens",
+        url: Annotated[str, Field(description="address before /chat/completions")] = "",
+        model: Annotated[str, Field(description="name of the model on the server")] = "",
+        key_env: Annotated[str, Field(description="environment variable that holds the key")] = "",
+        concurrency: Annotated[
+            int, Field(ge=1, le=1024, description="requests at the same time")
+        ] = 8,
+        timeout: Annotated[float, Field(gt=0, description="seconds for one request")] = 120.0,
+        retries: Annotated[
+            int, Field(ge=0, le=100, description="repetitions of a failed request")
+        ] = 6,
+        backoff: Annotated[
+            float, Field(gt=0, description="seconds before the first repetition; then doubled")
+        ] = 1.0,
+        price_in: Annotated[
+            float, Field(ge=0, description="price of a million prompt tokens")
+        ] = 0.0,
+        price_out: Annotated[
+            float, Field(ge=0, description="price of a million reply tokens")
+        ] = 0.0,
+        budget: Annotated[
+            Annotated[float, Field(gt=0)] | None, Field(description="limit of the total price")
+        ] = None,
+        answers: Annotated[
+            str, Field(min_length=1, description="file that stores all answers")
+        ] = "runs/answers.jsonl",
+        omit: Annotated[
+            Sequence[str], Field(description="request fields that the server refuses")
+        ] = (),
+        extra: Annotated[
+            Mapping[str, Any] | None, Field(description="additional request fields")
+        ] = None,
+        limit_name: Annotated[
+            str, Field(description="request field for the longest reply")
+        ] = "max_tokens",
     ) -> None:
         assert isinstance(chat, MessageChat), "only this chat can be converted to messages"
         if not model:

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, cast
+from typing import Annotated, Any, cast
 from weakref import WeakMethod
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from mage.agent.chat import Chat
 from mage.engines.attention import (
@@ -67,11 +68,22 @@ class LocalEngine(Engine):
         model: torch.nn.Module,
         chat: Chat,
         *,
-        slots: int = 1024,
-        context: int = 2048,
-        prefix_cache: bool = True,
-        max_batch_tokens: int = 8192,
-        run_ahead: bool | None = None,
+        slots: Annotated[
+            int, Field(description="sequences that are computed or cached at once")
+        ] = 1024,
+        context: Annotated[
+            int, Field(description="largest number of tokens of a prompt and its reply")
+        ] = 2048,
+        prefix_cache: Annotated[
+            bool, Field(description="keep the keys and values of finished prompts for reuse")
+        ] = True,
+        max_batch_tokens: Annotated[
+            int, Field(description="tokens per step, about; longer prompts take several steps")
+        ] = 8192,
+        run_ahead: Annotated[
+            bool | None,
+            Field(description="launch a step before the last one is read; default: on a GPU"),
+        ] = None,
     ) -> None:
         if slots < 1 or context < 2 or max_batch_tokens < 1:
             raise ValueError(

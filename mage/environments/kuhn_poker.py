@@ -66,7 +66,7 @@ class KuhnPokerState(OpenSpielState):
 
 class KuhnPoker(OpenSpiel):
     name: ClassVar[str] = "kuhn_poker"
-    game: Literal["kuhn_poker"] = "kuhn_poker"
+    game: Literal["kuhn_poker"] = Field("kuhn_poker", description="OpenSpiel's name of the game")
     max_turns: int = Field(
         6, ge=1, description="replies the agent may give in one episode, illegal ones included"
     )

@@ -58,7 +58,7 @@ class TicTacToeState(OpenSpielState):
 
 class TicTacToe(OpenSpiel):
     name: ClassVar[str] = "tic_tac_toe"
-    game: Literal["tic_tac_toe"] = "tic_tac_toe"
+    game: Literal["tic_tac_toe"] = Field("tic_tac_toe", description="OpenSpiel's name of the game")
     max_turns: int = Field(
         8, ge=1, description="replies the agent may give in one episode, illegal ones included"
     )

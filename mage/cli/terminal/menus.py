@@ -6,8 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mage.config.describe import describe_sections
 from mage.config.menus import FILES, find_item, menu
 from mage.opponents.base import Opponent, known
+
+OPTIONS = "options"  # the sections of a recipe, listed like a menu
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,22 @@ class Item:
         )
 
 
+def read_sections() -> list[Item]:
+    """The sections of a recipe with their options."""
+    return [
+        Item(
+            section,
+            meaning,
+            tuple(ItemOption(name, one.default, one.help) for name, one in options.items()),
+        )
+        for section, (meaning, options) in describe_sections().items()
+    ]
+
+
 def read_menu(kind: str, with_options: bool) -> list[Item]:
+    if kind == OPTIONS:
+        found = read_sections()
+        return found if with_options else [Item(one.name, one.description) for one in found]
     return [
         _read_item(kind, name, line) if with_options else Item(name, line)
         for name, line in menu(kind)

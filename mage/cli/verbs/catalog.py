@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mage.cli.terminal import UsageError, console
-from mage.cli.terminal.menus import names, read_menu
+from mage.cli.terminal.menus import OPTIONS, names, read_menu
 from mage.cli.terminal.tables import plain_table
 from mage.cli.verbs.arguments import (
     AsJson,
@@ -25,6 +25,7 @@ from mage.environments.base import Environment, check
 from mage.opponents.base import Opponent, find, known
 
 verbs = typer.Typer()
+KINDS = (*MENUS, *FILES, OPTIONS)
 Verdict = tuple[list[str], list[str]]  # faults and remarks
 
 
@@ -32,19 +33,23 @@ Verdict = tuple[list[str], list[str]]  # faults and remarks
 def list_menus(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            metavar="KIND", help=f"One of {', '.join((*MENUS, *FILES))}; all by default."
-        ),
+        typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}; all by default."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """What a recipe can name: environments, opponents, memories, engines, advantages; the recipes themselves, and parts to put on them."""
-    kinds = [kind] if kind else [*MENUS, *FILES]
+    kinds = [kind] if kind else KINDS
     found = {one: read_menu(one, with_options=as_json or kind is not None) for one in kinds}
     if as_json:
         print_json({one: [asdict(item) for item in items] for one, items in found.items()})
         return
     out = console()
+    if kind == OPTIONS:
+        for section in found[kind]:
+            table = [(one.name, str(one.default), one.description) for one in section.options]
+            title = f"[{section.name}] {section.description}"
+            out.print(plain_table(("option", "default", "meaning"), table, title))
+        return
     for one, items in found.items():
         header = (
             ("name", "what it is", "options")

@@ -1,0 +1,60 @@
+"""`mage show`: a recipe with every option."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from mage.cli.terminal import UsageError, console
+from mage.cli.terminal.menus import names
+from mage.cli.terminal.tables import plain_table
+from mage.cli.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
+from mage.config.describe import Option, describe_recipe
+from mage.config.toml import show_value
+
+verbs = typer.Typer()
+
+
+@verbs.command(
+    context_settings=OVERRIDES,
+    epilog="Example: mage show paper_sokoban+mage+anchor_local --play.groups=4",
+)
+def show(
+    ctx: typer.Context,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE", help="A recipe, with parts: kuhn_poker+mage."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show every option of a recipe: value, default, source and meaning.
+
+    The source is default, recipe, part NAME or command line. Any option can be changed with
+    --section.option=value.
+    """
+    name, overrides = split_words(recipe, ctx.args)
+    if name is None:
+        raise UsageError(f"which recipe? There are {names('recipes')}, or a .toml file of your own")
+    found = describe_recipe(name, overrides)
+    if as_json:
+        print_json(
+            {
+                section: {option: asdict(one) for option, one in options.items()}
+                for section, options in found.items()
+            }
+        )
+        return
+    out = console()
+    for section, options in found.items():
+        rows = [_row(option, one) for option, one in options.items()]
+        header = ("option", "value", "default", "source", "meaning")
+        out.print(plain_table(header, rows, f"[{section}]"))
+
+
+def _row(option: str, one: Option) -> tuple[str, ...]:
+    default = "" if one.value == one.default else _text(one.default)
+    return option, _text(one.value), default, one.source, one.help
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else show_value(value)
