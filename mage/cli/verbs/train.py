@@ -59,6 +59,7 @@ def _new_run(name: str, overrides: Sequence[str], runs: Path) -> RunFolder:
     from mage.agent.chat import Chat
 
     recipe = load_recipe(name, overrides)
+    recipe.environment().check_data()  # before a run folder exists
     Chat.load(recipe.base_folder())  # what is missing there is told before a folder is made
     return RunFolder.create(choose_path(runs, recipe, Path(name).stem), recipe)
 

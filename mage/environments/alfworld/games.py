@@ -32,9 +32,9 @@ OFFICIAL_NAMES: dict[TaskType, str] = {
     "two": "pick_two_obj_and_place",
 }
 _ADVICE = (
-    "The official games come with `pip install alfworld` and `alfworld-download --data-dir "
-    f"FOLDER`; then say data = FOLDER or set {VARIABLE}. "
-    f"data = {GENERATED!r} needs no download."
+    "Get the official games with `pip install alfworld` and `alfworld-download --data-dir FOLDER`; "
+    f"then set {VARIABLE} or environments.data to FOLDER (docs/worlds.md). data = {GENERATED!r} "
+    "needs no download."
 )
 
 

@@ -18,8 +18,8 @@ def find_files(folder: Path) -> tuple[Path, Path, Path]:
     """Products, attributes and human instructions in a data folder; the last is optional."""
     if not folder.is_dir():
         raise ValueError(
-            f"there is no folder {folder}: data names the folder with WebShop's "
-            "items_shuffle*.json and items_ins_v2*.json"
+            f"there is no folder {folder}: environments.data must name the folder with WebShop's "
+            "items_shuffle*.json and items_ins_v2*.json; docs/worlds.md says how to get them"
         )
     names = {
         kind: sorted(folder.glob(f"{kind}*.json")) for kind in ("items_shuffle", "items_ins_v2")
@@ -31,7 +31,9 @@ def find_files(folder: Path) -> tuple[Path, Path, Path]:
                 if found
                 else "has none"
             )
-            raise ValueError(f"{folder} must hold one file {kind}*.json and {has}")
+            raise ValueError(
+                f"{folder} must hold one file {kind}*.json and {has}; see docs/worlds.md"
+            )
     return names["items_shuffle"][0], names["items_ins_v2"][0], folder / "items_human_ins.json"
 
 
