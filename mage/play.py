@@ -14,11 +14,11 @@ from mage.agent.agent import (
     Agent,
     episode_text,
     illegal_text,
-    read_action,
     reflect_text,
     system_text,
 )
 from mage.agent.chat import Ids
+from mage.agent.history import History, PastTurn, Prompt
 from mage.engines.base import run
 from mage.environments.base import Environment, State
 from mage.memory.base import Ask, Entry, Memory
@@ -66,7 +66,7 @@ async def play_episode(
     turns: list[Turn] = []
     moves: list[Move] = []
     scores: list[float] = []  # before every turn, if the environment scores every turn
-    prompt: Ids = ()
+    history = setting.agent.history()
     memory = ""
     ending: Ending = "finished"
     while True:
@@ -78,10 +78,8 @@ async def play_episode(
             break
         if not turns:
             memory = await recall(_opening(environment, seat, state.observe(seat)))
-        prompt += _next_message(setting, place, memory, state, turns)
-        turn, past = await _take_turn(setting, place, state, prompt, len(turns))
+        turn = await _take_turn(setting, place, memory, state, turns, history)
         turns.append(turn)
-        prompt += past
         if environment.scores_every_turn:
             scores.append(state.scores()[seat])
         if turn.legal:
@@ -116,16 +114,6 @@ async def _let_opponent_move(
         state.apply(action)
 
 
-def _next_message(
-    setting: Setting, place: Place, memory: str, state: State, turns: list[Turn]
-) -> Ids:
-    """The new part of the prompt. The existing part does not change."""
-    observation = state.observe(place.task.seat)
-    if not turns:
-        return opening_prompt(setting, place.task.seat, place.number, memory, observation)
-    return setting.agent.chat.next(observation if turns[-1].legal else illegal_text(observation))
-
-
 def opening_prompt(setting: Setting, seat: int, number: int, memory: str, observation: str) -> Ids:
     """The prompt of the first move of episode `number` (from 0)."""
     shown, count = (number + 1, setting.episodes) if setting.numbered else (1, 1)
@@ -136,26 +124,69 @@ def opening_prompt(setting: Setting, seat: int, number: int, memory: str, observ
 
 
 async def _take_turn(
-    setting: Setting, place: Place, state: State, prompt: Ids, index: int
-) -> tuple[Turn, Ids]:
-    """One reply of the agent, read and judged; also its ids as the history will keep them."""
+    setting: Setting,
+    place: Place,
+    memory: str,
+    state: State,
+    turns: Sequence[Turn],
+    history: History,
+) -> Turn:
+    """Get one reply of the agent, judge it, and add it to the history."""
     agent, seat = setting.agent, place.task.seat
-    completion = await agent.reply(prompt, derive(place.seed, place.number, index))
-    written, legal = read_action(completion.text), state.legal()
+    observation = state.observe(seat)
+    message = observation if not turns or turns[-1].legal else illegal_text(observation)
+    if turns:
+        prompt = history.next(message)
+    else:
+        prompt = history.begin(opening_prompt(setting, seat, place.number, memory, observation))
+    seed = derive(place.seed, place.number, len(turns))
+    prompt, completion = await _reply(agent, history, prompt, message, seed)
+    turn, written = _judge(setting, state, seat, prompt, completion)
+    history.add(PastTurn(message, agent.past_reply(completion, written), written))
+    return turn
+
+
+async def _reply(
+    agent: Agent, history: History, prompt: Prompt, message: str, seed: int
+) -> tuple[Prompt, Completion]:
+    """A reply. A prompt that the engine refuses as too long is folded further and sent again."""
+    completion = await agent.reply(prompt.ids, seed)
+    while completion.finish == "overflow":
+        shorter = history.fold_more(prompt, message)
+        if shorter is None:
+            break
+        prompt = shorter
+        completion = await agent.reply(prompt.ids, seed)
+    return prompt, completion
+
+
+def _judge(
+    setting: Setting, state: State, seat: int, prompt: Prompt, completion: Completion
+) -> tuple[Turn, str | None]:
+    """The record of a reply, and the action as it was written.
+
+    A prompt that does not fit is not the model's fault: it costs nothing.
+    """
+    agent = setting.agent
+    written, legal = agent.read(completion), state.legal()
     action = None if written is None else state.read(written)
+    overflow = completion.finish == "overflow"
+    penalty = 0.0 if action is not None or overflow else setting.illegal_penalty
     turn = Turn(
         kind="play",
         anchor=state.anchor(seat),
         observation=state.observe(seat),
-        prompt_ids=prompt,
+        prompt_ids=prompt.ids,
         completion=completion,
         action=written if action is None else action,
         choices=agent.choices(completion, legal),
         legal=action is not None,
-        penalty=_length_penalty(setting, completion, agent.sampling.max_tokens)
-        - (setting.illegal_penalty if action is None else 0.0),
+        penalty=_length_penalty(setting, completion, agent.sampling.max_tokens) - penalty,
+        cut_off=action is None and agent.is_cut_off(completion),
+        folded=prompt.folded,
+        overflow=overflow or not prompt.fits,
     )
-    return turn, agent.past_reply(completion, written)
+    return turn, written
 
 
 def _length_penalty(setting: Setting, completion: Completion, limit: int) -> float:
@@ -216,6 +247,8 @@ async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
         choices=(),
         legal=True,
         penalty=_length_penalty(setting, completion, agent.sampling.reflection_tokens),
+        cut_off=agent.is_cut_off(completion),
+        overflow=completion.finish == "overflow",
     )
 
 
@@ -251,7 +284,7 @@ async def play_meta_episode(
         if number + 1 == setting.episodes or (setting.stop_on_success and episode.outcome == "won"):
             break
         reflection = await reflect(setting, place, episode) if setting.memory.reflects else None
-        await notebook.add(_entry(setting.environment, task.seat, number, episode, reflection), ask)
+        await notebook.add(_entry(setting, task.seat, number, episode, reflection), ask)
     return MetaEpisode(
         task,
         group,
@@ -264,14 +297,12 @@ async def play_meta_episode(
 
 
 def _entry(
-    environment: Environment, seat: int, number: int, episode: Episode, reflection: Turn | None
+    setting: Setting, seat: int, number: int, episode: Episode, reflection: Turn | None
 ) -> Entry:
-    opening = _opening(environment, seat, episode.turns[0].observation if episode.turns else "")
-    return Entry(number + 1, opening, episode.recap, episode.outcome, _one_line(reflection))
-
-
-def _one_line(reflection: Turn | None) -> str:
-    return "" if reflection is None else " ".join(reflection.completion.text.split())
+    first = episode.turns[0].observation if episode.turns else ""
+    opening = _opening(setting.environment, seat, first)
+    note = "" if reflection is None else setting.agent.read_note(reflection.completion)
+    return Entry(number + 1, opening, episode.recap, episode.outcome, note)
 
 
 def _asker(setting: Setting, seed: int, asked: list[int]) -> Ask:
@@ -281,7 +312,7 @@ def _asker(setting: Setting, seed: int, asked: list[int]) -> Ask:
         prompt = setting.agent.chat.first(system_text(setting.environment), text)
         answer = await setting.agent.write(prompt, derive(seed, "ask", text))
         asked[-1] += len(answer.token_ids)
-        return answer.text
+        return setting.agent.read_text(answer)
 
     return ask
 
@@ -353,7 +384,7 @@ def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int
 
 def keep_entries(setting: Setting, meta: MetaEpisode) -> Entries:
     """The entries of a meta-episode for a memory that persists between tasks, with their place."""
-    return meta.group, meta.member, _entries(setting.environment, meta)
+    return meta.group, meta.member, _entries(setting, meta)
 
 
 def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
@@ -365,12 +396,12 @@ def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
     ]
 
 
-def _entries(environment: Environment, meta: MetaEpisode) -> list[Entry]:
+def _entries(setting: Setting, meta: MetaEpisode) -> list[Entry]:
     """All episodes of a meta-episode. The next episode holds the reflection on an episode."""
-    environment = environment.for_split(meta.task.split)
+    setting = replace(setting, environment=setting.environment.for_split(meta.task.split))
     reflections = [*(episode.reflection for episode in meta.episodes[1:]), None]
     pairs = zip(meta.episodes, reflections, strict=True)
     return [
-        _entry(environment, meta.task.seat, number, episode, reflection)
+        _entry(setting, meta.task.seat, number, episode, reflection)
         for number, (episode, reflection) in enumerate(pairs)
     ]

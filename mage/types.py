@@ -12,7 +12,7 @@ from typing import Literal
 Kind = Literal["play", "reflect"]
 Outcome = Literal["won", "lost", "drawn"]
 Ending = Literal["finished", "illegal", "turn_limit", "error"]
-Finish = Literal["stop", "eos", "length"]
+Finish = Literal["stop", "eos", "length", "overflow"]  # overflow: the prompt did not fit
 Split = Literal["train", "test", "ood"]
 # (position in the reply, the tokens that legal moves have there)
 Choices = tuple[tuple[int, tuple[int, ...]], ...]
@@ -63,7 +63,9 @@ class Turn:
 
     `anchor` is the plain state without history. `choices` are the positions in the completion where
     the token sequences of legal moves diverge, with the possible tokens. `penalty` (0 or negative)
-    is for an illegal or too long reply. It does not contain the task reward.
+    is for an illegal or too long reply. It does not contain the task reward. `cut_off`: the reply
+    reached its length limit inside a thought. `folded`: number of past turns that the prompt shows
+    in one line only. `overflow`: prompt and reply do not fit into the context.
     """
 
     kind: Kind
@@ -75,6 +77,14 @@ class Turn:
     choices: Choices
     legal: bool
     penalty: float
+    cut_off: bool = False
+    folded: int = 0
+    overflow: bool = False
+
+    @property
+    def illegal(self) -> bool:
+        """No legal action, although the reply was complete."""
+        return not (self.legal or self.cut_off or self.overflow)
 
 
 @dataclass(frozen=True, slots=True)

@@ -387,7 +387,7 @@ def test_a_prompt_that_fills_the_context_gives_an_empty_reply(
 ) -> None:
     engine = LocalEngine(llama, chat, context=32)
     full, tight = answer(engine, [Request((5,) * 32, 4, 0), Request((5,) * 30, 4, 0)])
-    assert full == Completion((), (), "", "length", 0)
+    assert full == Completion((), (), "", "overflow", 0)
     assert (len(tight.token_ids), tight.finish) == (2, "length")
 
 

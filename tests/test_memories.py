@@ -23,7 +23,7 @@ from mage.memory.amem import AMem
 from mage.memory.base import Ask, Entry, Memory, Notebook
 from mage.memory.memento import Memento
 from mage.memory.notes import Notes
-from mage.play import Setting, _entries, play_groups
+from mage.play import Setting, keep_entries, play_groups
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
@@ -166,10 +166,7 @@ def test_amem_finds_a_note_by_the_models_description() -> None:
     def answer(question: str) -> str:
         assert "Describe the note" in question
         place = "cellar with a locked door" if "Heat the egg" in question else "somewhere"
-        return (
-            f"<think>Context: wrong</think>\n**Keywords:** {place}\n"
-            f"context:  in a   {place}\nTAGS: food, heat\nand more"
-        )
+        return f"**Keywords:** {place}\ncontext:  in a   {place}\nTAGS: food, heat\nand more"
 
     shown = recall(
         AMem(recalled=1, links=0, embedding="lexical").open(), PLACES[:2], CELLAR, answer
@@ -335,9 +332,8 @@ def test_workers_that_share_the_groups_see_the_same_bank() -> None:
         def gather(item: Any) -> list[Any]:
             if isinstance(item, int):
                 return [item, 5 - worker]  # the highest group of each worker
-            other = [
-                (meta.group, meta.member, _entries(KuhnPoker(), meta)) for meta in next(absent)
-            ]
+            setting = Setting(KuhnPoker(), scripted_agent(silent), memory)
+            other = [keep_entries(setting, meta) for meta in next(absent)]
             return [item, other][::order]
 
         return gather

@@ -13,14 +13,17 @@ from functools import lru_cache
 from typing import Protocol
 
 from mage.agent.chat import TEXTS_KEPT, Chat, Ids
+from mage.agent.history import History
 from mage.agent.prompts import template
+from mage.agent.thoughts import CLOSE as THOUGHT_END
+from mage.agent.thoughts import is_thinking, without_thoughts
 from mage.environments.base import Environment, State
 from mage.seeds import derive
 from mage.types import Choices, Completion, Request
 
 CLOSE = "</action>"
 _ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
-_THINK, _THOUGHT = "<think>", "</think>"
+LONGEST_NOTE = 2000  # characters of a stored reflection, as in the published code
 
 
 class Sampler(Protocol):
@@ -28,6 +31,7 @@ class Sampler(Protocol):
 
     policy_version: int
     capacity: int | None
+    context: int | None
 
     def refresh(self, policy_version: int) -> None:
         """The weights have changed: drop all cached results of the old ones."""
@@ -47,22 +51,17 @@ class SamplingOptions:
     reflection_tokens: int = 48
 
 
-def read_action(text: str) -> str | None:
-    """The last complete action after the end of thinking.
+def read_action(text: str, opened: bool = False) -> str | None:
+    """The last complete action after the end of thinking; `opened`: the prompt began a thought.
 
     >>> read_action("<think>perhaps <action>bet</action></think><action>pass</action>")
     'pass'
     """
-    after = text.rfind(_THOUGHT) + len(_THOUGHT) if _THOUGHT in text else 0
-    if is_thinking(text):
+    if is_thinking(text, opened):
         return None
+    after = text.rfind(THOUGHT_END) + len(THOUGHT_END) if THOUGHT_END in text else 0
     found = list(_ACTION.finditer(text, after))
     return found[-1][1].strip() if found else None
-
-
-def is_thinking(text: str) -> bool:
-    """Whether a thought is open at the end of the text."""
-    return text.rfind(_THINK) > text.rfind(_THOUGHT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A model with its chat format and sampling parameters; see `worked_examples`."""
+    """A model with its chat format and sampling parameters.
+
+    `examples`: see `worked_examples`. `window`: latest turns that are shown in full; None = all.
+    """
 
     engine: Sampler
     chat: Chat
     sampling: SamplingOptions
     examples: tuple[Example, ...] = ()
+    window: int | None = None
 
     def begin(self, environment: Environment, user: str) -> Ids:
         """The prompt of the first turn: rules, worked examples as chat turns, and `user`."""
@@ -88,10 +91,14 @@ class Agent:
         note = "\n" + template("examples").format(count=len(self.examples)) if self.examples else ""
         prompt = self.chat.first(system_text(environment) + note, opening)
         for example, following in zip(self.examples, others, strict=True):
-            prompt += self.chat.encode(f"<action>{example.action}</action>") + self.chat.next(
-                following
-            )
+            prompt += self.action_reply(example.action) + self.chat.next(following)
         return prompt
+
+    def history(self) -> History:
+        """The empty history of an episode."""
+        context = self.engine.context
+        room = None if context is None else context - self.sampling.max_tokens
+        return History(self.chat, self.window, room)
 
     async def reply(self, prompt_ids: Ids, seed: int) -> Completion:
         """A reply up to its action. A closing tag inside a thought does not end the reply."""
@@ -99,7 +106,7 @@ class Agent:
         completion = await self._draw(prompt_ids, limit, seed, (CLOSE,))
         while (
             completion.finish == "stop"
-            and is_thinking(completion.text)
+            and self.is_thinking(completion)
             and len(completion.token_ids) < limit
         ):
             more = await self._draw(
@@ -133,10 +140,36 @@ class Agent:
         """
         return _diverging(self.chat, completion.token_ids, legal)
 
+    def is_thinking(self, completion: Completion) -> bool:
+        """Whether a reply ends inside a thought."""
+        return is_thinking(completion.text, self.chat.opens_thought)
+
+    def is_cut_off(self, completion: Completion) -> bool:
+        """Whether the length limit ended a reply inside a thought."""
+        return completion.finish in ("length", "stop") and self.is_thinking(completion)
+
+    def read(self, completion: Completion) -> str | None:
+        """The action of a reply, or None."""
+        return read_action(completion.text, self.chat.opens_thought)
+
+    def read_text(self, completion: Completion) -> str:
+        """Free text without thoughts."""
+        return without_thoughts(completion.text, self.chat.opens_thought)
+
+    def read_note(self, completion: Completion) -> str:
+        """A reflection as memories store it: without thoughts, one line, of limited length."""
+        return " ".join(self.read_text(completion).split())[:LONGEST_NOTE]
+
+    def action_reply(self, action: str) -> Ids:
+        """An action as a reply without thoughts; a thought that the prompt began is closed."""
+        return self.chat.encode(f"{self.chat.thought_end}<action>{action}</action>")
+
     def past_reply(self, completion: Completion, action: str | None) -> Ids:
         """A past reply in the history: its action only (the sampled ids if it was no more)."""
-        bare = f"<action>{'?' if action is None else action}</action>"
-        return completion.token_ids if completion.text == bare else self.chat.encode(bare)
+        shown = "?" if action is None else action
+        if completion.text == f"<action>{shown}</action>" and not self.chat.opens_thought:
+            return completion.token_ids
+        return self.action_reply(shown)
 
 
 @lru_cache(maxsize=TEXTS_KEPT)

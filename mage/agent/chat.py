@@ -4,18 +4,26 @@ Chat templates are programs that see the whole chat, and some rewrite earlier tu
 template is rendered ONCE with marked contents and split at the marks. A chat is the concatenation
 of these pieces. So the ids of a longer chat start with the ids of the shorter one, and a cached
 prefix stays valid. Replies enter as the ids that were sampled.
+
+Thinking models: `thinking` = "on" or "off" sets the template's `enable_thinking`. A template that
+writes <think> at the end of the prompt is recognised (`opens_thought`): replies then start inside a
+thought, and a reply in the history starts with `thought_end`.
 """
 
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from mage.agent.thoughts import CLOSE, is_thinking
+
 Ids = tuple[int, ...]
+Thinking = Literal["auto", "on", "off"]
+LARGEST_FILE = 1 << 28  # bytes of a tokenizer file; the largest public ones have about 40 MB
 _MARKS = ("\u2460system\u2460", "\u2461user\u2461", "\u2462reply\u2462", "\u2463user\u2463")
 
 # Texts repeat within an update, seldom later. A page of 2,000 tokens takes 80 kB.
@@ -28,17 +36,29 @@ class Chat:
     pieces of a chat:  first(system, user) reply_ids next(user) reply_ids next(user) ...
     """
 
+    opens_thought: bool = False  # the prompt ends inside a thought
+    thought_end: str = ""  # ends such a thought without content
+
     def __init__(
-        self, tokenizer: Tokenizer, template: str, special: dict[str, str], end_ids: Ids
+        self,
+        tokenizer: Tokenizer,
+        template: str,
+        special: dict[str, str],
+        end_ids: Ids,
+        thinking: Thinking = "auto",
     ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
-        self._cut(_render(template, special))
+        self._cut(_render_with(template, special, thinking))
+        self.opens_thought = is_thinking(self._user_to_reply)
+        if thinking == "on" and not self.opens_thought:
+            _check_switch(template, special, thinking)
+        self.thought_end = f"\n{CLOSE}\n\n" if self.opens_thought else ""
         self.encode = lru_cache(maxsize=TEXTS_KEPT)(self._encode)
         self.decode = lru_cache(maxsize=TEXTS_KEPT)(self._decode)
 
     @classmethod
-    def load(cls, folder: str | Path) -> "Chat":
+    def load(cls, folder: str | Path, thinking: Thinking = "auto") -> "Chat":
         """Read tokenizer.json, its config and the chat template of a transformers folder."""
         folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
@@ -52,10 +72,8 @@ class Chat:
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if config.get(name)
         }
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return cls(tokenizer, template, special, _end_ids(folder, tokenizer, special))
+        tokenizer = _read_tokenizer(folder / "tokenizer.json")
+        return cls(tokenizer, template, special, _end_ids(folder, tokenizer, special), thinking)
 
     def first(self, system: str, user: str) -> Ids:
         """The start of a chat, up to the position where the reply begins."""
@@ -89,7 +107,35 @@ class Chat:
         self._user_to_reply = rest
 
 
-def _render(template: str, special: dict[str, str]) -> str:
+def _render_with(template: str, special: dict[str, str], thinking: Thinking) -> str:
+    """The rendered template; an option without effect is an error."""
+    if thinking == "off":
+        _check_switch(template, special, thinking)
+    return _render(template, special, thinking)
+
+
+def _check_switch(template: str, special: dict[str, str], thinking: Thinking) -> None:
+    """Raise ValueError if the template does not use `enable_thinking`."""
+    if "enable_thinking" not in template:
+        raise ValueError(
+            f'agent.thinking = "{thinking}" has no effect: the chat template of this model has no '
+            'switch for thinking (enable_thinking); set agent.thinking = "auto"'
+        )
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    if path.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes: it is not a tokenizer")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises plain exceptions
+        raise ValueError(f"{path} cannot be read as a tokenizer: {error}") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _render(template: str, special: dict[str, str], thinking: Thinking = "auto") -> str:
     system, user, reply, again = _MARKS
     messages = [
         {"role": "system", "content": system},
@@ -97,12 +143,13 @@ def _render(template: str, special: dict[str, str]) -> str:
         {"role": "assistant", "content": reply},
         {"role": "user", "content": again},
     ]
+    switch = {} if thinking == "auto" else {"enable_thinking": thinking == "on"}
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     try:
         return environment.from_string(template).render(
-            messages=messages, add_generation_prompt=True, **special
+            messages=messages, add_generation_prompt=True, **special, **switch
         )
     except TemplateError as error:
         raise ValueError(

@@ -130,6 +130,17 @@ class AgentOptions(Section):
     )
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; 1 = off")
     top_k: int = Field(0, ge=0, description="sample among the k most likely tokens; 0 = off")
+    thinking: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="thoughts before the action, for chat templates with such a switch; "
+        "auto = the template's default",
+    )
+    window: int | None = Field(
+        None,
+        ge=1,
+        description="latest turns of an episode that the prompt shows in full; "
+        "older ones are named in one line; not given = all",
+    )
     max_tokens: int = Field(256, ge=1, description="token limit of a reply with an action")
     reflection_tokens: int = Field(256, ge=1, description="token limit of a reflection")
 

@@ -24,9 +24,10 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from mage.agent.chat import Chat
+from mage.agent.thoughts import CLOSE as THOUGHT_END
 from mage.engines.base import Engine
 from mage.engines.client import Client, EndpointError, TooLong
-from mage.engines.ledger import Answer, Answers, Budget
+from mage.engines.ledger import TOO_LONG, Answer, Answers, Budget
 from mage.engines.messages import MessageChat, Piece
 from mage.types import Completion, Request
 
@@ -175,8 +176,8 @@ class EndpointEngine(Engine):
         with self.budget.reserve(self.budget.cost(len(data), request.max_tokens)):
             try:
                 answer = self._read(self.client.post(data, request.seed), len(data))
-            except TooLong:  # an empty reply, as from the local engine
-                answer = Answer("", True, 0, 0)
+            except TooLong:
+                answer = TOO_LONG
             self._count(answer, "asked")
             self.answers.add(key, answer)
         return answer
@@ -222,7 +223,13 @@ class EndpointEngine(Engine):
     def _complete(self, request: Request, answer: Answer) -> Completion:
         """The answer up to the first stop string."""
         text, tokens = answer.text, answer.tokens_out
-        ends = [text.index(stop) + len(stop) for stop in request.stop if stop in text]
+        if answer.is_too_long:
+            return Completion((), (), "", "overflow", self.policy_version)
+        # An action inside a thought does not end the reply.
+        after = max(0, text.rfind(THOUGHT_END))
+        ends = [
+            text.index(stop, after) + len(stop) for stop in request.stop if stop in text[after:]
+        ]
         if not ends:
             ids = self.chat.keep(Piece(text), tokens)
             return Completion(

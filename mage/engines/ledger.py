@@ -23,6 +23,14 @@ class Answer:
     tokens_in: int
     tokens_out: int
 
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the prompt did not fit into the context of the model."""
+        return self == TOO_LONG
+
+
+TOO_LONG = Answer("", True, 0, 0)
+
 
 class Answers:
     """A file of answers by key. Several processes may append; each reads it once, at its start."""

@@ -63,6 +63,8 @@ class LocalEngine(Engine):
     default is True on a GPU.
     """
 
+    context: int
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -150,7 +152,8 @@ class LocalEngine(Engine):
             or request.max_tokens < 1
             or not request.prompt_ids
         ):
-            self.answered.append((request, Completion((), (), "", "length", self.policy_version)))
+            refused = Completion((), (), "", "overflow", self.policy_version)
+            self.answered.append((request, refused))
         else:
             self.queue.append(request)
 

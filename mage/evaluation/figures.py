@@ -70,6 +70,9 @@ class EpisodeFigures:
     tokens: float | None
     unfinished: float | None
     regret: Estimate | None = None
+    cut_off: float | None = None  # replies that ended inside a thought, at the length limit
+    folded: float | None = None  # turns whose prompt was shortened
+    overflow: float | None = None  # turns whose prompt and reply did not fit into the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +268,9 @@ class _FigureBuilder:
                 (float(row.endings[k] != "finished") for row in played), (1 for _ in played)
             ),
             regret=average(played, regret_of(k)),
+            cut_off=_share(played, k, "cut_off"),
+            folded=_share(played, k, "folded"),
+            overflow=_share(played, k, "overflow"),
         )
 
     def _mean_score(self, played: Sequence[TaskRow], k: int) -> Estimate | None:
@@ -372,6 +378,12 @@ def _throw_ceilings(environment: Environment, alpha: float, episodes: int) -> tu
         Ceilings(scores[0], scores[k], sum(scores[: k + 1]) / (k + 1), found.knows_opponent)
         for k in range(episodes)
     )
+
+
+def _share(played: Sequence[TaskRow], k: int, name: str) -> float | None:
+    """The share of turns that a column of the rows counts; rows of older runs may lack it."""
+    counted = [row for row in played if k < len(getattr(row, name))]
+    return ratio((getattr(row, name)[k] for row in counted), (row.replies[k] for row in counted))
 
 
 def _check_rows(

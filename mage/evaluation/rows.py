@@ -21,7 +21,9 @@ class TaskRow:
     """One member's meta-episode on one task; the sequences have one entry per episode PLAYED.
 
     `tokens`: tokens of moves. `reflected`: tokens of the reflection before the episode. `asked`:
-    tokens of answers that the memory asked for.
+    tokens of answers that the memory asked for. `cut_off`: replies that reached their length limit
+    inside a thought. `folded` and `overflow`: turns whose prompt was shortened or did not fit.
+    `illegal` counts none of these.
     """
 
     task: Task
@@ -35,6 +37,9 @@ class TaskRow:
     regrets: tuple[float | None, ...] = ()
     reflected: tuple[int, ...] = ()
     asked: tuple[int, ...] = ()
+    cut_off: tuple[int, ...] = ()
+    folded: tuple[int, ...] = ()
+    overflow: tuple[int, ...] = ()
 
     @property
     def generated(self) -> int:
@@ -56,11 +61,14 @@ def task_row(played: MetaEpisode) -> TaskRow:
         outcomes=tuple(episode.outcome for episode in episodes),
         endings=tuple(episode.ending for episode in episodes),
         replies=tuple(len(episode.turns) for episode in episodes),
-        illegal=tuple(sum(not turn.legal for turn in episode.turns) for episode in episodes),
+        illegal=tuple(sum(turn.illegal for turn in episode.turns) for episode in episodes),
         tokens=tuple(_reply_tokens(episode) for episode in episodes),
         regrets=tuple(episode.regret for episode in episodes),
         reflected=tuple(_reflection_tokens(episode) for episode in episodes),
         asked=played.asked,
+        cut_off=tuple(sum(turn.cut_off for turn in episode.turns) for episode in episodes),
+        folded=tuple(sum(turn.folded > 0 for turn in episode.turns) for episode in episodes),
+        overflow=tuple(sum(turn.overflow for turn in episode.turns) for episode in episodes),
     )
 
 

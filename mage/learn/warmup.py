@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from mage.agent.agent import Agent, read_action
+from mage.agent.agent import Agent
 from mage.config.sections import LearnOptions, WarmupOptions
 from mage.engines.base import run
 from mage.environments.base import named
@@ -241,7 +241,7 @@ def measure(
         ),
         limit=agent.engine.capacity,
     )
-    words = [read_action(completion.text) for completion in drawn]
+    words = [agent.read(completion) for completion in drawn]
     legal = [
         word is not None and named(word, demonstration.legal) is not None
         for word, demonstration in zip(words, moves, strict=True)

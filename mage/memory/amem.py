@@ -107,7 +107,7 @@ class AMemNotebook(Notebook):
     async def _revise(self, note: Note, near: list[int], ask: Ask) -> None:
         earlier = "\n".join(f"{number}: {self.notes[number].text()}" for number in sorted(near))
         answer = await ask(_REVISE.format(new=note.text(), earlier=earlier))
-        for number, context, tags in _REVISION.findall(_after_thinking(answer)):
+        for number, context, tags in _REVISION.findall(answer):
             if int(number) in near:
                 held = self.notes[int(number)]
                 self.notes[int(number)] = replace(
@@ -145,17 +145,13 @@ def read_description(entry: Entry, answer: str) -> Note:
     >>> read_description(Entry(1, "", "", "won", "It bluffs."), "Keywords: bluff, call").keywords
     'bluff, call'
     """
-    lines = _after_thinking(answer).splitlines()
+    lines = answer.splitlines()
     found = {
         match[1].lower(): _one_line(match[2])
         for line in lines
         if (match := re.match(r"\W*(keywords|context|tags)\W*:\W*(.*)", line, re.IGNORECASE))
     }
     return Note(entry, found.get("keywords", ""), found.get("context", ""), found.get("tags", ""))
-
-
-def _after_thinking(answer: str) -> str:
-    return answer.rpartition("</think>")[2]
 
 
 def _one_line(text: str) -> str:

@@ -15,6 +15,7 @@ from mage.memory.base import Memory
 from mage.models.arithmetic import reset_arithmetic
 from mage.models.loading import load_model, pick_device, pick_dtype
 from mage.play import Setting
+from mage.training.context import check_context
 
 _SMALL_MODEL = 1_000_000  # parameters
 
@@ -27,6 +28,7 @@ class Components:
     model: PreTrainedModel | None
     chat: Chat
     engine: Engine
+    warnings: tuple[str, ...] = ()
 
     def weights(self) -> PreTrainedModel:
         """The local model, for code that changes or exports its weights."""
@@ -46,7 +48,7 @@ class Components:
         )
         environment = self.recipe.environment()
         examples = worked_examples(environment, own.examples) if own.examples else ()
-        return Agent(self.engine, self.chat, sampling, examples)
+        return Agent(self.engine, self.chat, sampling, examples, own.window)
 
     def setting(self, evaluating: bool = False, memory: Memory | None = None) -> Setting:
         """What meta-episodes need besides their task, in training or in evaluation."""
@@ -68,14 +70,26 @@ def build_components(recipe: Recipe) -> Components:
     recipe.environment().check_data()
     own_chat = find_item("engines", recipe.engines.name).own_chat()
     if own_chat is not None:
+        _check_thinking(recipe)
         return Components(recipe, None, own_chat, recipe.engine()(own_chat))
     folder = recipe.model_folder()
-    chat = Chat.load(recipe.base_folder())
+    chat = Chat.load(recipe.base_folder(), recipe.agent.thinking)
+    warnings = check_context(recipe, chat)
     device = pick_device(recipe.run.device)
     reset_arithmetic(pick_dtype(recipe.model.dtype, device), device)
     model = load_model(folder, recipe.model.dtype, recipe.run.device)
     torch.set_num_threads(recipe.run.threads or _default_threads(model, recipe.run.workers))
-    return Components(recipe, model, chat, recipe.engine()(model, chat))
+    return Components(recipe, model, chat, recipe.engine()(model, chat), warnings)
+
+
+def _check_thinking(recipe: Recipe) -> None:
+    """A remote model has its own chat template, so the option would have no effect."""
+    if recipe.agent.thinking != "auto":
+        raise ValueError(
+            f'agent.thinking = "{recipe.agent.thinking}" has no effect with engines.name = '
+            f'"{recipe.engines.name}": the server has the chat template. Set it there, or send its '
+            "field with engines.extra"
+        )
 
 
 def _default_threads(model: PreTrainedModel, workers: int) -> int:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from mage.types import Credit, MetaEpisode
+from mage.types import Credit, Episode, MetaEpisode, Turn
 
 MetricSums = dict[str, tuple[float, float]]  # name -> sum and count
 
@@ -15,7 +15,10 @@ def play_sums(metas: Sequence[MetaEpisode]) -> MetricSums:
         for number, episode in enumerate(meta.episodes, start=1):
             sums[f"score_{number}"].append(episode.score)
             sums[f"success_{number}"].append(episode.outcome == "won")
-            sums["illegal_rate"] += [not turn.legal for turn in episode.turns]
+            sums["illegal_rate"] += [turn.illegal for turn in episode.turns]
+            sums["cut_off_rate"] += [turn.cut_off for turn in episode.turns]
+            sums["folded_rate"] += [turn.folded > 0 for turn in episode.turns]
+            sums["overflow_rate"] += [turn.overflow for turn in _replies(episode)]
             sums["reply_length"] += [len(turn.completion.token_ids) for turn in episode.turns]
             if episode.reflection is not None:
                 sums["reflection_length"].append(len(episode.reflection.completion.token_ids))
@@ -29,12 +32,13 @@ def play_sums(metas: Sequence[MetaEpisode]) -> MetricSums:
 
 def _generated(meta: MetaEpisode) -> int:
     """All tokens that the model wrote: moves, reflections, and answers to the memory."""
-    turns = [
-        turn
-        for episode in meta.episodes
-        for turn in (*episode.turns, *([episode.reflection] if episode.reflection else ()))
-    ]
+    turns = [turn for episode in meta.episodes for turn in _replies(episode)]
     return sum(len(turn.completion.token_ids) for turn in turns) + sum(meta.asked)
+
+
+def _replies(episode: Episode) -> tuple[Turn, ...]:
+    """Everything that the model wrote in an episode, with the reflection before it."""
+    return (*([episode.reflection] if episode.reflection else ()), *episode.turns)
 
 
 def credit_sums(credits: Sequence[Credit]) -> MetricSums:

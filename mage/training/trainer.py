@@ -32,6 +32,7 @@ from mage.run_folder import DamagedError, RunFolder, lock_run
 from mage.seeds import derive
 from mage.training.build import build_components
 from mage.training.callbacks import Callback, Metrics, Stopped
+from mage.training.context import check_overflow
 from mage.training.device_errors import explain_device_errors
 from mage.training.distributed import launch_ranks
 from mage.training.memory_usage import memory_usage
@@ -110,7 +111,7 @@ class Trainer:
             self._check_files(stored)
             self.folder.rewind(self.done)
             self.callback.on_start(self.folder, self.done)
-            for line in found.broken:
+            for line in (*found.broken, *self.components.warnings):
                 self.callback.on_warning(line)
 
     def _find_latest(self) -> checkpoint.Latest:
@@ -162,6 +163,7 @@ class Trainer:
         figures = {"update": number} | means(sums) | learned
         engine = {f"play_{name}": seconds - spent[name] for name, seconds in played.items()}
         self._record(figures, _timing(clock) | engine | memory_usage())
+        check_overflow(figures, self.recipe)
         self._store(metas, credits)
 
     def _play(self, number: int) -> list[MetaEpisode]:

@@ -57,10 +57,11 @@ def train(
 
 def _new_run(name: str, overrides: Sequence[str], runs: Path) -> RunFolder:
     from mage.agent.chat import Chat
+    from mage.training.context import check_context  # loads torch
 
     recipe = load_recipe(name, overrides)
-    recipe.environment().check_data()  # before a run folder exists
-    Chat.load(recipe.base_folder())  # what is missing there is told before a folder is made
+    recipe.environment().check_data()  # all checks come before the run folder is created
+    check_context(recipe, Chat.load(recipe.base_folder(), recipe.agent.thinking))
     return RunFolder.create(choose_path(runs, recipe, Path(name).stem), recipe)
 
 
