@@ -2,14 +2,21 @@
 
 from collections import Counter
 from itertools import combinations
+from typing import ClassVar, Literal
 
 import pytest
+from corridor import Corridor
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from mage.cli.main import app
+from mage.config.loading import load_recipe
+from mage.config.menus import menu
+from mage.environments.alfworld import Alfworld
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.evaluation.panels import make_panel
+from mage.evaluation.panels import check_panel_sizes, make_panel
 from mage.opponents.base import Population
 from mage.seeds import derive
 
@@ -18,6 +25,10 @@ STYLES = Population(
     train={"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}, ood={"cfr": 1}
 )
 GOLDEN = [(7112480182061938446, 1, "conservative"), (835537364843124896, 1, "aggressive")]
+
+
+# Games of the official release after ALFWorld's own filter.
+OFFICIAL_GAMES = {"train": 3553, "test": 140, "ood": 134}
 
 
 def deals(tasks, *episodes, environment=KUHN):
@@ -123,6 +134,94 @@ def test_a_game_without_chance_balances_opponents_and_seats_only():
     assert Counter((task.opponent, task.seat) for task in panel) == {
         (name, seat): 2 for name in ("random", "mcts-100") for seat in (0, 1)
     }
+
+
+def instances(environment, panel, episodes):
+    """The instances of all episodes of a panel."""
+    count = 1 if environment.restart == "same" else episodes
+    return {
+        environment.instance_key(environment.episode_seed(task.seed, episode))
+        for task in panel
+        for episode in range(count)
+    }
+
+
+@pytest.mark.parametrize("name", [name for name, _ in menu("recipes")])
+def test_select_and_final_panels_of_every_recipe_share_no_instance(name, monkeypatch):
+    monkeypatch.setattr(Alfworld, "_files", lambda self: tuple(range(OFFICIAL_GAMES[self.split])))
+    recipe = load_recipe(name)
+    options, split = recipe.evaluate, recipe.evaluate.select_split
+    if split not in options.splits:
+        return  # the panels are drawn from different splits
+    # In a game with opponents, a task is its seed; a small panel shows the same.
+    single = not recipe.environment().multi_agent
+    sizes = (options.size, options.final_size) if single else (60, 120)
+    episodes = recipe.evaluation_episodes()
+    panels = [
+        make_panel(
+            recipe.environment(),
+            recipe.population(),
+            split,
+            size=size,
+            name=panel,
+            episodes=episodes,
+            final_size=sizes[1],
+        )
+        for panel, size in zip(("select", "final"), sizes, strict=True)
+    ]
+    world = recipe.environment().for_split(split)
+    found = [instances(world, panel, episodes) for panel in panels]
+    assert [len(panel) for panel in panels] == list(sizes)
+    assert not found[0] & found[1]
+
+
+def test_the_paper_alfworld_recipe_chooses_checkpoints_on_another_split():
+    options = load_recipe("paper_alfworld").evaluate
+    assert options.select_split not in options.splits
+
+
+class Shelf(Corridor):
+    """Ten instances; each is a stratum."""
+
+    name: ClassVar[str] = "shelf"
+    restart: Literal["same", "fresh"] = "same"
+
+    def strata(self):
+        return 10
+
+    def stratum(self, seed):
+        return seed % 10
+
+    def instances(self):
+        return 10
+
+    def instance_key(self, seed):
+        return seed % 10
+
+
+def test_a_select_panel_uses_each_instance_that_the_final_panel_left_over():
+    world, nobody = Shelf(), Population()
+    final = make_panel(world, nobody, "test", size=6, final_size=6)
+    select = make_panel(world, nobody, "test", size=4, name="select", final_size=6)
+    found = [instances(world, panel, 1) for panel in (final, select)]
+    assert (len(found[0]), len(found[1])) == (6, 4)
+    assert found[0] | found[1] == set(range(10))
+
+
+def test_the_message_about_too_few_instances_says_how_many_there_are():
+    message = "shelf has 10 instances in split 'test', but the select panel needs 5 and the final"
+    with pytest.raises(ValueError, match=message):
+        make_panel(Shelf(), Population(), "test", size=5, name="select", final_size=6)
+    with pytest.raises(ValueError, match=message):
+        check_panel_sizes(Shelf(), "test", 5, 6)
+
+
+def test_a_training_with_too_few_instances_ends_with_one_message(tmp_path):
+    words = ["train", "webshop", "--evaluate.size=20", "--runs", str(tmp_path)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "webshop has 25 instances in split 'test'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_arguments_have_clear_messages():

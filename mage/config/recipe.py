@@ -32,6 +32,7 @@ from mage.config.sections import (
     Section,
     WarmupOptions,
 )
+from mage.types import Split
 
 
 class Recipe(Section):
@@ -101,6 +102,10 @@ class Recipe(Section):
     def evaluation_seats(self) -> Seats:
         """Seats of the agent in evaluation."""
         return self.evaluate.seats or self.play.seats
+
+    def final_tasks(self, split: Split) -> int:
+        """Tasks of the final panel of a split; 0 if the split has none."""
+        return self.evaluate.final_size if split in self.evaluate.splits else 0
 
     def evaluation_episodes(self) -> int:
         """Episodes of a meta-episode in evaluation."""

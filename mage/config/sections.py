@@ -338,6 +338,9 @@ class EvaluateOptions(Section):
     seats: Seats | None = Field(
         None, description="seat of the agent in evaluation; not given = as in play"
     )
+    select_split: Split = Field(
+        "test", description="split of the select panel; it shares no instance with the final panel"
+    )
     splits: tuple[Split, ...] = Field(
         ("test",),
         strict=False,

@@ -8,7 +8,7 @@ play-through that a test compares with a stored file.
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -142,6 +142,14 @@ class Environment(BaseModel, ABC):
     def stratum(self, seed: int) -> int:
         """Which of the `strata()` deals an episode with this seed gets."""
         return 0
+
+    def instances(self) -> int | None:
+        """Number of different instances of this split; None if it is not known."""
+        return None
+
+    def instance_key(self, seed: int) -> Hashable:
+        """Equal for two seeds exactly when an episode has the same instance."""
+        return seed
 
     def episode_seed(self, task_seed: int, episode: int) -> int:
         """`same` replays one seed, `fresh` takes a new one in every episode."""

@@ -7,7 +7,7 @@ are chosen on the panel "select" and reported on the panel "final"; their seeds 
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Literal
 
 from mage.config.sections import Seats
@@ -22,6 +22,7 @@ VERSION = 1
 NOBODY = ""  # the opponent of a task in an environment without opponents
 # Episodes whose deals are balanced. Each further episode makes the search 6 times longer.
 _BALANCED_EPISODES = 3
+_REJECTIONS = 30  # taken instances in a row after which a stratum counts as full
 _SEATS = {"first": (0,), "second": (1,), "both": (0, 1)}
 
 
@@ -34,27 +35,25 @@ def make_panel(
     seats: Seats = "both",
     name: PanelName = "final",
     episodes: int = 3,
+    final_size: int = 0,
 ) -> tuple[Task, ...]:
     """`size` tasks, stratified over opponent x seat x deal.
 
     The order is random, so the tasks of an interrupted evaluation are a fair sample. Within an
     (opponent, seat) block, the numbers of deals in each of the first three episodes differ by at
     most one. Deals of different episodes are as independent as the block size allows.
+
+    In a single-agent environment, a select panel has no instance of the final panel of
+    `final_size` tasks. Then strata without free instances are replaced by others.
     """
     environment = environment.for_split(split)
-    if size < 1 or episodes < 1:
-        raise ValueError(
-            "a panel needs at least one task and one episode, "
-            f"not size = {size} and episodes = {episodes}"
-        )
-    if seats not in _SEATS:
-        raise ValueError(f"seats must be one of {', '.join(_SEATS)}, not {seats!r}")
-    places = tuple(seat for seat in _SEATS[seats] if seat < environment.seats)
-    if not places:
-        raise ValueError(
-            f"{environment.name} has one seat only; a panel for seats = {seats!r} is empty"
-        )
-    source = _Seeds(environment, (name, environment.name, split), _positions(environment, episodes))
+    places = _check_arguments(environment, size, seats, episodes)
+    taken: set[Hashable] = set()
+    if name == "select" and final_size and not environment.multi_agent:
+        final = make_panel(environment, population, split, size=final_size, episodes=episodes)
+        taken = {key for task in final for key in _instances_of(environment, task.seed, episodes)}
+        _check_instances(environment, split, size, len(taken))
+    source = _Seeds(environment, (name, environment.name, split), episodes, taken)
     tasks = [
         Task(
             environment=environment.name,
@@ -71,6 +70,51 @@ def make_panel(
     ]
     random.Random(source.derive("order")).shuffle(tasks)
     return tuple(tasks)
+
+
+def _check_arguments(
+    environment: Environment, size: int, seats: Seats, episodes: int
+) -> tuple[int, ...]:
+    """The seats of the agent, or an error."""
+    if size < 1 or episodes < 1:
+        raise ValueError(
+            "a panel needs at least one task and one episode, "
+            f"not size = {size} and episodes = {episodes}"
+        )
+    if seats not in _SEATS:
+        raise ValueError(f"seats must be one of {', '.join(_SEATS)}, not {seats!r}")
+    places = tuple(seat for seat in _SEATS[seats] if seat < environment.seats)
+    if not places:
+        raise ValueError(
+            f"{environment.name} has one seat only; a panel for seats = {seats!r} is empty"
+        )
+    return places
+
+
+def check_panel_sizes(environment: Environment, split: Split, size: int, final_size: int) -> None:
+    """Raise a ValueError if a split has too few instances for both panels."""
+    environment = environment.for_split(split)
+    if not environment.multi_agent:
+        _check_instances(environment, split, size, final_size)
+
+
+def _check_instances(environment: Environment, split: Split, size: int, taken: int) -> None:
+    count = environment.instances()
+    if count is not None and size + taken > count:
+        raise ValueError(
+            f"{environment.name} has {count} instances in split {split!r}, but the select panel "
+            f"needs {size} and the final panel {taken} others; lower evaluate.size or "
+            "evaluate.final_size, or set evaluate.select_split to another split"
+        )
+
+
+def _instances_of(environment: Environment, seed: int, episodes: int) -> set[Hashable]:
+    """The instances of all episodes of a task."""
+    different = 1 if environment.restart == "same" else episodes
+    return {
+        environment.instance_key(environment.episode_seed(seed, episode))
+        for episode in range(different)
+    }
 
 
 def _positions(environment: Environment, episodes: int) -> int:
@@ -121,18 +165,58 @@ def _deals(strata: int, count: int, positions: int, seed: int) -> list[tuple[int
 
 
 class _Seeds:
-    """Task seeds by their deals. A candidate is kept until a task needs its deals."""
+    """Task seeds by their deals. A candidate is kept until a task needs its deals.
 
-    def __init__(self, environment: Environment, scope: tuple[str, ...], positions: int) -> None:
-        self.environment, self.scope, self.positions = environment, scope, positions
+    Seeds whose instances are `taken` are skipped. If a split has a known number of instances, the
+    panel uses each of them at most once.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        scope: tuple[str, ...],
+        episodes: int,
+        taken: set[Hashable],
+    ) -> None:
+        self.environment, self.scope, self.episodes = environment, scope, episodes
+        self.positions = _positions(environment, episodes)
         self.waiting: dict[tuple[int, ...], list[int]] = defaultdict(list)
         self.candidates = 0
+        self.taken = taken
+        self.full: set[tuple[int, ...]] = set()  # deals without free instances
+        self.takes_once = bool(taken) and environment.instances() is not None
 
     def derive(self, *parts: int | str) -> int:
         return derive("panel", VERSION, *self.scope, *parts)
 
     def take(self, deals: tuple[int, ...]) -> int:
-        """The next seed whose first episodes have exactly these deals."""
+        """The next free seed whose first episodes have these deals; else the next deals."""
+        strata = self.environment.strata()
+        for shift in range(strata):
+            shifted = tuple((deal + shift) % strata for deal in deals)
+            if shifted not in self.full and (seed := self._find(shifted)) is not None:
+                return seed
+            self.full.add(shifted)
+        raise ValueError(
+            f"{self.environment.name} has too few instances for the select panel: all instances "
+            f"that were found are in the final panel ({len(self.taken)}); lower evaluate.size or "
+            "evaluate.final_size"
+        )
+
+    def _find(self, deals: tuple[int, ...]) -> int | None:
+        """A seed with these deals whose instances are free; None after many that are taken."""
+        for _ in range(_REJECTIONS):
+            seed = self._next(deals)
+            if not self.taken:
+                return seed
+            keys = _instances_of(self.environment, seed, self.episodes)
+            if not keys & self.taken:
+                if self.takes_once:
+                    self.taken |= keys
+                return seed
+        return None
+
+    def _next(self, deals: tuple[int, ...]) -> int:
         while not self.waiting[deals]:
             seed = self.derive("task", self.candidates)
             self.candidates += 1

@@ -21,6 +21,7 @@ def evaluate_panel(
     size: int,
     seats: Seats = "both",
     *,
+    final_size: int = 0,
     with_ceilings: bool = True,
     ranks: Ranks | None = None,
     on_played: Callable[[int], None] = lambda done: None,
@@ -31,7 +32,8 @@ def evaluate_panel(
     """Figures of the panel, and this rank's meta-episodes of the first `transcripts` tasks.
 
     Seeds depend on the panel alone, so every method and every checkpoint meets the same tasks and
-    the same random numbers. Shards that `store` already holds are not played again.
+    the same random numbers. A select panel avoids the instances of the final panel of `final_size`
+    tasks. Shards that `store` already holds are not played again.
     """
     tasks = make_panel(
         setting.environment,
@@ -41,6 +43,7 @@ def evaluate_panel(
         seats=seats,
         name=panel,
         episodes=setting.episodes,
+        final_size=final_size,
     )
     rows, metas = play_shards(
         setting,

@@ -232,7 +232,8 @@ class Trainer:
 
     def _select(self) -> None:
         """Evaluate on the select panel; the best last-episode score chooses the checkpoint."""
-        evaluation = self.evaluate("test", "select", f"select_{self.done:06d}")
+        split = self.recipe.evaluate.select_split
+        evaluation = self.evaluate(split, "select", f"select_{self.done:06d}")
         score = evaluation.overall.episodes[-1].score
         assert score is not None, "a panel is never empty"
         if self.best is None or score.value > self.best[0]:
@@ -287,6 +288,7 @@ class Trainer:
             panel,
             size,
             self.recipe.evaluation_seats(),
+            final_size=self.recipe.final_tasks(split),
             with_ceilings=self.recipe.evaluate.ceilings,
             ranks=self.ranks,
             on_played=lambda done: self.callback.on_tasks_played(done, size, name),

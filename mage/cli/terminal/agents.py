@@ -193,6 +193,7 @@ def play_panel(
             panel,
             count,
             recipe.evaluation_seats(),
+            final_size=recipe.final_tasks(split),
             with_ceilings=recipe.evaluate.ceilings,
             on_played=tell,
             transcripts=0,

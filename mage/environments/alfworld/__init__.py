@@ -5,6 +5,7 @@ Games are generated or official ones. Episodes repeat the same room, so the agen
 again for objects that it has seen.
 """
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -237,6 +238,15 @@ class Alfworld(SingleAgentEnvironment):
             kind = self.task_types[self.stratum(seed)]
             return make_game(kind, self.split, seed, self.receptacles, self.objects, self.max_turns)
         return load_game(self._files()[self.stratum(seed)])
+
+    def instances(self) -> int | None:
+        return None if self.data == GENERATED else len(self._files())
+
+    def instance_key(self, seed: int) -> Hashable:
+        if self.data != GENERATED:
+            return self.stratum(seed)
+        game = self.game(seed)
+        return game.task, game.receptacles, game.locations, game.objects, game.inside, game.start
 
     def check_data(self) -> None:
         """Every split that the folder has must contain games, and the first game must load."""

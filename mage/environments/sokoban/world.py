@@ -7,6 +7,7 @@ shows the solution.
 
 import itertools
 import re
+from collections.abc import Hashable
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -312,6 +313,9 @@ class Sokoban(SingleAgentEnvironment):
             seed,
             self.part,
         )
+
+    def instance_key(self, seed: int) -> Hashable:
+        return self.room(seed)
 
     def rules(self) -> str:
         many = self.turn_moves > 1

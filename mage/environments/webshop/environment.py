@@ -1,6 +1,7 @@
 """The WebShop environment: options, splits and rules."""
 
 import random
+from collections.abc import Hashable
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -243,6 +244,14 @@ class WebShop(SingleAgentEnvironment):
             f"every goal of the split {self._split} is also one of an earlier split: take "
             "more products"
         )
+
+    def instances(self) -> int | None:
+        places, catalogue = self.places(), self.catalogue()
+        texts = {catalogue.goal(place).text for place in places}
+        return len(texts - set(catalogue.first_texts(places.start)))
+
+    def instance_key(self, seed: int) -> Hashable:
+        return self.goal(seed).text
 
     @property
     def _is_weighted(self) -> bool:
