@@ -114,15 +114,20 @@ class Server:
         self.socket.bind((HOST, port))
         self.port = int(self.socket.getsockname()[1])
         self.token = secrets.token_urlsafe(16)
-        self.app = make_app(library, self.token, self.port)
+        app = make_app(library, self.token, self.port)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=1
+        )
+        self._server = uvicorn.Server(config)
 
     @property
     def address(self) -> str:
         return f"http://{HOST}:{self.port}/{self.token}/"
 
     def run(self) -> None:
-        """Serve until Ctrl-C or SIGTERM."""
-        config = uvicorn.Config(
-            self.app, log_level="warning", access_log=False, timeout_graceful_shutdown=1
-        )
-        uvicorn.Server(config).run(sockets=[self.socket])
+        """Serve until Ctrl-C, SIGTERM or `stop`."""
+        self._server.run(sockets=[self.socket])
+
+    def stop(self) -> None:
+        """End `run`, which another thread is in."""
+        self._server.should_exit = True

@@ -1,0 +1,234 @@
+"""The viewer in a real browser: every view opens, filters filter, numbers equal the stored ones.
+
+Needs Debian's chromium and chromium-driver; skipped where they are not installed.
+"""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mage.run_folder import RunFolder
+from mage.viewer.export import collect, write_file, write_folder
+from mage.viewer.library import Library
+from mage.viewer.server import Server
+from tests.view_runs import make_run, store_many
+
+selenium = pytest.importorskip("selenium")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+DRIVER = shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    not (DRIVER and CHROMIUM), reason="needs chromium and chromium-driver"
+)
+PATIENCE = 120.0  # seconds; a busy machine is slow
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("runs")
+    make_run(place / "one")
+    make_run(place / "two", updates=4, lr=5e-4)
+    return place
+
+
+@pytest.fixture(scope="module")
+def address(runs: Path) -> Iterator[str]:
+    server = Server(Library([runs]))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    yield server.address
+    server.stop()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.add_argument("--window-size=1440,1000")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield found
+    found.quit()
+
+
+@pytest.fixture
+def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+    """Opens a view and waits for a text; fails on any script error of the page."""
+    browser.get_log("browser")
+
+    def go(hash: str, text: str, base: str = address) -> Any:
+        browser.get("about:blank")
+        browser.get(base + hash)
+        wait_for(browser, text)
+        return browser
+
+    yield go
+    errors = [one["message"] for one in browser.get_log("browser") if one["level"] == "SEVERE"]
+    assert errors == []
+    assert browser.title == "MAGE", "no text of a model ran as a script"
+
+
+def wait_for(browser: Any, text: str) -> None:
+    def has_text(driver: Any) -> bool:
+        return text in driver.find_element(By.TAG_NAME, "body").text
+
+    WebDriverWait(browser, PATIENCE).until(has_text, f"the page does not show {text!r}")
+
+
+def body(browser: Any) -> str:
+    return str(browser.find_element(By.TAG_NAME, "main").text)
+
+
+def last_score(run: Path, name: str) -> str:
+    stored = json.loads((run / "evaluations" / f"{name}.json").read_text())
+    value = stored["overall"]["episodes"][-1]["score"]["value"]
+    return f"{value:+.3f}".replace("-", "−")
+
+
+# --- Views
+
+
+def test_the_list_shows_the_stored_scores_and_search_filters_it(visit: Any, runs: Path) -> None:
+    page = visit("", "two")
+    rows = page.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
+    assert len(rows) == 2
+    assert all(last_score(runs / "one", "after_test") in row.text for row in rows)
+    page.find_element(By.CSS_SELECTOR, "input[type=search]").send_keys("two")
+    rows = page.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
+    assert [row.get_attribute("data-id") for row in rows] == ["two"]
+
+
+def test_selected_runs_open_in_a_comparison_with_their_differences(visit: Any) -> None:
+    page = visit("", "two")
+    for box in page.find_elements(By.CSS_SELECTOR, "#runs input[type=checkbox]"):
+        box.click()
+    page.find_element(By.ID, "compare").click()
+    wait_for(page, "Options that differ")
+    assert "learn.lr" in page.find_element(By.ID, "options").text
+    wait_for(page, "−")
+    assert "Paired difference" in body(page)
+
+
+def test_a_run_shows_warnings_figures_exact_lines_and_plots(visit: Any, runs: Path) -> None:
+    page = visit("#/run/one", "Score by episode")
+    text = body(page)
+    assert "50 % of the replies of the last updates are illegal." in text
+    assert last_score(runs / "one", "after_test") in text
+    assert "+0.125" in text
+    assert "+0.238" in text
+    assert len(page.find_elements(By.CSS_SELECTOR, ".plot canvas")) >= 3
+
+
+def test_the_recipe_is_shown(visit: Any) -> None:
+    assert "[advantages]" in body(visit("#/run/one/recipe", "Resolved recipe"))
+
+
+def test_filters_of_the_meta_episodes_filter(visit: Any, runs: Path) -> None:
+    page = visit("#/run/one/episodes", "36 of 36 meta-episodes")
+    metas = RunFolder.open(runs / "one").read_episodes_of("after_test")
+    Select(page.find_element(By.NAME, "set")).select_by_value("after_test")
+    wait_for(page, "12 of 36 meta-episodes")
+    Select(page.find_element(By.NAME, "opponent")).select_by_value("aggressive")
+    expected = sum(meta.task.opponent == "aggressive" for meta in metas)
+    wait_for(page, f"{expected} of 36 meta-episodes")
+    Select(page.find_element(By.NAME, "outcome")).select_by_value("w")
+    won = [
+        meta
+        for meta in metas
+        if meta.task.opponent == "aggressive" and meta.episodes[-1].outcome == "won"
+    ]
+    wait_for(page, f"{len(won)} of 36 meta-episodes")
+
+
+def test_a_row_leads_to_its_meta_episode(visit: Any) -> None:
+    page = visit("#/run/one/episodes", "36 of 36 meta-episodes")
+    page.find_element(By.CSS_SELECTOR, ".virtual a.vrow").click()
+    wait_for(page, "Episode 3")
+    assert page.current_url.endswith("#/run/one/meta/after_test/0")
+
+
+def test_a_meta_episode_shows_boards_memory_and_hostile_text_as_text(visit: Any) -> None:
+    page = visit("#/run/one/meta/after_test/2", "Episode 3")
+    text = body(page)
+    assert "<script>document.title='broken'</script>" in text
+    assert "It bets often." in text
+    assert "␇" in text, "control characters are visible"
+    assert page.find_elements(By.CSS_SELECTOR, "svg.board")
+    assert not page.find_elements(By.CSS_SELECTOR, "main img")
+
+
+def test_why_this_credit_names_the_parts_and_links_to_members(visit: Any) -> None:
+    page = visit("#/run/one/meta/step_000006/0", "why?")
+    page.find_element(By.CSS_SELECTOR, "button.credit").click()
+    wait_for(page, "(episode)")
+    page.find_element(By.CSS_SELECTOR, ".why details summary").click()
+    link = page.find_elements(By.CSS_SELECTOR, ".why details[open] li a")[-1]
+    target = link.get_attribute("href")
+    link.click()
+    WebDriverWait(page, PATIENCE).until(lambda driver: driver.current_url == target)
+    wait_for(page, "member")
+
+
+def test_the_adaptation_strip_draws_every_task(visit: Any) -> None:
+    page = visit("#/run/one/strip", "tasks; won")
+    assert len(page.find_elements(By.CSS_SELECTOR, ".strip canvas")) == 3, "one for an opponent"
+
+
+def test_keys_move_and_open(visit: Any) -> None:
+    page = visit("", "two")
+    main = page.find_element(By.TAG_NAME, "body")
+    main.send_keys("j")
+    assert page.find_elements(By.CSS_SELECTOR, "tr.at")
+    main.send_keys("?")
+    wait_for(page, "previous, next meta-episode")
+
+
+def test_an_unknown_page_says_so(visit: Any) -> None:
+    visit("#/nothing", "There is no page nothing.")
+
+
+# --- Size
+
+
+def test_ten_thousand_meta_episodes_are_listed_in_parts(browser: Any, tmp_path: Path) -> None:
+    store_many(make_run(tmp_path / "large"), 5, 10_000)
+    server = Server(Library([tmp_path]))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        browser.get("about:blank")
+        browser.get(f"{server.address}#/run/large/episodes")
+        wait_for(browser, "10,036 of 10,036 meta-episodes")
+        assert len(browser.find_elements(By.CSS_SELECTOR, ".vrow")) < 120, "only visible rows"
+        wait_for(browser, "after training")
+    finally:
+        server.stop()
+        thread.join()
+
+
+# --- Static copies
+
+
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_a_static_copy_opens_from_disk(visit: Any, runs: Path, tmp_path: Path, form: str) -> None:
+    write = {
+        "folder": lambda data: write_folder(tmp_path / "page", data),
+        "file": lambda data: write_file(tmp_path / "page.html", data),
+    }[form]
+    base = write(collect(Library([runs]))).as_uri()
+    page = visit("#/run/one", "Score by episode", base)
+    assert last_score(runs / "one", "after_test") in body(page)
+    page = visit("#/run/one/meta/step_000006/0", "why?", base)
+    visit("#/compare/one%2Ctwo", "Paired difference", base)
