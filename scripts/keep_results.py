@@ -10,7 +10,7 @@ import platform
 import shutil
 from pathlib import Path
 
-from mage.report import write_report
+from mage.viewer.report import write_report
 from mage.run_folder import RunFolder
 
 _TRANSCRIPTS = 60_000  # characters: about ten of them

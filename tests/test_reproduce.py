@@ -322,22 +322,11 @@ def test_the_page_holds_tables_and_pictures_in_one_file(reproduced: tuple[Plan, 
     plan, out = reproduced
     page, table, figures = write_page(plan, out)
     text = page.read_text("utf-8")
-    for told in (
-        "gigpo",
-        "mage minus gigpo",
-        "95 % interval",
-        "training tokens",
-        "Success in episode k",
-        "p, Holm",
-        "Pass@3",
-        "best learner",
-    ):
-        assert told in text, told
-    assert text.count("data:image/png;base64,") == 2, "curves and choices"
-    assert "http://" not in text
-    assert "https://" not in text
-    assert "<script" not in text
+    assert "default-src 'none'" in text, "the page may not load anything"
     assert str(out) not in text
+    lines = table.read_text()
+    for expected in ("mage minus gigpo", "training tokens", "Success in episode k", "p, Holm"):
+        assert expected in lines, expected
     found = json.loads(figures.read_text())
     (world,) = found["results"]
     assert [(arm["label"], arm["tasks"], arm["seeds"]) for arm in world["arms"]] == [
@@ -345,7 +334,11 @@ def test_the_page_holds_tables_and_pictures_in_one_file(reproduced: tuple[Plan, 
         ("gigpo", 12, [0, 1]),
         ("mage", 12, [0, 1]),
     ]
-    assert "| gigpo | 2 | 12 |" in table.read_text()
+    assert "| gigpo | 2 | 12 |" in lines
+    assert found["title"] == plan.table.title
+    assert re.match(r"\d of 3 pairs of arms differ significantly", found["sentences"][0][0])
+    arms = found["choices"][0]["arms"]
+    assert [arm["label"] for arm in arms] == ["reflexion", "gigpo", "mage"]
 
 
 def test_figures_equal_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:

@@ -22,7 +22,7 @@ LABEL_GAP = 0.05  # smallest distance of two labels, as a fraction of the height
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colours on a light or a dark page."""
+    """The colours of a picture."""
 
     paper: str
     ink: str
@@ -46,16 +46,6 @@ LIGHT = Theme(
     "#80838d",
     "#0072B2",
     "#CC79A7",
-)
-DARK = Theme(
-    "#16181d",
-    "#eceef2",
-    "#a0a5b0",
-    "#2c3038",
-    ("#56B4E9", "#2FBF93", "#F0803C", "#8FB8FF"),
-    "#9a9fab",
-    "#56B4E9",
-    "#E39AC2",
 )
 
 

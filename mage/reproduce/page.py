@@ -1,78 +1,17 @@
-"""The pages of a reproduction: TABLE.html (one file, no network, no script), .md and .json."""
+"""The files of a reproduction: TABLE.html (the viewer in one file), TABLE.md and TABLE.json."""
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
-from mage.report.layout import STYLE
+from mage.evaluation.rows import finite
 from mage.reproduce.action_shares import WorldChoices, read_choices
 from mage.reproduce.plan import Plan
-from mage.reproduce.plots import draw_choices, draw_results
 from mage.reproduce.results import ArmResult, WorldResult, read_results
 from mage.reproduce.text import conclude, show
 from mage.run_folder import versions, write_atomic, write_json
-
-_PAGE = (
-    """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{{ name }} · MAGE</title>
-<style>"""
-    + STYLE
-    + """td.real { font-weight: 650; }</style>
-</head>
-<body>
-<main>
-<header>
-<h1>{{ name }}</h1>
-<p class="quiet">{{ title }} · model {{ model }}, scale {{ scale }}, seeds {{ seeds }}</p>
-</header>
-{% for section in sections %}
-<h2>{{ section.world }}, {{ section.split }} panel</h2>
-<ul class="verdict">
-{% for sentence in section.sentences %}
-<li>{{ sentence }}</li>
-{% endfor %}
-</ul>
-{% for table in section.tables %}
-<h3>{{ table.title }}</h3>
-<p class="quiet">{{ table.note }}</p>
-<div class="scroll"><table class="wide">
-<thead><tr>{% for name in table.header %}<th>{{ name }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in table.rows %}
-<tr class="first">{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody>
-</table></div>
-{% endfor %}
-{% for picture in section.pictures %}
-<h3>{{ picture.title }}</h3>
-<p class="quiet">{{ picture.note }}</p>
-<img alt="{{ picture.title }}" src="data:image/png;base64,{{ picture.data }}">
-{% endfor %}
-{% endfor %}
-<h2>How to read this</h2>
-<p>All arms of an environment play the same panel of tasks with the same random numbers. Seeds are
-seeds of training; an arm without training is played once. All intervals are 95 % intervals: Wilson
-intervals over tasks for rates, a bootstrap over tasks and seeds for scores and differences.
-Differences are paired by task and seed. The checkpoint of a run is chosen on another panel.
-{{ paper }}</p>
-<h2>Versions</h2>
-<pre class="block">{{ versions }}</pre>
-</main>
-</body>
-</html>
-"""
-)
+from mage.viewer.export import write_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,48 +23,33 @@ class TextTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    title: str
-    note: str
-    data: str
-
-
-@dataclass(frozen=True, slots=True)
 class PageSection:
     world: str
     split: str
     sentences: tuple[str, ...]
     tables: tuple[TextTable, ...]
-    pictures: tuple[Picture, ...]
 
 
 def write_page(plan: Plan, out: Path) -> list[Path]:
     """Write the three files from all finished runs; returns them, the page first."""
     results = read_results(plan, out / "runs")
-    sections = [
-        _section(result, read_choices(plan, result.world, result.split, out / "runs"))
-        for result in results
-    ]
+    choices = [read_choices(plan, one.world, one.split, out / "runs") for one in results]
+    found = _json(plan, results, choices)
+    data = [("runs", {"runs": [], "tables": []}), (f"table/{plan.name}", found)]
     return [
-        write_atomic(out / f"{plan.name}.html", _render(plan, sections).encode()),
-        write_atomic(out / f"{plan.name}.md", _markdown(plan, sections).encode()),
-        write_json(out / f"{plan.name}.json", _json(plan, results)),
+        write_file(out / f"{plan.name}.html", data, start=f"table/{plan.name}"),
+        write_atomic(out / f"{plan.name}.md", _markdown(plan, map(_section, results)).encode()),
+        write_json(out / f"{plan.name}.json", found),
     ]
 
 
-def _section(result: WorldResult, choices: WorldChoices | None) -> PageSection:
+def _section(result: WorldResult) -> PageSection:
     tables = (
         (_main_table(result), _episode_table(result), _pair_table(result), _budget_table(result))
         if result.arms
         else ()
     )
-    return PageSection(
-        result.world,
-        result.split,
-        tuple(conclude(result)),
-        tables,
-        tuple(_pictures(result, choices)),
-    )
+    return PageSection(result.world, result.split, tuple(conclude(result)), tables)
 
 
 def _main_table(result: WorldResult) -> TextTable:
@@ -243,30 +167,6 @@ def _budget_table(result: WorldResult) -> TextTable:
     )
 
 
-def _pictures(result: WorldResult, choices: WorldChoices | None) -> list[Picture]:
-    if not result.arms:
-        return []
-    made = [
-        Picture(
-            "Learning, and episode by episode",
-            "Left: mean and range of the seeds. Right: means with 95 % intervals.",
-            _encode(draw_results(result)),
-        )
-    ]
-    if choices is not None:
-        tasks = ", ".join(f"{arm.label} {arm.meta_episodes}" for arm in choices.arms)
-        note = (
-            "Share of each move in a state, in per cent, by episode. "
-            f"Stored meta-episodes: {tasks}."
-        )
-        made.append(Picture("Moves by state and episode", note, _encode(draw_choices(choices))))
-    return made
-
-
-def _encode(picture: bytes) -> str:
-    return base64.b64encode(picture).decode()
-
-
 def _model(plan: Plan) -> str:
     return plan.jobs[0].recipe.model.path if plan.jobs else "-"
 
@@ -280,29 +180,7 @@ def _paper_note(plan: Plan) -> str:
     return "The paper's figures are for Qwen3-4B at another scale, so this page does not show them."
 
 
-def _render(plan: Plan, sections: Sequence[PageSection]) -> str:
-    layout = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(_PAGE)
-    made = versions()
-    packages = "\n".join(
-        f"{name} {value}"
-        for name, value in (
-            {"mage": made["mage"], "python": made["python"]} | made["packages"]
-        ).items()
-    )
-    seeds = ", ".join(map(str, plan.seeds))
-    facts: Mapping[str, Any] = {
-        "name": plan.name,
-        "title": plan.table.title,
-        "model": _model(plan),
-        "scale": plan.scale,
-        "seeds": seeds,
-    }
-    return layout.render(**facts, sections=sections, paper=_paper_note(plan), versions=packages)
-
-
-def _markdown(plan: Plan, sections: Sequence[PageSection]) -> str:
+def _markdown(plan: Plan, sections: Iterable[PageSection]) -> str:
     lines = [
         f"# {plan.name}",
         "",
@@ -334,20 +212,41 @@ def _row(cells: Any) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _json(plan: Plan, results: Sequence[WorldResult]) -> dict[str, Any]:
+def _json(
+    plan: Plan, results: Sequence[WorldResult], choices: Sequence[WorldChoices | None]
+) -> dict[str, Any]:
+    """All results as plain values; `sentences` and `choices` are in the order of `results`."""
     about = {
         "table": plan.name,
+        "title": plan.table.title,
         "scale": plan.scale,
         "model": _model(plan),
         "seeds": list(plan.seeds),
         "worlds": list(plan.worlds),
+        "note": _paper_note(plan),
     }
     real = {
         result.world: [[pair.first, pair.second] for pair in result.pairs if pair.is_real]
         for result in results
     }
     return about | {
-        "results": [asdict(result) for result in results],
+        "results": [finite(asdict(result)) for result in results],
+        "sentences": [list(conclude(result)) for result in results],
+        "choices": [None if one is None else _choices_json(one) for one in choices],
         "differences": real,
         "versions": versions(),
+    }
+
+
+def _choices_json(choices: WorldChoices) -> dict[str, Any]:
+    return {
+        "rows": choices.rows,
+        "arms": [
+            {
+                "label": arm.label,
+                "meta_episodes": arm.meta_episodes,
+                "shares": finite(arm.shares.tolist()),
+            }
+            for arm in choices.arms
+        ],
     }

@@ -6,6 +6,8 @@ estimator (GiGPO: same episode position, and same anchor; GRPO: all members of t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -30,11 +32,9 @@ class _Row:
 
 def read_group_credit(folder: RunFolder, transcripts: Transcripts, name: str, group: int) -> Json:
     """The credit of all turns of a group, each with the turns it was compared with."""
-    found = {_key(one): one for one in read_credits(folder.path, name) if one.group == group}
-    rows: list[_Row] = []
-    for number, meta in enumerate(transcripts.raw(folder, name)):
-        if meta["group"] == group:
-            rows += _rows(number, meta, found)
+    found = {_key(one): one for one in _read_credits(folder, name) if one.group == group}
+    members = transcripts.group(folder, name, group) if found else []
+    rows = [row for number, meta in members for row in _rows(number, meta, found)]
     estimator, options = folder.recipe.advantages.name, dict(folder.recipe.advantages.options)
     return {
         "available": bool(rows),
@@ -42,6 +42,16 @@ def read_group_credit(folder: RunFolder, transcripts: Transcripts, name: str, gr
         "returns": folder.recipe.returns.kind,
         "turns": [_explain(row, rows, estimator, options) for row in rows],
     }
+
+
+def _read_credits(folder: RunFolder, name: str) -> tuple[TurnCredit, ...]:
+    path = folder.path / "episodes" / f"{name}.credit.jsonl.gz"
+    return _cached_credits(folder.path, name, path.stat().st_mtime_ns) if path.is_file() else ()
+
+
+@lru_cache(maxsize=3)
+def _cached_credits(run: Path, name: str, changed: int) -> tuple[TurnCredit, ...]:
+    return tuple(read_credits(run, name))
 
 
 def _key(one: TurnCredit) -> tuple[int, int, int]:

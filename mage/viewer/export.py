@@ -5,7 +5,7 @@ A page opened from disk may not fetch files, so data is stored as scripts: `data
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +103,14 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def collect(
-    library: Library, *, episodes: int = EPISODES, report: Callable[[str], None] = lambda _: None
+    library: Library,
+    *,
+    episodes: int = EPISODES,
+    prompts: bool = True,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[str, Any]]:
     """All data paths of an export with their values; the first `episodes` of every stored set."""
+    parts = ("meta", "prompts") if prompts else ("meta",)
     listed = library.get("runs")
     yield "runs", listed
     for id in library.tables:
@@ -113,7 +118,7 @@ def collect(
     readable = [row["id"] for row in listed["runs"] if row["state"] != "damaged"]
     for id in readable:
         report(id)
-        yield from _collect_run(library, id, episodes)
+        yield from _collect_run(library, id, episodes, parts)
     for first in readable:
         for second in readable:
             yield (
@@ -122,28 +127,28 @@ def collect(
             )
 
 
-def _collect_run(library: Library, id: str, episodes: int) -> Iterator[tuple[str, Any]]:
+def _collect_run(
+    library: Library, id: str, episodes: int, parts: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
     folder = library.open(id)
     yield f"run/{id}", library.get(f"run/{id}") | {"path": folder.path.name}
     for name in panel_names(folder):
         yield f"run/{id}/tasks/{name}", library.get(f"run/{id}/tasks/{name}")
     for name in stored_names(folder):
-        yield from _collect_set(library, folder, id, name, episodes)
+        yield from _collect_set(library, folder, id, name, episodes, parts)
 
 
 def _collect_set(
-    library: Library, folder: RunFolder, id: str, name: str, episodes: int
+    library: Library, folder: RunFolder, id: str, name: str, episodes: int, parts: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
     index = library.transcripts.index(folder, name)
     rows = index["rows"][:episodes]
     yield f"run/{id}/index/{name}", index | {"rows": rows, "stored": len(index["rows"])}
     for row in rows:
-        for part in ("meta", "prompts"):
+        for part in parts:
+            path = f"run/{id}/{part}/{name}/{row[0]}"
             try:
-                yield (
-                    f"run/{id}/{part}/{name}/{row[0]}",
-                    library.get(f"run/{id}/{part}/{name}/{row[0]}"),
-                )
+                yield path, library.get(path)
             except LookupError:  # no tokenizer on this machine: the export has no prompts
                 continue
     for group in dict.fromkeys(row[1] for row in rows):

@@ -50,9 +50,12 @@ class Transcripts:
         rows = [_index_row(number, json.loads(line)) for number, line in enumerate(lines)]
         return {"name": name, "columns": COLUMNS, "rows": rows}
 
-    def raw(self, folder: RunFolder, name: str) -> list[Json]:
-        """The meta-episodes of a file as they were stored."""
-        return [json.loads(line) for line in self._lines(folder, name)]
+    def group(self, folder: RunFolder, name: str, group: int) -> list[tuple[int, Json]]:
+        """The stored meta-episodes of a group, each with its number in the file."""
+        lines = self._lines(folder, name)
+        start = f'"group":{group},'.encode()
+        found = [(number, json.loads(line)) for number, line in enumerate(lines) if start in line]
+        return [(number, meta) for number, meta in found if meta["group"] == group]
 
     def count(self, folder: RunFolder, name: str) -> int:
         return len(self._lines(folder, name))

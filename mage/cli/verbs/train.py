@@ -149,9 +149,9 @@ def report(
 
 def _report(folder: RunFolder, as_json: bool) -> None:
     from mage.cli.terminal.results import result_table
-    from mage.report import write_report
     from mage.report.run_results import read_run_results
     from mage.report.verdict import tell_verdict
+    from mage.viewer.report import write_report
 
     with lock_run(folder.path):
         files = write_report(folder)

@@ -63,13 +63,24 @@
       low: arm.curve.map((one) => Math.min(...one[1])), high: arm.curve.map((one) => Math.max(...one[1]))};
   });
 
-  function World({result, sentences}) {
+  // Moves by state and episode: one line a state and move, one column an episode of every method.
+  function Choices({choices}) {
+    const line = (state) => mage.clean(state).split("\n").map((one) => one.trim()).filter(Boolean).join(" / ");
+    return html`<h3>Moves by state and episode</h3>
+      <p class="quiet">Share of each move in a state, in per cent, by episode. Stored meta-episodes: ${choices.arms.map((arm) => `${full(arm.label)} ${arm.meta_episodes}`).join(", ")}.</p>
+      <div class="scroll"><table class="heat"><thead><tr><th class="left">state</th><th class="left">move</th>${choices.arms.map((arm) => html`<th colspan=${arm.shares[0] ? arm.shares[0].length : 1}>${full(arm.label)}</th>`)}</tr></thead>
+      <tbody>${choices.rows.map(([state, move], row) => html`<tr class=${row && choices.rows[row - 1][0] === state ? "" : "first"}><td class="left state">${row && choices.rows[row - 1][0] === state ? "" : line(state)}</td><td class="left">${mage.clean(move)}</td>
+        ${choices.arms.map((arm) => arm.shares[row].map((share) => html`<td class="share" style=${share === null ? "" : `background:color-mix(in srgb, var(--won) ${Math.round(75 * share)}%, transparent)`}>${share === null ? "" : Math.round(100 * share)}</td>`))}</tr>`)}</tbody></table></div>`;
+  }
+
+  function World({result, sentences, choices}) {
     if (!result.arms.length) return html`<h2>${result.world}</h2><p class="quiet">No run is finished yet.</p>`;
     return html`<h2>${result.world}, ${result.split} panel</h2><${Intervals} result=${result} />
       ${sentences && html`<ul class="verdict">${sentences.map((one) => html`<li>${one}</li>`)}</ul>`}
       <${Figures} result=${result} /><${Pairs} result=${result} />
       <${mage.Plot} title=${`${result.measure === "success" ? "Success" : "Score"} of the last episode, over training`} percent=${result.measure === "success"} height=${280}
         note="Select panel: mean and range over seeds." lines=${curves(result)} />
+      ${choices && html`<${Choices} choices=${choices} />`}
       ${result.budget_faults.map((one) => html`<p class="problem">Budgets are not equal: ${mage.clean(one)}.</p>`)}
       ${result.missing.length > 0 && html`<p class="quiet">${result.missing.length} runs are missing: ${result.missing.slice(0, 6).join(", ")}${result.missing.length > 6 ? " …" : ""}</p>`}`;
   }
@@ -79,7 +90,7 @@
     if (!value) return html`<${mage.Loading} error=${error} />`;
     return html`<div class="bar"><h1>${mage.clean(value.title || value.table)}</h1></div>
       <p class="quiet">${value.title ? `${value.table}, ` : ""}model ${mage.clean(value.model)}, ${value.scale} scale, seeds ${(value.seeds || []).join(", ")}</p>
-      ${value.results.map((result, k) => html`<${World} key=${result.world} result=${result} sentences=${value.sentences && value.sentences[k]} />`)}
+      ${value.results.map((result, k) => html`<${World} key=${result.world} result=${result} sentences=${value.sentences && value.sentences[k]} choices=${value.choices && value.choices[k]} />`)}
       <h2>How to read this</h2><p>All methods of an environment play the same panel of tasks with the same random numbers. Rates have Wilson intervals over tasks; scores and
       differences have bootstrap intervals over tasks and seeds (95 %). Differences are paired by task and seed. The checkpoint of a run is chosen on another panel. ${mage.clean(value.note || "")}</p>`;
   };

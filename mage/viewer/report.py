@@ -1,0 +1,46 @@
+"""The report of a run: curves, transcripts, TensorBoard events, and the viewer's page in one file.
+
+A report can be written at any time, also while the run is active or after it was killed. It shows
+the results that exist and leaves out the others.
+"""
+
+from pathlib import Path
+
+from mage.report.curves import draw_curves
+from mage.report.drawing import LIGHT
+from mage.report.run_results import read_run_results
+from mage.report.tensorboard import write_events
+from mage.report.transcripts import choose_sections, to_markdown
+from mage.run_folder import RunError, RunFolder, write_atomic
+from mage.viewer.export import collect, write_file
+from mage.viewer.library import Library
+
+EPISODES = 24  # meta-episodes of each stored set in the page
+
+
+def write_report(folder: RunFolder) -> list[Path]:
+    """Rewrite RUN/report/ and RUN/tensorboard/; returns the files, the picture first."""
+    results = read_run_results(folder)
+    transcripts = to_markdown(results, choose_sections(results))
+    place = _make_folder(folder.path / "report")
+    return [
+        write_atomic(place / "curves.png", draw_curves(results, LIGHT)),
+        write_atomic(place / "transcripts.md", transcripts.encode()),
+        write_run_page(folder, place / "report.html"),
+        write_events(folder),
+    ]
+
+
+def write_run_page(folder: RunFolder, target: Path, *, episodes: int = EPISODES) -> Path:
+    """The viewer with one run as a single file that opens from disk."""
+    library = Library([folder.path])
+    data = collect(library, episodes=episodes, prompts=False)
+    return write_file(target, data, start=f"run/{next(iter(library.runs))}")
+
+
+def _make_folder(place: Path) -> Path:
+    try:
+        place.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot create {place}: {error.strerror or error}") from None
+    return place
