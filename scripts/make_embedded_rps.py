@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--batch", type=int, default=32, help="meta-episodes a step")
     parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--count", type=int, default=4000, help="meta-episodes in all")
     parser.add_argument("--vocabulary", type=int, default=400)
     shape_names = ("HIDDEN", "LAYERS", "HEADS", "KV", "FF")
@@ -100,6 +101,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     torch.manual_seed(args.seed)
+    torch.set_num_threads(args.threads)
     start = bootstrap_chat()
     rows = [sample for meta in collect(start, 400, args.seed + 1) for sample in meta]
     texts = [start.decode(sample.prompt_ids + sample.reply_ids) for sample in rows]

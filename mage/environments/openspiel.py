@@ -17,6 +17,22 @@ from pydantic import Field, field_validator
 
 from mage.environments.base import SEATS, Environment, State
 
+# Short rules by OpenSpiel's name of the game, for a reader who knows only the printed state.
+_RULES = {
+    "blotto": "Each player spreads coins over the fields. The player with more coins on a field "
+    "wins the field; the player with more fields wins the game.",
+    "connect_four": "A move names a column from 0 (left) to 6 (right); the mark falls to the lowest "
+    "free cell. x moves first. Four own marks in a row, a column or a diagonal win.",
+    "goofspiel": "Each player has cards 1 to n. In every round both bid one card for the point "
+    "card. The higher bid wins the points; equal bids win nothing. The player with more points "
+    "wins.",
+    "leduc_poker": "Cards 0 and 1 are low, 2 and 3 middle, 4 and 5 high. Each player has one "
+    "private card; one public card follows after the first round. A pair with the public card "
+    "wins, else the higher card. Call adds no more than is owed, Raise adds more, Fold gives up.",
+    "liars_dice": "The first number is your die; the bids so far follow. A bid 2-4 claims that two "
+    "dice of both players together show 4; a 6 counts as any number. Every bid must be higher than "
+    "the last one. Liar ends the game: the bidder wins if the bid is true.",
+}
 _SIMULTANEOUS = pyspiel.GameType.Dynamics.SIMULTANEOUS
 
 
@@ -133,7 +149,9 @@ class OpenSpiel(Environment):
         return OpenSpielState(self, seed)
 
     def rules(self) -> str:
-        return f"You play {plain_type(self.spiel_game()).long_name} against one opponent."
+        game_type = plain_type(self.spiel_game())
+        rules = f"You play {game_type.long_name} against one opponent."
+        return f"{rules} {_RULES.get(game_type.short_name, '')}".strip()
 
     def instance(self, seat: int) -> str:
         if plain_type(self.spiel_game()).dynamics == _SIMULTANEOUS:

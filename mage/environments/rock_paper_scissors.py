@@ -53,19 +53,18 @@ class RockPaperScissors(OpenSpiel):
 
     name: ClassVar[str] = "rock_paper_scissors"
     scores_every_turn: ClassVar[bool] = True
-    game: Literal["rock_paper_scissors"] = "rock_paper_scissors"
+    game: Literal["matrix_rps"] = "matrix_rps"
     throws: int = Field(3, ge=1, le=1000, description="throws in one game (one episode)")
     max_turns: int = Field(
-        6, ge=1, description="replies in one episode, illegal ones included; default: 2 x throws"
+        0, description="replies in one episode, illegal ones included; 0 = twice the throws"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _fill_max_turns(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """Twice the number of throws unless it is set."""
-        throws = options.get("throws")
-        if isinstance(throws, (int, str)) and str(throws).isdigit():
-            return {"max_turns": 2 * int(throws), **options}
+        throws = options.get("throws", 3)
+        if options.get("max_turns", 0) in (0, "0") and str(throws).isdigit():
+            return options | {"max_turns": 2 * int(throws)}
         return options
 
     @model_validator(mode="after")

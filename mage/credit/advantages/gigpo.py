@@ -35,7 +35,7 @@ Grouping = Annotated[
     Field(description="stationary = opponents have separate baselines; mixed = one per group"),
 ]
 StepWeight = Annotated[float, Field(description="factor on the step advantage (w)")]
-EpisodeWeight = Annotated[float, Field(description="factor on the episode advantage of every row")]
+EpisodeWeight = Annotated[float, Field(description="factor on the episode advantage of moves")]
 # A reflection has many tokens and little influence on the outcome until the policy uses it.
 ReflectionWeight = Annotated[
     float, Field(description="factor on the episode advantage of reflections")
@@ -96,9 +96,9 @@ def estimate(
         for pool, item in zip(places if anchor == "local" else keys, returns, strict=True)
     ]
     step_part = baseline.compare(returns, values, anchors)
-    weights = [reflection_weight if item.where.index < 0 else 1.0 for item in returns]
+    weights = [reflection_weight if item.where.index < 0 else episode_weight for item in returns]
     return [
-        _credit(item, episode_weight * weight * episode, step_weight * step)
+        _credit(item, weight * episode, step_weight * step)
         for item, weight, episode, step in zip(
             returns, weights, episode_part, step_part, strict=True
         )

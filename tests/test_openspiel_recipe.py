@@ -1,0 +1,50 @@
+"""`mage train openspiel`: any two-player OpenSpiel game trains against random_policy."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mage.config.loading import load_recipe
+from mage.environments.openspiel import OpenSpiel
+from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
+
+SMALL = [
+    "--run.updates=2",
+    "--run.evaluate_every=2",
+    "--play.groups=1",
+    "--play.members=2",
+    "--warmup.steps=2",
+    "--warmup.batch=2",
+    "--evaluate.size=2",
+    "--evaluate.final_size=2",
+    "--agent.max_tokens=8",
+]
+GAMES = (
+    "leduc_poker",
+    "liars_dice",
+    "connect_four",
+    "goofspiel(num_cards=4)",
+    "blotto(coins=5)",
+)
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_a_game_of_openspiel_trains_without_other_options(game: str, tmp_path: Path) -> None:
+    recipe = load_recipe("openspiel", [f"--environments.game={game}", *SMALL])
+    assert recipe.population().pool("train") == {"random_policy-0.5": 1.0}
+    folder = RunFolder.create(tmp_path / "run", recipe)
+    train(folder.path, Callback(), lambda: False)
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["update"] for line in lines] == [1, 2]
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_the_rules_of_a_game_are_readable(game: str) -> None:
+    world = OpenSpiel(game=game)
+    assert len(world.rules()) > 60
+    text = world.start(1).observe(0)
+    assert "Current player" not in text
+    assert "[P0]" not in text
