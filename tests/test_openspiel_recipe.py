@@ -20,7 +20,8 @@ SMALL = [
     "--warmup.batch=2",
     "--evaluate.size=2",
     "--evaluate.final_size=2",
-    "--agent.max_tokens=8",
+    "--agent.max_tokens=6",
+    "--environments.max_turns=6",
 ]
 GAMES = (
     "leduc_poker",
