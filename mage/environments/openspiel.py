@@ -21,8 +21,8 @@ from mage.environments.base import SEATS, Environment, State
 _RULES = {
     "blotto": "Each player spreads coins over the fields. The player with more coins on a field "
     "wins the field; the player with more fields wins the game.",
-    "connect_four": "A move names a column from 0 (left) to 6 (right); the mark falls to the lowest "
-    "free cell. x moves first. Four own marks in a row, a column or a diagonal win.",
+    "connect_four": "A move names a column from 0 (left) to 6 (right); the mark falls to the "
+    "lowest free cell. x moves first. Four own marks in a row, column or diagonal win.",
     "goofspiel": "Each player has cards 1 to n. In every round both bid one card for the point "
     "card. The higher bid wins the points; equal bids win nothing. The player with more points "
     "wins.",
