@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
+from mage.environments.sokoban import SokobanState
 from mage.environments.sokoban.rooms import Room
 
 Place = tuple[int, int]
@@ -58,3 +59,14 @@ def all_states(room: Room) -> Iterator[tuple[int, tuple[int, ...]]]:
     cells = range(len(room.cells))
     for boxes in itertools.combinations(cells, len(room.boxes)):
         yield from ((player, boxes) for player in cells if player not in boxes)
+
+
+def play_expert(state: SokobanState) -> int:
+    """Play the expert's moves until the room is solved; returns their number."""
+    while state.turn() is not None:
+        action = state.expert()
+        assert action is not None
+        assert action in state.legal()
+        state.apply(action)
+    assert state.scores() == (1.0,)
+    return len(state.moves)
