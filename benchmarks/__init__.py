@@ -1,1 +1,1 @@
-"""How fast MAGE is against the ordinary way of doing the same, as ratios inside one run: `python -m benchmarks [NAME ...]`."""
+"""Speed of MAGE relative to the usual way of doing the same: `python -m benchmarks [NAME ...]`."""

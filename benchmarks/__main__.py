@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...]`: run all benchmarks, or some, and print a table each."""
+"""`python -m benchmarks [NAME ...]`: run all or some benchmarks and print their tables."""
 
 import importlib
 import os
@@ -34,7 +34,8 @@ def main(names: list[str]) -> int:
         benchmark = importlib.import_module(f"benchmarks.{name}")
         load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
         print(
-            f"{str(benchmark.__doc__).splitlines()[0]}\n(what exactly is compared: benchmarks/{name}.py; {load})",
+            f"{str(benchmark.__doc__).splitlines()[0]}\n"
+            f"(details of the comparison: benchmarks/{name}.py; {load})",
             flush=True,
         )
         print_lines(benchmark.measure())

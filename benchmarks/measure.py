@@ -1,7 +1,8 @@
-"""Two ways of doing the same work, timed in turn.
+"""Time two ways of doing the same work in turn.
 
-The cores may be shared with other work, so absolute figures wander. What stays is the ratio of neighbours in time: the ways take
-turns (A, B, A, B, ..), every time is processor time of this process (one torch thread), and the ratio is the median over rounds.
+Other programs may use the same cores, so absolute figures vary. The ratio of neighbouring times is
+stable: the ways alternate (A, B, A, B, ...), every time is processor time of this process (one
+torch thread), and the ratio is the median over rounds.
 """
 
 import time
@@ -9,16 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-Way = Callable[[], float]  # does the work and says how many processor seconds it took
+Way = Callable[[], float]  # does the work and returns its processor seconds
 
 
 class Skipped(Exception):
-    """A benchmark that cannot be run here; the argument says what it takes."""
+    """A benchmark cannot run here; the argument says what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One line of a table. `ours` and `theirs` are units of work a second; `ratios` has one entry a round."""
+    """One line of a table. `ours` and `theirs`: units of work per second; `ratios`: per round."""
 
     benchmark: str
     case: str
@@ -55,7 +56,7 @@ class Comparison:
 
 
 def timed(work: Callable[[], object]) -> Way:
-    """A way that is one call, from beginning to end."""
+    """A way that consists of one call."""
 
     def way() -> float:
         began = time.process_time()
@@ -66,7 +67,7 @@ def timed(work: Callable[[], object]) -> Way:
 
 
 def take_turns(ways: Sequence[Way], rounds: int) -> list[list[float]]:
-    """Seconds of every way in every round; a first round, in which caches fill and memory grows, is not counted."""
+    """Seconds of every way in every round. The first round fills caches and is not counted."""
     found = [[way() for way in ways] for _ in range(rounds + 1)]
     return [list(seconds) for seconds in zip(*found[1:], strict=True)]
 
@@ -93,7 +94,7 @@ def relate(
     ours: Sequence[float],
     theirs: Sequence[float],
 ) -> Comparison:
-    """The seconds of two ways, round by round, as a comparison."""
+    """A comparison from the seconds of two ways in every round."""
     ratios = tuple(slow / fast for fast, slow in zip(ours, theirs, strict=True))
     return Comparison(
         benchmark, case, names, unit, amount / median(ours), amount / median(theirs), ratios

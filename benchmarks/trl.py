@@ -1,13 +1,15 @@
-"""Updates a second against TRL's GRPOTrainer on its own kind of work: one prompt, one completion, one reward.
+"""Updates per second against TRL's GRPOTrainer: one prompt, one completion, one reward.
 
-Both sides: the same model and prompts, the same number of rollouts and longest completion, temperature 1, one optimizer step
-an update on all rollouts (AdamW, no KL, clip .2, rewards normalised by group), float32, one thread. Ours is the whole loop of the
-trainer: play, credit, update, cache emptied. TRL has its faster settings: no gradient checkpointing, fused optimizer, nothing logged.
-The learning rate is TRL's default (1e-6), so that the work stays the same from update to update.
+Both sides have the same model, prompts, number of rollouts and longest completion, temperature 1,
+one optimizer step per update on all rollouts (AdamW, no KL, clip .2, rewards normalised by group),
+float32, one thread. Our side is the whole loop of the trainer: play, credit, update, empty cache.
+TRL has its faster settings: no gradient checkpointing, fused optimizer, no logging. The learning
+rate is TRL's default (1e-6), so that the work of every update is the same.
 
-    moves    embedded model, 8 boards x 8 members, an action of three tokens, through `play_groups` in one-turn episodes
+    moves    embedded model, 8 boards x 8 members, actions of three tokens, one-turn episodes
     notes    embedded model, 8 prompts x 8 members, notes of up to 48 tokens
-    free/8   a random Qwen3 (2 layers, 64 wide), 1 prompt x 8 members (TRL's own defaults), up to 64 tokens; prompts share nothing
+    free/8   a random Qwen3 (2 layers, width 64), 1 prompt x 8 members (TRL's defaults), up to 64
+             tokens; prompts have no common prefix
     free/64  the same with 8 prompts x 8 members
 """
 
@@ -50,14 +52,14 @@ CASES = ("moves", "notes", "free/8", "free/64")
 MEMBERS = 8
 TARGET = 2.0
 LR = 1e-6
-INSTALL = "trl is not installed: .venv/bin/python -m pip install -c constraints.txt -e '.[peers]' (or `make bench`); skipped"
+INSTALL = "skipped: trl is not installed (`make bench` installs it, or pip install -e '.[peers]')"
 
 
-# ------------------------------------------------------------------------------------------------------ the work
+# --- The work ----------------------------------------------------------------------------------
 
 
 class OneMoveState(TicTacToeState):
-    """A board with some marks on it; the agent puts one more, and that is all. Odd cells (corners and centre) score."""
+    """A board with some marks. The agent makes one move. Odd cells (corners, centre) score."""
 
     def __init__(self, environment: "OneMove", seed: int) -> None:
         super().__init__(environment, seed)
@@ -96,14 +98,14 @@ def score_free(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What both sides are given."""
+    """The work of both sides."""
 
     recipe: Recipe
     prompts: tuple[str, ...]
-    prompts_an_update: int
+    prompts_per_update: int
     longest: int
     score: Callable[[str], float]
-    end: str | None = None  # a token that ends completions beside the model's own
+    end: str | None = None  # a second token that ends completions
 
 
 def make_work(case: str, folder: Path) -> Work:
@@ -132,9 +134,9 @@ def make_work(case: str, folder: Path) -> Work:
             score_note,
         )
     save_random_model(folder)
-    prompts_an_update = int(case.removeprefix("free/")) // MEMBERS
-    recipe = _recipe(prompts_an_update, longest=64, model=str(folder))
-    return Work(recipe, random_prompts(64), prompts_an_update, 64, score_free)
+    prompts_per_update = int(case.removeprefix("free/")) // MEMBERS
+    recipe = _recipe(prompts_per_update, longest=64, model=str(folder))
+    return Work(recipe, random_prompts(64), prompts_per_update, 64, score_free)
 
 
 def _recipe(groups: int, longest: int, model: str = "embedded") -> Recipe:
@@ -160,10 +162,8 @@ def _texts(recipe: Recipe, prompts: Sequence[tuple[int, ...]]) -> tuple[str, ...
         chat.tokenizer.decode(list(ids), skip_special_tokens=False)
         for ids in dict.fromkeys(prompts)
     )
-    assert all(chat.encode(text) in prompts for text in texts), (
-        "TRL must see the very ids that play makes"
-    )
-    return (texts * 64)[:64]  # TRL wants a batch of prompts at least
+    assert all(chat.encode(text) in prompts for text in texts), "TRL must get the same ids as play"
+    return (texts * 64)[:64]  # TRL needs at least a batch of prompts
 
 
 def save_random_model(folder: Path) -> None:
@@ -172,9 +172,19 @@ def save_random_model(folder: Path) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(embedded)
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
-        max_position_embeddings=2048, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -202,7 +212,7 @@ def random_prompts(count: int) -> tuple[str, ...]:
     return tuple(" ".join(rng.choices(words, k=32)) for _ in range(count))
 
 
-# ------------------------------------------------------------------------------------------------------ our side
+# --- Our side ----------------------------------------------------------------------------------
 
 
 class Ours:
@@ -242,7 +252,7 @@ class Ours:
                 draw_tasks(self.work.recipe, self.done),
                 derive("play", self.done),
             )
-        count, prompts = self.work.prompts_an_update, self.work.prompts
+        count, prompts = self.work.prompts_per_update, self.work.prompts
         chosen = [prompts[(self.done * count + group) % len(prompts)] for group in range(count)]
         return run(
             self._complete(text, group, member)
@@ -251,7 +261,7 @@ class Ours:
         )
 
     async def _complete(self, prompt: str, group: int, member: int) -> MetaEpisode:
-        """A meta-episode of one reply, whose score is the reward function's."""
+        """A meta-episode of one reply, scored by the reward function."""
         agent = self.parts.agent(evaluating=False)
         agent = replace(
             agent, sampling=replace(agent.sampling, reflection_tokens=self.work.longest)
@@ -271,7 +281,7 @@ class Ours:
         )
 
 
-# ---------------------------------------------------------------------------------------------------- TRL's side
+# --- Trl's side --------------------------------------------------------------------------------
 
 
 class Clock(TrainerCallback):
@@ -288,7 +298,7 @@ class Clock(TrainerCallback):
 
 
 class Theirs:
-    """GRPOTrainer on the same work. Its first step, with what `train` sets up before, is not counted."""
+    """GRPOTrainer on the same work. Its setup and first step are not counted."""
 
     def __init__(self, work: Work, updates: int, folder: Path) -> None:
         from datasets import Dataset
@@ -301,7 +311,7 @@ class Theirs:
         options = GRPOConfig(
             output_dir=str(folder),
             max_steps=updates + 1,
-            per_device_train_batch_size=work.prompts_an_update * MEMBERS,
+            per_device_train_batch_size=work.prompts_per_update * MEMBERS,
             num_generations=MEMBERS,
             max_completion_length=work.longest,
             temperature=1.0,
@@ -342,7 +352,7 @@ class Theirs:
         return self.clock.ends[-1] - self.clock.ends[0]
 
 
-# ---------------------------------------------------------------------------------------------------- comparison
+# --- Comparison --------------------------------------------------------------------------------
 
 
 def is_installed() -> bool:
@@ -352,7 +362,7 @@ def is_installed() -> bool:
 def measure(
     cases: Sequence[str] = CASES, updates: int = 5, rounds: int = 3
 ) -> Iterator[Comparison]:
-    """Updates a second."""
+    """Updates per second."""
     if not is_installed():
         raise Skipped(INSTALL)
     for case in cases:
@@ -373,5 +383,6 @@ def _measure_case(case: str, updates: int, rounds: int) -> Comparison:
             rounds,
         )
     lengths = [side.tokens / side.replies for side in (ours, theirs)]
-    note = f"{work.prompts_an_update * MEMBERS} rollouts; {lengths[0]:.1f} and {lengths[1]:.1f} tokens a completion"
+    note = f"{work.prompts_per_update * MEMBERS} rollouts; "
+    note += f"{lengths[0]:.1f} and {lengths[1]:.1f} tokens per completion"
     return replace(found, note=note, target=TARGET)

@@ -1,4 +1,4 @@
-"""What the benchmarks work on: meta-episodes of both games, played by the embedded model as the demo plays them."""
+"""The work of the benchmarks: meta-episodes of both games with the embedded model."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ OPPONENTS = {
 
 
 def make_recipe(game: str, keep: str, groups: int, **engine: object) -> Recipe:
-    """Groups of 8 members, 3 episodes each, one torch thread on the CPU; the learner's options are the demo's."""
+    """Groups of 8 members, 3 episodes, one torch thread on the CPU, learner of the demo."""
     agent = {"max_tokens": 8} | (
         {"reflection_tokens": 48} if keep in ("reflections", "both") else {}
     )
@@ -36,7 +36,7 @@ def make_recipe(game: str, keep: str, groups: int, **engine: object) -> Recipe:
 
 
 def play(parts: Components, update: int = 1) -> list[MetaEpisode]:
-    """The meta-episodes of one update, from an empty cache as in training."""
+    """The meta-episodes of one update, with an empty cache as in training."""
     parts.engine.refresh(update)
     return play_groups(
         parts.setting(), draw_tasks(parts.recipe, update), derive("benchmark", update)
@@ -50,7 +50,7 @@ def play_samples(recipe: Recipe) -> list[Sample]:
 
 
 def replies(metas: Sequence[MetaEpisode]) -> list[tuple[int, ...]]:
-    """Every reply of the agent in order, as token ids: two rollouts are the same exactly when these are."""
+    """Token ids of every reply in order. Equal rollouts have equal replies."""
     turns = [
         turn
         for meta in metas

@@ -1,9 +1,9 @@
-"""Make the embedded model: a tiny Llama that knows the words and the answer format of the two games, and nothing else.
+"""Make the embedded model: a tiny Llama that knows only the words and answer format of two games.
 
-It is trained on scripted play through the real prompts: uniformly random legal moves and notes that state a random
-choice of plain facts. So all skill, all adaptation and all judgement about what is worth writing down come from training.
+It is trained on scripted play through the real prompts: uniformly random legal moves, and notes
+with a random choice of facts. So skill and adaptation come from reinforcement learning alone.
 
-    python scripts/make_embedded.py --out mage/models/shipped/embedded          (about 10 minutes on 2 cores)
+    python scripts/make_embedded.py --out mage/models/shipped/embedded    # 10 minutes on 2 cores
 """
 
 import argparse
@@ -33,7 +33,10 @@ from mage.types import MetaEpisode, Request, Sample, Task, Where
 
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 TAGS = ("<action>", "</action>", "<think>", "</think>")
-TEMPLATE = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 OPPONENTS = {
     "kuhn_poker": ("random", "conservative", "aggressive", "intermediate"),
     "tic_tac_toe": (
@@ -49,21 +52,23 @@ WORLDS: dict[str, Environment] = {"kuhn_poker": KuhnPoker(), "tic_tac_toe": TicT
 
 
 def scripted_reply(chat: Chat, rng: random.Random, request: Request) -> str:
-    """A random legal move, or a note of plain facts, whichever the prompt's last message asks for."""
+    """A random legal move, or a note of facts if the last message asks for a note."""
     last = chat.tokenizer.decode(list(request.prompt_ids), skip_special_tokens=False).rsplit(
         "<|user|>", 1
     )[1]
     if "Write a short note" in last:
         return factual_note(last, rng)
     if rng.random() < 0.02:
-        return "<action>?</action>"  # never learned from, but so its answer becomes a familiar text
+        return (
+            "<action>?</action>"  # not a training target, but the reply to it is then in the texts
+        )
     free = re.search(r"Free: ([\d ]+)\.", last)
     move = rng.choice(free[1].split()) if free else rng.choice(("pass", "bet"))
     return f"<action>{move}</action>"
 
 
 def factual_note(message: str, rng: random.Random) -> str:
-    """Some of the facts of a finished game, at least one, in random order."""
+    """At least one fact of a finished game, in random order."""
     facts = _kuhn_facts(message) if "Your card" in message else _board_facts(message)
     if not facts:
         return "I gave no legal move."
@@ -92,7 +97,7 @@ def _board_facts(message: str) -> list[str]:
 
 
 def collect(chat: Chat, world: str, count: int, seed: int) -> list[list[Sample]]:
-    """Scripted meta-episodes under every memory and several lengths, each as the samples of its legal replies."""
+    """Samples of the legal replies of scripted meta-episodes, for every memory and length."""
     found = []
     for keep in ("none", "reflections", "history", "both"):
         rng = random.Random(derive(seed, world, keep))
@@ -116,7 +121,7 @@ def collect(chat: Chat, world: str, count: int, seed: int) -> list[list[Sample]]
 
 
 def samples_of(chat: Chat, meta: MetaEpisode) -> list[Sample]:
-    """Every legal reply of a meta-episode; a note also learns where to end."""
+    """Every legal reply of a meta-episode. Notes include the end token."""
     samples = []
     for number, episode in enumerate(meta.episodes):
         for index, turn in enumerate((*episode.turns, episode.reflection)):
@@ -130,7 +135,7 @@ def samples_of(chat: Chat, meta: MetaEpisode) -> list[Sample]:
 
 
 def bootstrap_chat() -> Chat:
-    """A byte-level tokenizer without merges, to play with before there is a vocabulary."""
+    """A byte-level tokenizer without merges, used before the vocabulary is trained."""
     tokenizer = Tokenizer(
         models.BPE(
             vocab={c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))},
@@ -151,7 +156,7 @@ def finish_tokenizer(tokenizer: Tokenizer) -> Chat:
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
-    """Byte-level BPE: the words of the games become single tokens, anything else still has bytes."""
+    """Byte-level BPE: words of the games become single tokens, all other text is bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     trainer = trainers.BpeTrainer(
@@ -174,11 +179,21 @@ class Shape:
 
 def build_model(shape: Shape, vocabulary: int, chat: Chat) -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=shape.hidden, intermediate_size=shape.feed_forward, num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.hidden // shape.heads,
-        max_position_embeddings=2048, tie_word_embeddings=True, rope_theta=10_000.0, initializer_range=0.04,
-        bos_token_id=None, eos_token_id=chat.end_ids[0], pad_token_id=chat.tokenizer.token_to_id("<|pad|>"),
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.hidden // shape.heads,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        rope_theta=10_000.0,
+        initializer_range=0.04,
+        bos_token_id=None,
+        eos_token_id=chat.end_ids[0],
+        pad_token_id=chat.tokenizer.token_to_id("<|pad|>"),
+    )
     return LlamaForCausalLM(config)
 
 
@@ -190,7 +205,10 @@ def supervise(
     lr: float,
     seed: int,
 ) -> None:
-    """Imitate the scripted replies of `batch` meta-episodes a step, one world at a time: so the rules are computed once."""
+    """Imitate the replies of `batch` meta-episodes per step.
+
+    Every step uses one environment, so that its rules are computed once.
+    """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
@@ -228,7 +246,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--count", type=int, default=4000, help="meta-episodes a game and memory")
+    parser.add_argument("--count", type=int, default=4000, help="meta-episodes per game and memory")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--vocabulary", type=int, default=640)
     parser.add_argument(
@@ -253,7 +271,8 @@ def main() -> None:
     worlds = [collect(chat, world, args.count, args.seed) for world in WORLDS]
     model = build_model(Shape(*args.shape), tokenizer.get_vocab_size(), chat).to(args.device)
     print(
-        f"{args.count} meta-episodes a world, {tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters",
+        f"{args.count} meta-episodes per environment, {tokenizer.get_vocab_size()} tokens, "
+        f"{model.num_parameters():,} parameters",
         flush=True,
     )
     supervise(model, worlds, args.steps, args.batch, args.lr, args.seed)

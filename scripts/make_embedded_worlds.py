@@ -1,11 +1,12 @@
-"""Make the second embedded model: a tiny Llama that knows the words, the text and the answer format of Sokoban and generated ALFWorld rooms.
+"""Make the second embedded model: a tiny Llama for Sokoban and generated ALFWorld rooms.
 
-It reads accounts of scripted play through the real prompts (`mage/learn/demonstrations.py`, as `mage warmup`): uniformly random legal moves, and notes that
-state a random choice of plain facts. It learns to go on with them, what the world answers included, as language models read text; a last
-stage is on the replies alone. Nobody in these texts plays to win, rooms are those of training, and a random move is as likely to be wrong as right:
-how a task is done is left to reinforcement learning.
+It is trained on texts of scripted play through the real prompts (`mage/learn/demonstrations.py`,
+as in `mage warmup`): uniformly random legal moves, and notes with a random choice of facts. The
+first stage predicts the whole text, observations included; the last stage predicts the replies
+alone. The texts contain no skill and only rooms of the training split.
 
-    python scripts/make_embedded_worlds.py --out mage/models/shipped/embedded-worlds --device cuda --processes 11   (three minutes of reading on a shared H200)
+    python scripts/make_embedded_worlds.py --out mage/models/shipped/embedded-worlds \
+        --device cuda --processes 11    # three minutes of training on a shared H200
 """
 
 import argparse
@@ -45,12 +46,12 @@ EPISODES = 3
 NOTE_TOKENS = 96
 _AT_ONCE = 10
 _chat: Chat
-MEMORIES = ("history", "history", "reflections", "none", "both")  # as often as they are named
+MEMORIES = ("history", "history", "reflections", "none", "both")  # drawn uniformly from this list
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """An environment that is read about, `share` times as often as one of share 1."""
+    """An environment and its relative weight in the texts."""
 
     environment: Environment
     share: int
@@ -102,21 +103,21 @@ WORLDS = {
 }
 
 
-# --- Scripted play ------------------------------------------------------------------------------------------------------
+# --- Scripted play --------------------------------------------------------------------------
 
 
 def collect(
     chat: Chat, world: str, count: int, seed: int, processes: int = 1
 ) -> list[list[Demonstration]]:
-    """Scripted meta-episodes of a world under every memory, each as its demonstrations; the same for any number of processes."""
+    """Demonstrations of scripted meta-episodes, the same for any number of processes."""
     parts = [(world, seed, part) for part in range(-(-count // _AT_ONCE))]
-    with get_context("fork").Pool(processes, initializer=_know, initargs=(chat,)) as pool:
+    with get_context("fork").Pool(processes, initializer=_set_chat, initargs=(chat,)) as pool:
         found = pool.starmap(_collect_part, parts, chunksize=4)
     return [meta for metas in found for meta in metas][:count]
 
 
-def _know(chat: Chat) -> None:
-    """A process keeps the chat as it is inherited: one with a cache cannot be sent."""
+def _set_chat(chat: Chat) -> None:
+    """Keep the chat in the process: a chat with a cache cannot be pickled."""
     global _chat
     _chat = chat
 
@@ -139,12 +140,12 @@ def _collect_part(world: str, seed: int, part: int) -> list[list[Demonstration]]
 
 
 def accounts(chat: Chat, meta: Iterable[Demonstration]) -> list[Sample]:
-    """Every chat of a meta-episode, to be read from behind the rules to its end: an episode with its last reply, or a note."""
+    """Every chat of a meta-episode as one sample, from the end of the rules to its last token."""
     asks = chat.tokenizer.token_to_id("<|user|>")
     longest = {
         (demonstration.where.episode, demonstration.turn.kind): demonstration.sample()
         for demonstration in meta
-    }  # of an episode, the last turn
+    }  # the last turn of every episode
     return [_read_from(sample, sample.prompt_ids.index(asks) + 1) for sample in longest.values()]
 
 
@@ -160,11 +161,11 @@ def _read_from(sample: Sample, start: int) -> Sample:
 
 
 def replies(meta: Iterable[Demonstration]) -> list[Sample]:
-    """Every reply of a meta-episode, without what the world says."""
+    """Every reply of a meta-episode, without observations."""
     return [demonstration.sample() for demonstration in meta]
 
 
-# --- Reading ------------------------------------------------------------------------------------------------------------
+# --- Training -------------------------------------------------------------------------------
 
 
 def read(
@@ -176,7 +177,10 @@ def read(
     lr: float,
     seed: int,
 ) -> None:
-    """Learn from `batch` meta-episodes of one world a step, the worlds in the order of `cycle`, so that the rules are computed once."""
+    """Train on `batch` meta-episodes per step.
+
+    Every step uses one environment, in the order of `cycle`, so that its rules are computed once.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
     rng, began = random.Random(seed), time.time()
     for step in range(steps):
@@ -188,9 +192,7 @@ def read(
             for number, meta in enumerate(rng.sample(pools[world], batch))
             for sample in meta
         ]
-        on_cpu = (
-            model.device.type == "cpu"
-        )  # there the rules are computed once for all texts; a GPU is faster with plain rows
+        on_cpu = model.device.type == "cpu"  # packing shares the rules; a GPU is faster without it
         loss = imitate(
             model,
             optimizer,
@@ -214,13 +216,13 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, nargs=2, default=(4000, 400), metavar=("ACCOUNTS", "REPLIES")
     )
-    parser.add_argument("--batch", type=int, default=16, help="meta-episodes a step")
-    parser.add_argument("--count", type=int, default=2500, help="meta-episodes a world")
+    parser.add_argument("--batch", type=int, default=16, help="meta-episodes per step")
+    parser.add_argument("--count", type=int, default=2500, help="meta-episodes per environment")
     parser.add_argument(
         "--processes",
         type=int,
         default=1,
-        help="that play the scripted games; what they write does not depend on it",
+        help="processes that play the scripted games; the texts do not depend on it",
     )
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--device", default="cpu")
@@ -237,12 +239,12 @@ def main() -> None:
         nargs="+",
         choices=list(WORLDS),
         default=list(WORLDS),
-        help="which world a step is about, over and over",
+        help="environments of the steps, repeated in this order",
     )
     parser.add_argument(
         "--start",
         type=Path,
-        help="go on from a model that this script has made, with its tokenizer",
+        help="continue from a model that this script has made",
     )
     args = parser.parse_args()
     torch.manual_seed(args.seed)
@@ -254,7 +256,8 @@ def main() -> None:
     )
     metas = {world: collect(chat, world, args.count, args.seed, args.processes) for world in WORLDS}
     print(
-        f"{args.count} meta-episodes a world, {chat.tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters",
+        f"{args.count} meta-episodes per environment, {chat.tokenizer.get_vocab_size()} tokens, "
+        f"{model.num_parameters():,} parameters",
         flush=True,
     )
     model = model.to(args.device)
@@ -274,7 +277,7 @@ def main() -> None:
 
 
 def make_chat(vocabulary: int, seed: int) -> Chat:
-    """A tokenizer with the words of these worlds."""
+    """A tokenizer trained on the texts of these environments."""
     start = bootstrap_chat()
     rows = [
         sample

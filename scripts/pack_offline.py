@@ -1,10 +1,12 @@
-"""Pack all that a machine without any network needs: the project, wheels for its Python and platform, a model.
+"""Pack the project, its wheels and a model for a machine without a network.
 
-    python scripts/pack_offline.py --python 3.12 --platform manylinux_2_28_x86_64 --model smollm2 --part-size 60MB --out pack
+    python scripts/pack_offline.py --python 3.12 --platform manylinux_2_28_x86_64 \
+        --model smollm2 --part-size 60MB --out pack
 
-The pack is a folder: `manifest.json`, a copy of `unpack_offline.py`, and one tar cut into parts. Wheels are found level by level:
-those the project names, then those that their own metadata names, so what the host has (`--without torch`) is never downloaded, nor
-what only it needs. Versions come from constraints.txt; where that says nothing, from the wheel that asks.
+The pack is a folder: `manifest.json`, a copy of `unpack_offline.py`, and one tar file cut into
+parts. Dependencies are resolved level by level from the metadata of the wheels. So packages that
+the host has (`--without torch`), and what only they need, are never downloaded. Versions come from
+constraints.txt, else from the requirement of the wheel.
 """
 
 import argparse
@@ -40,18 +42,15 @@ _UNITS = {
     "MIB": 2**20,
     "GIB": 2**30,
 }
-_OLD_NAMES = {
-    17: "manylinux2014",
-    12: "manylinux2010",
-    5: "manylinux1",
-}  # PEP 600: the glibc 2.k behind the older tags
+# PEP 600: old tags by the minor version of glibc 2
+_OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
 class UsageError(Exception):
-    """A user's mistake, or a wheel that is not to be had: one message."""
+    """A user error or a missing wheel; the message says what to do."""
 
 
-# --- What is wanted ------------------------------------------------------------------------------------------------
+# --- Arguments ------------------------------------------------------------------------------
 
 
 def parse_size(text: str) -> int:
@@ -63,13 +62,14 @@ def parse_size(text: str) -> int:
         or (size := int(float(found[1]) * _UNITS[found[2].upper()])) < 1
     ):
         raise UsageError(
-            f"--part-size {text}: write a number and B, kB, MB, GB, KiB, MiB or GiB, as in 60MB"
+            f"--part-size {text} is not valid. Write a number and B, kB, MB, GB, KiB, MiB or GiB, "
+            "as in 60MB."
         )
     return size
 
 
 def platforms_below(given: Iterable[str]) -> list[str]:
-    """All tags that hosts with these can use: whoever runs manylinux_2_28 also runs wheels for every older glibc."""
+    """All tags that a host with these tags accepts: every older glibc works too."""
     found: dict[str, None] = {}
     for tag in given:
         found[tag] = None
@@ -84,7 +84,7 @@ def platforms_below(given: Iterable[str]) -> list[str]:
 
 
 def markers_of(python: str, platform: str) -> dict[str, str]:
-    """The host as conditions in wheels' metadata see it."""
+    """The environment markers of the host (PEP 508)."""
     system = (
         "Windows"
         if platform.startswith("win")
@@ -101,11 +101,18 @@ def markers_of(python: str, platform: str) -> dict[str, str]:
         "",
     )
     return {
-        "python_version": python, "python_full_version": f"{python}.0", "implementation_name": "cpython", "implementation_version": f"{python}.0",
-        "platform_python_implementation": "CPython", "platform_system": system, "platform_machine": "AMD64" if machine == "amd64" else machine,
-        "sys_platform": {"Windows": "win32", "Darwin": "darwin", "Linux": "linux"}[system], "os_name": "nt" if system == "Windows" else "posix",
-        "platform_release": "", "platform_version": "",
-    }  # fmt: skip
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "platform_python_implementation": "CPython",
+        "platform_system": system,
+        "platform_machine": "AMD64" if machine == "amd64" else machine,
+        "sys_platform": {"Windows": "win32", "Darwin": "darwin", "Linux": "linux"}[system],
+        "os_name": "nt" if system == "Windows" else "posix",
+        "platform_release": "",
+        "platform_version": "",
+    }
 
 
 def read_pins(path: Path) -> dict[str, str]:
@@ -115,7 +122,7 @@ def read_pins(path: Path) -> dict[str, str]:
     return {canonicalize_name(name): version for name, equals, version in pairs if equals}
 
 
-# --- Wheels --------------------------------------------------------------------------------------------------------
+# --- Wheels ---------------------------------------------------------------------------------
 
 
 class Wheels:
@@ -135,8 +142,8 @@ class Wheels:
         self.left_out: set[str] = set()
 
     def gather(self, requirements: Iterable[str]) -> list[Path]:
-        """All wheels that these requirements need, the host's own left out."""
-        asked: set[tuple[str, str]] = set()  # name and extra; each is looked at once
+        """All wheels for these requirements, without packages that the host has."""
+        asked: set[tuple[str, str]] = set()  # name and extra; each is resolved once
         wanted = self._fitting(requirements, "")
         while wanted:
             new = [one for one in wanted if self._keys(one) - asked]
@@ -206,30 +213,32 @@ class Wheels:
         command += [word for tag in self.platforms for word in ("--platform", tag)]
         done = subprocess.run([*command, *requirements], capture_output=True, text=True)
         if done.returncode:
-            raise UsageError(self._told(done.stderr))
+            raise UsageError(self._explain(done.stderr))
 
-    def _told(self, error: str) -> str:
+    def _explain(self, error: str) -> str:
         found = re.search(r"No matching distribution found for (\S+)", error)
         if found is None:
             return f"pip could not download the wheels:\n{error.strip()}"
         name = re.split(r"[=<>!~\[]", found[1])[0]
         versions = re.search(r"from versions: ([^)]*)\)", error)
         there = (
-            f" (for it there are {versions[1]})"
+            f" (available versions: {versions[1]})"
             if versions and versions[1].strip() != "none"
             else ""
         )
         return (
-            f"there is no wheel of {found[1]} for Python {self.python} on {self.platforms[0]}{there}: name a newer --platform as well "
-            f"(manylinux_2_28_x86_64, say), change its version in constraints.txt, or leave it out with --without {name} if the host has it"
+            f"there is no wheel of {found[1]} for Python {self.python} on "
+            f"{self.platforms[0]}{there}. Add a newer --platform (for example "
+            "manylinux_2_28_x86_64), change its version in constraints.txt, or leave it out with "
+            f"--without {name} if the host has it."
         )
 
 
-# --- The archive ---------------------------------------------------------------------------------------------------
+# --- The archive ----------------------------------------------------------------------------
 
 
 class Parts(io.RawIOBase):
-    """A file to write to that is cut into parts of at most `size` bytes, each with its SHA-256."""
+    """A writable file that is cut into parts of at most `size` bytes, each with its SHA-256."""
 
     def __init__(self, folder: Path, size: int | None) -> None:
         self.folder, self.size = folder, size
@@ -269,7 +278,7 @@ class Parts(io.RawIOBase):
 
 
 def project_files(project: Path) -> list[Path]:
-    """The files of the project: what git tracks, or, in a copy without git, all but hidden and built ones."""
+    """The files that git tracks; without git, all files but hidden and built ones."""
     done = subprocess.run(["git", "ls-files", "-z"], cwd=project, capture_output=True, text=True)
     if done.returncode == 0 and done.stdout:
         found = [project / name for name in done.stdout.split("\0") if name]
@@ -288,7 +297,7 @@ def project_files(project: Path) -> list[Path]:
 
 
 def entries(project: Path, wheels: list[Path], model: Path | None) -> Iterator[tuple[str, Path]]:
-    """Names in the archive and the files behind them: the smallest things first, so that a broken tail is the model's."""
+    """Names in the archive and their files. The model is last, because it is the largest."""
     yield from (
         (f"project/{path.relative_to(project).as_posix()}", path) for path in project_files(project)
     )
@@ -316,22 +325,28 @@ def write_archive(files: Iterable[tuple[str, Path]], parts: Parts) -> None:
 def pack(
     project: Path, out: Path, wheels: Wheels, model: Path | None, size: int | None
 ) -> dict[str, object]:
-    """Write the whole pack into `out`; returns its manifest."""
+    """Write the pack into `out` and return its manifest."""
     described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     extras = described.get("optional-dependencies", {})
     found = wheels.gather([*described.get("dependencies", []), *extras.get("gguf", [])])
     parts = Parts(out, size)
     write_archive(entries(project, found, model), parts)
     manifest: dict[str, object] = {
-        "format": FORMAT, "project": described["name"], "python": wheels.python, "platforms": wheels.platforms, "model": model.name if model else None,
-        "left_to_the_host": sorted(wheels.left_out), "wheels": [path.name for path in found], "parts": parts.done,
-    }  # fmt: skip
+        "format": FORMAT,
+        "project": described["name"],
+        "python": wheels.python,
+        "platforms": wheels.platforms,
+        "model": model.name if model else None,
+        "left_to_the_host": sorted(wheels.left_out),
+        "wheels": [path.name for path in found],
+        "parts": parts.done,
+    }
     shutil.copyfile(UNPACK, out / UNPACK.name)
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 
-# --- The command ---------------------------------------------------------------------------------------------------
+# --- The command ----------------------------------------------------------------------------
 
 
 def find_model_folder(name: str) -> Path:
@@ -373,7 +388,7 @@ def read_arguments(words: list[str] | None) -> argparse.Namespace:
         type=Path,
         default=ROOT,
         metavar="FOLDER",
-        help="the project; this one by default",
+        help="the project folder (default: this one)",
     )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="a folder that does not exist yet"
@@ -384,9 +399,9 @@ def read_arguments(words: list[str] | None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> None:
     args, began = read_arguments(words), time.monotonic()
     if not re.fullmatch(r"3\.\d+", args.python):
-        raise UsageError(f"--python {args.python}: write the version as 3.12")
+        raise UsageError(f"--python {args.python} is not valid. Write a version such as 3.12.")
     if args.out.exists():
-        raise UsageError(f"--out {args.out} exists already: name a new folder or remove it")
+        raise UsageError(f"--out {args.out} exists already. Choose a new folder or remove it.")
     size = parse_size(args.part_size) if args.part_size else None
     model = find_model_folder(args.model) if args.model else None
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -404,11 +419,10 @@ def main(words: list[str] | None = None) -> None:
         manifest = pack(args.project, made, wheels, model, size)
         made.rename(args.out)
     total = sum(part["bytes"] for part in manifest["parts"])  # type: ignore[attr-defined]
-    print(
-        f"{len(manifest['wheels'])} wheels, {total / 1e6:,.1f} MB in {len(manifest['parts'])} parts, {time.monotonic() - began:.0f} s: {args.out}"
-    )  # type: ignore[arg-type]
-    if idle := sorted(wheels.without - wheels.left_out):
-        print(f"note: --without {','.join(idle)} left nothing out that was not left out anyway")
+    counts = f"{len(manifest['wheels'])} wheels, {len(manifest['parts'])} parts"  # type: ignore[arg-type]
+    print(f"{counts}, {total / 1e6:,.1f} MB, {time.monotonic() - began:.0f} s: {args.out}")
+    if unused := sorted(wheels.without - wheels.left_out):
+        print(f"note: --without {','.join(unused)} had no effect: nothing needs it")
     print(f"on the host: python{args.python} {UNPACK.name} FOLDER --to TARGET")
 
 

@@ -1,10 +1,10 @@
-"""Unpack what pack_offline.py has packed, on a machine without any network, and see that it works.
+"""Unpack a pack of pack_offline.py on a machine without a network, and test it.
 
-    python3 unpack_offline.py FOLDER --collect STORE     parts that came in FOLDER are checked and kept in STORE; says which are missing
-    python3 unpack_offline.py FOLDER --check             checks the parts and does nothing else
-    python3 unpack_offline.py FOLDER --to TARGET         checks, unpacks, installs the wheels and tries the whole
+    python3 unpack_offline.py FOLDER --collect STORE   check the parts in FOLDER, copy them to STORE
+    python3 unpack_offline.py FOLDER --check           check the parts
+    python3 unpack_offline.py FOLDER --to TARGET       check, unpack, install the wheels, test
 
-Standard library only, Python 3.10 or newer. Parts are read one after the other and never joined on disk.
+Standard library only, Python 3.10 or newer. Parts are read in order and never joined on disk.
 """
 
 import argparse
@@ -23,7 +23,7 @@ PARTS_MISSING = 1
 
 
 class UsageError(Exception):
-    """What is wrong and what to do, as one message."""
+    """A user error; the message says what to do."""
 
 
 def read_manifest(folder: Path) -> dict:
@@ -39,7 +39,8 @@ def read_manifest(folder: Path) -> dict:
         ) from None
     if manifest.get("format") != FORMAT:
         raise UsageError(
-            f"the pack has format {manifest.get('format')}; this script reads format {FORMAT}: use the one in the pack"
+            f"the pack has format {manifest.get('format')}, but this script reads format {FORMAT}. "
+            "Use the script in the pack."
         )
     return manifest
 
@@ -53,7 +54,7 @@ def digest(path: Path) -> str:
 
 
 def fault_of(folder: Path, part: dict) -> str | None:
-    """What is wrong with a part, if anything."""
+    """The fault of a part, or None."""
     path = folder / part["name"]
     if not path.is_file():
         return "missing"
@@ -72,11 +73,11 @@ def check_parts(folder: Path, manifest: dict) -> None:
         raise UsageError("\n".join([*faults, f"Copy these again into {folder}."]))
 
 
-# --- Collecting ----------------------------------------------------------------------------------------------------
+# --- Collecting -----------------------------------------------------------------------------
 
 
 def collect(folder: Path, store: Path) -> int:
-    """Keep what came; returns 0 once all parts are there, else 1."""
+    """Copy the whole parts to the store; 0 if all parts are there, else 1."""
     store.mkdir(parents=True, exist_ok=True)
     has_manifest = (folder / "manifest.json").is_file()
     if (
@@ -84,7 +85,9 @@ def collect(folder: Path, store: Path) -> int:
         and (store / "manifest.json").is_file()
         and read_manifest(folder) != read_manifest(store)
     ):
-        raise UsageError(f"{store} holds parts of another pack: name another folder with --collect")
+        raise UsageError(
+            f"{store} holds parts of another pack. Choose another folder with --collect."
+        )
     for name in ("manifest.json", Path(__file__).name):
         if (folder / name).is_file() and not (store / name).is_file():
             copy_whole(folder / name, store / name)
@@ -99,7 +102,7 @@ def collect(folder: Path, store: Path) -> int:
             print(
                 f"kept {part['name']}"
                 if fault is None
-                else f"{part['name']} could not be copied whole: is {store} full?"
+                else f"{part['name']} was not copied completely. Check the free space of {store}."
             )
         elif fault != "missing":
             print(f"{part['name']} is {fault}; it was not kept")
@@ -113,17 +116,17 @@ def collect(folder: Path, store: Path) -> int:
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """Beside its place first, so that a copy that was cut off is never taken for a part."""
+    """Copy to a temporary name first, so that an interrupted copy is never used."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.copyfile(source, partial)
     partial.replace(target)
 
 
-# --- Unpacking -----------------------------------------------------------------------------------------------------
+# --- Unpacking ------------------------------------------------------------------------------
 
 
 class Joined(io.RawIOBase):
-    """The parts as one file to read from."""
+    """The parts as one readable file."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = iter(paths)
@@ -150,7 +153,7 @@ class Joined(io.RawIOBase):
 
 
 def unpack(folder: Path, manifest: dict, target: Path) -> None:
-    """Only plain files with plain names are written, whatever the archive says."""
+    """Write only regular files below the target."""
     with tarfile.open(
         fileobj=Joined([folder / part["name"] for part in manifest["parts"]]), mode="r|"
     ) as archive:
@@ -158,11 +161,12 @@ def unpack(folder: Path, manifest: dict, target: Path) -> None:
             place = Path(entry.name)
             if not entry.isfile() or place.is_absolute() or ".." in place.parts:
                 raise UsageError(
-                    f"the archive holds {entry.name!r}, which is no plain file below the target: it is not one of ours"
+                    f"the archive contains {entry.name!r}, which is not a regular file below the "
+                    "target. The archive was not made by pack_offline.py."
                 )
             (target / place).parent.mkdir(parents=True, exist_ok=True)
             source = archive.extractfile(entry)
-            assert source is not None, "a plain file has content"
+            assert source is not None, "a regular file has content"
             with (target / place).open("wb") as file:
                 shutil.copyfileobj(source, file, 1 << 20)
             (target / place).chmod(entry.mode & 0o777)
@@ -187,7 +191,8 @@ def install(target: Path) -> None:
     done = subprocess.run([*command, *wheels], capture_output=True, text=True)
     if done.returncode and "No module named pip" in done.stderr:
         raise UsageError(
-            f"this Python has no pip: run {sys.executable} -m ensurepip, or install your system's package for it"
+            f"this Python has no pip. Run {sys.executable} -m ensurepip, or install the pip "
+            "package of your system."
         )
     if done.returncode:
         raise UsageError(f"the wheels could not be installed:\n{done.stderr.strip()}")
@@ -195,12 +200,17 @@ def install(target: Path) -> None:
 
 
 def write_settings(target: Path) -> dict[str, str]:
-    """`env.sh`, which a shell reads, and the same settings for our own try."""
+    """Write `env.sh` and the command `mage` beside it; return the same settings."""
     paths = f"{target / 'site'}{os.pathsep}{target / 'project'}"
     (target / "env.sh").write_text(
-        f"# . env.sh, then {Path(sys.executable).name} -m mage ...\n"
-        f'export PYTHONPATH="{paths}${{PYTHONPATH:+:$PYTHONPATH}}"\nexport MAGE_MODELS="{target / "models"}"\n'
+        "# In a shell: . env.sh, then mage ...\n"
+        f'export PYTHONPATH="{paths}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+        f'export MAGE_MODELS="{target / "models"}"\nexport PATH="{target / "bin"}:$PATH"\n'
     )
+    (target / "bin").mkdir(exist_ok=True)
+    command = target / "bin" / "mage"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mage "$@"\n')
+    command.chmod(0o755)
     before = os.environ.get("PYTHONPATH")
     return {
         **os.environ,
@@ -210,7 +220,7 @@ def write_settings(target: Path) -> dict[str, str]:
 
 
 def attempt(target: Path, manifest: dict) -> None:
-    """The version, and two hundred random games against the contract: most of what was installed takes part."""
+    """Test the installation: print the version, play random games of an environment."""
     settings = write_settings(target)
     for words in (["--version"], ["check", "kuhn_poker"]):
         done = subprocess.run(
@@ -225,24 +235,23 @@ def attempt(target: Path, manifest: dict) -> None:
             host = ", ".join(manifest["left_to_the_host"])
             raise UsageError(
                 f"python -m mage {' '.join(words)} failed:\n{last}"
-                + (f"\nThe pack counts on the host for {host}." if host else "")
+                + (f"\nThe host must have these packages: {host}." if host else "")
             )
-        print(
-            f"python -m mage {' '.join(words)}: {(done.stdout.strip() or 'well').splitlines()[-1]}"
-        )
+        print(f"python -m mage {' '.join(words)}: {(done.stdout.strip() or 'ok').splitlines()[-1]}")
 
 
 def check_host(manifest: dict) -> None:
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if own != manifest["python"]:
         raise UsageError(
-            f"the wheels are for Python {manifest['python']}, this is {own}: run me with python{manifest['python']}"
+            f"the wheels are for Python {manifest['python']}, but this is Python {own}. "
+            f"Run this script with python{manifest['python']}."
         )
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the parts are")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the parts")
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument(
         "--to",
@@ -255,7 +264,7 @@ def main(words: list[str] | None = None) -> int:
         "--collect",
         type=Path,
         metavar="STORE",
-        help="keep the parts that came, and say which are missing",
+        help="copy the whole parts there, and list the missing ones",
     )
     args = parser.parse_args(words)
     if args.collect:
@@ -264,16 +273,16 @@ def main(words: list[str] | None = None) -> int:
     if args.to:
         check_host(manifest)
         if args.to.is_dir() and any(args.to.iterdir()):
-            raise UsageError(f"{args.to} is not empty: name a new folder")
+            raise UsageError(f"{args.to} is not empty. Choose a new folder.")
     check_parts(args.folder, manifest)
-    print(f"all {len(manifest['parts'])} parts are as they were packed")
+    print(f"all {len(manifest['parts'])} parts are whole")
     if args.to:
         target = args.to.resolve()
         unpack(args.folder, manifest, target)
         install(target)
         attempt(target, manifest)
         print(
-            f"ready: . {target / 'env.sh'}; python -m mage list"
+            f"ready: . {target / 'env.sh'}; mage list"
             + (f"; --model.path={manifest['model']}" if manifest["model"] else "")
         )
     return 0

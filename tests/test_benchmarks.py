@@ -1,4 +1,4 @@
-"""The benchmarks run, at their smallest size, and both sides of each do the same work. No time is asserted."""
+"""The benchmarks run at their smallest size, and both sides do the same work."""
 
 from collections.abc import Iterator
 
@@ -35,13 +35,13 @@ def test_a_ratio_is_the_median_over_rounds_and_the_first_round_is_not_counted() 
     assert "ratio  3.0 (2.0 to 4.0)" in found.line()
 
 
-def test_the_ways_take_turns() -> None:
+def test_the_ways_alternate() -> None:
     order: list[str] = []
     take_turns([lambda: order.append("a") or 0.0, lambda: order.append("b") or 0.0], rounds=1)
     assert order == ["a", "b", "a", "b"]
 
 
-def test_a_missed_target_is_said() -> None:
+def test_a_missed_target_is_reported() -> None:
     line = Comparison("x", "y", ("a", "b"), "u", 1.0, 1.0, (1.9,), target=2.0).line()
     assert "MISSED: target 2" in line
 
@@ -89,7 +89,7 @@ def _assert_all_same(found: Comparison) -> None:
     assert int(same) == int(of) > 0
 
 
-def test_a_barrier_answers_nobody_before_all_are_answered() -> None:
+def test_a_barrier_returns_all_replies_together() -> None:
     parts = build_components(make_recipe("kuhn_poker", "reflections", 1))
     held = barrier.Barrier(parts.engine)
     requests = [request for conversation in generate.record(parts) for request in conversation][:20]
@@ -101,8 +101,8 @@ def test_a_barrier_answers_nobody_before_all_are_answered() -> None:
     assert {request for request, _ in held.step()} == set(requests)
 
 
-def test_generate_is_asked_what_play_asks_and_says_what_the_engine_says() -> None:
-    """With the likeliest token in place of sampling, the padded batches give the engine's own replies."""
+def test_generate_gets_the_prompts_of_play_and_gives_the_replies_of_the_engine() -> None:
+    """With top_k = 1 the padded batches give the replies of the engine."""
     parts = build_components(
         change_recipe(make_recipe("kuhn_poker", "reflections", 1), ["--agent.top_k=1"])
     )
@@ -153,6 +153,6 @@ def test_both_trainers_get_the_same_work() -> None:
     )  # the same model and limit: completions are about equally long
 
 
-def test_an_unknown_benchmark_is_a_clear_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_benchmark_gives_a_clear_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["paking"]) == 2
     assert "benchmarks are packing, prefix_cache" in capsys.readouterr().err

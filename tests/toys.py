@@ -1,4 +1,4 @@
-"""Small real things for tests: a chat without training, a scripted agent, hand-made meta-episodes."""
+"""Small objects for tests: a chat, a scripted agent, hand-made meta-episodes."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,10 @@ from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
 from mage.types import Completion, Episode, MetaEpisode, Request, Task, Turn
 
-TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 def byte_chat() -> Chat:
@@ -76,7 +79,7 @@ def meta(
     anchors: tuple[str, ...] = ("a", "b", "c"),
     opponent: str = "o",
 ) -> MetaEpisode:
-    """A meta-episode with these task rewards, the same anchors in every episode, and a reflection before all but the first."""
+    """A meta-episode with these rewards, the same anchors in every episode, and reflections."""
     episodes = tuple(
         episode(reward, anchors, turn("reflection", kind="reflect") if n else None)
         for n, reward in enumerate(rewards)

@@ -1,7 +1,7 @@
-"""The command line: the verbs put together, and what happens when one of them fails.
+"""The command line: all commands, and how their errors are shown.
 
-A user's mistake is one message and exit code 2; our own mistakes keep their traceback. A new file of verbs is named in one
-import line here and in the row below it.
+A user error prints one message and exits with code 2. A bug keeps its traceback. A new file of
+commands is added to the import lines and to `VERBS` below.
 """
 
 import linecache
@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 import mage
-from mage.cli.verbs import catalog as items
 from mage.cli.verbs import (
+    catalog,
     ceilings,
     credit,
     evaluate,
@@ -38,13 +38,13 @@ VERBS = (
     credit,
     show,
     view,
-    items,
+    catalog,
     model,
 )
 
 
 class Verbs(TyperGroup):
-    """Turns a user's mistake into one message and exit code 2."""
+    """Prints one message for a user error and exits with code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -53,7 +53,7 @@ class Verbs(TyperGroup):
             if not is_user_error(error):
                 raise
             typer.echo(
-                "\n".join([f"mage: {_told(error)}", *getattr(error, "__notes__", ())]), err=True
+                "\n".join([f"mage: {_describe(error)}", *getattr(error, "__notes__", ())]), err=True
             )
             raise typer.Exit(EXIT_USAGE) from None
         except KeyboardInterrupt:
@@ -62,7 +62,11 @@ class Verbs(TyperGroup):
 
 
 def is_user_error(error: Exception) -> bool:
-    """Whether this is the user's to mend. A ValueError is if a line of ours raised it on purpose, no slip of ours or of a library."""
+    """Whether the user can fix this.
+
+    A ValueError is a user error if a `raise` statement of this package raised it. Any other
+    ValueError is a bug of this package or of a library.
+    """
     if isinstance(error, OSError):
         return not isinstance(error, BrokenPipeError)
     if isinstance(error, DeviceError) or _is_out_of_memory(error):
@@ -75,7 +79,7 @@ def is_user_error(error: Exception) -> bool:
 
 def _raised_on_purpose(error: Exception) -> bool:
     trace = error.__traceback__
-    assert trace is not None, "it has been raised"
+    assert trace is not None, "the error was raised"
     while trace.tb_next is not None:
         trace = trace.tb_next
     file = trace.tb_frame.f_code.co_filename
@@ -85,16 +89,19 @@ def _raised_on_purpose(error: Exception) -> bool:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Torch's own error, known by its name: this file loads no torch."""
+    """Torch's own error, found by its name: this file must not import torch."""
     return (
         type(error).__name__ == "OutOfMemoryError"
         and type(error).__module__.partition(".")[0] == "torch"
     )
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if _is_out_of_memory(error):
-        return f"out of GPU memory: {str(error).splitlines()[0]}\nEnd what else runs on the card, or lower engines.slots or engines.context."
+        return (
+            f"out of GPU memory: {str(error).splitlines()[0]}\n"
+            "Stop other programs on the GPU, or lower engines.slots or engines.context."
+        )
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error)
@@ -103,9 +110,9 @@ def _told(error: Exception) -> str:
 app = typer.Typer(
     name="mage",
     cls=Verbs,
-    help="Language-model agents that learn during play: train them, judge them, play against them.",
+    help="Train, evaluate and play against language-model agents that learn during play.",
     invoke_without_command=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -120,9 +127,7 @@ def main() -> None:
 @app.callback()
 def show_help(
     ctx: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         typer.echo(f"mage {mage.__version__}")

@@ -1,16 +1,17 @@
-"""What a person sees and types: tables, the live display of a run, games at the keyboard."""
+"""Terminal input and output: tables, the live display of a run, games at the keyboard."""
 
 from rich.console import Console
 
-WIDE = 200  # where nobody looks on (a file, a pipe) nothing is wrapped
+WIDE = 200  # columns in a file or a pipe, where no line should be wrapped
+PIPE = 120  # columns of the widest table in a file or a pipe
 
 
 class UsageError(ValueError):
-    """Arguments that do not go together."""
+    """The arguments of a command are wrong or contradict each other."""
 
 
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """Standard output, or standard error for all that is no result."""
+    """Standard output for results; standard error for everything else."""
     made = Console(stderr=stderr, quiet=quiet, highlight=False)
     if not made.is_terminal:
         made.width = WIDE

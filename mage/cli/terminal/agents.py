@@ -1,4 +1,7 @@
-"""Who is judged, watched or played against: a run at one of its checkpoints, or a recipe's untrained model. Loads torch."""
+"""The agents that commands evaluate, show or play against. Imports torch.
+
+An agent is a run at one of its checkpoints, or the untrained model of a recipe.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +40,7 @@ class Candidate:
 
 
 def find_candidate(name: str, overrides: Sequence[str], which: str | None) -> Candidate:
-    """A run folder at a checkpoint (`best`, `latest` or a number), or a recipe before any training."""
+    """A run folder at a checkpoint (`best`, `latest`, a number), or a recipe before training."""
     if Path(name).is_dir():
         folder = RunFolder.open(name)
         return load_run(
@@ -46,14 +49,17 @@ def find_candidate(name: str, overrides: Sequence[str], which: str | None) -> Ca
             which or "best",
         )
     if which is not None:
-        raise UsageError(f"--checkpoint {which} has no effect on {name}, which is no run folder")
+        raise UsageError(f"--checkpoint {which} has no effect: {name} is not a run folder")
     return Candidate(name, 0, build_components(load_recipe(name, overrides)))
 
 
 def find_player(
     name: str, world: Environment, options: Mapping[str, str], run: Path | None, model: str | None
 ) -> Candidate:
-    """Who plays in an environment of this name: the agent of a run at its best, else a model as it is, else the best that is there."""
+    """The agent for an environment: the best checkpoint of `run`, else `model` as it is.
+
+    Without both, the best model on this machine is used.
+    """
     if run is None:
         model = model or _best_model(name)
         return Candidate(model, 0, build_components(_recipe_of(name, world, options, model)))
@@ -67,7 +73,7 @@ def find_player(
 
 
 def _best_model(name: str) -> str:
-    """The adapters that ship for an environment, if the model they belong to was added; else the embedded model, and how to get the other."""
+    """The shipped adapters for an environment if their base model is here, else `embedded`."""
     for adapters in shipped_adapters():
         kept = find_model(adapters)
         if load_recipe(kept / RECIPE).environments.name == name:
@@ -76,7 +82,8 @@ def _best_model(name: str) -> str:
             except ValueError:
                 base = base_name(kept, "")
                 console(stderr=True).print(
-                    f"the embedded model plays; mage model add {base} gets one that was trained for this game",
+                    f"using the embedded model; after `mage model add {base}` a model that was "
+                    "trained for this game is used",
                     style="dim",
                 )
             else:
@@ -85,7 +92,7 @@ def _best_model(name: str) -> str:
 
 
 def _recipe_of(name: str, world: Environment, options: Mapping[str, str], model: str) -> Recipe:
-    """How a model plays in an environment: as it was trained to, where it has come with its recipe and that is of this environment."""
+    """The recipe with which a model plays: its own one if it was trained on this environment."""
     kept = find_model(model) / RECIPE
     if kept.is_file() and (trained := load_recipe(kept)).environments.name == name:
         return change_recipe(
@@ -107,7 +114,7 @@ def _recipe_of(name: str, world: Environment, options: Mapping[str, str], model:
 
 
 def load_run(folder: RunFolder, recipe: Recipe, which: str) -> Candidate:
-    """The parts of a run with the weights of one of its checkpoints."""
+    """The components of a run with the weights of one of its checkpoints."""
     path = _find_checkpoint(folder, which)
     _warn(check_files(folder))
     run = Trainer(RunFolder(folder.path, recipe), Ranks(), Callback(), lambda: False)
@@ -122,7 +129,10 @@ def load_run(folder: RunFolder, recipe: Recipe, which: str) -> Candidate:
 
 
 def export_run(folder: RunFolder, which: str, target: Path) -> int:
-    """Write the weights of a checkpoint, and the recipe they were trained with, to a folder that appears whole; returns the update."""
+    """Write the weights of a checkpoint and its recipe to a folder; return the update.
+
+    The folder appears only when it is complete.
+    """
     chosen = load_run(folder, folder.recipe, which)
     recipe = folder.recipe
     with atomic_folder(target) as partial:
@@ -147,16 +157,17 @@ def _warn(lines: Sequence[str]) -> None:
 
 
 def _find_checkpoint(folder: RunFolder, which: str) -> Path:
-    """The checkpoint of a number, else the newest: it knows the best one."""
+    """The checkpoint with a number, else the newest one, which stores the best update."""
     there = sorted(
         int(path.name.removeprefix("update_")) for path in folder.checkpoints.glob("update_*")
     )
     if which.isdigit() and int(which) in there:
         return checkpoint.place(folder.checkpoints, int(which))
     if which not in ("best", "latest"):
-        numbers = ", ".join(map(str, there)) or "no number yet"
+        numbers = ", ".join(map(str, there)) or "no number (no checkpoint is saved)"
         raise UsageError(
-            f"--checkpoint {which}: allowed are best, latest and, in {folder.path}, {numbers}"
+            f"--checkpoint {which} does not exist. Allowed are best, latest and, in "
+            f"{folder.path}, {numbers}."
         )
     found = checkpoint.latest(folder.checkpoints)
     if found.broken:
@@ -164,24 +175,25 @@ def _find_checkpoint(folder: RunFolder, which: str) -> Path:
             "\n".join(
                 [
                     *found.broken,
-                    f"Another one may be whole: --checkpoint with one of {', '.join(map(str, there))}",
+                    "Choose another one with --checkpoint. Saved updates: "
+                    + ", ".join(map(str, there)),
                 ]
             )
         )
     if found.path is None:
-        raise UsageError(f"{folder.path} has no checkpoint yet")
+        raise UsageError(f"{folder.path} has no checkpoint yet. Train it first.")
     return found.path
 
 
 def play_panel(
     candidate: Candidate, split: Split, panel: PanelName, size: int | None, memory: Memory | None
 ) -> Evaluation:
-    """A candidate's figures on a fixed panel, with a line that counts while it plays."""
+    """A candidate's figures on a fixed panel; a status line counts the tasks."""
     options = candidate.components.recipe.evaluate
     count = size or (options.final_size if panel == "final" else options.size)
     with console(stderr=True).status(f"{candidate.title}: playing {count:,} tasks") as status:
 
-        def tell(done: int) -> None:
+        def show_progress(done: int) -> None:
             status.update(f"{candidate.title}: task {done:,} of {count:,}")
 
         recipe = candidate.components.recipe
@@ -195,6 +207,6 @@ def play_panel(
             recipe.evaluation_seats(),
             final_size=recipe.final_tasks(split),
             with_ceilings=recipe.evaluate.ceilings,
-            on_played=tell,
+            on_played=show_progress,
             transcripts=0,
         )[0]

@@ -25,7 +25,7 @@ HEADER = (
 
 
 def table(evaluation: Evaluation) -> list[tuple[str, ...]]:
-    """The header and one row per cell and episode, as plain strings; `88 % (80-93)` is a rate and its 95 % interval."""
+    """The header and one row per cell and episode. `88 % (80-93)`: a rate, its 95 % interval."""
     return [
         HEADER,
         *(_table_row(cell, figures) for cell in evaluation.cells for figures in cell.episodes),

@@ -1,11 +1,11 @@
-"""Games at the keyboard: a person against an opponent or against the agent, and an agent that is watched.
+"""Games in the terminal: a person against an opponent or the agent, or an agent that is shown.
 
-Against the agent the person takes the opponent's place, so the agent plays exactly as in training: it keeps its memory,
-reflects after every game and adapts to whoever sits there.
+Against the agent the person takes the opponent's seat. The agent plays exactly as in training: it
+keeps its memory, reflects after every game and adapts to the person.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from rich.console import Console
@@ -20,21 +20,19 @@ from mage.opponents.base import Knowledge, Opponent, meet, move_rng
 from mage.play import Setting, play_meta_episode
 from mage.types import Episode, MetaEpisode, Task, Turn
 
-_KEYS = "type a move, ? for the legal moves, q to leave"
+_KEYS = "type a move, ? to list the legal moves, q to quit"
 
 
-class Left(Exception):
-    """The person has left the table."""
+class Quit(Exception):
+    """The person has quit."""
 
 
-# --- A person and a scripted opponent ------------------------------------------------------------------------------
+# --- A person and a scripted opponent -------------------------------------------------------
 
 
 def play_person(environment: Environment, task: Task, games: int, console: Console) -> list[float]:
-    """Games of a person against the task's opponent; the scores of those that were finished."""
-    environment.start(
-        environment.episode_seed(task.seed, 0)
-    )  # missing data is told before the rules are
+    """Play games of a person against the task's opponent; scores of the finished games."""
+    environment.start(environment.episode_seed(task.seed, 0))  # missing data fails before the rules
     _welcome(environment, task.seat, console)
     scores: list[float] = []
     try:
@@ -42,14 +40,12 @@ def play_person(environment: Environment, task: Task, games: int, console: Conso
             _head(console, f"game {number + 1} of {games}")
             state = _play_game(environment, task, number, console)
             scores.append(state.scores()[task.seat])
-            if (
-                not environment.multi_agent
-            ):  # what the last move led to; in a game the account tells it
+            if not environment.multi_agent:  # in games of two the recap shows the last position
                 _say(console, state.observe(task.seat))
             _say(console, state.recap(task.seat), style="bold")
             _say(console, running_score(scores))
-    except Left:
-        _say(console, f"\nYou left. {running_score(scores)}")
+    except Quit:
+        _say(console, f"\nYou quit. {running_score(scores)}")
     return scores
 
 
@@ -69,35 +65,38 @@ def _play_game(environment: Environment, task: Task, number: int, console: Conso
     return state
 
 
-LISTED = 40  # moves that `?` names
-LONGEST = 60  # characters of what was typed that are repeated
+SHOWN, LISTED = 9, 40  # legal moves that are shown before a move, and after `?`
+LONGEST = 60  # characters of wrong input that a message repeats
 
 
 def _ask_move(state: State, seat: int, console: Console) -> str:
-    """A legal move; asked until there is one."""
+    """Ask until the input is a legal move."""
     legal = state.legal()
     _say(console, state.observe(seat))
+    _say(console, _list_moves(legal, SHOWN), style="dim")
     while True:
         said = _ask(console)
         if said and (move := state.read(said)) is not None:
             return move
         if said.lower() in ("q", "quit"):
-            raise Left
+            raise Quit
         if said == "?":
-            more = f" and {len(legal) - LISTED} more" if len(legal) > LISTED else ""
-            _say(console, f"legal moves: {', '.join(legal[:LISTED])}{more}")
+            _say(console, _list_moves(legal, LISTED))
         elif said:
-            _say(
-                console,
-                f"{said[:LONGEST]!r}{'...' if len(said) > LONGEST else ''} is no legal move here ({_KEYS})",
-            )
+            short = f"{said[:LONGEST]!r}{'...' if len(said) > LONGEST else ''}"
+            _say(console, f"{short} is not a legal move here ({_KEYS})")
+
+
+def _list_moves(legal: Sequence[str], most: int) -> str:
+    more = f" and {len(legal) - most} more" if len(legal) > most else ""
+    return f"legal moves: {', '.join(legal[:most])}{more}"
 
 
 def _ask(console: Console) -> str:
     try:
         return console.input("your move> ", markup=False).strip()
     except EOFError:
-        raise Left from None
+        raise Quit from None
 
 
 def running_score(scores: list[float]) -> str:
@@ -113,7 +112,7 @@ def _welcome(environment: Environment, seat: int, console: Console) -> None:
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
-    """Games and models may write anything, so nothing they write is read as markup."""
+    """Print text as it is: texts of games and models must not be read as markup."""
     console.print(Text(text, style=style))
 
 
@@ -121,17 +120,17 @@ def _head(console: Console, text: str) -> None:
     _say(console, f"\n── {text} ──", style="cyan")
 
 
-# --- A person and the agent ----------------------------------------------------------------------------------------
+# --- A person and the agent -----------------------------------------------------------------
 
 
 class Person(Opponent):
-    """Whoever sits at the keyboard. No recipe should name it: a person is not stationary."""
+    """The person at the keyboard. Not for recipes: a person is not stationary."""
 
     name: ClassVar[str] = "person"
     policy_is: ClassVar[Knowledge] = "unknown"
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
-        raise NotImplementedError("nobody knows what a person will do")
+        raise NotImplementedError("the policy of a person is unknown")
 
     def act(self, state: State, seat: int, rng: random.Random) -> str:
         return _ask_move(state, seat, make_console())
@@ -141,17 +140,17 @@ PERSON = f"{Person.__module__}.{Person.__name__}"
 
 
 def play_agent(setting: Setting, task: Task, console: Console) -> list[float]:
-    """Games of a person against the agent, which sits in the task's seat; the person's scores."""
+    """Play games of a person against the agent in the task's seat; the person's scores."""
     environment, seat = setting.environment, 1 - task.seat
     scores: list[float] = []
 
-    def tell(number: int, memory: str, episode: Episode) -> None:
+    def show_episode(number: int, memory: str, episode: Episode) -> None:
         state = _replay(environment, environment.episode_seed(task.seed, number), episode)
         over = state.turn() is None
         scores.append(state.scores()[seat] if over else -episode.score)
         _say(
             console,
-            state.recap(seat) if over else "The agent found no legal move and forfeits.",
+            state.recap(seat) if over else "The agent gave no legal move and forfeits.",
             style="bold",
         )
         _say(console, running_score(scores))
@@ -161,28 +160,28 @@ def play_agent(setting: Setting, task: Task, console: Console) -> list[float]:
     _welcome(environment, seat, console)
     _head(console, f"game 1 of {setting.episodes}")
     try:
-        run([play_meta_episode(setting, task, 0, 0, task.seed, tell)])
-    except Left:
-        _say(console, f"\nYou left. {running_score(scores)}")
+        run([play_meta_episode(setting, task, 0, 0, task.seed, show_episode)])
+    except Quit:
+        _say(console, f"\nYou quit. {running_score(scores)}")
     return scores
 
 
 def _replay(environment: Environment, episode_seed: int, episode: Episode) -> State:
-    """The position at the end of an episode, which keeps its moves only."""
+    """The position at the end of an episode, computed from its moves."""
     state = environment.start(episode_seed)
     for move in episode.moves:
         state.apply(move.action)
     return state
 
 
-# --- An agent that is watched --------------------------------------------------------------------------------------
+# --- An agent that is shown -----------------------------------------------------------------
 
 
 def watch_agent(setting: Setting, task: Task, console: Console) -> MetaEpisode:
-    """An agent's games against the task's opponent: every new line of its prompts, its replies and its notes."""
+    """Play an agent's games and print every new line of its prompts, replies and notes."""
     shown = _Shown(setting, console)
 
-    def tell(number: int, memory: str, episode: Episode) -> None:
+    def show_episode(number: int, memory: str, episode: Episode) -> None:
         if episode.reflection is not None:
             _head(console, f"note after game {number}")
             shown.turn(episode.reflection)
@@ -193,11 +192,11 @@ def watch_agent(setting: Setting, task: Task, console: Console) -> MetaEpisode:
         _say(console, f"{episode.recap} ({episode.outcome}, {episode.score:+g})", style="bold")
 
     _say(console, f"The agent moves {SEATS[task.seat]} against {task.opponent or 'nobody'}.")
-    return run([play_meta_episode(setting, task, 0, 0, task.seed, tell)])[0]
+    return run([play_meta_episode(setting, task, 0, 0, task.seed, show_episode)])[0]
 
 
 class _Shown:
-    """Remembers the last prompt, so that only what is new is shown: the next message, or a new chat below the rules."""
+    """Prints the new part of every prompt: the next message, or a new chat below the rules."""
 
     def __init__(self, setting: Setting, console: Console) -> None:
         self.chat, self.console = setting.agent.chat, console
@@ -221,7 +220,7 @@ class _Shown:
 
 
 def _common(one: Ids, other: Ids) -> Ids:
-    """What both begin with."""
+    """The longest common prefix."""
     length = next(
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),

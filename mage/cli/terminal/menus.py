@@ -1,4 +1,4 @@
-"""What the menus offer, with the options of every item. Engines are not opened: loading one is slow."""
+"""The items of every menu with their options. Engines are not imported: that is slow."""
 
 import inspect
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class ItemOption:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What a menu offers under one name; `plays` are the only environments that an opponent knows."""
+    """One item of a menu. `plays`: the environments of an opponent, None for all of them."""
 
     name: str
     description: str

@@ -1,6 +1,6 @@
-"""The live display of a run: a bar with the time left, and the score of every episode against the two ceilings.
+"""The live display of a run: progress bars, the time left, and scores beside their ceilings.
 
-Without a terminal (a log file, a pipe) the same figures come as one plain line every half minute.
+Without a terminal (a log file, a pipe) the same figures are printed as one line every 30 seconds.
 """
 
 import signal
@@ -23,14 +23,14 @@ from mage.evaluation.figures import Cell, Evaluation
 from mage.report.run_results import SCORE
 from mage.training.callbacks import Callback, Metrics
 
-_RECENT = 20  # updates whose mean is shown: one alone is mostly luck
-_EVERY = 30.0  # seconds between plain lines
+_RECENT = 20  # updates whose mean is shown: a single update is mostly noise
+_EVERY = 30.0  # seconds between lines without a terminal
 _STAGES = {"before": "before", "after": "after", "emptied": "memory emptied"}
 
 
 @dataclass
 class Pace:
-    """How long things have taken, and so how long the rest will take."""
+    """Durations of updates and panels so far, and the time left computed from them."""
 
     recipe: Recipe
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -46,7 +46,7 @@ class Pace:
         self.panels[kind], self.since = now - self.since, now
 
     def left(self, done: int) -> float | None:
-        """Seconds to the end: updates, panels that choose checkpoints, and the final panels."""
+        """Seconds to the end of the run: updates, select panels and final panels."""
         if not self.updates:
             return None
         run, sizes = self.recipe.run, self.recipe.evaluate
@@ -62,13 +62,13 @@ class Pace:
 
 
 class TerminalCallback(Callback):
-    """Shows a run while it runs. Use it as a context, so that the terminal is left in order."""
+    """Shows a run while it runs. A context manager: on exit the terminal is restored."""
 
     def __init__(self, recipe: Recipe, console: Console, bounds: Cell | None = None) -> None:
         self.recipe, self.console = recipe, console
         self.bounds = bounds if _same_pool(recipe) else None
         self.pace, self.recent = Pace(recipe), deque[Metrics](maxlen=_RECENT)
-        self.done, self.told = 0, time.monotonic()
+        self.done, self.printed_at = 0, time.monotonic()
         self.display = _Display(console)
         self.training = self.display.add_task(
             "training", total=recipe.run.updates, visible=False, unit="update"
@@ -92,7 +92,7 @@ class TerminalCallback(Callback):
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
 
-    # -- what the trainer tells
+    # -- events of the trainer
 
     def on_update(
         self, done: int, total: int, metrics: Metrics, timing: Mapping[str, float]
@@ -105,9 +105,9 @@ class TerminalCallback(Callback):
         self.display.lines = _lines(self.recent, self.bounds)
         self.display.update(self.training, completed=done, visible=True, ends=ends)
         if not self.console.is_terminal and (
-            done == total or time.monotonic() - self.told > _EVERY
+            done == total or time.monotonic() - self.printed_at > _EVERY
         ):
-            self.told = time.monotonic()
+            self.printed_at = time.monotonic()
             self.say(
                 " ".join(
                     "; ".join(
@@ -128,13 +128,12 @@ class TerminalCallback(Callback):
             self.panel = None
         if self.bounds is None and evaluation.split == "test" and _same_pool(self.recipe):
             self.bounds = evaluation.overall
-        self.say(
-            f"{_title(name):<27} score {', '.join(show(SCORE, figures) for figures in evaluation.overall.episodes)}"
-        )
+        scores = ", ".join(show(SCORE, figures) for figures in evaluation.overall.episodes)
+        self.say(f"{_title(name):<27} score {scores}")
 
     def on_warmup(self, line: str) -> None:
-        if not line.startswith("step") or time.monotonic() - self.told > _EVERY:
-            self.told = time.monotonic()
+        if not line.startswith("step") or time.monotonic() - self.printed_at > _EVERY:
+            self.printed_at = time.monotonic()
             self.say(f"warm-up: {line}")
 
     def on_warning(self, line: str) -> None:
@@ -142,7 +141,7 @@ class TerminalCallback(Callback):
 
 
 class _Display(Progress):
-    """Bars, and lines of figures below them."""
+    """Progress bars with lines of figures below them."""
 
     def __init__(self, console: Console) -> None:
         self.lines: list[str] = []
@@ -162,7 +161,7 @@ class _Display(Progress):
 
 
 class _Left(ProgressColumn):
-    """Counts down to the estimated end."""
+    """The estimated time left."""
 
     def render(self, task: Task) -> Text:
         return Text(_time_left(task.fields.get("ends")).removeprefix(", "), style="cyan")
@@ -175,7 +174,7 @@ def _time_left(ends: float | None) -> str:
 
 
 def _same_pool(recipe: Recipe) -> bool:
-    """Ceilings of the test pool bound the scores of training only where both meet the same opponents."""
+    """Whether training and test have the same opponents, so that test ceilings hold for both."""
     population = recipe.population()
     return population.pool("train") == population.pool("test")
 
@@ -190,7 +189,7 @@ def _title(name: str) -> str:
 
 
 def _lines(recent: Iterable[dict[str, Any]], bounds: Cell | None) -> list[str]:
-    """Means of the last updates: scores by episode, ceilings by episode, entropy."""
+    """Means over the last updates: scores and ceilings by episode, entropy, illegal replies."""
     held = list(recent)
     names = [name for name in held[-1] if name.startswith("score_")]
     scores = "  ".join(
@@ -216,7 +215,7 @@ def _number(name: str) -> int:
 
 
 class Interrupt:
-    """The first Ctrl-C asks the run to stop, the second stops it at once."""
+    """The first Ctrl-C asks the run to save and stop; the second stops it immediately."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say, self.asked = say, False
@@ -225,7 +224,7 @@ class Interrupt:
         return self.asked
 
     def __enter__(self) -> Self:
-        self.before = signal.signal(signal.SIGINT, self._hear)
+        self.before = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(
@@ -236,8 +235,8 @@ class Interrupt:
     ) -> None:
         signal.signal(signal.SIGINT, self.before)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self.say("Stopping after this update, and saving. Ctrl-C again stops at once.")
+        self.say("The run stops after this update and saves. Press Ctrl-C again to stop now.")

@@ -1,4 +1,4 @@
-"""Results as tables: a run before and after, an evaluation, a comparison."""
+"""Tables of results: a run before and after training, an evaluation, a comparison."""
 
 import math
 from collections.abc import Sequence
@@ -15,21 +15,15 @@ from mage.evaluation.statistics import Difference, Estimate
 from mage.report.run_results import SCORE, Measure, RunResults, title_of
 from mage.types import Split
 
-_NARROW = (
-    "tokens",
-    "draws",
-    "Pass@k",
-    "exploits",
-    "gain",
-    "tasks",
-)  # columns that a narrow terminal goes without, in this order
+# columns that are left out of a narrow terminal, in this order
+_NARROW = ("tokens", "draws", "Pass@k", "exploits", "gain", "tasks")
 
 
-# --- A run ---------------------------------------------------------------------------------------------------------
+# --- A run ----------------------------------------------------------------------------------
 
 
 def result_table(results: RunResults, split: Split) -> RenderableType:
-    """One row an episode: before, after, memory emptied, and what is possible at all."""
+    """One row per episode: before, after, memory emptied, and the ceilings."""
     measure = results.measure
     cells = results.overall(split)
     first = next(iter(cells.values()))
@@ -47,12 +41,9 @@ def result_table(results: RunResults, split: Split) -> RenderableType:
         )
         for number in range(max(len(cell.episodes) for cell in cells.values()))
     ]
-    unit = "rate of won episodes" if measure.percent else f"{measure.title} an episode"
-    return plain_table(
-        header,
-        rows,
-        f"{results.environment}, {split} panel of {first.tasks:,} tasks: {unit}, with 95 % interval",
-    )
+    unit = "rate of won episodes" if measure.percent else f"{measure.title} per episode"
+    panel = f"{results.environment}, {split} panel of {first.tasks:,} tasks"
+    return plain_table(header, rows, f"{panel}: {unit}, with 95 % interval")
 
 
 def _at(measure: Measure, cell: Cell, number: int) -> str:
@@ -65,7 +56,7 @@ def _bound_cells(bounds: Cell, number: int) -> tuple[str, str]:
 
 
 def show(measure: Measure, figures: EpisodeFigures) -> str:
-    """`+0.231 ±0.014`, or `54 % (51-57)` for a rate; `-` where there is nothing."""
+    """`+0.231 ±0.014`, or `54 % (51-57)` for a rate, or `-` without a figure."""
     estimate = measure.of(figures)
     if estimate is None:
         return "-"
@@ -81,26 +72,24 @@ def show_score(estimate: Estimate) -> str:
     return f"{estimate.value:+.3f} ±{half:.3f}" if math.isfinite(half) else f"{estimate.value:+.3f}"
 
 
-# --- An evaluation -------------------------------------------------------------------------------------------------
+# --- An evaluation --------------------------------------------------------------------------
 
 
 def evaluation_table(
     evaluation: Evaluation, title: str, width: int
 ) -> tuple[RenderableType, list[str]]:
-    """All cells and episodes, and the names of the columns that had no room."""
+    """All cells and episodes, and the names of the columns that were left out."""
     alone = all(cell.opponent == NOBODY for cell in evaluation.by_opponent)
     header, *rows = _shortened(
         replace(evaluation, by_opponent=(), by_seat=(), by_opponent_seat=())
         if alone
         else evaluation
     )
-    idle = (
-        ("opponent", "seat", "draws") if alone else ()
-    )  # a world without other agents has none of them
+    unused = ("opponent", "seat", "draws") if alone else ()  # not defined with a single agent
     for name in [
         name
         for at, name in enumerate(header)
-        if name in idle or all(row[at] == "-" for row in rows)
+        if name in unused or all(row[at] == "-" for row in rows)
     ]:
         header, *rows = _without(name, header, rows)
     hidden: list[str] = []
@@ -112,7 +101,7 @@ def evaluation_table(
 
 
 def _shortened(evaluation: Evaluation) -> list[tuple[str, ...]]:
-    """`table` with intervals of scores and regrets as `±`."""
+    """The rows of `table` with score and regret intervals written as `±`."""
     header, *rows = table(evaluation)
     figures = [one for cell in evaluation.cells for one in cell.episodes]
     score, gain, regret = (header.index(name) for name in ("score", "gain", "regret"))

@@ -1,5 +1,5 @@
-"""The verbs, one file a group: arguments in, one call, figures out. Each file holds `verbs`, which `cli.py` puts together.
+"""The commands, one file per group. Each file has `verbs`, which `cli/main.py` combines.
 
-Results go to standard output, everything else to standard error. What loads torch is imported inside the verb that needs it,
-so that `mage list` and a game against a scripted opponent start at once.
+Results go to standard output, everything else to standard error. Files that import torch are
+imported inside the command that needs them, so that `mage list` starts fast.
 """

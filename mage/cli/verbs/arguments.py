@@ -1,4 +1,4 @@
-"""What several verbs take and read: their common options, names of items, and JSON as the answer."""
+"""Options and arguments that several commands share, and their JSON output."""
 
 import json
 from collections.abc import Sequence
@@ -26,20 +26,36 @@ AsJson = Annotated[
 Options = Annotated[
     list[str] | None,
     typer.Option(
-        "--option", metavar="KEY=VALUE", help="An option of the environment; may be repeated."
+        "--option", metavar="KEY=VALUE", help="An option of the environment. Can be repeated."
     ),
 ]
 
 
 def split_words(first: str | None, others: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The one name and the overrides of a command line, in whatever order they came."""
-    words = [word for word in (first, *others) if word is not None]
+    """The name and the overrides of a command line, in any order.
+
+    `--learn.lr=0.1` and `--learn.lr 0.1` mean the same.
+    """
+    words = _join_values([word for word in (first, *others) if word is not None])
     names = [word for word in words if not word.startswith("-")]
     if len(names) > 1:
         raise UsageError(
-            f"one name is enough, not {', '.join(names)}; an option is changed by --section.option=value, with an equals sign"
+            f"expected one name, got {', '.join(names)}. "
+            "To change an option of the recipe, write --section.option=value."
         )
     return (names[0] if names else None), [word for word in words if word.startswith("-")]
+
+
+def _join_values(words: Sequence[str]) -> list[str]:
+    """Join `--section.option` and a value in the next word by an equals sign."""
+    joined: list[str] = []
+    for word in words:
+        waits = bool(joined) and joined[-1].startswith("--") and "=" not in joined[-1]
+        if waits and "." in joined[-1] and not word.startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def read_pairs(texts: Sequence[str] | None, flag: str) -> dict[str, str]:
@@ -47,7 +63,9 @@ def read_pairs(texts: Sequence[str] | None, flag: str) -> dict[str, str]:
     for text in texts or ():
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key or not value or key in found:
-            raise UsageError(f"{flag} {text}: write name=value, each name once")
+            raise UsageError(
+                f"{flag} {text} is not valid. Write name=value, and each name only once."
+            )
         found[key] = value
     return found
 
@@ -61,7 +79,7 @@ def make_environment(name: str, options: dict[str, str]) -> Environment:
         key = ".".join(map(str, fault["loc"]))
         if fault["type"] == "extra_forbidden":
             raise UsageError(
-                f"--option {key} is unknown; {name} takes {', '.join(kind.model_fields)}"
+                f"--option {key} is unknown. {name} has {', '.join(kind.model_fields)}."
             ) from None
         given = (
             f"{key}={fault['input']}"
@@ -74,22 +92,22 @@ def make_environment(name: str, options: dict[str, str]) -> Environment:
 
 
 def check_opponent_of(world: Environment, name: str | None) -> str:
-    """The name of an opponent that plays this; empty where nobody sits on the other side."""
+    """The name of an opponent that plays this environment; empty if it has no opponents."""
     if not world.multi_agent:
         if name is not None:
-            raise UsageError(f"{world.name} has no opponents, so {name} has nobody to play against")
+            raise UsageError(f"{world.name} has no opponents. Leave out {name}.")
         return ""
     names = ", ".join(fitting(world))
     if name is None:
-        raise UsageError(f"against whom? --against takes {names}, or {AGENT}")
+        raise UsageError(f"no opponent is given. --against takes {names}, or {AGENT}.")
     if not find(name).plays(world):
-        raise UsageError(f"{name} does not play {world.name}; opponents for {world.name}: {names}")
+        raise UsageError(f"{name} does not play {world.name}. Opponents for {world.name}: {names}.")
     return name
 
 
 def find_seat(world: Environment, seat: Seat) -> int:
     if SEATS.index(seat) >= world.seats:
-        raise UsageError(f"--seat {seat}: {world.name} has one seat only")
+        raise UsageError(f"--seat {seat} does not exist: {world.name} has one seat")
     return SEATS.index(seat)
 
 

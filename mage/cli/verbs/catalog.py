@@ -1,4 +1,4 @@
-"""`mage list` and `mage check`: what the menus offer, and whether an item keeps its contract."""
+"""`mage list` and `mage check`: the items of the menus, and tests of their contracts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -33,11 +33,11 @@ Verdict = tuple[list[str], list[str]]  # faults and remarks
 def list_menus(
     kind: Annotated[
         str | None,
-        typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}; all by default."),
+        typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}. Default: all."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a recipe can name: environments, opponents, memories, engines, advantages; the recipes themselves, and parts to put on them."""
+    """List everything that a recipe can name, the recipes, their parts and all options."""
     kinds = [kind] if kind else KINDS
     found = {one: read_menu(one, with_options=as_json or kind is not None) for one in kinds}
     if as_json:
@@ -52,21 +52,22 @@ def list_menus(
         return
     for one, items in found.items():
         header = (
-            ("name", "what it is", "options")
+            ("name", "description", "options")
             if any(item.details() for item in items)
-            else ("name", "what it is")
+            else ("name", "description")
         )
         rows = [(item.name, item.description, item.details())[: len(header)] for item in items]
         out.print(plain_table(header, rows, one) if rows else f"{one}: none")
     if kind == "opponents":
         out.print(
-            "Options stand behind dashes, in this order: mcts-100, biased-corner-2.", style="dim"
+            "Options follow the name after dashes, in this order: mcts-100, biased-corner-2.",
+            style="dim",
         )
     elif kind is None:
-        out.print("`mage list KIND` also shows options.", style="dim")
+        out.print("`mage list KIND` also shows the options.", style="dim")
 
 
-# --- Contracts ------------------------------------------------------------------------------------------------------
+# --- Contracts ------------------------------------------------------------------------------
 
 
 @verbs.command(name="check", epilog="Example: mage check kuhn_poker")
@@ -77,20 +78,20 @@ def check_item(
     environment: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Where to check an opponent; by default wherever it plays."
+            metavar="NAME", help="Environment to check an opponent in. Default: all that it plays."
         ),
     ] = None,
     option: Options = None,
-    games: Annotated[int, typer.Option(min=1, help="Random games.")] = 50,
+    games: Annotated[int, typer.Option(min=1, help="Number of random games.")] = 50,
     folder: Annotated[
-        Path, typer.Option("--golden", metavar="FOLDER", help="Where golden play-throughs lie.")
+        Path, typer.Option("--golden", metavar="FOLDER", help="Folder of the golden play-throughs.")
     ] = Path("tests/golden"),
     write: Annotated[
         bool, typer.Option("--write", help="Write the environment's golden play-through.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check an environment or an opponent against its contract, or verify the files of a run.
+    """Test the contract of an environment or an opponent, or verify the files of a run.
 
     The exit code is 1 if there is a fault.
     """
@@ -106,7 +107,8 @@ def check_item(
     else:
         if write:
             raise UsageError(
-                f"--write has no effect: {name} is an opponent, and only environments have a golden play-through"
+                f"--write has no effect: {name} is an opponent. "
+                "Only environments have a golden play-through."
             )
         faults, notes = _check_opponent(
             name, opponent, [environment] if environment else _plays(opponent), options, games
@@ -121,14 +123,14 @@ def check_item(
             }
         )
     else:
-        verdict = f"{name}: {f'{len(faults)} faults' if faults else 'all is well'}"
+        verdict = f"{name}: {f'{len(faults)} faults' if faults else 'no faults'}"
         for line in (*(f"fault: {fault}" for fault in faults), *notes, verdict):
             console().print(line, markup=False, soft_wrap=True)
     raise typer.Exit(1 if faults else 0)
 
 
 def _known_opponent(name: str) -> Opponent | None:
-    """The opponent of this name, None if it is an environment's."""
+    """The opponent with this name; None if the name belongs to an environment."""
     if name in dict(menu("environments")):
         return None
     if "." in name.split("-")[0]:
@@ -138,8 +140,10 @@ def _known_opponent(name: str) -> Opponent | None:
             return find(name)
         return None
     if name.split("-")[0] not in known():
-        known_names = f"environments are {names('environments')}; opponents {names('opponents')}"
-        raise UsageError(f"there is no environment and no opponent {name!r}: {known_names}")
+        raise UsageError(
+            f"there is no environment and no opponent {name!r}. Environments: "
+            f"{names('environments')}. Opponents: {names('opponents')}."
+        )
     return find(name)
 
 
@@ -151,10 +155,12 @@ def _check_environment(world: Environment, path: Path, games: int, write: bool) 
         write_golden(world, path)
         return faults, [f"wrote the golden play-through {path}"]
     if not path.is_file():
-        return faults, [f"no golden play-through {path} yet: --write makes it"]
+        return faults, [f"there is no golden play-through {path} yet. --write creates it."]
     changed = compare_golden(world, path)
     return faults + changed, [
-        "if that is meant: --write" if changed else f"the play-through equals {path}"
+        "if the change is intended, run again with --write"
+        if changed
+        else f"the play-through equals {path}"
     ]
 
 
@@ -172,7 +178,7 @@ def _check_opponent(
 
 
 def _plays(opponent: Opponent) -> list[str]:
-    """The environments that it plays; `openspiel` stands for any game and must be named."""
+    """The environments that it plays, without `openspiel`, which needs the name of a game."""
     worlds = [
         name
         for name, _ in menu("environments")

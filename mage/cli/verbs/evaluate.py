@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mage.cli.terminal import UsageError, console
+from mage.cli.terminal import PIPE, UsageError, console
 from mage.cli.terminal.tables import plain_table
 from mage.cli.verbs.arguments import (
     OVERRIDES,
@@ -35,56 +35,59 @@ def evaluate(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|RECIPE", help="A run folder, or a recipe for its untrained model."
+            metavar="RUN|RECIPE", help="A run folder, or a recipe (its untrained model)."
         ),
     ],
     checkpoint: Annotated[
         str | None,
-        typer.Option(metavar="best|latest|N", help="Which checkpoint of the run; best by default."),
+        typer.Option(metavar="best|latest|N", help="Checkpoint of the run. Default: best."),
     ] = None,
-    split: Annotated[Split, typer.Option(help="The pool of opponents.")] = "test",
+    split: Annotated[Split, typer.Option(help="Pool of opponents.")] = "test",
     size: Annotated[
-        int | None, typer.Option(min=1, help="Tasks of the panel; as the recipe says by default.")
+        int | None, typer.Option(min=1, help="Tasks of the panel. Default: as in the recipe.")
     ] = None,
     episodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Episodes of a meta-episode; as the recipe says by default."),
+        typer.Option(min=1, help="Episodes per meta-episode. Default: as in the recipe."),
     ] = None,
     memory: Annotated[
-        Keep | None, typer.Option(help="Another memory than the recipe's; none = emptied.")
+        Keep | None, typer.Option(help="Memory instead of the recipe's. none: always empty.")
     ] = None,
     panel: Annotated[
         Literal["final", "select"],
-        typer.Option(help="That of final figures, or that which chooses checkpoints."),
+        typer.Option(help="final: for final figures. select: the panel that chooses checkpoints."),
     ] = "final",
     exact: Annotated[
         bool,
         typer.Option(
             "--exact",
-            help="In a small game with a plain memory: sum over all that can happen instead of playing a panel.",
+            help="Exact figures by summation over all courses, for small games with notes memory.",
         ),
     ] = False,
     compare: Annotated[
         str | None,
         typer.Option(
-            metavar="RUN|RECIPE", help="Play with this one too; show the paired difference."
+            metavar="RUN|RECIPE", help="Evaluate this one too and show the paired difference."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play a fixed panel and show every figure with its 95 % interval. Recipe options may be changed by --section.option=value."""
+    """Play a fixed panel and show every figure with its 95 % interval.
+
+    Any option of the recipe can be changed with --section.option=value.
+    """
     name, overrides = split_words(what, ctx.args)
     overrides += [f"--evaluate.episodes={episodes}"] if episodes else []
     chosen = [one for one in (name, compare) if one is not None]
     if name is None:
-        raise UsageError("what is to be evaluated? Name a run folder or a recipe")
+        raise UsageError("nothing to evaluate is given. Name a run folder or a recipe.")
     from mage.cli.terminal.agents import find_candidate, play_panel
     from mage.evaluation.compare import compare as compare_pairs
 
     notes = None if memory is None else make_notes(memory)
     if exact:
         if compare or size or panel != "final":
-            raise UsageError("--exact plays no panel: leave out --compare, --size and --panel")
+            raise UsageError("--exact plays no panel. Leave out --compare, --size and --panel.")
         _evaluate_exactly(find_candidate(name, overrides, checkpoint), split, notes, as_json)
         return
     candidates = [find_candidate(one, overrides, checkpoint) for one in chosen]
@@ -121,11 +124,12 @@ def _show_evaluations(
     out, hidden = console(), list[str]()
     for one, result in zip(candidates, found, strict=True):
         title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"
-        shown, hidden = evaluation_table(result, title, out.width)
+        shown, hidden = evaluation_table(result, title, out.width if out.is_terminal else PIPE)
         out.print(shown)
         if (expert := result.overall.expert) is not None:
             out.print(
-                f"the world's own expert on these tasks: success {100 * expert.success:.0f} %, score {expert.score:+.3f}",
+                f"the environment's expert on these tasks: success {100 * expert.success:.0f} %, "
+                f"score {expert.score:+.3f}",
                 style="dim",
             )
         for bill in _bill(one).values():
@@ -139,17 +143,21 @@ def _show_evaluations(
         out.print(
             comparison_table(
                 paired,
-                f"{candidates[0].title} minus {candidates[1].title}, paired over {paired.tasks:,} tasks",
+                f"{candidates[0].title} minus {candidates[1].title}, "
+                f"paired over {paired.tasks:,} tasks",
             )
         )
     if hidden:
-        out.print(f"no room for {', '.join(hidden)}: widen the window, or use --json", style="dim")
+        out.print(
+            f"left out because the window is narrow: {', '.join(hidden)}; --json shows all",
+            style="dim",
+        )
 
 
 def _evaluate_exactly(one: "Candidate", split: Split, notes: Any, as_json: bool) -> None:
     from mage.evaluation.exact import exact_scores
 
-    with console(stderr=True).status(f"{one.title}: asking the model in every situation"):
+    with console(stderr=True).status(f"{one.title}: computing the policy in every situation"):
         recipe, setting = (
             one.components.recipe,
             one.components.setting(evaluating=True, memory=notes),
@@ -172,14 +180,18 @@ def _evaluate_exactly(one: "Candidate", split: Split, notes: Any, as_json: bool)
         for cell in found.cells
     ]
     episodes = [f"episode {number + 1}" for number in range(len(found.overall.scores))]
-    title = f"{one.title}, update {one.update}: exact score an episode, {split} opponents, memory {keep}"
+    title = f"{one.title}, update {one.update}: exact score per episode, "
+    title += f"{split} opponents, memory {keep}"
     out = console()
     out.print(plain_table(("opponent", "seat", *episodes), rows, title))
-    told = f"{found.situations:,} situations; replies that are no legal move {found.unread:.2%}; courses too unlikely to follow {found.left_out:.1e}"
-    out.print(told, style="dim")
+    out.print(
+        f"{found.situations:,} situations; replies that are not legal moves {found.unread:.2%}; "
+        f"probability of courses that were left out {found.left_out:.1e}",
+        style="dim",
+    )
 
 
 def _bill(one: "Candidate") -> dict[str, dict[str, float]]:
-    """What the model's owner was asked for, if it is not ours."""
+    """Requests, tokens and cost of an endpoint; empty for a local model."""
     bill = one.components.engine.bill()
     return {"bill": bill} if bill else {}

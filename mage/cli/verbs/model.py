@@ -1,4 +1,4 @@
-"""`mage model`: get a real model as a folder that is ready to train, see which ones are there, and take one out of a run."""
+"""`mage model`: add a model, list the models on this machine, export a model from a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,9 +22,7 @@ from mage.run_folder import RunFolder
 
 verbs = typer.Typer()
 model = typer.Typer(no_args_is_help=True)
-verbs.add_typer(
-    model, name="model", help="Get a model to start from, and see which ones are there."
-)
+verbs.add_typer(model, name="model", help="Add, list and export models.")
 
 
 @model.command(epilog="Example: mage model add smollm2")
@@ -38,32 +36,33 @@ def add(
     ],
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What recipes call it; by default as the source does."),
+        typer.Option(metavar="NAME", help="Its name in recipes. Default: the name of the source."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Write it there; by default into $MAGE_MODELS or ~/.cache/mage/models.",
+            help="Target folder. Default: in $MAGE_MODELS or ~/.cache/mage/models.",
         ),
     ] = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(
-            help="Numbers on disk; by default float32, or as a folder or the hub has them."
-        ),
+        typer.Option(help="Number type on disk. Default: as in the source, or float32."),
     ] = None,
     template: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A chat template (jinja) instead of the model's own."),
+        typer.Option(
+            metavar="FILE", help="A chat template (jinja) that replaces the model's own one."
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over one that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing model.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a transformers folder (safetensors, tokenizer, chat template), and let the model say a line to see that it works."""
+    """Write a transformers folder (safetensors, tokenizer, chat template) and test the model."""
     if name and out:
         raise UsageError(
-            "--name has no effect with --out: a folder outside the models folder is named by its path"
+            "--name has no effect with --out: a model outside the models folder is named by its "
+            "path. Leave out one of them."
         )
     err = console(stderr=True)
     from mage.models.adding import add_model  # loads torch
@@ -83,13 +82,15 @@ def add(
     show = console()
     if done.line is None:
         show.print(
-            f"{done.model.name} is there already and was left as it is; --force makes it anew",
+            f"{done.model.name} exists already and was not changed; --force replaces it",
             markup=False,
             soft_wrap=True,
         )
     else:
         show.print(
-            f'asked for the capital of France it says: "{done.line}"', markup=False, soft_wrap=True
+            f'test prompt "What is the capital of France?", reply: "{done.line}"',
+            markup=False,
+            soft_wrap=True,
         )
     path = done.model.name if out is None else str(done.model.folder)
     show.print(
@@ -102,18 +103,19 @@ def add(
 @model.command(epilog="Example: mage model export runs/smollm2_kuhn_poker-1 --out kuhn")
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where it goes.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Target folder.")],
     checkpoint: Annotated[
         str, typer.Option(metavar="best|latest|N", help="Which checkpoint.")
     ] = "best",
     as_json: AsJson = False,
 ) -> None:
-    """Write what a run has learnt as a folder for model.path and other tools: a transformers model, or the adapters as PEFT has them.
+    """Write a checkpoint of a run as a folder for model.path and other tools.
 
-    The run's recipe goes with it, so that `mage play` shows the agent as it was trained.
+    The result is a transformers model, or LoRA adapters in the format of PEFT. The run's recipe is
+    copied too, so that `mage play` uses the agent as it was trained.
     """
     if out.exists():
-        raise UsageError(f"{out} exists already: name another folder, or remove it")
+        raise UsageError(f"{out} exists already. Choose another folder, or remove it.")
     from mage.cli.terminal.agents import export_run
 
     update = export_run(RunFolder.open(run), checkpoint, out)
@@ -130,7 +132,7 @@ def export(
 
 @model.command(name="list", epilog="Example: mage model list --json")
 def list_all(as_json: AsJson = False) -> None:
-    """The models that a recipe can name in model.path, and those that can be had by a name."""
+    """List the models that a recipe can name in model.path, and the models that can be added."""
     there = [*(read_model(SHIPPED / name) for name in EMBEDDED), *list_models()]
     if as_json:
         print_json(
@@ -144,7 +146,7 @@ def list_all(as_json: AsJson = False) -> None:
     out = console()
     rows = [_row(one) for one in there]
     out.print(
-        plain_table(("name", "parameters", "size", "numbers", "from", "where"), rows, "models")
+        plain_table(("name", "parameters", "size", "dtype", "source", "folder"), rows, "models")
     )
     missing = [
         (name, title)
@@ -152,7 +154,7 @@ def list_all(as_json: AsJson = False) -> None:
         if name not in {one.name for one in there}
     ]
     if missing:
-        out.print(plain_table(("mage model add ..", "what it is"), missing))
+        out.print(plain_table(("mage model add ...", "description"), missing))
 
 
 def _row(one: Model) -> tuple[str, ...]:

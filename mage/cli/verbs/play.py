@@ -1,4 +1,4 @@
-"""`mage play`: a game at the keyboard against an opponent or the agent, or an agent that is watched."""
+"""`mage play`: play against an opponent or the agent, or watch an agent play."""
 
 import secrets
 from dataclasses import asdict, replace
@@ -38,29 +38,29 @@ def play(
         typer.Option(metavar="OPPONENT", help="A name of `mage list opponents`, or `agent`."),
     ] = None,
     seat: Annotated[
-        Seat, typer.Option(help="Where you sit; with --watch, where the agent sits.")
+        Seat, typer.Option(help="Your seat; with --watch, the seat of the agent.")
     ] = "first",
-    episodes: Annotated[int, typer.Option(min=1, help="Games.")] = 3,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of games.")] = 3,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="The same seed gives the same deals; drawn anew by default."),
+        typer.Option(min=0, help="The same seed gives the same deals. Default: random."),
     ] = None,
     option: Options = None,
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch", help="Watch an agent play instead: its prompts, replies, notes and memory."
+            "--watch", help="Watch an agent play: its prompts, replies, notes and memory."
         ),
     ] = False,
     run: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="The agent of this run, at its best checkpoint."),
+        typer.Option(metavar="RUN", help="Use the best checkpoint of this run as the agent."),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="Without --run: the agent's model; the best that is there by default.",
+            help="Model of the agent, without --run. Default: the best one on this machine.",
         ),
     ] = None,
     memory: Annotated[Keep | None, typer.Option(help="The agent's memory.")] = None,
@@ -75,11 +75,11 @@ def play(
     place = find_seat(world, seat)
     seed = secrets.randbits(31) if seed is None else seed
     task = Task(world.name, seed, place, opponent, "test")
-    from mage.cli.terminal import human as person
+    from mage.cli.terminal import human
 
     if not watch and against != AGENT:
-        person.play_person(world, task, episodes, console())
-        console().print(f"(the same deals again: --seed {seed})", style="dim")
+        human.play_person(world, task, episodes, console())
+        console().print(f"(to play the same deals again: --seed {seed})", style="dim")
         return
     from mage.cli.terminal.agents import find_player
 
@@ -89,9 +89,9 @@ def play(
     )
     setting = replace(setting, episodes=episodes)
     if against == AGENT:
-        person.play_agent(setting, replace(task, seat=1 - place, opponent=person.PERSON), console())
+        human.play_agent(setting, replace(task, seat=1 - place, opponent=human.PERSON), console())
     else:
-        played = person.watch_agent(setting, task, console(quiet=as_json))
+        played = human.watch_agent(setting, task, console(quiet=as_json))
         if as_json:
             print_json(_transcript(played))
 
@@ -102,19 +102,20 @@ def _check_play(
     given = [name for name, value in of_agent.items() if value is not None]
     if given and not watch and against != AGENT:
         raise UsageError(
-            f"{', '.join(given)} has no effect without an agent: add --watch, or play --against {AGENT}"
+            f"{', '.join(given)} has no effect without an agent. "
+            f"Add --watch, or play --against {AGENT}."
         )
     if {"--run", "--model"} <= set(given):
-        raise UsageError("--model has no effect with --run: the run has its own model")
+        raise UsageError("--model has no effect with --run, because the run has its own model")
     if as_json and not watch:
         raise UsageError(
-            "--json has no effect without --watch: a game at the keyboard is played in words"
+            "--json has no effect without --watch. A game at the keyboard prints plain text."
         )
     if against == AGENT and not find_item("environments", environment).multi_agent:
-        raise UsageError(f"{environment} is played alone, not --against {AGENT}")
+        raise UsageError(f"{environment} has a single agent, so --against {AGENT} is not possible")
     if watch and against == AGENT:
         raise UsageError(
-            f"--watch shows the agent against an opponent: --against one of {names('opponents')}"
+            f"--watch needs a scripted opponent. --against takes one of {names('opponents')}."
         )
 
 

@@ -1,4 +1,4 @@
-"""`mage reproduce`: a table of the paper from plan to page."""
+"""`mage reproduce`: run one of the paper's tables and write its page."""
 
 import os
 import time
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mage.reproduce.runner import Runner, RunnerProgress
 
 verbs = typer.Typer()
-_EVERY = 30.0  # seconds between lines where nobody looks on
+_EVERY = 30.0  # seconds between lines without a terminal
 
 
 @verbs.command(
@@ -35,42 +35,47 @@ def reproduce(
     ],
     scale: Annotated[
         scales.Name,
-        typer.Option(help="small = the embedded model on a CPU; paper = the paper's own sizes."),
+        typer.Option(help="small: the embedded model on a CPU. paper: the sizes of the paper."),
     ] = "small",
     environment: Annotated[
-        str, typer.Option(metavar="NAME,...", help="Worlds; all of the scale by default.")
+        str, typer.Option(metavar="NAME,...", help="Environments. Default: all of the scale.")
     ] = "",
     seeds: Annotated[
-        str, typer.Option(metavar="K|A-B", help="So many seeds from 0 on, or those from A to B.")
+        str, typer.Option(metavar="K|A-B", help="K seeds from 0 on, or the seeds A to B.")
     ] = "5",
     only: Annotated[
-        str, typer.Option(metavar="ARM,...", help="Only these lines of the table.")
+        str, typer.Option(metavar="ARM,...", help="Only these rows of the table.")
     ] = "",
     model: Annotated[
         str | None,
-        typer.Option(metavar="M", help="Another model than the recipes'; see `mage model list`."),
+        typer.Option(
+            metavar="M", help="Model instead of the recipes' own one; see `mage model list`."
+        ),
     ] = None,
     budget: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="EPISODES",
-            help="Training episodes of a run; as the scale says by default.",
+            help="Training episodes of a run. Default: as in the scale.",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs side by side; 0 = one a core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs in parallel. 0: one per core.")] = 0,
     out: Annotated[
         Path,
         typer.Option(
             metavar="FOLDER",
-            help="Where runs and pages go; runs made elsewhere count in its runs/.",
+            help="Folder of runs and pages. Runs copied into its runs/ are used.",
         ),
     ] = Path("reproduction"),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and its cost, and leave.")
+        bool, typer.Option("--dry-run", help="Show the plan and its cost, and exit.")
     ] = False,
 ) -> None:
-    """Run what is missing of one of the paper's tables and write its page. Options of all recipes may be changed by --section.option=value."""
+    """Run the missing parts of one of the paper's tables and write its page.
+
+    Options of all recipes can be changed with --section.option=value.
+    """
     from mage.reproduce.plan import make_plan
 
     _, overrides = split_words(None, ctx.args)
@@ -91,15 +96,15 @@ def reproduce(
 
 
 def read_seeds(text: str) -> list[int]:
-    """`5` is 0 to 4, `3-4` is 3 and 4."""
+    """`5` means the seeds 0 to 4, `3-4` the seeds 3 and 4."""
     first, dash, last = text.partition("-")
     if not first.isdigit() or (dash and not last.isdigit()):
         raise UsageError(
-            f"--seeds {text}: write how many, as in 5, or from which to which, as in 3-4"
+            f"--seeds {text} is not valid. Write a number, as in 5, or a range, as in 3-4."
         )
     found = list(range(int(first), int(last) + 1) if dash else range(int(first)))
     if not found:
-        raise UsageError(f"--seeds {text}: that is no seed at all")
+        raise UsageError(f"--seeds {text} contains no seed")
     return found
 
 
@@ -132,9 +137,9 @@ def _show_plan(plan: "Plan", out: Path, size: int) -> None:
         "arm",
         "runs",
         "updates",
-        "training episodes a run",
-        "evaluation episodes a run",
-        "core-minutes a run",
+        "training episodes per run",
+        "evaluation episodes per run",
+        "core-minutes per run",
     )
     err = console(stderr=True)
     err.print(plain_table(header, rows, f"{plan.name}: {plan.table.title}", group=1))
@@ -147,7 +152,7 @@ def _show_plan(plan: "Plan", out: Path, size: int) -> None:
     cost = (
         f"about {timedelta(seconds=round(sum(known) / size))} on {size} free cores"
         if len(known) == len(left)
-        else "time is told after the first updates"
+        else "the time is known after the first updates"
     )
     err.print(f"{len(plan.jobs)} runs in {out / 'runs'}, {len(left)} to do; {cost}", soft_wrap=True)
 
@@ -159,16 +164,17 @@ def _run(plan: "Plan", out: Path, size: int) -> None:
     err = console(stderr=True)
     (out / "runs").mkdir(parents=True, exist_ok=True)
     runner = Runner(plan, out / "runs", size)
-    with Interrupt(lambda _: err.print("Stopping; runs under way are saved first.")) as interrupt:
+    with Interrupt(lambda _: err.print("Stopping. Active runs are saved first.")) as interrupt:
         finished = _follow(runner, err, interrupt)
     for failure in runner.failures:
         err.print(
-            f"{failure.name} failed; all it said is in {out / 'runs' / failure.name}:\n{failure.text}",
+            f"{failure.name} failed. Its whole output is in {out / 'runs' / failure.name}:"
+            f"\n{failure.text}",
             markup=False,
             soft_wrap=True,
         )
     if not finished:
-        err.print("Stopped. The same command goes on where it was.")
+        err.print("Stopped. Run the same command to continue.")
         raise typer.Exit(EXIT_STOPPED)
     _write(plan, out)
     if runner.failures:
@@ -185,7 +191,7 @@ def _write(plan: "Plan", out: Path) -> None:
 
 
 def _follow(runner: "Runner", err: Console, interrupt: "Interrupt") -> bool:
-    """Run with one line that is kept up to date, or with a line now and then."""
+    """Run with a status line, or with a line from time to time if there is no terminal."""
     if err.is_terminal:
         with err.status("starting") as status:
             return runner.run(lambda standing: status.update(_line(standing)), interrupt)
@@ -206,4 +212,5 @@ def _line(standing: "RunnerProgress") -> str:
         if standing.seconds_left is None
         else f", {timedelta(seconds=round(standing.seconds_left))} left"
     )
-    return f"{standing.done} of {standing.total} runs, {100 * standing.fraction:.1f} %{left}; now {', '.join(standing.running) or 'none'}"
+    done = f"{standing.done} of {standing.total} runs, {100 * standing.fraction:.1f} %{left}"
+    return f"{done}; now {', '.join(standing.running) or 'none'}"

@@ -1,4 +1,4 @@
-"""`mage train` and `mage report`: a recipe becomes a run folder, and a run folder tables, curves and pages."""
+"""`mage train` and `mage report`: train a recipe, and write the report of a run folder."""
 
 import shutil
 from collections.abc import Sequence
@@ -30,24 +30,27 @@ def train(
     ctx: typer.Context,
     recipe: Overridden = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with this run folder instead.")
+        Path | None, typer.Option(metavar="RUN", help="Continue this run folder.")
     ] = None,
-    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where new run folders go.")] = Path(
+    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of new run folders.")] = Path(
         "runs"
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe and measure it before and after. Any option of the recipe may be changed by --section.option=value."""
+    """Train a recipe and evaluate the agent before and after training.
+
+    Any option of the recipe can be changed with --section.option=value.
+    """
     name, overrides = split_words(recipe, ctx.args)
     if resume is not None:
         if name or overrides:
-            raise UsageError(
-                f"--resume goes on with the run's own recipe: leave out {' '.join(filter(None, (name, *overrides)))}"
-            )
+            given = " ".join(filter(None, (name, *overrides)))
+            raise UsageError(f"--resume uses the run's own recipe: leave out {given}")
         folder = _open_to_resume(resume)
     elif name is None:
         raise UsageError(
-            f"which recipe? There are {names('recipes')}, or a .toml file of your own; or go on with a run: --resume RUN"
+            f"no recipe is given. Name one of {names('recipes')}, or a .toml file. "
+            "To continue a run, use --resume RUN."
         )
     else:
         folder = _new_run(name, overrides, runs)
@@ -77,22 +80,23 @@ def _check_panels(recipe: Recipe) -> None:
 
 
 def _open_to_resume(path: Path) -> RunFolder:
-    """The run, unless one of its newest checkpoints is broken: what to do about it is the user's to say."""
+    """The run. If its newest checkpoint is broken, the user must decide what to do."""
     from mage.learn import checkpoint
 
     folder = RunFolder.open(path)
     found = checkpoint.latest(folder.checkpoints)
     if found.broken:
         rest = (
-            f"the run goes on from {found.path.name}"
+            f"the run continues from {found.path.name}"
             if found.path
-            else "the run starts again from its first update"
+            else "the run restarts from its first update"
         )
         raise UsageError(
             "\n".join(
                 [
                     *found.broken,
-                    f"Nothing was changed. Move the broken ones out of {folder.checkpoints}, and {rest}.",
+                    "Nothing was changed. Move the broken checkpoints out of "
+                    f"{folder.checkpoints}; then {rest}.",
                 ]
             )
         )
@@ -108,7 +112,7 @@ def _train(folder: RunFolder, is_new: bool) -> None:
     from mage.training.callbacks import CallbackList, Stopped
     from mage.training.trainer import train as train_run
 
-    go_on = f"go on with mage train --resume {folder.path}"
+    go_on = f"mage train --resume {folder.path}"
     with (
         TerminalCallback(folder.recipe, err, read_run_results(folder).bounds) as display,
         Interrupt(display.say) as interrupt,
@@ -116,23 +120,20 @@ def _train(folder: RunFolder, is_new: bool) -> None:
         try:
             train_run(folder.path, CallbackList([display, TensorBoardCallback()]), interrupt)
         except (Stopped, KeyboardInterrupt) as stop:
-            saved = (
-                "saved"
-                if isinstance(stop, Stopped)
-                else "at once; all up to the last checkpoint is kept"
-            )
-            display.say(f"Stopped, {saved}. To finish, {go_on}")
+            saved = isinstance(stop, Stopped)
+            kept = "The run is saved" if saved else "The last checkpoint is kept"
+            display.say(f"Stopped. {kept}. To continue: {go_on}")
             raise typer.Exit(EXIT_STOPPED) from None
         except (ValueError, OSError, RuntimeError) as error:
             if is_new and not _has_begun(folder):
                 shutil.rmtree(folder.path, ignore_errors=True)
             else:
-                error.add_note(f"Once that is mended: {go_on}")
+                error.add_note(f"When this is fixed, continue with: {go_on}")
             raise
 
 
 def _has_begun(folder: RunFolder) -> bool:
-    """Whether there is anything in the folder that a run has worked for."""
+    """Whether the folder holds any results."""
     return any(
         any((folder.path / name).iterdir()) for name in ("checkpoints", "evaluations", "episodes")
     )
@@ -143,7 +144,10 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's curves, transcripts and page anew and show its table; also of a run that is still going."""
+    """Write the curves, transcripts and page of a run and show its table.
+
+    This also works while the run is active.
+    """
     _report(RunFolder.open(run), as_json)
 
 
@@ -172,7 +176,8 @@ def _report(folder: RunFolder, as_json: bool) -> None:
         )
     if not results.finished:
         out.print(
-            f"not finished: update {results.updates} of {folder.recipe.run.updates}; go on with mage train --resume {folder.path}"
+            f"not finished: update {results.updates} of {folder.recipe.run.updates}; "
+            f"continue with mage train --resume {folder.path}"
         )
     paths = {
         "plot": files[0],

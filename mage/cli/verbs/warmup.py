@@ -1,4 +1,4 @@
-"""`mage warmup`: a short supervised stage for models too small to follow the answer format."""
+"""`mage warmup`: short supervised training for models that do not follow the answer format."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,7 @@ verbs = typer.Typer()
 
 @verbs.command(
     context_settings=OVERRIDES,
-    epilog="Example: mage warmup tic_tac_toe --model.path=models/smollm2 --agent.max_tokens=16 --warmup.steps=24",
+    epilog="Example: mage warmup tic_tac_toe --model.path=models/smollm2 --warmup.steps=24",
 )
 def warmup(
     ctx: typer.Context,
@@ -30,20 +30,23 @@ def warmup(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where the model goes; runs/RECIPE-warm by default."),
+        typer.Option(metavar="FOLDER", help="Folder of the new model. Default: runs/RECIPE-warm."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Teach a recipe's model the answer format on scripted play: random legal moves and plain notes, no skill.
+    """Teach a recipe's model the answer format by supervised training on scripted play.
 
-    Options are in the recipe's [warmup] (steps, batch, lr, turns); any option of the recipe may be changed by --section.option=value.
+    The section [warmup] of the recipe has the options. Any option of the recipe can be changed with
+    --section.option=value.
     """
     name, overrides = split_words(recipe, ctx.args)
     if name is None:
-        raise UsageError(f"which recipe? There are {names('recipes')}, or a .toml file of your own")
+        raise UsageError(f"no recipe is given. Name one of {names('recipes')}, or a .toml file.")
     target = out or Path("runs") / f"{Path(name).stem}-warm"
     if target.exists():
-        raise UsageError(f"{target} exists already: name another folder with --out, or remove it")
+        raise UsageError(
+            f"{target} exists already. Choose another folder with --out, or remove it."
+        )
     chosen = load_recipe(name, overrides)
     found = _warm_up(chosen, target)
     command = " ".join(
@@ -77,9 +80,9 @@ def _show(found: "Warmup", made: dict[str, str]) -> None:
     out = console()
     title = (
         f"warm-up of {len(found.losses)} steps on {found.demonstrations:,} replies of {found.play} "
-        f"play, measured in {found.turns} situations and {found.notes} notes that it was not taught"
+        f"play, measured in {found.turns} held-out situations and {found.notes} held-out notes"
     )
-    out.print(plain_table(("", "before", "after", "to compare with"), rows, title))
+    out.print(plain_table(("", "before", "after", "reference"), rows, title))
     for word, text in made.items():
         out.print(f"{word}  {text}", soft_wrap=True, markup=False)
 
@@ -87,7 +90,7 @@ def _show(found: "Warmup", made: dict[str, str]) -> None:
 def _rows(found: "Warmup") -> list[tuple[str, str, str]]:
     rows = [
         ("readable answers", "readable", ""),
-        ("legal moves", "legal", f"{found.blind:.0%} without looking at the situation"),
+        ("legal moves", "legal", f"{found.blind:.0%} if the situation is ignored"),
         ("entropy among legal moves", "entropy", f"{found.uniform:.2f} if all are equally likely"),
     ]
     return rows + ([("notes that state facts only", "true_notes", "")] if found.notes else [])
