@@ -1,21 +1,21 @@
-# Everything a newcomer needs: `make demo`, `make test`. Each makes its own virtual environment first.
+# `make demo`, `make check`, `make test`. Each creates the virtual environment first.
 
-# The first of these that is Python 3.11 or 3.12; `make PYTHON=/path/to/python3.12 test` takes another.
+# The first of these that is Python 3.11 or 3.12; `make PYTHON=/path/to/python3.12 test` uses another.
 PYTHON ?= $(firstword $(foreach candidate,python3 python3.12 python3.11,\
 	$(shell $(candidate) -c 'import sys; sys.version_info[:2] in ((3, 11), (3, 12)) and print("$(candidate)")' 2>/dev/null)))
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CODE := mage tests benchmarks scripts
+CODE := mage tests benchmarks scripts examples
 
-.PHONY: demo test lint bench venv clean
+.PHONY: demo check test lint bench venv clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
 
-# Torch first: it is the largest, and whoever has no room or no network learns it at once.
+# Torch first: it is the largest package, so a lack of space or network shows at once.
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "MAGE needs Python 3.11 or 3.12, and neither python3, python3.12 nor python3.11 is one. Say which: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "MAGE needs Python 3.11 or 3.12, and neither python3, python3.12 nor python3.11 is one. Name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt torch
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
@@ -29,6 +29,11 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy mage
 
+# Lint and fast tests: for every change.
+check: lint
+	$(BIN)/pytest -m "not slow and not e2e"
+
+# Everything, each test once.
 test: lint
 	$(BIN)/pytest
 

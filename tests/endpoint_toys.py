@@ -146,7 +146,7 @@ def completion(
 
 
 def engine_at(server: Server, **options: Any) -> EndpointEngine:
-    defaults: dict[str, Any] = {"model": "toy", "backoff": 0.01, "timeout": 5.0}
+    defaults: dict[str, Any] = {"model": "toy", "backoff": 0.01, "timeout": 600.0}
     return EndpointEngine(MessageChat(), url=server.url, **(defaults | options))
 
 

@@ -277,13 +277,15 @@ def test_toml_text_is_read_back_unchanged(tables: Tables) -> None:
             {"environments": {"name": "no_lab.nim"}},
             [
                 "no_lab cannot be imported",
-                "is the package installed",
+                "Install the package",
                 "change it in [environments]",
             ],
         ),
         (
             {"environments": {"name": "json.decoder"}},
-            ["json.decoder is or holds no subclass of mage.environments.base.Environment"],
+            [
+                "json.decoder is not and does not contain a subclass of mage.environments.base.Environment"
+            ],
         ),
         (
             {"environments": {"name": "kuhn_poker", "restat": "same"}},

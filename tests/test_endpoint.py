@@ -145,7 +145,14 @@ def test_requests_carry_sampling_and_seed_without_the_omitted_fields() -> None:
 
 
 def test_as_many_requests_are_concurrent_as_allowed_and_no_more() -> None:
-    with Server(delay=0.03) as server:
+    three = threading.Event()
+
+    def wait_for_three(number: int, body: dict[str, Any]) -> None:
+        if number == 2:
+            three.set()
+        three.wait(600)
+
+    with Server(trouble=wait_for_three) as server:
         play(engine_at(server, concurrency=3))
     assert server.busiest == 3
 
@@ -272,7 +279,7 @@ t.play(t.engine_at(At, concurrency=2, answers={str(tmp_path / "a.jsonl")!r}))
     def hold(number: int, body: dict[str, Any]) -> None:
         if number >= 20 and not free.is_set():
             held.set()
-            free.wait(30)
+            free.wait(600)
 
     paths = os.pathsep.join([str(Path(mage.__file__).parent.parent), str(Path(__file__).parent)])
     with Server(trouble=hold) as server:
@@ -282,8 +289,9 @@ t.play(t.engine_at(At, concurrency=2, answers={str(tmp_path / "a.jsonl")!r}))
                 env=os.environ | {"PYTHONPATH": paths},
             )
         )
-        assert held.wait(60)
-        time.sleep(0.2)  # the answer before the held ones is being written
+        assert held.wait(600)
+        while (tmp_path / "a.jsonl").read_bytes().count(b"\n") < 20:
+            time.sleep(0.01)  # the last answer before the held ones is being written
         child[0].send_signal(signal.SIGKILL)
         child[0].wait()
         free.set()

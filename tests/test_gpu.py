@@ -34,7 +34,7 @@ from mage.types import Completion, Request, Sample
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 DEVICE = torch.device("cuda")
 SHAPES = [

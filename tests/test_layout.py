@@ -54,7 +54,7 @@ FILES = {_module(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 def place_of(module: str) -> str:
     """The top-level entry of a module: `mage.learn.loss` is in `learn`."""
-    return (module.split(".") + [""])[1]
+    return [*module.split("."), ""][1]
 
 
 @cache

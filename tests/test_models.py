@@ -323,7 +323,7 @@ def test_sources_load_no_torch_until_they_write() -> None:
         cwd=PACKAGE.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
 

@@ -111,7 +111,7 @@ def test_moves_are_legal_and_depend_on_state_and_seed_only(name: str) -> None:
         ("mcts-0", "greater than or equal"),
         ("pattern-9", "less than"),
         ("random-3", "takes 0"),
-        ("no.such.Bot", "cannot be loaded"),
+        ("no.such.Bot", "cannot be imported"),
     ],
 )
 def test_wrong_names_give_a_clear_message(name: str, message: str) -> None:

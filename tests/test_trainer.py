@@ -16,7 +16,6 @@ from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
 from mage.credit.samples import make_samples
 from mage.evaluation.figures import Evaluation
-from mage.learn import checkpoint
 from mage.run_folder import DamagedError, RunFolder, RunLocked, lock_run
 from mage.training.callbacks import Callback, Stopped
 from mage.training.check_run import RunCheck, check_run

@@ -5,6 +5,8 @@ commands is added to the import lines and to `VERBS` below.
 """
 
 import linecache
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +20,7 @@ from mage.cli.verbs import (
     credit,
     evaluate,
     model,
+    new,
     play,
     reproduce,
     show,
@@ -39,6 +42,7 @@ VERBS = (
     show,
     view,
     catalog,
+    new,
     model,
 )
 
@@ -113,6 +117,7 @@ app = typer.Typer(
     help="Train, evaluate and play against language-model agents that learn during play.",
     invoke_without_command=True,
     add_completion=True,
+    rich_markup_mode="markdown",  # brackets such as [warmup] must stay in the help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -121,6 +126,10 @@ for _group in VERBS:
 
 
 def main() -> None:
+    # Items of the current folder are importable, as with `python -m mage`. The folder is last, so
+    # that its files do not replace installed packages.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     app(prog_name="mage")
 
 

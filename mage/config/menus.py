@@ -32,7 +32,12 @@ MENUS = {
     "engines": "mage.engines",
     "advantages": "mage.credit.advantages",
 }  # name of the menu -> package that holds its items
-_CONTRACTS = {"environments": "Environment", "memory": "Memory", "engines": "Engine"}
+_CONTRACTS = {
+    "environments": "Environment",
+    "opponents": "Opponent",
+    "memory": "Memory",
+    "engines": "Engine",
+}
 
 
 def menu(folder: str) -> list[tuple[str, str]]:
@@ -58,9 +63,9 @@ def menu(folder: str) -> list[tuple[str, str]]:
 def find_item(folder: str, name: str) -> Any:
     """The class (for advantages, the function `estimate`) behind a name of a menu or a dotted path.
 
-    `my_lab.nim` is a module that holds one such class, `my_lab.nim.Nim` the class itself. Opponents
-    have options in their names and can share a file, so they have their own `find`
-    (opponents/base.py).
+    `my_lab.nim` is a module that holds one such class, `my_lab.nim.Nim` the class itself. The
+    names of opponents have options (`mcts-100`) and files hold several of them, so opponents of
+    this package are found by `find` of opponents/base.py.
     """
     module, attribute = _import_item(folder, name)
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
@@ -71,7 +76,7 @@ def find_item(folder: str, name: str) -> Any:
             else f"subclass of {MENUS[folder]}.base.{_CONTRACTS[folder]}"
         )
         found = module.__name__ if attribute is None else attribute
-        raise ConfigError(f"{name}: {found} is or holds no {expected}")
+        raise ConfigError(f"{name}: {found} is not and does not contain a {expected}")
     return item
 
 
@@ -93,8 +98,8 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"{name} cannot be imported: {error}; "
-            "is the package installed, or is its folder on PYTHONPATH?"
+            f"{name} cannot be imported: {error}. Install the package, run the command in the "
+            "folder that contains it, or add that folder to PYTHONPATH."
         ) from None
 
 

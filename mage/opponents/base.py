@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mage.config.menus import find_item
 from mage.environments.base import Environment, State
 from mage.seeds import derive
 from mage.types import Split, Task
@@ -210,8 +211,7 @@ def _is_opponent(item: Any) -> bool:
 
 
 def _load(path: str) -> type[Opponent]:
-    module, _, attribute = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"opponent {path!r} cannot be loaded: {error}") from None
+    """The class of a dotted path: `my_lab.bots.Tight`, or `my_lab.tight` with one opponent."""
+    item = find_item("opponents", path)
+    assert issubclass(item, Opponent), "find_item checks the contract"
+    return item

@@ -134,17 +134,22 @@ def _known_opponent(name: str) -> Opponent | None:
     if name in dict(menu("environments")):
         return None
     if "." in name.split("-")[0]:
-        try:
-            find_item("environments", name)
-        except ConfigError:
-            return find(name)
-        return None
+        return _find_outside(name)
     if name.split("-")[0] not in known():
         raise UsageError(
             f"there is no environment and no opponent {name!r}. Environments: "
             f"{names('environments')}. Opponents: {names('opponents')}."
         )
     return find(name)
+
+
+def _find_outside(name: str) -> Opponent | None:
+    """An item of another package: None for an environment, else the opponent."""
+    try:
+        find_item("environments", name)
+    except ConfigError:
+        return find(name)
+    return None
 
 
 def _check_environment(world: Environment, path: Path, games: int, write: bool) -> Verdict:
@@ -184,4 +189,10 @@ def _plays(opponent: Opponent) -> list[str]:
         for name, _ in menu("environments")
         if name != "openspiel" and find_item("environments", name).multi_agent
     ]
-    return [name for name in worlds if opponent.plays(make_environment(name, {}))]
+    found = [name for name in worlds if opponent.plays(make_environment(name, {}))]
+    if not found:
+        raise UsageError(
+            f"{opponent.name} plays no environment of this package. "
+            "Name one with --environment, for example --environment my_lab.nim."
+        )
+    return found
