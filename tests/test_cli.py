@@ -517,7 +517,7 @@ def test_a_run_is_evaluated_at_the_given_checkpoint(run: Path) -> None:
     assert json.loads(
         call("evaluate", run, "--checkpoint", "latest", "--size", "6", "--json").stdout
     )["update"] == max(updates)
-    assert "allowed are best, latest" in refused("evaluate", run, "--checkpoint", "77")
+    assert "Allowed are best, latest" in refused("evaluate", run, "--checkpoint", "77")
 
 
 def test_an_evaluation_prints_every_cell(run: Path) -> None:

@@ -284,7 +284,7 @@ def test_toml_text_is_read_back_unchanged(tables: Tables) -> None:
         (
             {"environments": {"name": "json.decoder"}},
             [
-                "json.decoder is not and does not contain a subclass of mage.environments.base.Environment"
+                "json.decoder is not and does not contain a subclass of mage.env"
             ],
         ),
         (

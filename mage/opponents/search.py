@@ -13,10 +13,11 @@ import pyspiel
 from pydantic import Field
 
 from mage.environments.base import Environment, State
-from mage.environments.openspiel import OpenSpielState, load_game
-from mage.opponents.base import Knowledge, Opponent, is_kind_of
+from mage.environments.openspiel import OpenSpiel, OpenSpielState, load_game
+from mage.opponents.base import Knowledge, Opponent
 
 _POLICY_DRAWS = 200
+_TERMINAL = pyspiel.GameType.RewardModel.TERMINAL
 
 
 class MonteCarloTreeSearch(Opponent):
@@ -28,7 +29,10 @@ class MonteCarloTreeSearch(Opponent):
 
     @classmethod
     def plays(cls, environment: Environment) -> bool:
-        return is_kind_of(environment, "openspiel")
+        """OpenSpiel games whose rewards come at the end: the search needs terminal rewards."""
+        if not isinstance(environment, OpenSpiel):
+            return False
+        return load_game(environment.spiel_game()).get_type().reward_model == _TERMINAL
 
     def act(self, state: State, seat: int, rng: random.Random) -> str:
         assert isinstance(state, OpenSpielState), "search needs an OpenSpiel game"
