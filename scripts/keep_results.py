@@ -10,8 +10,8 @@ import platform
 import shutil
 from pathlib import Path
 
-from mage.viewer.report import write_report
 from mage.run_folder import RunFolder
+from mage.viewer.report import write_report
 
 _TRANSCRIPTS = 60_000  # characters: about ten of them
 
