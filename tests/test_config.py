@@ -283,9 +283,7 @@ def test_toml_text_is_read_back_unchanged(tables: Tables) -> None:
         ),
         (
             {"environments": {"name": "json.decoder"}},
-            [
-                "json.decoder is not and does not contain a subclass of mage.env"
-            ],
+            ["json.decoder is not and does not contain a subclass of mage.env"],
         ),
         (
             {"environments": {"name": "kuhn_poker", "restat": "same"}},
