@@ -60,6 +60,11 @@ class RunOptions(Section):
         pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
         description="auto, cpu, mps, cuda or cuda:N",
     )
+    gpu_memory: float | None = Field(
+        None,
+        gt=0,
+        description="GPU memory for the run (GB); not given = what is free on the GPU",
+    )
 
 
 class ModelOptions(Section):
@@ -253,11 +258,16 @@ class LearnOptions(Section):
         ge=1,
         description="token limit of one prefix tree; not given = trees merge while that saves time",
     )
-    micro_tokens: int = Field(16384, ge=1, description="tokens per micro-batch")
+    micro_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="tokens per micro-batch; not given = as many as fit on the GPU, at most 16384",
+    )
     packed: bool = Field(True, description="compute shared prompt prefixes once")
-    recompute: bool = Field(
-        False,
-        description="recompute activations in the backward pass: less memory, a third more work",
+    recompute: bool | None = Field(
+        None,
+        description="recompute activations in the backward pass: less memory, a third more work; "
+        "not given = only if the GPU needs it",
     )
     lora_rank: int = Field(0, ge=0, description="rank of the LoRA adapters; 0 = train all weights")
     lora_alpha: float | None = Field(
@@ -269,6 +279,11 @@ class LearnOptions(Section):
         description="cap on the importance weight (learner / sampler probability) of the loss; "
         "not given = no weight",
     )
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Tokens per micro-batch."""
+        return self.micro_tokens or 16384
 
     @property
     def betas(self) -> tuple[float, float]:

@@ -37,6 +37,9 @@ class Engine(ABC):
         """The weights have changed: drop everything that was computed with the old ones."""
         self.policy_version = policy_version
 
+    def release(self) -> None:
+        """Free memory that only play needs. The next `refresh` makes the engine ready again."""
+
     @classmethod
     def own_chat(cls) -> Chat | None:
         """The chat format of an engine whose model runs elsewhere.

@@ -39,12 +39,14 @@ def affordable_slots(
 
 
 def memory_for_slots(device: torch.device) -> int | None:
-    """Bytes for the cache: half of the free GPU memory, or a quarter of the host's memory.
+    """Bytes for the cache: nine tenths of the free GPU memory, or a quarter of the host's memory.
 
-    On a host the total counts, so a resumed run has the same number of slots. None if unknown.
+    A training run lowers the number of slots before that, so that learning fits as well (see
+    `mage.training.memory_plan`). On a host the total counts, so a resumed run has the same number
+    of slots. None if unknown.
     """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info()[0] // 2
+        return torch.cuda.mem_get_info()[0] * 9 // 10
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     except (ValueError, OSError, AttributeError):

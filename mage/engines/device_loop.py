@@ -179,8 +179,12 @@ class DeviceLoop:
         )
 
     def forget_graphs(self) -> None:
-        """Drop all graphs, because the model's structure has changed (an adapter, for example)."""
+        """Drop all graphs, because the model's structure or the address of the pool has changed.
+
+        New graphs get a new memory pool: PyTorch does not accept a pool whose graphs are gone.
+        """
         self.graphs.clear()
+        self.memory = torch.cuda.graph_pool_handle() if self.on_gpu else None
 
     def _decode(self, size: int, cut: bool) -> None:
         slots = self.rows[:size]

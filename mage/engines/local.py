@@ -162,11 +162,27 @@ class LocalEngine(Engine):
         self.answered += [self._complete(slot, finish) for slot, finish in self._land()]
         self.policy_version = policy_version
         self.slots.clear()
+        if self.loop is not None:
+            self.pool.reserve(self.capacity + 1, self.context)  # freed by `release`
         if self.decoder is None or not self.decoder.is_current(self.model):
             # An adapter module was added or a weight was replaced.
             before, self.decoder = self.decoder, plain_decoder(self.model, self.context, self.ops)
             if self.loop is not None and self.decoder is not before:
                 self.loop.forget_graphs()
+
+    def release(self) -> None:
+        """Free the key/value pool and the graphs that use it, so that learning has the memory.
+
+        The cache is empty after every update anyway. On a CPU the pool is small and stays.
+        """
+        if self.loop is None:
+            return
+        self.answered += [self._complete(slot, finish) for slot, finish in self._land()]
+        if self.active.any():
+            return  # open sequences need their keys
+        self.slots.clear()
+        self.loop.forget_graphs()
+        self.pool.release()
 
     def spent(self) -> dict[str, float]:
         return {"engine": self.stats.seconds, "gpu_wait": self.stats.waited}

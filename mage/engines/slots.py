@@ -52,6 +52,8 @@ class KeyValuePool:
         layers, two, old_slots, old_length, *rest = self.store.shape
         if slots <= old_slots and length <= old_length:
             return
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # the pool is one large block; cached small ones do not serve
         new_slots = _grow(old_slots, slots, self.most[0])
         new_length = _grow(old_length, length, self.most[1])
         store = torch.zeros(
@@ -61,6 +63,13 @@ class KeyValuePool:
         self.store = store
         self.strip = torch.zeros(2 * new_length, dtype=self.dtype, device=self.device)
         self.strip[new_length:] = -torch.inf
+
+    def release(self) -> None:
+        """Free all memory; `reserve` allocates it again."""
+        layers, two, _, _, *rest = self.store.shape
+        self.store = torch.zeros(layers, two, 0, 0, *rest, dtype=self.dtype, device=self.device)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.store[index, 0], self.store[index, 1]

@@ -257,7 +257,7 @@ class _Table:
                 self.model,
                 samples,
                 temperature=temperature,
-                micro_tokens=learn.micro_tokens,
+                micro_tokens=learn.tokens_at_once,
                 packed=learn.packed,
             )
         )

@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
+from mage.learn.compilation import compiled
 from mage.models.architecture import LayerParts, parts_of
 
 BLOCK = 128  # tokens in a block of the attention mask
@@ -42,6 +43,8 @@ def run_layers(
         config.num_attention_heads, config.num_key_value_heads, first.scaling, config.rms_norm_eps
     )
     hidden = backbone.embed_tokens(ids)
+    if torch.is_grad_enabled() and not hidden.requires_grad:
+        hidden.requires_grad_()  # with frozen embeddings too, so that all layers are one version
     cos, sin = (table[0] for table in backbone.rotary_emb(hidden, positions[None]))
     layer = _layer_for(ids.device.type)
     for module in backbone.layers:
@@ -53,7 +56,7 @@ def run_layers(
 @cache
 def _layer_for(device: str) -> Callable[..., Tensor]:
     """The compiled layer on CUDA; the plain function elsewhere."""
-    return torch.compile(_layer, dynamic=True) if device == "cuda" else _layer
+    return compiled(_layer, dynamic=False) if device == "cuda" else _layer
 
 
 def _layer(

@@ -19,7 +19,14 @@ from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
-from mage.learn.attention import attending, check_packable, exchange_rate, hidden_states
+from mage.learn.attention import (
+    attending,
+    check_packable,
+    exchange_rate,
+    hidden_states,
+    trie_exchange_rate,
+)
+from mage.learn.compilation import padded_length
 from mage.learn.layers import BLOCK
 from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, token_logprobs
 from mage.learn.packing import (
@@ -34,7 +41,7 @@ from mage.learn.packing import (
 )
 from mage.learn.ranks import Ranks
 from mage.learn.trainable import Adapters, AllWeights, Trainable
-from mage.learn.tries import Row, prepare
+from mage.learn.tries import Row, Tree, prepare
 from mage.seeds import derive
 from mage.types import Sample
 
@@ -92,7 +99,8 @@ class Learner:
         self.layout: Layout = layout or best_layout(model, options)
         if self.layout != "rows":
             check_packable(model)
-            self._exchange = exchange_rate(model)
+            rate = trie_exchange_rate if self.layout == "trie" else exchange_rate
+            self._exchange = rate(model)
         self.options, self.seed, self.temperature, self.total_updates = (
             options,
             seed,
@@ -156,29 +164,33 @@ class Learner:
     def pack(self, rows: Sequence[Row]) -> Iterable[Packed]:
         """Group rows into micro-batches."""
         where: dict[str, Any] = {"dtype": self.module.dtype, "device": self.module.device}
-        limit = self.options.micro_tokens
-        if self.layout == "trie":
-            return (
-                pack_trie(batch, **where, multiple=BLOCK)
-                for batch in plan_tries(
-                    rows, micro_tokens=limit, tree_tokens=self.options.tree_tokens
-                )
-            )
+        limit = self.options.tokens_at_once
+        if self.layout == "rows":
+            return (pack_rows(batch, **where) for batch in plan_rows(rows, micro_tokens=limit))
+        sizes: dict[str, Any] = {
+            "micro_tokens": limit,
+            "exchange": self._exchange,
+            "tree_tokens": self.options.tree_tokens,
+        }
         if self.layout == "forest":
-            trees = plan_forests(
-                rows,
-                micro_tokens=limit,
-                exchange=self._exchange,
-                tree_tokens=self.options.tree_tokens,
-            )
-            return (pack_forest(batch, **where) for batch in trees)
-        return (pack_rows(batch, **where) for batch in plan_rows(rows, micro_tokens=limit))
+            return (pack_forest(batch, **where) for batch in plan_forests(rows, **sizes))
+        return (
+            pack_trie(batch, **where, length=self._padded(batch))
+            for batch in plan_tries(rows, **sizes)
+        )
+
+    def _padded(self, trees: Sequence[Tree]) -> int:
+        """Length of a trie with padding. On CUDA it is one of few, to avoid compilations."""
+        tokens = sum(tree.size for tree in trees)
+        if self.module.device.type == "cuda":
+            return padded_length(tokens, self.options.tokens_at_once, BLOCK)
+        return -(-tokens // BLOCK) * BLOCK
 
     def _score(
         self, model: PreTrainedModel, packed: Packed
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logprobs and entropies of the reply tokens, and entropies among legal moves."""
-        recompute = self.options.recompute and torch.is_grad_enabled()
+        recompute = bool(self.options.recompute) and torch.is_grad_enabled()
         hidden, head, terms = (
             hidden_states(model, packed, recompute=recompute),
             model.get_output_embeddings(),

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import linear
 
 from mage.config.sections import LearnOptions
+from mage.learn.compilation import compiled
 from mage.learn.packing import Terms
 
 # exp(20) is 5e8. A larger ratio carries no information, and an overflow turns a zero gradient
@@ -124,7 +125,8 @@ class _Scored(torch.autograd.Function):
         hidden, weight, bias, targets, sums = ctx.saved_tensors
         slope = _compiled(_logits_gradient, hidden.device.type)
         own = torch.empty_like(hidden)
-        total = torch.zeros_like(weight, dtype=sums.dtype)
+        # With LoRA the head is frozen and needs no gradient.
+        total = torch.zeros_like(weight, dtype=sums.dtype) if ctx.needs_input_grad[1] else None
         shift = None if bias is None else torch.zeros_like(bias, dtype=sums.dtype)
         done = 0
         for states, wanted, exponents, above in _pieces(
@@ -132,13 +134,14 @@ class _Scored(torch.autograd.Function):
         ):
             steep = slope(linear(states, weight, bias), wanted, exponents, above, ctx.temperature)
             own[done : done + len(states)] = steep @ weight
-            total += steep.t() @ states
+            if total is not None:
+                total += steep.t() @ states
             if shift is not None:
                 shift += steep.sum(0, dtype=sums.dtype)
             done += len(states)
         return (
             own,
-            total.to(weight.dtype),
+            None if total is None else total.to(weight.dtype),
             None if shift is None else shift.to(weight.dtype),
             None,
             None,
@@ -180,7 +183,7 @@ def _logits_gradient(
 @cache
 def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     """Compiled on CUDA: one kernel instead of eight passes over the logits."""
-    return torch.compile(function, dynamic=True) if device == "cuda" else function
+    return compiled(function, dynamic=True) if device == "cuda" else function
 
 
 def choice_entropies(

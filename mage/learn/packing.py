@@ -18,6 +18,7 @@ import torch
 
 from mage.learn.tries import (
     EXCHANGE,
+    TRIE_EXCHANGE,
     Row,
     SplitCost,
     Tree,
@@ -29,7 +30,6 @@ from mage.learn.tries import (
 from mage.types import Sample
 
 Layout = Literal["trie", "forest", "rows"]
-TREE = 2048  # most tokens of one tree in a trie
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,18 +114,23 @@ def plan_forests(
 
 
 def plan_tries(
-    rows: Sequence[Row], *, micro_tokens: int, tree_tokens: int | None = None
+    rows: Sequence[Row],
+    *,
+    micro_tokens: int,
+    tree_tokens: int | None = None,
+    exchange: float = TRIE_EXCHANGE,
 ) -> list[list[Tree]]:
     """Micro-batches of at most `micro_tokens` tokens, made of trees of one group each.
 
-    Trees are limited to `tree_tokens`: in the backward pass a key sums over all its queries in
-    sequence, so the first keys of a large tree delay the whole kernel. The repeated prefixes cost
-    less than that.
+    In the backward pass a key sums over all its queries in sequence, so the first keys of a large
+    tree delay the whole kernel. A tree is split where that costs more than the repeated prefix
+    (`exchange`, see `attention.trie_exchange_rate`), or where it exceeds `tree_tokens` if given.
     """
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.sample.where.group, []).append(row)
-    split_cost = SplitCost(0, EXCHANGE, min(tree_tokens or TREE, micro_tokens))
+    limit = None if tree_tokens is None else min(tree_tokens, micro_tokens)
+    split_cost = SplitCost(0, exchange, limit, most=micro_tokens)
     trees = [
         tree
         for group in groups.values()
@@ -159,11 +164,11 @@ def pack_trie(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    multiple: int = 1,
+    length: int | None = None,
 ) -> Packed:
-    """Lay out trees in one line and pad it to a multiple, because kernels work in blocks."""
+    """Lay out trees in one line and pad it to `length`, if given."""
     total = sum(tree.size for tree in trees)
-    ids = np.zeros(-(-total // multiple) * multiple, dtype=np.int64)
+    ids = np.zeros(length or total, dtype=np.int64)
     positions = np.zeros_like(ids)
     ends = np.arange(1, len(ids) + 1)  # padding attends to itself, as in a forest
     parents: list[np.ndarray] = []

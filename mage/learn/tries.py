@@ -16,6 +16,7 @@ from mage.types import Sample
 # Query-key pairs that cost as much as one token outside attention, for a small model
 # (see `attention.exchange_rate`).
 EXCHANGE = 660.0
+TRIE_EXCHANGE = 8192.0  # the same for a trie with FlexAttention (`trie_exchange_rate`)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,18 +114,22 @@ class SplitCost:
     """Decides when a trie is computed in parts.
 
     With `limit`: if it is larger. Without: if attention saves more than the repeated trunks cost,
-    where one token costs as much as `exchange` query-key pairs.
+    where one token costs as much as `exchange` query-key pairs. A tree larger than `most` is
+    always split.
     """
 
     root: int
     exchange: float
     limit: int | None
+    most: int | None = None
 
     def price(self, tree: Tree) -> float:
         own = tree.size - self.root
         return own * (self.exchange + self.root + own)
 
     def better_apart(self, tree: Tree, parts: Sequence[Tree]) -> bool:
+        if self.most is not None and tree.size > self.most:
+            return True
         if self.limit is not None:
             return tree.size - self.root > self.limit
         return self.price(tree) > sum(map(self.price, parts))

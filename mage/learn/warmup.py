@@ -208,7 +208,7 @@ def _teach(
                 samples,
                 packed=learn.packed,
                 layout=layout,
-                micro_tokens=learn.micro_tokens,
+                micro_tokens=learn.tokens_at_once,
                 trainable=trainable,
             )
         )
@@ -266,7 +266,7 @@ def measure(
             asked,
             temperature=agent.sampling.temperature,
             packed=learn.packed,
-            micro_tokens=learn.micro_tokens,
+            micro_tokens=learn.tokens_at_once,
         ),
         true_notes=sum(true) / len(true) if true else None,
     )

@@ -16,6 +16,7 @@ from mage.models.arithmetic import reset_arithmetic
 from mage.models.loading import load_model, pick_device, pick_dtype
 from mage.play import Setting
 from mage.training.context import check_context
+from mage.training.memory_plan import GB, apply_plan, plan_memory
 
 _SMALL_MODEL = 1_000_000  # parameters
 
@@ -90,6 +91,30 @@ def _check_thinking(recipe: Recipe) -> None:
             f'"{recipe.engines.name}": the server has the chat template. Set it there, or send its '
             "field with engines.extra"
         )
+
+
+def fit_to_gpu(recipe: Recipe) -> Recipe:
+    """The recipe with micro-batch size, recompute and slots chosen for the memory of the GPU.
+
+    Without a GPU, or with a model that runs elsewhere, the recipe stays as it is.
+    """
+    if find_item("engines", recipe.engines.name).own_chat() is not None:
+        return recipe
+    device = pick_device(recipe.run.device)
+    if device.type != "cuda":
+        return recipe
+    free, total = torch.cuda.mem_get_info(device)
+    memory = free / recipe.run.workers
+    if recipe.run.gpu_memory is not None:
+        memory = min(memory, recipe.run.gpu_memory * GB)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), device)
+    plan = plan_memory(
+        recipe,
+        read_shape(recipe.base_folder()),
+        memory,
+        half_precision=recipe.model.dtype != "float32",
+    )
+    return apply_plan(recipe, plan)
 
 
 def _default_threads(model: PreTrainedModel, workers: int) -> int:

@@ -28,7 +28,10 @@ def explain_device_errors(folder: RunFolder) -> Iterator[None]:
 
 def _out_of_memory(folder: RunFolder, error: torch.OutOfMemoryError) -> str:
     learn = folder.recipe.learn
-    advice = [f"learn.micro_tokens (now {learn.micro_tokens})", "engines.slots or engines.context"]
+    advice = [
+        f"learn.micro_tokens (now {learn.micro_tokens or 'chosen by the run'})",
+        "engines.slots or engines.context",
+    ]
     recompute = "" if learn.recompute else "; learn.recompute = true also needs less memory"
     return (
         f"out of GPU memory: {str(error).splitlines()[0]}\n"

@@ -1,0 +1,79 @@
+"""torch.compile for the learner: compilations are counted, timed and reported.
+
+A compiled function is compiled again for every new shape, which takes 10 to 50 s for a large model.
+After 8 shapes PyTorch gives up and runs the plain function without a word; attention then holds
+all scores in memory. So micro-batches have a few fixed lengths (`padded_length`), and the limit is
+raised, because gradient mode and the KL reference need versions of their own.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+_MOST_VERSIONS = 64
+
+
+class CompileClock:
+    """Counts the compilations of this process and adds up their seconds."""
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+        self.report: Callable[[str], None] = lambda line: None
+        self._began = 0.0
+        # Imported here: it takes seconds, and only a GPU needs it.
+        from torch._dynamo.callback import callback_handler
+
+        callback_handler.register_start_callback(self._start)
+        callback_handler.register_end_callback(self._end)
+
+    def _start(self, _: Any) -> None:
+        self._began = time.perf_counter()
+        self.count += 1
+        self.report(f"compiling, step {self.count} ({self.seconds:.0f} s so far)")
+
+    def _end(self, _: Any) -> None:
+        self.seconds += time.perf_counter() - self._began
+
+    @contextmanager
+    def reporting(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Send a line to `report` whenever a compilation starts inside the context."""
+        before, self.report = self.report, report
+        try:
+            yield
+        finally:
+            self.report = before
+
+
+@cache
+def compile_clock() -> CompileClock:
+    """The clock of this process; it counts from the first call on."""
+    return CompileClock()
+
+
+def compiled(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
+    """The compiled function; `dynamic`: one version for all shapes."""
+    compile_clock()
+    from torch._dynamo import config as dynamo_config
+
+    dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, _MOST_VERSIONS)
+    made: Callable[..., Any] = torch.compile(function, dynamic=dynamic)
+    return made
+
+
+def padded_length(tokens: int, micro_tokens: int, block: int) -> int:
+    """The length to which a compiled micro-batch of `tokens` tokens is padded.
+
+    A quarter, a half or all of `micro_tokens`, rounded up to whole blocks. Only a single row can be
+    longer; it is padded to the next double.
+
+    >>> [padded_length(tokens, 1024, 128) for tokens in (1, 257, 1000, 1025)]
+    [256, 512, 1024, 2048]
+    """
+    whole = -(-micro_tokens // (4 * block)) * block  # a quarter
+    while whole < tokens:
+        whole *= 2
+    return whole

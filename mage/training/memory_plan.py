@@ -1,0 +1,256 @@
+"""GPU memory of a training run, planned before anything is loaded.
+
+Play and learning take turns. Both hold the weights, their float32 masters, the optimizer state and
+the KL reference. Learning also holds gradients and activations. Play also holds the key/value pool,
+which is freed during learning. So the pool gets what is left beside the static parts, and
+recompute and the micro-batch size are chosen so that learning fits.
+"""
+
+from dataclasses import dataclass, replace
+
+from mage.config.recipe import Recipe
+from mage.config.sections import EngineChoice, LearnOptions
+from mage.models.shapes import ModelShape
+
+GB = 1e9
+# A card's memory that a run can use: the CUDA context and fragmentation take the rest.
+_USABLE, _CONTEXT = 0.94, 1.0 * GB
+# Candidates in order of speed: (recompute, tokens of a micro-batch).
+_WAYS = (
+    (False, 16384), (False, 8192), (True, 16384), (False, 4096), (True, 8192), (True, 4096),
+    (True, 2048),
+)  # fmt: skip
+_LOGITS_AT_ONCE = 2**28  # as in mage.learn.loss on CUDA
+_PREFILL_TOKENS = 8192  # as in mage.engines.local
+_LEAST_SLOTS = 2
+# Measured on an H200 (docs/log): share of the bfloat16 peak that an update with recompute reaches.
+_PEAK_OPERATIONS = 989e12
+_UTILISATION = ((135e6, 0.10), (360e6, 0.18), (1.7e9, 0.33), (4e9, 0.34))
+_READ_SPEED = 3.0e12  # bytes per second while decoding, measured at 4 B
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of every part, what was chosen, and why."""
+
+    shape: ModelShape
+    usable: float
+    weights: float
+    masters: float
+    optimizer: float
+    reference: float
+    gradients: float
+    activations: float
+    engine: float
+    slot: float
+    slots: int
+    slots_asked: int
+    micro_tokens: int
+    recompute: bool
+    lora_rank: int
+    reasons: tuple[str, ...]
+
+    @property
+    def static(self) -> float:
+        """Held in both phases."""
+        return self.weights + self.masters + self.optimizer + self.reference
+
+    @property
+    def pool(self) -> float:
+        return (self.slots + 1) * self.slot  # one slot is spare
+
+    @property
+    def play(self) -> float:
+        return self.static + self.engine + self.pool
+
+    @property
+    def learn(self) -> float:
+        return self.static + self.gradients + self.activations
+
+    @property
+    def peak(self) -> float:
+        return max(self.play, self.learn)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.usable and self.slots >= _LEAST_SLOTS
+
+    def parts(self) -> dict[str, float]:
+        """Gigabytes of every part, in the order of the table."""
+        return {
+            "weights": self.weights / GB,
+            "masters": self.masters / GB,
+            "optimizer": self.optimizer / GB,
+            "KL reference": self.reference / GB,
+            "gradients": self.gradients / GB,
+            "activations": self.activations / GB,
+            "engine": self.engine / GB,
+            "key/value pool": self.pool / GB,
+        }
+
+    def learned_tokens(self) -> float:
+        """Computed tokens per second of learning, expected on an H200."""
+        operations = 6 * (self.shape.parameters - self.shape.embedding_weights)
+        speed = _utilisation(self.shape.parameters) * _PEAK_OPERATIONS / operations
+        return speed if self.recompute else speed * 4 / 3
+
+    def played_tokens(self) -> float:
+        """Generated tokens per second of play, expected on an H200 with a quarter of the context."""
+        read = self.weights + self.slots * self.slot / 4
+        return self.slots / (read / _READ_SPEED)
+
+
+def plan_memory(
+    recipe: Recipe, shape: ModelShape, memory: float, *, half_precision: bool = True
+) -> MemoryPlan:
+    """The plan of a recipe for a card of `memory` bytes."""
+    learn = recipe.learn
+    options = recipe.engines.options
+    number = 2 if half_precision else 4
+    slots, context = int(options.get("slots", 1024)), int(options.get("context", 2048))
+    needed = min(slots, recipe.play.groups * recipe.play.members)
+    plan = MemoryPlan(
+        shape=shape,
+        usable=memory * _USABLE - _CONTEXT,
+        weights=number * shape.parameters,
+        masters=_masters(shape, learn, number),
+        optimizer=8 * _trained(shape, learn),
+        reference=number * shape.parameters if learn.kl and not learn.lora_rank else 0,
+        gradients=_gradients(shape, learn, number),
+        activations=0,
+        engine=2 * _PREFILL_TOKENS * shape.layer_values * number + 0.5 * GB,
+        slot=context * shape.cached_values * number,
+        slots=needed,
+        slots_asked=slots,
+        micro_tokens=0,
+        recompute=False,
+        lora_rank=learn.lora_rank,
+        reasons=(),
+    )
+    return _choose_slots(_choose_way(plan, learn, number), recipe)
+
+
+def _trained(shape: ModelShape, learn: LearnOptions) -> int:
+    """Numbers that the optimizer changes."""
+    return shape.lora_parameters(learn.lora_rank) if learn.lora_rank else shape.parameters
+
+
+def _masters(shape: ModelShape, learn: LearnOptions, number: int) -> float:
+    """Float32 copies of half-precision weights; with LoRA the weights without adapters and A, B."""
+    if learn.lora_rank:
+        adapters = 8 * shape.lora_parameters(learn.lora_rank)  # now and at the start
+        return number * shape.layers * shape.linear_weights + adapters
+    return 4 * shape.parameters if number == 2 else 0
+
+
+def _gradients(shape: ModelShape, learn: LearnOptions, number: int) -> float:
+    """Float32 sums of what is trained, and the gradients of one micro-batch."""
+    if learn.lora_rank:
+        layers = number * shape.layers * shape.linear_weights
+        return 4 * shape.lora_parameters(learn.lora_rank) + layers
+    return (4 if number == 4 else 4 + number) * shape.parameters
+
+
+def activation_bytes(
+    shape: ModelShape, tokens: int, *, recompute: bool, lora: bool, number: int = 2
+) -> float:
+    """Activations of a micro-batch at the peak, minus what the gradients leave free there.
+
+    The peak is either at the start of the backward pass (all stored activations and the logits,
+    but no gradients of this micro-batch yet) or at its end (all gradients and one layer).
+    """
+    inside = tokens * shape.layer_values * number
+    stored = tokens * shape.hidden * shape.layers * number
+    if not recompute:
+        stored += 1.15 * inside * shape.layers
+    logits = _LOGITS_AT_ONCE * 8 + (0 if lora else shape.embedding_weights * 6)
+    linear = shape.layers * shape.linear_weights
+    ungraded = number * (linear if lora else shape.parameters)
+    at_start, at_end = stored + logits - ungraded, 1.7 * inside
+    # Halfway, half of the layers have their gradients and half of the activations are left.
+    halfway = 0.5 * stored - 0.5 * ungraded + 1.7 * inside
+    return max(at_start, halfway, at_end)
+
+
+def _choose_way(plan: MemoryPlan, learn: LearnOptions, number: int) -> MemoryPlan:
+    """Recompute and micro-batch size: as given, else the fastest way that fits."""
+    ways = [
+        (recompute, tokens)
+        for recompute in ((False, True) if learn.recompute is None else (learn.recompute,))
+        for tokens in (_sizes() if learn.micro_tokens is None else (learn.micro_tokens,))
+    ]
+    if learn.recompute is None and learn.micro_tokens is None:
+        ways = list(_WAYS)
+    for recompute, tokens in ways:
+        activations = activation_bytes(
+            plan.shape, tokens, recompute=recompute, lora=bool(plan.lora_rank), number=number
+        )
+        plan = replace(plan, activations=activations, recompute=recompute, micro_tokens=tokens)
+        if plan.learn <= plan.usable:
+            break
+    given = [
+        f"learn.{name} is given by the recipe"
+        for name in ("recompute", "micro_tokens")
+        if getattr(learn, name) is not None
+    ]
+    reason = "the fastest way to learn that fits" if plan.learn <= plan.usable else "nothing fits"
+    return replace(plan, reasons=(*given, *([reason] if len(given) < 2 else [])))
+
+
+def _sizes() -> tuple[int, ...]:
+    return tuple(sorted({tokens for _, tokens in _WAYS}, reverse=True))
+
+
+def _choose_slots(plan: MemoryPlan, recipe: Recipe) -> MemoryPlan:
+    room = plan.usable - plan.static - plan.engine
+    slots = max(0, min(plan.slots, int(room // plan.slot) - 1))
+    groups, members = recipe.play.groups, recipe.play.members
+    if slots < plan.slots:
+        reason = f"{slots} of {plan.slots} slots fit; play runs {slots} conversations at a time"
+    else:
+        reason = f"{slots} slots: one for each of the {groups} x {members} meta-episodes"
+        if slots == plan.slots_asked < groups * members:
+            reason = f"{slots} slots, as in engines.slots"
+    return replace(plan, slots=slots, reasons=(*plan.reasons, reason))
+
+
+def advice(plan: MemoryPlan) -> list[str]:
+    """What would make a plan fit that does not."""
+    if plan.fits:
+        return []
+    lines = []
+    if not plan.lora_rank:
+        lines.append("train adapters: --learn.lora_rank=16")
+    if plan.learn > plan.usable:
+        if not plan.recompute:
+            lines.append("recompute activations: --learn.recompute=true")
+        if plan.micro_tokens > _sizes()[-1]:
+            lines.append(f"smaller micro-batches: --learn.micro_tokens={_sizes()[-1]}")
+    elif plan.slots < _LEAST_SLOTS:
+        lines.append("a shorter context: --engines.context")
+    smallest = replace(plan, slots=_LEAST_SLOTS)
+    card = (max(smallest.play, plan.learn) + _CONTEXT) / _USABLE / GB
+    return [*lines, f"a card with {card:.0f} GB, or a smaller model"]
+
+
+def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:
+    """The recipe with the choices of a plan; raises if the plan does not fit."""
+    if not plan.fits:
+        needed, there = plan.peak / GB, plan.usable / GB
+        ways = "\n".join(f"  {line}" for line in advice(plan))
+        raise ValueError(
+            f"the run needs {needed:.1f} GB of GPU memory, but {there:.1f} GB can be used. "
+            f"What would make it fit:\n{ways}\n`mage plan` shows every part."
+        )
+    learn = {"micro_tokens": plan.micro_tokens, "recompute": plan.recompute}
+    engine = EngineChoice(
+        name=recipe.engines.name, **{**recipe.engines.options, "slots": plan.slots}
+    )
+    return recipe.model_copy(
+        update={"learn": recipe.learn.model_copy(update=learn), "engines": engine}
+    )
+
+
+def _utilisation(parameters: float) -> float:
+    """Measured utilisation at the nearest model size."""
+    return min(_UTILISATION, key=lambda point: abs(point[0] - parameters))[1]
