@@ -37,7 +37,7 @@ class Engine(ABC):
         """The weights have changed: drop everything that was computed with the old ones."""
         self.policy_version = policy_version
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027 - most engines hold nothing
         """Free memory that only play needs. The next `refresh` makes the engine ready again."""
 
     @classmethod

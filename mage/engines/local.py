@@ -163,7 +163,7 @@ class LocalEngine(Engine):
         self.policy_version = policy_version
         self.slots.clear()
         if self.loop is not None:
-            self.pool.reserve(self.capacity + 1, self.context)  # freed by `release`
+            self.pool.reserve(self.slots.count + 1, self.context)  # freed by `release`
         if self.decoder is None or not self.decoder.is_current(self.model):
             # An adapter module was added or a weight was replaced.
             before, self.decoder = self.decoder, plain_decoder(self.model, self.context, self.ops)

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
-from mage.learn.compilation import compiled
+from mage.learn.compilation import compiled, padded_length
 from mage.models.architecture import LayerParts, parts_of
 
 BLOCK = 128  # tokens in a block of the attention mask
@@ -51,6 +51,13 @@ def run_layers(
         given = (hidden, parts_of(module), cos, sin, mask, sizes)
         hidden = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)
     return _norm(hidden, backbone.norm.weight, sizes.epsilon)
+
+
+def line_length(tokens: int, micro_tokens: int, device: torch.device) -> int:
+    """Length of a trie with padding: whole blocks; on CUDA one of few, to avoid compilations."""
+    if device.type == "cuda":
+        return padded_length(tokens, micro_tokens, BLOCK)
+    return -(-tokens // BLOCK) * BLOCK
 
 
 @cache

@@ -5,9 +5,10 @@ exit, and it keeps the model in eval mode: with dropout, sampler and learner wou
 """
 
 import random
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, pairwise
 from math import ceil
 from pathlib import Path
@@ -26,8 +27,8 @@ from mage.learn.attention import (
     hidden_states,
     trie_exchange_rate,
 )
-from mage.learn.compilation import padded_length
-from mage.learn.layers import BLOCK
+from mage.learn.compilation import compile_clock
+from mage.learn.layers import line_length
 from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, token_logprobs
 from mage.learn.packing import (
     Layout,
@@ -41,7 +42,7 @@ from mage.learn.packing import (
 )
 from mage.learn.ranks import Ranks
 from mage.learn.trainable import Adapters, AllWeights, Trainable
-from mage.learn.tries import Row, Tree, prepare
+from mage.learn.tries import Row, prepare
 from mage.seeds import derive
 from mage.types import Sample
 
@@ -119,6 +120,19 @@ class Learner:
             fused=True,
         )
 
+    def compilations(self) -> tuple[int, float]:
+        """Compilations of this process on a GPU so far: their number and seconds."""
+        if self.module.device.type != "cuda":
+            return 0, 0.0
+        return compile_clock().count, compile_clock().seconds
+
+    @contextmanager
+    def reporting(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Send a line to `report` whenever a compilation starts inside the context."""
+        on_gpu = self.module.device.type == "cuda"
+        with compile_clock().reporting(report) if on_gpu else nullcontext():
+            yield
+
     def update(self, samples: Sequence[Sample], *, entropy: float, update: int) -> Metrics:
         """One update from new samples: `epochs` x `minibatches` optimizer steps."""
         if not samples:
@@ -174,17 +188,8 @@ class Learner:
         }
         if self.layout == "forest":
             return (pack_forest(batch, **where) for batch in plan_forests(rows, **sizes))
-        return (
-            pack_trie(batch, **where, length=self._padded(batch))
-            for batch in plan_tries(rows, **sizes)
-        )
-
-    def _padded(self, trees: Sequence[Tree]) -> int:
-        """Length of a trie with padding. On CUDA it is one of few, to avoid compilations."""
-        tokens = sum(tree.size for tree in trees)
-        if self.module.device.type == "cuda":
-            return padded_length(tokens, self.options.tokens_at_once, BLOCK)
-        return -(-tokens // BLOCK) * BLOCK
+        pad = partial(line_length, micro_tokens=limit, device=self.module.device)
+        return (pack_trie(batch, **where, pad=pad) for batch in plan_tries(rows, **sizes))
 
     def _score(
         self, model: PreTrainedModel, packed: Packed

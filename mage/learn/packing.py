@@ -7,7 +7,7 @@ masks (CPU): one ROOT (the common prefix of the micro-batch) and B trees padded 
 that attention computes B small squares instead of a large one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -164,11 +164,11 @@ def pack_trie(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    length: int | None = None,
+    pad: Callable[[int], int] = lambda tokens: tokens,
 ) -> Packed:
-    """Lay out trees in one line and pad it to `length`, if given."""
+    """Lay out trees in one line; `pad` gives its length from the number of tokens."""
     total = sum(tree.size for tree in trees)
-    ids = np.zeros(length or total, dtype=np.int64)
+    ids = np.zeros(pad(total), dtype=np.int64)
     positions = np.zeros_like(ids)
     ends = np.arange(1, len(ids) + 1)  # padding attends to itself, as in a forest
     parents: list[np.ndarray] = []

@@ -1,14 +1,15 @@
 """Imitation: cross-entropy on given replies. Shared prompts are computed once, as in RL."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from mage.learn.attention import attending, hidden_states
-from mage.learn.layers import BLOCK
+from mage.learn.attention import attending, hidden_states, trie_exchange_rate
+from mage.learn.layers import line_length
 from mage.learn.loss import choice_entropies, token_logprobs
 from mage.learn.packing import (
     Layout,
@@ -125,8 +126,9 @@ def _pack(
 ) -> Iterator[Packed]:
     where: dict[str, Any] = {"dtype": model.dtype, "device": model.device}
     if layout == "trie":
-        tries = plan_tries(rows, micro_tokens=micro_tokens)
-        return (pack_trie(batch, **where, multiple=BLOCK) for batch in tries)
+        tries = plan_tries(rows, micro_tokens=micro_tokens, exchange=trie_exchange_rate(model))
+        pad = partial(line_length, micro_tokens=micro_tokens, device=model.device)
+        return (pack_trie(batch, **where, pad=pad) for batch in tries)
     if layout == "forest":
         trees = plan_forests(rows, tree_tokens=tree_tokens, micro_tokens=micro_tokens)
         return (pack_forest(batch, **where) for batch in trees)

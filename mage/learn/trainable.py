@@ -215,9 +215,12 @@ def _fresh(model: PreTrainedModel, names: list[str], rank: int, seed: int) -> di
 def _base_weights(
     model: PreTrainedModel, names: list[str], start: Path | None
 ) -> dict[str, Tensor]:
-    """The weights without adapters: the module's own, unless it was loaded with adapters."""
+    """The weights without adapters: the module's own, unless it was loaded with adapters.
+
+    They are not copied here; `_Stack` copies them, layer by layer.
+    """
     if start is None:
-        return {name: model.get_parameter(f"{name}.weight").detach().clone() for name in names}
+        return {name: model.get_parameter(f"{name}.weight").detach() for name in names}
     wanted, base = {f"{name}.weight": name for name in names}, base_of(start)
     found = {
         wanted[key]: value

@@ -14,6 +14,7 @@ from mage.engines.base import Engine
 from mage.memory.base import Memory
 from mage.models.arithmetic import reset_arithmetic
 from mage.models.loading import load_model, pick_device, pick_dtype
+from mage.models.shapes import read_shape
 from mage.play import Setting
 from mage.training.context import check_context
 from mage.training.memory_plan import GB, apply_plan, plan_memory

@@ -30,6 +30,9 @@ class Callback:
     def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
         """The evaluation `name` of the weights after `update` updates is done."""
 
+    def on_compile(self, line: str) -> None:
+        """torch.compile starts to compile a part of the learner, which takes seconds."""
+
     def on_warmup(self, line: str) -> None:
         """Progress of the supervised warm-up."""
 
@@ -60,6 +63,10 @@ class CallbackList(Callback):
     def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
         for callback in self.callbacks:
             callback.on_evaluation(name, update, evaluation)
+
+    def on_compile(self, line: str) -> None:
+        for callback in self.callbacks:
+            callback.on_compile(line)
 
     def on_warmup(self, line: str) -> None:
         for callback in self.callbacks:

@@ -160,7 +160,7 @@ def activation_bytes(
     but no gradients of this micro-batch yet) or at its end (all gradients and one layer).
     """
     inside = tokens * shape.layer_values * number
-    stored = tokens * shape.hidden * shape.layers * number
+    stored = float(tokens * shape.hidden * shape.layers * number)
     if not recompute:
         stored += 1.15 * inside * shape.layers
     logits = _LOGITS_AT_ONCE * 8 + (0 if lora else shape.embedding_weights * 6)

@@ -11,6 +11,7 @@ def memory_usage() -> dict[str, float]:
 
     `memory_device` is in use now, so a leak shows as a rising line. `memory_device_held` is
     reserved by this process: another process on the same card cannot use it.
+    `memory_device_peak` is the most that was ever reserved.
     """
     statm = Path("/proc/self/statm")
     host = (
@@ -23,4 +24,5 @@ def memory_usage() -> dict[str, float]:
     return host | {
         "memory_device": torch.cuda.memory_allocated() / 1e9,
         "memory_device_held": torch.cuda.memory_reserved() / 1e9,
+        "memory_device_peak": torch.cuda.max_memory_reserved() / 1e9,
     }

@@ -30,7 +30,7 @@ from mage.models.base import is_adapter
 from mage.play import play_groups
 from mage.run_folder import DamagedError, RunFolder, lock_run
 from mage.seeds import derive
-from mage.training.build import build_components
+from mage.training.build import build_components, fit_to_gpu
 from mage.training.callbacks import Callback, Metrics, Stopped
 from mage.training.context import check_overflow
 from mage.training.device_errors import explain_device_errors
@@ -82,7 +82,7 @@ class Trainer:
         self, folder: RunFolder, ranks: Ranks, callback: Callback, stop: Callable[[], bool]
     ) -> None:
         self.folder, self.ranks, self.callback, self.stop = folder, ranks, callback, stop
-        self.recipe = folder.begun_recipe()
+        self.recipe = fit_to_gpu(folder.begun_recipe())
         self.components = build_components(self.recipe)
         source = self.recipe.model_folder()
         self.learner = Learner(
@@ -155,14 +155,14 @@ class Trainer:
         clock.append(time.perf_counter())
         credits = assign_credit(metas, self.recipe.returns, self.recipe.estimator())
         clock.append(time.perf_counter())
-        learned = self._learn(credits)
+        learned, compiling = self._learn(credits)
         self.done = number
         self.components.engine.refresh(number)  # evaluations come next, with the new weights
         clock.append(time.perf_counter())
         sums = self.ranks.gather(play_sums(metas) | credit_sums(credits))
         figures = {"update": number} | means(sums) | learned
         engine = {f"play_{name}": seconds - spent[name] for name, seconds in played.items()}
-        self._record(figures, _timing(clock) | engine | memory_usage())
+        self._record(figures, _timing(clock) | compiling | engine | memory_usage())
         check_overflow(figures, self.recipe)
         self._store(metas, credits)
 
@@ -177,10 +177,17 @@ class Trainer:
             gather=self.ranks.gather,
         )
 
-    def _learn(self, credits: Sequence[Credit]) -> Metrics:
+    def _learn(self, credits: Sequence[Credit]) -> tuple[Metrics, dict[str, float]]:
+        """Metrics of the optimizer steps, and on a GPU the number and seconds of compilations."""
         entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
         samples = make_samples(credits, reflections=self.done >= self.recipe.learn.reflect_from)
-        return asdict(self.learner.update(samples, entropy=entropy, update=self.done))
+        self.components.engine.release()
+        count, seconds = self.learner.compilations()
+        with self.learner.reporting(self.callback.on_compile):
+            learned = asdict(self.learner.update(samples, entropy=entropy, update=self.done))
+        now = self.learner.compilations()
+        compiling = {"compile": now[1] - seconds, "compilations": now[0] - count}
+        return learned, compiling if self.learner.module.device.type == "cuda" else {}
 
     def _record(self, figures: Metrics, timing: Mapping[str, float]) -> None:
         if self.ranks.is_main:

@@ -12,7 +12,7 @@ from mage.config.recipe import Recipe
 from mage.learn.learner import make_trainable
 from mage.learn.warmup import Warmup, Watch, save_warm, warm_up
 from mage.models.base import base_name, is_adapter
-from mage.training.build import build_components
+from mage.training.build import build_components, fit_to_gpu
 from mage.training.tasks import draw_tasks
 from mage.types import Task
 
@@ -27,7 +27,7 @@ def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
     # the number format of training, which is several times faster on a GPU.
     short = recipe.warmup.play == "random"
     components = build_components(
-        change_recipe(recipe, ["--model.dtype=float32"]) if short else recipe
+        fit_to_gpu(change_recipe(recipe, ["--model.dtype=float32"]) if short else recipe)
     )
     model, seed = components.weights(), recipe.run.seed
     trainable = make_trainable(

@@ -131,6 +131,13 @@ class TerminalCallback(Callback):
         scores = ", ".join(show(SCORE, figures) for figures in evaluation.overall.episodes)
         self.say(f"{_title(name):<27} score {scores}")
 
+    def on_compile(self, line: str) -> None:
+        if self.console.is_terminal:
+            self.display.lines = [f"learning: {line}"]
+        elif time.monotonic() - self.told > _EVERY:
+            self.told = time.monotonic()
+            self.say(f"learning: {line}")
+
     def on_warmup(self, line: str) -> None:
         if not line.startswith("step") or time.monotonic() - self.printed_at > _EVERY:
             self.printed_at = time.monotonic()

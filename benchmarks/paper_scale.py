@@ -1,0 +1,336 @@
+"""Updates of the paper's recipes with a model of Qwen3-4B's shape and random weights, on one GPU.
+
+    python -m benchmarks.paper_scale --out paper_scale.json          # all cases
+    python -m benchmarks.paper_scale --cases alfworld-all            # one case
+    python -m benchmarks.paper_scale --shape tiny --reply-tokens 16  # a test on a CPU
+
+Random weights never end a reply, so every reply has `--reply-tokens` tokens. Games come from the
+generators, because the official data may be missing. The trainer itself plays and learns; its
+evaluations are left out. Printed for every update: seconds of play, credit, learning and
+compilation, tokens per second, and the peak memory beside the memory plan's estimate.
+"""
+
+import argparse
+import gc
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from mage.config.loading import load_recipe
+from mage.config.recipe import Recipe
+from mage.engines.local import LocalEngine
+from mage.learn.ranks import Ranks
+from mage.models.base import find_model
+from mage.models.shapes import PRESETS, ModelShape
+from mage.run_folder import RunFolder
+from mage.training.build import fit_to_gpu
+from mage.training.callbacks import Callback
+from mage.training.memory_plan import GB, MemoryPlan, plan_memory
+from mage.training.trainer import Trainer
+from mage.types import Credit, MetaEpisode
+
+SHAPES = PRESETS | {"tiny": ModelShape(2, 64, 4, 2, 16, 128, 1024, True)}
+TOKENIZER = "embedded-worlds"
+RANK = 16
+TARGETS = {"alfworld-all": 135.0, "alfworld-lora": 75.0}  # GB
+SECONDS = 150.0  # of an update of ALFWorld, without compilation
+COMPILE_SECONDS = 90.0
+COLUMNS = (
+    "case", "update", "total", "play", "credit", "learn", "compile", "steps", "play tok/s",
+    "learn tok/s", "peak play", "peak learn", "plan play", "plan learn", "held",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A paper recipe, how much of the model is trained, and the memory of the card (GB)."""
+
+    name: str
+    recipe: str
+    rank: int
+    memory: float
+    updates: int
+    changes: tuple[str, ...] = ()
+
+
+CASES = (
+    Case("alfworld-all", "paper_alfworld", 0, 138.0, 2, ("--environments.data=generated",)),
+    Case("alfworld-lora", "paper_alfworld", RANK, 78.0, 2, ("--environments.data=generated",)),
+    Case("tic_tac_toe", "paper_tic_tac_toe", RANK, 78.0, 1),
+    Case("kuhn_poker", "paper_kuhn_poker", RANK, 78.0, 1),
+    Case("sokoban", "paper_sokoban", RANK, 78.0, 1),
+    Case("webshop", "paper_webshop", RANK, 78.0, 1),
+)
+
+
+@dataclass(slots=True)
+class Measured:
+    """Peaks of the phases (bytes) and tokens generated, filled in while the trainer runs."""
+
+    peaks: dict[str, float] = field(default_factory=dict)
+    generated: int = 0
+
+
+class MeasuredTrainer(Trainer):
+    """The trainer, with the peak memory of play and of learning."""
+
+    measured = Measured()
+
+    def _play(self, number: int) -> list[MetaEpisode]:
+        engine = self.components.engine
+        assert isinstance(engine, LocalEngine), "the paper's recipes use the local engine"
+        before = engine.stats.generated_tokens
+        _reset_peak()
+        metas = super()._play(number)
+        self.measured.peaks["play"] = _peak()
+        self.measured.generated = engine.stats.generated_tokens - before
+        return metas
+
+    def _learn(self, credits: Sequence[Credit]) -> Any:
+        _reset_peak()
+        learned = super()._learn(credits)
+        self.measured.peaks["learn"] = _peak()
+        return learned
+
+
+class Recorder(Callback):
+    """Keeps the figures of the last update and prints compilations."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, Any] = {}
+        self.timing: dict[str, float] = {}
+
+    def on_update(self, update: int, total: int, metrics: Any, timing: Any) -> None:
+        self.metrics, self.timing = dict(metrics), dict(timing)
+
+    def on_compile(self, line: str) -> None:
+        print(f"  {line}", flush=True)
+
+
+def _reset_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak() -> float:
+    return float(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0.0
+
+
+def write_model(shape: ModelShape, folder: Path) -> None:
+    """A model folder with random weights in bfloat16 and a tokenizer that ships with MAGE."""
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_size,
+        max_position_embeddings=32_768,
+        tie_word_embeddings=shape.tied,
+        dtype="bfloat16",
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        model = Qwen3ForCausalLM(config)
+        torch.set_default_dtype(before)
+    model.save_pretrained(folder)
+    source = find_model(TOKENIZER)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(source / name, folder / name)
+
+
+def make_recipe(case: Case, model: Path, given: argparse.Namespace) -> Recipe:
+    small = ("--play.groups=2", "--play.members=2", "--engines.slots=8", "--engines.context=4096")
+    return load_recipe(
+        case.recipe,
+        [
+            f"--model.path={model}",
+            f"--learn.lora_rank={case.rank}",
+            f"--agent.max_tokens={given.reply_tokens}",
+            f"--agent.reflection_tokens={given.reply_tokens}",
+            f"--run.gpu_memory={case.memory}",
+            "--run.updates=1000000",  # more than are made, so that no update is the last one
+            "--run.evaluate_every=0",
+            "--run.episodes_every=0",
+            "--run.save_every=1000000",
+            *case.changes,
+            *(small if given.shape == "tiny" else ()),
+            *given.change,
+        ],
+    )
+
+
+def run_case(
+    case: Case, recipe: Recipe, shape: ModelShape, updates: int
+) -> Iterator[dict[str, Any]]:
+    """One record for every update."""
+    plan = _plan(case, recipe, shape)
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder.create(Path(place) / "run", recipe)
+        recorder = Recorder()
+        trainer = MeasuredTrainer(folder, Ranks(), recorder, lambda: False)
+        trainer.measured = Measured()
+        trainer.resume()
+        for number in range(1, updates + 1):
+            trainer._update()
+            yield _record(case, number, recorder, trainer.measured, plan)
+
+
+def _plan(case: Case, recipe: Recipe, shape: ModelShape) -> MemoryPlan:
+    fitted = fit_to_gpu(recipe)  # as the trainer does
+    if not torch.cuda.is_available():
+        return plan_memory(fitted, shape, case.memory * GB)
+    memory = min(case.memory * GB, torch.cuda.mem_get_info()[0])
+    return plan_memory(recipe, shape, memory)
+
+
+def _record(
+    case: Case, number: int, recorder: Recorder, measured: Measured, plan: MemoryPlan
+) -> dict[str, Any]:
+    metrics, timing = recorder.metrics, recorder.timing
+    compiling = timing.get("compile", 0.0)
+    learning = max(1e-9, timing["learn"] - compiling)
+    return {
+        "case": case.name,
+        "update": number,
+        **{name: timing[name] for name in ("total", "play", "credit", "learn")},
+        "compile": compiling,
+        "compilations": int(timing.get("compilations", 0)),
+        "steps": metrics["steps"],
+        "samples": metrics["samples"],
+        "generated_tokens": measured.generated,
+        "play tok/s": measured.generated / timing["play"],
+        "play_engine": timing.get("play_engine", 0.0),
+        "play_gpu_wait": timing.get("play_gpu_wait", 0.0),
+        "computed_tokens": metrics["computed_tokens"],
+        "row_tokens": metrics["row_tokens"],
+        "reply_tokens": metrics["reply_tokens"],
+        "learn tok/s": metrics["computed_tokens"] / learning,
+        "peak play": measured.peaks["play"] / GB,
+        "peak learn": measured.peaks["learn"] / GB,
+        "plan play": plan.play / GB,
+        "plan learn": plan.learn / GB,
+        "held": timing.get("memory_device_peak", 0.0),
+        "mismatch": metrics["mismatch"],
+        "slots": plan.slots,
+        "micro_tokens": plan.micro_tokens,
+        "recompute": plan.recompute,
+        "plan": plan.parts(),
+    }
+
+
+def verdicts(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The targets, reached or missed."""
+    for name, most in TARGETS.items():
+        found = [record for record in records if record["case"] == name]
+        if not found:
+            continue
+        held = max(record["held"] for record in found)
+        yield _verdict(f"{name}: memory held", held, most, "GB")
+        seconds = found[-1]["total"] - found[-1]["compile"]
+        yield _verdict(f"{name}: update without compilation", seconds, SECONDS, "s")
+        compiling = sum(record["compile"] for record in found)
+        yield _verdict(f"{name}: compilation of the run", compiling, COMPILE_SECONDS, "s")
+
+
+def _verdict(what: str, found: float, most: float, unit: str) -> str:
+    word = "reached" if found <= most else "MISSED"
+    return f"{what}: {found:.1f} {unit} (target {most:g}): {word}"
+
+
+def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+    rows = [COLUMNS, *(tuple(_cell(record[name]) for name in COLUMNS) for record in records)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    for row in rows:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return str(value)
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-4b")
+    parser.add_argument("--cases", default=",".join(case.name for case in CASES))
+    parser.add_argument("--updates", type=int, help="updates of every case; default: 1 or 2")
+    parser.add_argument("--reply-tokens", type=int, default=256)
+    parser.add_argument("--folder", type=Path, help="folder for the model, kept; e.g. /dev/shm/m")
+    parser.add_argument("--out", type=Path, help="JSON file, written after every update")
+    parser.add_argument("--change", action="append", default=[], help="an override of the recipe")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    given = parse(words)
+    records: list[dict[str, Any]] = []
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory(dir=_fast_folder()) as scratch:
+        model = given.folder or Path(scratch) / "model"
+        if not (model / "config.json").is_file():
+            began = time.perf_counter()
+            write_model(SHAPES[given.shape], model)
+            print(f"wrote {model} in {time.perf_counter() - began:.1f} s", flush=True)
+        for case in (case for case in CASES if case.name in given.cases.split(",")):
+            _free()
+            try:
+                _measure(case, model, given, records)
+            except (RuntimeError, ValueError) as error:  # the other cases are still measured
+                failures.append(f"{case.name}: {type(error).__name__}: {error}")
+                print(failures[-1], flush=True)
+            _write(given.out, given, records, failures)
+    print("\n".join(["", *table(records), "", *verdicts(records), *failures]), flush=True)
+
+
+def _measure(
+    case: Case, model: Path, given: argparse.Namespace, records: list[dict[str, Any]]
+) -> None:
+    print(f"{case.name}: {case.recipe}, rank {case.rank}", flush=True)
+    case = replace(case, updates=given.updates or case.updates)
+    recipe = make_recipe(case, model, given)
+    for record in run_case(case, recipe, SHAPES[given.shape], case.updates):
+        records.append(record)
+        print("  " + json.dumps(record), flush=True)
+        _write(given.out, given, records, [])
+
+
+def _fast_folder() -> str | None:
+    """A folder in memory, if there is one: the weights of 4 B parameters are 8 GB."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() and torch.cuda.is_available() else None
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def _write(
+    out: Path | None, given: argparse.Namespace, records: list[dict[str, Any]], failed: list[str]
+) -> None:
+    if out is None:
+        return
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    about = {"shape": given.shape, "model": asdict(SHAPES[given.shape]), "device": device}
+    about |= {"torch": torch.__version__, "records": records, "failed": failed}
+    out.write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Compilation of the learner's layers: few fixed lengths, and no new version for a known length."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from learn_toys import VOCABULARY, make_model
+from torch._dynamo.testing import CompileCounter
+
+from mage.config.sections import LearnOptions
+from mage.learn import layers
+from mage.learn.compilation import compile_clock, padded_length
+from mage.learn.learner import Learner
+from mage.types import Sample, Where
+
+MICRO = 1024
+VERSIONS = 3  # a quarter, a half and all of the tokens of a micro-batch
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
+    """Layers compiled without code generation, and lengths padded as on a GPU."""
+    torch.compiler.reset()
+    made = CompileCounter()
+    layer: Callable[..., Any] = torch.compile(layers._layer, dynamic=False, backend=made)
+    monkeypatch.setattr(layers, "_layer_for", lambda device: layer)
+    monkeypatch.setattr(
+        "mage.learn.learner.line_length",
+        lambda tokens, micro_tokens, device: padded_length(tokens, micro_tokens, layers.BLOCK),
+    )
+    yield made
+    torch.compiler.reset()
+
+
+def samples(rows: int, length: int) -> list[Sample]:
+    """Rows without a common prefix, so that a micro-batch has rows x length tokens."""
+    return [
+        Sample(
+            tuple((row * 7 + place * (row + 1)) % VOCABULARY for place in range(length - 4)),
+            (1, 2, 3, 4),
+            (-1.0,) * 4,
+            1.0 if row % 2 else -1.0,
+            (),
+            "play",
+            Where(row, 0, 0, 0, "random"),
+        )
+        for row in range(rows)
+    ]
+
+
+def learner(**options: Any) -> Learner:
+    model = make_model(exact=False)
+    return Learner(model, LearnOptions(lr=1e-3, micro_tokens=MICRO, **options), layout="trie")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"recompute": True}, {"lora_rank": 2}, {"lora_rank": 2, "recompute": True}]
+)
+def test_micro_batches_of_any_length_need_at_most_three_versions(
+    options: dict[str, Any], counter: CompileCounter
+) -> None:
+    made = learner(**options)
+    for update, (rows, length) in enumerate([(4, 200), (3, 100), (2, 60), (1, 200), (9, 90)]):
+        made.update(samples(rows, length), entropy=0.0, update=update)
+    assert counter.frame_count <= VERSIONS
+    before = counter.frame_count
+    for update, (rows, length) in enumerate([(4, 210), (3, 131), (1, 17), (7, 120)], start=5):
+        made.update(samples(rows, length), entropy=0.0, update=update)
+    assert counter.frame_count == before
+
+
+def test_a_second_micro_batch_of_another_length_is_not_compiled_again(
+    counter: CompileCounter,
+) -> None:
+    made = learner()
+    made.update(samples(3, 300), entropy=0.0, update=0)
+    before = counter.frame_count
+    made.update(samples(5, 190), entropy=0.0, update=1)
+    assert before == counter.frame_count == 1
+
+
+def test_lengths_are_a_quarter_a_half_or_all_of_the_micro_batch() -> None:
+    found = {padded_length(tokens, 16_384, 128) for tokens in range(1, 16_385, 97)}
+    assert found == {4096, 8192, 16_384}
+    assert padded_length(20_000, 16_384, 128) == 32_768
+    assert all(padded_length(tokens, 1000, 128) % 128 == 0 for tokens in (1, 500, 1000, 3000))
+
+
+def test_the_clock_counts_compilations_and_reports_them() -> None:
+    torch.compiler.reset()
+    clock, lines = compile_clock(), list[str]()
+    before = clock.count, clock.seconds
+    function = torch.compile(lambda value: value * 2 + 1, backend="eager")
+    with clock.reporting(lines.append):
+        function(torch.ones(3))
+        function(torch.ones(3))
+    function(torch.ones(3, 3))  # not reported any more
+    assert clock.count == before[0] + 2
+    assert clock.seconds > before[1]
+    assert len(lines) == 1
+    assert lines[0].startswith("compiling")

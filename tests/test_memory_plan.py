@@ -1,0 +1,133 @@
+"""The memory plan: close to measured peaks, choices that fit, and advice where nothing fits."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mage.cli.main import app
+from mage.config.loading import load_recipe
+from mage.models.shapes import PRESETS, find_shape, read_shape
+from mage.training.memory_plan import GB, advice, apply_plan, plan_memory
+
+# Measured on an H200 with recompute and 16,384 tokens at once (docs/log): peak GB of an update.
+MEASURED = (
+    ("smollm2-135m", 0, 5.0),
+    ("smollm2-360m", 0, 9.7),
+    ("smollm2-1.7b", 0, 36.4),
+    ("qwen3-4b", 0, 83.4),
+    ("smollm2-1.7b", 16, 12.3),
+    ("qwen3-4b", 16, 25.8),
+)
+
+
+def plan(recipe: str, model: str, memory: float, *changes: str):  # type: ignore[no-untyped-def]
+    return plan_memory(load_recipe(recipe, changes), PRESETS[model], memory * GB)
+
+
+@pytest.mark.parametrize(("model", "rank", "measured"), MEASURED)
+def test_the_estimate_is_within_a_tenth_of_the_measured_peak(
+    model: str, rank: int, measured: float
+) -> None:
+    changes = ("--learn.kl=0", "--learn.recompute=true", "--learn.micro_tokens=16384")
+    found = plan("paper_tic_tac_toe", model, 200, *changes, f"--learn.lora_rank={rank}")
+    assert found.learn / GB == pytest.approx(measured, rel=0.1)
+
+
+def test_parameters_of_the_presets_are_those_of_the_published_models() -> None:
+    published = {
+        "qwen3-0.6b": 0.596e9,
+        "qwen3-1.7b": 1.72e9,
+        "qwen3-4b": 4.02e9,
+        "qwen3-8b": 8.19e9,
+    }
+    published |= {"smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120}
+    for name, count in published.items():
+        assert PRESETS[name].parameters == pytest.approx(count, rel=0.005)
+
+
+def test_the_parts_of_all_weights_worked_by_hand() -> None:
+    """4.02 B parameters: 2 bytes of weights, 4 of masters, 8 of AdamW, 4 + 2 of gradients."""
+    found = plan("paper_alfworld", "qwen3-4b", 143)
+    count = 4.022e9
+    bytes_of = (found.weights, found.masters, found.optimizer, found.gradients)
+    assert [part / count for part in bytes_of] == pytest.approx([2, 4, 8, 6], rel=1e-3)
+    assert found.reference == 0
+    assert found.slot == 8192 * 36 * 2 * 8 * 128 * 2
+
+
+def test_a_kl_reference_is_a_copy_of_the_weights_unless_adapters_are_trained() -> None:
+    found = plan("paper_tic_tac_toe", "qwen3-4b", 143, "--learn.kl=0.1")
+    assert found.reference == found.weights
+    assert plan("paper_tic_tac_toe", "qwen3-4b", 80, "--learn.lora_rank=16").reference == 0
+
+
+@pytest.mark.parametrize("recipe", ["alfworld", "webshop", "sokoban", "kuhn_poker", "tic_tac_toe"])
+def test_the_papers_recipes_fit_an_h200_and_with_lora_80_gb(recipe: str) -> None:
+    whole = plan(f"paper_{recipe}", "qwen3-4b", 143)
+    adapters = plan(f"paper_{recipe}", "qwen3-4b", 80, "--learn.lora_rank=16")
+    assert whole.fits
+    assert whole.peak <= 135 * GB
+    assert adapters.fits
+    assert adapters.peak <= 75 * GB
+
+
+def test_a_smaller_card_gets_recompute_smaller_micro_batches_and_fewer_slots() -> None:
+    large, small = (
+        plan("paper_alfworld", "qwen3-4b", memory, "--learn.lora_rank=16") for memory in (150, 32)
+    )
+    assert (large.recompute, large.slots) == (False, 64)
+    assert small.fits
+    assert small.recompute
+    assert small.slots < 64
+    assert small.micro_tokens <= large.micro_tokens
+
+
+def test_given_options_are_kept_and_named_as_given() -> None:
+    changes = ("--learn.recompute=true", "--learn.micro_tokens=4096")
+    found = plan("paper_alfworld", "qwen3-4b", 143, *changes)
+    assert (found.recompute, found.micro_tokens) == (True, 4096)
+    assert sum("given by the recipe" in reason for reason in found.reasons) == 2
+
+
+def test_the_plan_is_put_into_the_recipe() -> None:
+    recipe = load_recipe("paper_alfworld", ["--learn.lora_rank=16"])
+    found = plan_memory(recipe, PRESETS["qwen3-4b"], 80 * GB)
+    fitted = apply_plan(recipe, found)
+    assert fitted.learn.micro_tokens == found.micro_tokens
+    assert fitted.learn.recompute is found.recompute
+    assert fitted.engines.options["slots"] == found.slots
+    assert fitted.engines.options["context"] == 8192
+
+
+def test_a_plan_that_does_not_fit_says_what_would_make_it_fit() -> None:
+    recipe = load_recipe("paper_alfworld")
+    found = plan_memory(recipe, PRESETS["qwen3-4b"], 40 * GB)
+    assert not found.fits
+    assert any("lora_rank=16" in line for line in advice(found))
+    with pytest.raises(ValueError, match=r"--learn\.lora_rank=16"):
+        apply_plan(recipe, found)
+
+
+def test_the_verb_prints_a_table_or_json_and_fails_where_nothing_fits() -> None:
+    words = ["plan", "paper_alfworld", "--model", "qwen3-4b", "--learn.lora_rank=16"]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0
+    assert "key/value pool" in shown.output
+    figures = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    assert figures["fits"]
+    assert figures["peak"] == pytest.approx(max(figures["play"], figures["learn"]))
+    full = CliRunner().invoke(app, [*words[:4], "--gpu-memory", "40"])
+    assert full.exit_code == 2
+    assert "does not fit" in full.output
+
+
+def test_shapes_are_read_from_folders_and_bad_ones_are_explained(tmp_path: Path) -> None:
+    found = find_shape("embedded")
+    assert found.vocabulary > 500
+    with pytest.raises(ValueError, match="qwen3-4b"):
+        find_shape("no-such-model")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="num_hidden_layers"):
+        read_shape(tmp_path)
