@@ -134,8 +134,8 @@ class TerminalCallback(Callback):
     def on_compile(self, line: str) -> None:
         if self.console.is_terminal:
             self.display.lines = [f"learning: {line}"]
-        elif time.monotonic() - self.told > _EVERY:
-            self.told = time.monotonic()
+        elif time.monotonic() - self.printed_at > _EVERY:
+            self.printed_at = time.monotonic()
             self.say(f"learning: {line}")
 
     def on_warmup(self, line: str) -> None:
