@@ -245,3 +245,12 @@ def test_a_window_makes_long_episodes_fit() -> None:
 def test_the_prompts_of_a_shipped_recipe_fit_its_context(name: str) -> None:
     recipe = load_recipe(name)
     assert check_context(recipe, Chat.load(recipe.base_folder())) == ()
+
+
+def test_an_evaluation_shows_folded_prompts_and_its_warning() -> None:
+    words = ["evaluate", "alfworld", "--size=2", "--engines.context=420", "--play.episodes=1"]
+    words += ["--environments.max_turns=20", "--memory=none", "--evaluate.splits=['test']"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "older turns will be folded into one line" in done.stdout
+    assert "prompts with folded turns, by episode: " in done.stdout

@@ -17,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
+from mage.cli.terminal.reply_problems import training_problems
 from mage.cli.terminal.results import show
 from mage.config.recipe import Recipe
 from mage.evaluation.figures import Cell, Evaluation
@@ -214,7 +215,8 @@ def _lines(recent: Iterable[dict[str, Any]], bounds: Cell | None) -> list[str]:
     entropy, illegal = (
         fmean(one.get(name) or 0.0 for one in held) for name in ("action_entropy", "illegal_rate")
     )
-    return [*lines, f"action entropy {entropy:.3f}, illegal replies {100 * illegal:.1f} %"]
+    lines.append(f"action entropy {entropy:.3f}, illegal replies {100 * illegal:.1f} %")
+    return [*lines, *training_problems(held)]
 
 
 def _number(name: str) -> int:

@@ -119,6 +119,7 @@ def _show_evaluations(
     paired: "Comparison | None",
     what: str,
 ) -> None:
+    from mage.cli.terminal.reply_problems import evaluation_problems
     from mage.cli.terminal.results import comparison_table, evaluation_table
 
     out, hidden = console(), list[str]()
@@ -126,6 +127,8 @@ def _show_evaluations(
         title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"
         shown, hidden = evaluation_table(result, title, out.width if out.is_terminal else PIPE)
         out.print(shown)
+        for line in (*one.components.warnings, *evaluation_problems(result)):
+            out.print(line, markup=False, soft_wrap=True)
         if (expert := result.overall.expert) is not None:
             out.print(
                 f"the environment's expert on these tasks: success {100 * expert.success:.0f} %, "
