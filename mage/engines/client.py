@@ -1,23 +1,26 @@
 """One request over HTTP with retries. Temporary failures are retried; others are one message.
 
-Redirects are not followed, because the key would be sent to the new address.
+Redirects are not followed, because the key would be sent to the new address. The time limit covers
+the whole request, and the size of an answer is limited (see deadline.py).
 """
 
 import email.utils
 import itertools
-import json
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
-from typing import Any
 from urllib.error import HTTPError, URLError
 
+from mage.engines.deadline import TooLarge, make_opener
+from mage.engines.replies import BadReply, Reply, parse_json, printable, read_reply, summary
 from mage.seeds import derive
 
 LONGEST_WAIT = 60.0  # seconds between attempts by our own rule
 PATIENCE = 600.0  # longest Retry-After that is obeyed, in seconds
 KEPT = "All answers so far are stored: the same command continues from there"
+LARGEST_ANSWER = 16 << 20  # bytes, headers included
 _TEMPORARY = (408, 409, 425, 429)
 _NO_KEY = "it needs a key: name the environment variable that holds it in engines.key_env"
 
@@ -31,11 +34,14 @@ class TooLong(Exception):
 
 
 class _Temporary(Exception):
-    """A failure that may not occur again; `wait` is the server's Retry-After in seconds."""
+    """A failure that may not occur again; `wait` is the server's Retry-After in seconds.
 
-    def __init__(self, message: str, wait: float = 0.0) -> None:
+    `is_lost`: the request was sent and no answer came, so it may have been charged.
+    """
+
+    def __init__(self, message: str, wait: float = 0.0, is_lost: bool = False) -> None:
         super().__init__(message)
-        self.wait = wait
+        self.wait, self.is_lost = wait, is_lost
 
 
 class Client:
@@ -44,7 +50,7 @@ class Client:
     def __init__(self, url: str, key: str, *, timeout: float, retries: int, backoff: float) -> None:
         self.url, self.key = url, key
         self.timeout, self.retries, self.backoff = timeout, retries, backoff
-        self.opener = urllib.request.build_opener(_NoRedirect)
+        self.opener = make_opener(LARGEST_ANSWER)
         self.reached = False
         self.retried = 0
         self._stopped, self._why = threading.Event(), ""
@@ -54,8 +60,11 @@ class Client:
         self._why = self._why or why
         self._stopped.set()
 
-    def post(self, body: bytes, seed: int) -> dict[str, Any]:
-        """The answer to one request; `seed` varies the pauses of requests that failed together."""
+    def post(self, body: bytes, seed: int, on_lost: Callable[[], None] = lambda: None) -> Reply:
+        """The answer to one request; `seed` varies the pauses of requests that failed together.
+
+        `on_lost` is called after every attempt that was sent and got no answer.
+        """
         for attempt in itertools.count():
             if self._stopped.is_set():
                 raise EndpointError(self._why)
@@ -63,6 +72,8 @@ class Client:
                 return self._send(body)
             except _Temporary as trouble:
                 reason, asked = str(trouble), trouble.wait
+                if trouble.is_lost:
+                    on_lost()
             if attempt == self.retries:
                 raise EndpointError(
                     f"{self.url}: {reason}, {attempt + 1} times in a row "
@@ -70,7 +81,8 @@ class Client:
                 )
             if asked > PATIENCE:
                 raise EndpointError(
-                    f"{self.url}: {reason}, and asks for a pause of {asked:,.0f} seconds. {KEPT}"
+                    f"{self.url}: {reason}, and asks for a pause of {min(asked, 1e9):,.0f} seconds "
+                    f"or more. {KEPT}"
                 )
             self.retried += 1
             self._stopped.wait(max(asked, self._pause(attempt, seed)))
@@ -81,7 +93,7 @@ class Client:
         jitter = 0.5 + derive(seed, "pause", attempt) / 2**64
         return min(LONGEST_WAIT, self.backoff * 2.0**attempt) * jitter
 
-    def _send(self, body: bytes) -> dict[str, Any]:
+    def _send(self, body: bytes) -> Reply:
         headers = {
             "Content-Type": "application/json",
             "Accept": "application/json",
@@ -97,46 +109,48 @@ class Client:
         except HTTPError as error:
             self.reached = True
             raise self._refusal(error) from None
-        except (OSError, HTTPException) as error:
+        except TooLarge:
+            raise EndpointError(
+                f"{self.url}: the answer has more than {LARGEST_ANSWER >> 20} MB. {KEPT}"
+            ) from None
+        except (OSError, HTTPException, ValueError) as error:
             raise self._failure(error) from None
         return self._parse(text)
 
     def _read(self, response: HTTPResponse) -> bytes:
-        """The whole body within the time limit; a socket's own limit restarts with every byte."""
-        end, parts = time.monotonic() + self.timeout, list[bytes]()
+        parts = list[bytes]()
         while part := response.read1(1 << 16):
             parts.append(part)
-            if time.monotonic() > end:
-                raise TimeoutError
         if response.length:
             raise HTTPException(f"the answer ended {response.length} bytes too early")
         return b"".join(parts)
 
-    def _parse(self, text: bytes) -> dict[str, Any]:
+    def _parse(self, text: bytes) -> Reply:
         try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or not found.get("choices"):
+            reply = read_reply(parse_json(text))
+        except BadReply as error:
             raise EndpointError(
-                f"{self.url}: the answer is not a chat completion: {self._shown(text)!r}. "
-                "engines.url must end before /chat/completions"
-            )
-        return found
+                f"{self.url}: {error}: {self._shown(text)!r}. Check that engines.url ends before "
+                "/chat/completions and that the server is OpenAI-compatible"
+            ) from None
+        return Reply(self.clean(reply.text), reply.cut_off, reply.tokens)
 
-    def _failure(self, error: OSError | HTTPException) -> Exception:
+    def _failure(self, error: Exception) -> Exception:
         reason = (
             error.reason
             if isinstance(error, URLError) and isinstance(error.reason, OSError)
             else error
         )
         if isinstance(reason, TimeoutError):
-            return _Temporary(f"no answer within {self.timeout:g} seconds (engines.timeout)")
-        name = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            message = f"no answer within {self.timeout:g} seconds (engines.timeout)"
+            return _Temporary(message, is_lost=True)
+        text = str(getattr(reason, "strerror", None) or reason or type(reason).__name__)
+        name = self.clean(" ".join(printable(text).split()))[:300]
         if self.reached:
-            return _Temporary(name)
+            return _Temporary(name, is_lost=True)
+        what = "cannot be reached" if isinstance(reason, OSError) else "gives no valid HTTP answer"
         return EndpointError(
-            f"{self.url} cannot be reached: {name}. Check that the server runs and engines.url"
+            f"{self.url} {what}: {name}. Check that the server runs and engines.url"
         )
 
     def _refusal(self, error: HTTPError) -> Exception:
@@ -159,40 +173,24 @@ class Client:
             404: "check engines.url, and that engines.model is served there",
         }.get(error.code, "the server does not accept this request")
         if 300 <= error.code < 400:
-            place = self.clean(str(error.headers.get("Location")))
+            place = self.clean(printable(str(error.headers.get("Location"))))[:300]
             advice = f"it redirects to {place}: if that is right, put it into engines.url"
         return EndpointError(f"{self.url} answered {error.code}{said}; {advice}")
 
     def _shown(self, body: bytes) -> str:
         """A server's message in one short line, without the key."""
-        text = body.decode("utf-8", "replace")
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
-        inner = found.get("error", found) if isinstance(found, dict) else found
-        told = (
-            " ".join(str(inner[key]) for key in ("code", "message") if inner.get(key))
-            if isinstance(inner, dict)
-            else inner
-        )
-        return self.clean(" ".join(str(told or text).split()))[:300]
+        return self.clean(summary(body))[:300]
 
     def clean(self, text: str) -> str:
         """A text without the key, so that it can be shown."""
         return text.replace(self.key, "(key)") if self.key else text
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """No redirect: the status becomes an error."""
-
-
 def _body(error: HTTPError) -> bytes:
     try:
         with error:
             return error.read(1 << 16)
-    except (OSError, HTTPException):
+    except (OSError, HTTPException, ValueError, TooLarge):
         return b""
 
 
@@ -208,5 +206,5 @@ def _wait_asked(text: str) -> float:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError, OSError, TypeError):
         return 0.0

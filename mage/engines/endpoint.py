@@ -29,11 +29,13 @@ from mage.engines.base import Engine
 from mage.engines.client import Client, EndpointError, TooLong
 from mage.engines.ledger import TOO_LONG, Answer, Answers, Budget
 from mage.engines.messages import MessageChat, Piece
+from mage.engines.replies import Reply
 from mage.types import Completion, Request
 
 _ACTIVE = 4  # conversations for each concurrent request
 _BYTES_A_TOKEN = 4  # estimate for servers that report no token counts
 _OMITTED = ("temperature", "top_p", "top_k", "seed")  # fields that some servers refuse
+_SECRET = re.compile(r"key|secret|password|authorization|bearer", re.IGNORECASE)
 _OURS = ("model", "messages", "max_tokens", *_OMITTED)
 
 
@@ -142,6 +144,7 @@ class EndpointEngine(Engine):
             json.dumps([self.client.url, request.seed, body], sort_keys=True).encode()
         ).hexdigest()
         if (found := self.answers.find(key)) is not None:
+            self.budget.charge(self.answers.lost(key))
             self._count(found, "recalled")
             return _known(found)
         return self.pool.submit(self._ask, key, body, request)
@@ -173,45 +176,33 @@ class EndpointEngine(Engine):
 
     def _ask_and_pay(self, key: str, data: bytes, request: Request) -> Answer:
         # A token has at least one byte, so the body bounds the prompt tokens.
-        with self.budget.reserve(self.budget.cost(len(data), request.max_tokens)):
+        most = self.budget.cost(len(data), request.max_tokens)
+        self.budget.charge(self.answers.lost(key))
+
+        def lose() -> None:
+            self.answers.lose(key, most)
+            self.budget.charge(most)
+
+        with self.budget.reserve(most):
             try:
-                answer = self._read(self.client.post(data, request.seed), len(data))
+                answer = self._read(self.client.post(data, request.seed, lose), len(data))
             except TooLong:
                 answer = TOO_LONG
             self._count(answer, "asked")
             self.answers.add(key, answer)
         return answer
 
-    def _read(self, found: dict[str, Any], size: int) -> Answer:
-        try:
-            choice = found["choices"][0]
-            text, cut_off = (
-                choice["message"].get("content") or "",
-                choice.get("finish_reason") == "length",
-            )
-            # JSON may hold halves of surrogate pairs.
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        except (LookupError, TypeError, AttributeError):
-            shown = self.client.clean(json.dumps(found))[:300]
-            raise EndpointError(
-                f"{self.client.url}: the answer has no text at choices[0].message.content: {shown}"
-            ) from None
-        usage = found.get("usage")
-        tokens_in, tokens_out = (
-            (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-            if isinstance(usage, dict)
-            else (None, None)
-        )
-        if isinstance(tokens_in, int) and isinstance(tokens_out, int):
-            return Answer(text, cut_off, tokens_in, tokens_out)
+    def _read(self, reply: Reply, size: int) -> Answer:
+        """The answer with its token counts; they are estimated if the server reports none."""
+        if reply.tokens is not None:
+            return Answer(reply.text, reply.cut_off, *reply.tokens)
         if self.budget.limit is not None:
             raise EndpointError(
                 f"{self.client.url} reports no token counts, so engines.budget cannot be "
                 "enforced: remove it"
             )
-        return Answer(
-            text, cut_off, size // _BYTES_A_TOKEN, -(-len(text.encode()) // _BYTES_A_TOKEN)
-        )
+        written = -(-len(reply.text.encode()) // _BYTES_A_TOKEN)
+        return Answer(reply.text, reply.cut_off, size // _BYTES_A_TOKEN, written)
 
     def _count(self, answer: Answer, how: str) -> None:
         self.budget.pay(answer)
@@ -294,5 +285,10 @@ def _check_extra(fields: Mapping[str, Any], limit_name: str) -> dict[str, Any]:
         raise EndpointError(
             f"engines.extra.{ours[0]}: this field is set elsewhere in the recipe "
             "([agent], [evaluate] or engines.model)"
+        )
+    if any(_SECRET.search(name) for name in fields):
+        raise EndpointError(
+            "engines.extra has a field that looks like a key. Recipes are stored in files: export "
+            "the key in an environment variable and name the variable in engines.key_env"
         )
     return dict(fields)

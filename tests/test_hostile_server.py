@@ -1,0 +1,152 @@
+"""The endpoint engine against a hostile server: one message, nothing stored, no secret shown."""
+
+import json
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mage.cli.main import app
+from mage.engines.base import run
+from mage.engines.client import EndpointError
+from mage.engines.endpoint import EndpointEngine
+from mage.engines.ledger import Answers
+from mage.engines.messages import MessageChat
+from mage.types import Request
+from tests.hostile_server import BEHAVIOURS, HARMLESS, KEY, SLOW, HostileServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HostileServer]:
+    with HostileServer() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("HOSTILE_KEY", KEY)
+
+
+def engine_at(server: HostileServer, name: str) -> EndpointEngine:
+    return EndpointEngine(
+        MessageChat(),
+        url=server.url(name),
+        model="toy",
+        key_env="HOSTILE_KEY",
+        timeout=1.0 if name in SLOW else 60.0,
+        retries=1,
+        backoff=0.01,
+        price_in=1.0,
+        price_out=1.0,
+        budget=1.0,
+    )
+
+
+def ask(engine: EndpointEngine) -> str:
+    async def one() -> str:
+        request = Request(engine.chat.first("Rules.", "Go."), 50, 0)
+        return (await engine.sample(request)).text
+
+    return run([one()])[0]
+
+
+def is_plain(text: str) -> bool:
+    """One short line without control or formatting characters."""
+    kinds = {unicodedata.category(letter) for letter in text}
+    return len(text) < 1000 and not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def test_there_are_at_least_sixty_behaviours() -> None:
+    assert len(BEHAVIOURS) >= 60
+    assert set(HARMLESS) < set(BEHAVIOURS)
+
+
+@pytest.mark.parametrize("name", BEHAVIOURS)
+def test_a_hostile_server_gets_one_message_and_nothing_is_stored(
+    name: str, server: HostileServer, tmp_path: Path
+) -> None:
+    engine = engine_at(server, name)
+    if name in HARMLESS:
+        assert ask(engine) == HARMLESS[name]
+        assert engine.bill()["cost"] > 0
+    else:
+        with pytest.raises(EndpointError) as caught:
+            ask(engine)
+        assert is_plain(str(caught.value)), str(caught.value)
+        assert KEY not in str(caught.value)
+        assert engine.bill()["cost"] <= 1.0, "within the budget"
+    stored = Path("runs/answers.jsonl")
+    lines = stored.read_text().splitlines() if stored.exists() else []
+    assert sum('"text"' in line for line in lines) == (name in HARMLESS)
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert KEY.encode() not in written
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tokens_out": 2_000_000_000},
+        {"tokens_in": -5},
+        {"tokens_in": 1.5},
+        {"tokens_out": True},
+        {"text": 7},
+        {"text": None},
+        {"cut_off": "no"},
+        {"cut_off": 1},
+    ],
+    ids=str,
+)
+def test_an_impossible_stored_answer_is_skipped(fields: dict[str, object], tmp_path: Path) -> None:
+    good = {"key": "good", "text": "hi", "cut_off": False, "tokens_in": 5, "tokens_out": 1}
+    lines = [json.dumps(good), json.dumps(good | {"key": "bad"} | fields), "[" * 100_000, '{"key"']
+    path = tmp_path / "answers.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    answers = Answers(path)
+    assert answers.find("good") is not None
+    assert answers.find("bad") is None
+
+
+def test_a_key_in_the_extra_fields_is_refused_and_not_repeated() -> None:
+    with pytest.raises(EndpointError, match="looks like a key") as caught:
+        EndpointEngine(
+            MessageChat(), url="http://127.0.0.1:1/v1", model="toy", extra={"api_key": KEY}
+        )
+    assert KEY not in str(caught.value)
+
+
+def test_requests_without_an_answer_count_against_the_budget_of_this_run_and_the_next(
+    server: HostileServer,
+) -> None:
+    """A request may cost .000206 (156 bytes and 50 tokens); the budget allows two of them."""
+    options = {"timeout": 1.0, "retries": 9, "backoff": 0.01, "budget": 0.0005}
+    before = len(server.received)
+    for attempts in (2, 0):
+        engine = EndpointEngine(
+            MessageChat(),
+            url=server.url("silence"),
+            model="toy",
+            price_in=1.0,
+            price_out=1.0,
+            **options,  # type: ignore[arg-type]
+        )
+        with pytest.raises(EndpointError, match=r"engines\.budget = 0\.0005 is used up"):
+            ask(engine)
+        assert len(server.received) - before == attempts
+        before = len(server.received)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", "1e400"])
+@pytest.mark.parametrize("name", ["budget", "price_in", "timeout"])
+def test_an_impossible_number_as_an_option_is_one_message(name: str, value: str) -> None:
+    if (name, value) == ("price_in", "0"):
+        return
+    words = ["evaluate", "kuhn_poker", "--engines.name=endpoint", "--engines.model=toy"]
+    words += ["--engines.url=http://127.0.0.1:1/v1", "--engines.price_out=1"]
+    done = CliRunner().invoke(app, [*words, f"--engines.{name}={value}"])
+    assert done.exit_code == 2
+    assert f"engines.{name}" in done.stderr
+    assert "Traceback" not in done.output
