@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from mage.cli.main import app
 from mage.credit.store import read_credits
 from mage.run_folder import RunError, RunFolder
+from mage.viewer.dataset import dataset_rows
 from mage.viewer.export import collect, write_file, write_folder
 from mage.viewer.library import Library, UnknownPath
 from mage.viewer.server import make_app
@@ -318,3 +319,55 @@ def test_no_text_can_end_the_script_of_a_static_copy(runs: Path, tmp_path: Path)
 def test_a_static_copy_names_no_folder_of_the_machine(runs: Path, tmp_path: Path) -> None:
     page = write_file(tmp_path / "page.html", collect(Library([runs / "one"])))
     assert str(runs) not in page.read_text("utf-8")
+
+
+# --- Datasets
+
+
+def test_a_dataset_holds_every_turn_with_its_credit(runs: Path, tmp_path: Path) -> None:
+    target = tmp_path / "turns.jsonl"
+    done = CliRunner().invoke(app, ["export", str(runs / "one"), "--out", str(target)])
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    folder = RunFolder.open(runs / "one")
+    metas = [meta for name in library_sets(folder) for meta in folder.read_episodes_of(name)]
+    turns = sum(len(one.turns) + (one.reflection is not None) for m in metas for one in m.episodes)
+    assert len(rows) == turns
+    stored = {
+        (one.group, one.member, one.episode, one.index): one.advantage
+        for one in read_credits(folder.path, "step_000006")
+    }
+    trained = [row for row in rows if row["set"] == "step_000006"]
+    assert len(trained) == len(stored)
+    for row in trained:
+        place = (row["group"], row["member"], row["episode"], row["turn"])
+        assert row["advantage"] == stored[place]
+    assert all(row["advantage"] is None for row in rows if row["set"] == "after_test")
+
+
+def library_sets(folder: RunFolder) -> list[str]:
+    return ["after_test", "before_test", *(f"step_{step:06d}" for step in folder.episode_steps())]
+
+
+@pytest.mark.parametrize("form", ["parquet", "hf"])
+def test_parquet_and_the_folder_hold_the_rows_of_the_json_lines(
+    runs: Path, tmp_path: Path, form: str
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = list(dataset_rows(RunFolder.open(runs / "one")))
+    target = tmp_path / ("turns.parquet" if form == "parquet" else "turns")
+    command = ["export", str(runs / "one"), "--format", form, "--out", str(target)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    files = [target] if form == "parquet" else sorted(target.glob("data/*.parquet"))
+    found = [row for file in files for row in parquet.read_table(file).to_pylist()]
+    assert sorted(json.dumps(row) for row in found) == sorted(json.dumps(row) for row in rows)
+    if form == "hf":
+        assert "path: data/train.parquet" in (target / "README.md").read_text()
+
+
+def test_an_export_never_replaces_a_file(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("mine")
+    command = ["export", str(runs / "one"), "--out", str(tmp_path / "there")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert (tmp_path / "there").read_text() == "mine"

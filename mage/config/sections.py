@@ -65,6 +65,11 @@ class RunOptions(Section):
         gt=0,
         description="GPU memory for the run (GB); not given = what is free on the GPU",
     )
+    loggers: tuple[Literal["tensorboard", "csv", "wandb", "trackio", "mlflow"], ...] = Field(
+        ("tensorboard",),
+        strict=False,
+        description="other tools that receive a copy of the figures",
+    )
 
 
 class ModelOptions(Section):

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import FrameType
 
 from mage.config.errors import EXIT_STOPPED
-from mage.report.tensorboard import TensorBoardCallback
-from mage.training.callbacks import Stopped
+from mage.report.loggers import make_loggers
+from mage.run_folder import RunFolder
+from mage.training.callbacks import CallbackList, Stopped
 from mage.training.trainer import train
 
 
@@ -33,10 +34,15 @@ class StopRequest:
 def work(run: Path) -> int:
     try:
         # Another worker may still be saving this run, or may have finished it.
-        train(run, TensorBoardCallback(), StopRequest(), wait_for_lock=True)
+        loggers = make_loggers(RunFolder.open(run).recipe.run.loggers, _warn)
+        train(run, CallbackList(loggers), StopRequest(), wait_for_lock=True)
     except Stopped:
         return EXIT_STOPPED
     return 0
+
+
+def _warn(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Transcripts:
 
     def meta(self, folder: RunFolder, name: str, number: int) -> Json:
         """One meta-episode: tasks, memories, moves, replies with token probabilities."""
-        stored, tokenizer = self._one(folder, name, number), self._tokenizer(folder)
+        stored, tokenizer = self.stored(folder, name, number), self._tokenizer(folder)
         return {
             "name": name,
             "number": number,
@@ -81,7 +81,7 @@ class Transcripts:
 
         The entry `reflection` of an episode is the prompt of the reflection before it.
         """
-        stored, tokenizer = self._one(folder, name, number), self._tokenizer(folder)
+        stored, tokenizer = self.stored(folder, name, number), self._tokenizer(folder)
         if tokenizer is None:
             raise LookupError("the tokenizer of this run is not on this machine")
         return {
@@ -96,7 +96,12 @@ class Transcripts:
             ]
         }
 
-    def _one(self, folder: RunFolder, name: str, number: int) -> Any:
+    def prompts_or_none(self, folder: RunFolder, name: str, number: int) -> Json | None:
+        """The prompts, or None if the tokenizer is not on this machine."""
+        return None if self._tokenizer(folder) is None else self.prompts(folder, name, number)
+
+    def stored(self, folder: RunFolder, name: str, number: int) -> Any:
+        """A meta-episode as it was stored."""
         lines = self._lines(folder, name)
         if number >= len(lines):
             raise LookupError(f"{name} holds {len(lines)} meta-episodes")

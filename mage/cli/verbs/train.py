@@ -107,8 +107,8 @@ def _train(folder: RunFolder, is_new: bool) -> None:
     err = console(stderr=True)
     err.print(f"run folder {folder.path}; loading the model", markup=False, soft_wrap=True)
     from mage.cli.terminal.progress import Interrupt, TerminalCallback
+    from mage.report.loggers import make_loggers
     from mage.report.run_results import read_run_results
-    from mage.report.tensorboard import TensorBoardCallback
     from mage.training.callbacks import CallbackList, Stopped
     from mage.training.trainer import train as train_run
 
@@ -118,7 +118,8 @@ def _train(folder: RunFolder, is_new: bool) -> None:
         Interrupt(display.say) as interrupt,
     ):
         try:
-            train_run(folder.path, CallbackList([display, TensorBoardCallback()]), interrupt)
+            loggers = make_loggers(folder.recipe.run.loggers, display.say)
+            train_run(folder.path, CallbackList([display, *loggers]), interrupt)
         except (Stopped, KeyboardInterrupt) as stop:
             saved = isinstance(stop, Stopped)
             kept = "The run is saved" if saved else "The last checkpoint is kept"

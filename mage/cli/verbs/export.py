@@ -1,0 +1,32 @@
+"""`mage export`: the transcripts of a run with their credit as a dataset."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from mage.cli.terminal import console
+from mage.run_folder import RunFolder
+
+verbs = typer.Typer()
+
+
+@verbs.command(epilog="Example: mage export runs/demo-1 --format parquet --out turns.parquet")
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    form: Annotated[
+        Literal["jsonl", "parquet", "hf"],
+        typer.Option("--format", help="hf = a folder for datasets.load_dataset."),
+    ] = "jsonl",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="PLACE", help="File or folder; by default RUN-turns here."),
+    ] = None,
+) -> None:
+    """Write the stored turns of a run, with returns and advantages, as a dataset."""
+    from mage.viewer.dataset import SUFFIXES, write_dataset
+
+    folder = RunFolder.open(run)
+    target = out or Path(f"{folder.path.resolve().name}-turns{SUFFIXES[form]}")
+    count = write_dataset(folder, target, form)
+    console().print(f"{count:,} turns in {target}", markup=False, soft_wrap=True)

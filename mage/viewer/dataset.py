@@ -1,0 +1,160 @@
+"""Transcripts with credit as a dataset: one row for each turn, as JSON lines, Parquet, or a folder.
+
+The folder (`hf`) holds Parquet files and a card, and `datasets.load_dataset(FOLDER)` reads it.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from mage.credit.store import TurnCredit, read_credits
+from mage.run_folder import Json, RunError, RunFolder
+from mage.viewer.runs import stored_names
+from mage.viewer.transcripts import Transcripts
+
+Format = Literal["jsonl", "parquet", "hf"]
+_Key = tuple[int, int, int, int]
+
+
+def write_dataset(folder: RunFolder, target: Path, form: Format) -> int:
+    """Write all stored turns of a run; returns the number of rows."""
+    if target.exists():
+        raise RunError(f"{target} exists already: choose another place with --out")
+    rows = list(dataset_rows(folder))
+    if not rows:
+        raise RunError(
+            f"{folder.path} holds no meta-episodes; set run.episodes_every in the recipe"
+        )
+    _WRITERS[form](target, rows, folder)
+    return len(rows)
+
+
+def dataset_rows(folder: RunFolder) -> Iterator[Json]:
+    """One row for each stored turn, in the order of play; credit is None outside of training."""
+    transcripts = Transcripts()
+    for name in reversed(stored_names(folder)):
+        credits: dict[_Key, TurnCredit] = {
+            (one.group, one.member, one.episode, one.index): one
+            for one in read_credits(folder.path, name)
+        }
+        for number in range(transcripts.count(folder, name)):
+            meta = transcripts.stored(folder, name, number)
+            prompts = transcripts.prompts_or_none(folder, name, number)
+            yield from _meta_rows(folder, name, number, meta, prompts, credits)
+
+
+def _meta_rows(
+    folder: RunFolder,
+    name: str,
+    number: int,
+    meta: Json,
+    prompts: Json | None,
+    credits: dict[_Key, TurnCredit],
+) -> Iterator[Json]:
+    for k, episode in enumerate(meta["episodes"]):
+        turns = list(enumerate(episode["turns"]))
+        if episode["reflection"] is not None:
+            turns = [(-1, episode["reflection"]), *turns]
+        for index, turn in turns:
+            credit = credits.get((meta["group"], meta["member"], k, index))
+            yield {
+                "run": folder.path.name,
+                "set": name,
+                "meta_episode": number,
+                **meta["task"],
+                "group": meta["group"],
+                "member": meta["member"],
+                "episode": k,
+                "turn": index,
+                "kind": turn["kind"],
+                "memory": meta["memories"][k],
+                "observation": turn["observation"],
+                "prompt": _prompt(prompts, k, index),
+                **_reply(turn),
+                "score": episode["score"],
+                "reward": episode["reward"],
+                "outcome": episode["outcome"],
+                "ending": episode["ending"],
+                **_credit(credit),
+            }
+
+
+def _prompt(prompts: Json | None, episode: int, index: int) -> str | None:
+    if prompts is None:
+        return None
+    found = prompts["episodes"][episode]
+    return str(found["reflection"] if index < 0 else found["turns"][index])
+
+
+def _reply(turn: Json) -> Json:
+    completion = turn["completion"]
+    return {
+        "reply": completion["text"],
+        "action": turn["action"],
+        "legal": turn["legal"],
+        "finish": completion["finish"],
+        "policy_version": completion["policy_version"],
+        "token_ids": completion["token_ids"],
+        "logprobs": completion["logprobs"],
+        "logprob": math.fsum(completion["logprobs"]),
+        "penalty": turn["penalty"],
+    }
+
+
+def _credit(credit: TurnCredit | None) -> Json:
+    return {
+        "return": None if credit is None else credit.value,
+        "episode_return": None if credit is None else credit.episode_value,
+        "advantage": None if credit is None else credit.advantage,
+        "advantage_parts": None if credit is None else json.dumps(credit.parts),
+    }
+
+
+def _write_jsonl(target: Path, rows: list[Json], folder: RunFolder) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _write_parquet(target: Path, rows: list[Json], folder: RunFolder) -> None:
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError:
+        raise RunError(
+            "this format needs pyarrow, which is not installed: pip install pyarrow, "
+            "or use --format jsonl"
+        ) from None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(arrow.Table.from_pylist(rows), target)
+
+
+def _write_folder(target: Path, rows: list[Json], folder: RunFolder) -> None:
+    for split in dict.fromkeys(row["split"] for row in rows):
+        own = [row for row in rows if row["split"] == split]
+        _write_parquet(target / "data" / f"{split}.parquet", own, folder)
+    (target / "README.md").write_text(_card(rows, folder), "utf-8")
+
+
+def _card(rows: list[Json], folder: RunFolder) -> str:
+    splits = list(dict.fromkeys(row["split"] for row in rows))
+    files = "".join(f"  - split: {one}\n    path: data/{one}.parquet\n" for one in splits)
+    return (
+        "---\npretty_name: Transcripts of a MAGE run\nconfigs:\n- config_name: default\n"
+        f"  data_files:\n{files}---\n\n# Transcripts of {folder.path.name}\n\n"
+        f"{len(rows):,} turns in {folder.recipe.environments.name}. One row is one reply of the "
+        "agent: a move (`kind` is `play`) or a reflection (`kind` is `reflect`, `turn` is -1).\n\n"
+        "`return`, `episode_return`, `advantage` and `advantage_parts` are the credit that "
+        "training used; they are null for evaluations. `score` is in units of the game, `reward` "
+        "is the task reward of the episode.\n"
+    )
+
+
+_WRITERS: dict[Format, Callable[[Path, list[Json], RunFolder], None]] = {
+    "jsonl": _write_jsonl,
+    "parquet": _write_parquet,
+    "hf": _write_folder,
+}
+SUFFIXES: dict[Format, Any] = {"jsonl": ".jsonl", "parquet": ".parquet", "hf": ""}

@@ -1,0 +1,128 @@
+"""Loggers get the figures of a run, and a logger that fails never stops the run."""
+
+import csv
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mage.config.errors import ConfigError
+from mage.config.loading import build_recipe, load_recipe
+from mage.environments.kuhn_poker import KuhnPoker
+from mage.evaluation.figures import summarise
+from mage.opponents.base import Population
+from mage.report.loggers import make_loggers
+from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback, CallbackList
+from mage.training.trainer import train
+from tests.view_runs import STYLES, play
+
+TINY = (
+    "--run.updates=2",
+    "--run.workers=1",
+    "--play.groups=1",
+    "--play.members=2",
+    "--evaluate.size=6",
+    "--evaluate.final_size=6",
+    "--run.evaluate_every=0",
+)
+
+
+class FakeTracker(ModuleType):
+    """Takes the calls of Weights & Biases, Trackio and MLflow; `broken` names a call that fails."""
+
+    def __init__(self, name: str, broken: str = "") -> None:
+        super().__init__(name)
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        for call in ("init", "log", "set_experiment", "start_run", "log_params", "log_metrics"):
+            setattr(self, call, self._make(call, broken))
+
+    def _make(self, call: str, broken: str) -> Any:
+        def take(*args: Any, **options: Any) -> None:
+            if call == broken:
+                raise ConnectionError("no server")
+            self.calls.append((call, args, options))
+
+        return take
+
+
+def run_events(callback: Callback, folder: RunFolder) -> None:
+    """The events of one update and one evaluation, in the order of the trainer."""
+    callback.on_start(folder, 0)
+    metrics = {"update": 1, "score_1": 0.5, "kl": None}
+    callback.on_update(1, 2, metrics, {"total": 1.5})
+    evaluation = summarise(play("test", 6), KuhnPoker(), Population(train=STYLES), "test")
+    callback.on_evaluation("select_000001", 1, evaluation)
+
+
+def new_folder(path: Path) -> RunFolder:
+    tables = {"environments": {"name": "kuhn_poker"}, "opponents": {"train": STYLES}}
+    return RunFolder.create(path, build_recipe(tables))
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_wandb_and_trackio_get_config_and_figures(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = FakeTracker(name)
+    monkeypatch.setitem(sys.modules, name, tracker)
+    warnings: list[str] = []
+    run_events(CallbackList(make_loggers([name], warnings.append)), new_folder(tmp_path / "run"))
+    init, update, evaluation = tracker.calls
+    assert init[2]["name"] == "run"
+    assert init[2]["config"]["environments"]["name"] == "kuhn_poker"
+    assert update[1:] == (({"train/score_1": 0.5, "time/total": 1.5},), {"step": 1})
+    assert "select/score_3" in evaluation[1][0]
+    assert warnings == []
+
+
+def test_mlflow_gets_parameters_and_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = FakeTracker("mlflow")
+    monkeypatch.setitem(sys.modules, "mlflow", tracker)
+    run_events(CallbackList(make_loggers(["mlflow"], print)), new_folder(tmp_path / "run"))
+    calls = [call for call, _, _ in tracker.calls]
+    assert calls == ["set_experiment", "start_run", "log_params", "log_metrics", "log_metrics"]
+
+
+@pytest.mark.parametrize("broken", ["init", "log", "import"])
+def test_a_failing_logger_is_reported_once_and_the_run_continues(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = None if broken == "import" else FakeTracker("wandb", broken)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    folder = RunFolder.create(tmp_path / "run", load_recipe("kuhn_poker", TINY))
+    warnings: list[str] = []
+    summary = train(
+        folder.path, CallbackList(make_loggers(["wandb"], warnings.append)), lambda: False
+    )
+    assert summary["updates"] == 2
+    assert len(warnings) == 1
+    assert warnings[0].startswith("logger wandb failed and is off: ")
+
+
+def test_the_csv_file_equals_the_metrics_also_after_a_resume(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path / "run")
+    for update in (1, 2, 3):
+        folder.append_metrics({"update": update, "score_1": update / 10, "kl": None})
+    folder.rewind(2)
+    (logger,) = make_loggers(["csv"], print)
+    logger.on_start(folder, 2)
+    logger.on_update(3, 3, {"update": 3, "score_1": 0.7}, {"total": 1.0})
+    with open(folder.path / "metrics.csv", newline="") as file:
+        rows = [tuple(row) for row in csv.reader(file)]
+    assert rows == [
+        ("update", "name", "value"),
+        ("1", "train/score_1", "0.1"),
+        ("2", "train/score_1", "0.2"),
+        ("3", "train/score_1", "0.7"),
+        ("3", "time/total", "1.0"),
+    ]
+
+
+def test_an_unknown_logger_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"run\.loggers"):
+        load_recipe("kuhn_poker", ["--run.loggers=['paper']"])
