@@ -20,7 +20,6 @@ SMALL = [
     "--warmup.batch=2",
     "--evaluate.size=2",
     "--evaluate.final_size=2",
-    "--agent.max_tokens=6",
     "--environments.max_turns=6",
 ]
 GAMES = (

@@ -9,13 +9,15 @@ import pytest
 
 from mage.credit.returns import compute_returns
 from mage.environments.base import check, golden
+from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissors
+from mage.evaluation.ceilings import ceilings
 from mage.evaluation.contracts import check_opponent
 from mage.evaluation.figures import summarise_rows
 from mage.evaluation.rows import TaskRow
 from mage.evaluation.throw_ceilings import throw_ceilings
 from mage.memory.notes import Notes
-from mage.opponents.base import Population, find, fitting, meet
+from mage.opponents.base import Population, find, fitting, meet, sample_players
 from mage.opponents.throws import Habit, _answer, draw_chances
 from mage.play import Setting, play_groups
 from mage.types import Completion, Episode, MetaEpisode, Task, Turn
@@ -184,6 +186,16 @@ def test_a_simulated_bayes_learner_reaches_the_ceiling() -> None:
     assert [np.mean(scores[:3]), np.mean(scores[3:])] == pytest.approx(found.episodes, abs=0.01)
     true_best = (np.roll(chances, 1, 1) - np.roll(chances, -1, 1)).max(1).mean()
     assert true_best == pytest.approx(found.knows_opponent, abs=0.01)
+
+
+def test_a_family_is_represented_by_a_sample_of_its_players() -> None:
+    """Against 30 Kuhn players: no adaptation < the best learner's third game < knowing them."""
+    pool = sample_players({"random_policy-0.5": 1.0, "cfr": 1.0}, 30)
+    assert len(pool) == 31
+    assert sum(pool.values()) == pytest.approx(2.0)
+    players = {name: share for name, share in pool.items() if name != "cfr"}
+    found = ceilings(KuhnPoker(), players, 0, 3)
+    assert found.non_adapting < found.bayes_final < found.knows_opponent
 
 
 def test_the_evaluation_shows_the_ceilings_and_can_leave_them_out() -> None:

@@ -75,6 +75,24 @@ class Family(Opponent):
         return self.seed
 
 
+def sample_players(pool: Mapping[str, float], count: int) -> dict[str, float]:
+    """A pool in which every family is replaced by `count` of its players, equally likely.
+
+    The players are named by explicit seeds. Training never draws them: its seeds come from tasks.
+    """
+    found: dict[str, float] = {}
+    for name, share in pool.items():
+        opponent = find(name)
+        if not isinstance(opponent, Family) or opponent.seed is not None:
+            found[name] = share
+            continue
+        options = [str(getattr(opponent, field)) for field in _option_names(type(opponent))[:-1]]
+        for number in range(count):
+            seed = derive("sampled player", name, number)
+            found["-".join([opponent.name, *options, str(seed)])] = share / count
+    return found
+
+
 def is_kind_of(environment: Environment, *names: str) -> bool:
     """Whether the environment or one of its base classes has one of these names."""
     return any(vars(kind).get("name") in names for kind in type(environment).__mro__)

@@ -19,7 +19,7 @@ from mage.cli.verbs.arguments import (
     read_pairs,
 )
 from mage.environments.base import Environment
-from mage.opponents.base import find
+from mage.opponents.base import find, sample_players
 
 verbs = typer.Typer()
 
@@ -44,6 +44,9 @@ def show_ceilings(
     throws: Annotated[
         int | None, typer.Option(min=1, help="Throws of a game of rock_paper_scissors.")
     ] = None,
+    players: Annotated[
+        int, typer.Option(min=1, max=5000, help="Players that stand for a family, by exact sums.")
+    ] = 200,
     seat: Annotated[Seat, typer.Option(help="The seat of the agent.")] = "first",
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of a meta-episode (N).")] = 3,
     objective: Annotated[
@@ -64,37 +67,44 @@ def show_ceilings(
     for name in shares:
         check_opponent_of(world, name)
     given = {"environment": environment, "seat": seat, "weights": shares}
-    if any(find(name).policy_is == "drawn" for name in shares):
-        _show_family(world, shares, episodes, objective, given, as_json)
+    if _is_fixed_throws(world, shares) and objective == "score":
+        _show_throws(world, shares, episodes, given, as_json)
         return
     kind, counts = _read_objective(objective, episodes)
+    sampled = sample_players(shares, players)
     with console(stderr=True).status("computing exact bounds from the game tree"):
-        found = _ceilings(world, shares, find_seat(world, seat), episodes, kind, counts)
+        found = _ceilings(world, sampled, find_seat(world, seat), episodes, kind, counts)
+    if len(sampled) > len(shares):
+        found["best_response"] = {}
+        note = f"A family is represented by {players} of its players; sums over them are exact."
+        found["note"] = f"{note} {found['note']}".strip()
     if as_json:
         print_json(given | {"episodes": episodes, "objective": counts or kind} | found)
         return
     _print(found, f"{environment}, agent {seat}", kind, objective, episodes)
 
 
-def _show_family(
+def _is_fixed_throws(world: Environment, shares: Mapping[str, float]) -> bool:
+    """Whether the population is `dirichlet-A` in rock-paper-scissors, which has a closed form."""
+    from mage.evaluation.throw_ceilings import dirichlet_alpha
+
+    name, *others = shares
+    return not others and dirichlet_alpha(world, name) is not None
+
+
+def _show_throws(
     world: Environment,
     shares: Mapping[str, float],
     episodes: int,
-    objective: str,
     given: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """The ceilings against one open family; `episodes` in the JSON are the scores per throw."""
+    """The ceilings against fixed throws; `episodes` in the JSON are the scores per throw."""
     from mage.evaluation.throw_ceilings import dirichlet_alpha, throw_ceilings
 
-    name, *others = shares
-    alpha = None if others else dirichlet_alpha(world, name)
-    if alpha is None or objective != "score":
-        raise UsageError(
-            f"no exact ceilings for {', '.join(shares)} with objective {objective} in "
-            f"{world.name}: among families of players only dirichlet-A in rock_paper_scissors has "
-            "them, with objective score"
-        )
+    (name,) = shares
+    alpha = dirichlet_alpha(world, name)
+    assert alpha is not None, "checked by the caller"
     found = throw_ceilings(alpha, world.model_dump()["throws"], episodes)
     if as_json:
         print_json(given | {"objective": "score"} | asdict(found))
