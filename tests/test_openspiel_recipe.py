@@ -31,6 +31,7 @@ GAMES = (
 )
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("game", GAMES)
 def test_a_game_of_openspiel_trains_without_other_options(game: str, tmp_path: Path) -> None:
     recipe = load_recipe("openspiel", [f"--environments.game={game}", *SMALL])
