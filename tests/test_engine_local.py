@@ -451,6 +451,35 @@ def test_refresh_drops_results_of_the_old_weights(chat: Chat) -> None:
     assert engine.stats.reused_tokens - reused < 6 * 40
 
 
+def test_replies_are_the_same_after_the_pool_was_released(
+    llama: LlamaForCausalLM, chat: Chat
+) -> None:
+    engine = LocalEngine(llama, chat)
+    requests = [Request(ids, 6, seed, 1.0) for seed, ids in enumerate(make_prompts(5))]
+    before = answer(engine, requests)
+    held = engine.pool.store.numel()
+    engine.release()
+    if engine.loop is not None:  # as on a GPU
+        assert engine.pool.store.numel() == 0
+        assert not engine.loop.graphs
+    engine.refresh(1)
+    assert engine.pool.store.numel() == held
+    again = answer(engine, [replace(request) for request in requests])
+    assert [one.token_ids for one in again] == [one.token_ids for one in before]
+
+
+def test_a_release_keeps_the_keys_of_open_sequences(llama: LlamaForCausalLM, chat: Chat) -> None:
+    request = Request(make_prompts(1)[0], 12, 3, 1.0)
+    (whole,) = answer(LocalEngine(llama, chat), [replace(request)])
+    engine = LocalEngine(llama, chat)
+    engine.submit(request)
+    found = [answered for _ in range(3) for answered in engine.step()]
+    engine.release()
+    while not found:
+        found = engine.step()
+    assert found[0][1].token_ids == whole.token_ids
+
+
 def test_open_sequences_continue_after_a_refresh(llama: LlamaForCausalLM, chat: Chat) -> None:
     requests = [Request(ids, 8, 0, 0.0) for ids in make_prompts(6)]
     expected = answer(LocalEngine(llama, chat), requests)

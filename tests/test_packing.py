@@ -21,7 +21,14 @@ from mage.learn.attention import (
 from mage.learn.layers import block_mask
 from mage.learn.learner import Learner
 from mage.learn.loss import token_logprobs
-from mage.learn.packing import Layout, Shape, pack_forest, plan_forests, plan_rows
+from mage.learn.packing import (
+    Layout,
+    Shape,
+    pack_forest,
+    plan_forests,
+    plan_rows,
+    plan_tries,
+)
 from mage.learn.tries import SplitCost, build_tree, common, prepare, split_tree
 from mage.types import Sample, Where
 
@@ -284,6 +291,24 @@ def test_plans_keep_micro_batches_within_their_tokens() -> None:
         range(sum(len(r.sample.reply_ids) for r in rows))
     )
     assert all(len(batch) * len(batch[0].ids) <= 60 for batch in plan_rows(rows, micro_tokens=60))
+
+
+def test_rows_longer_than_two_thousand_tokens_share_their_trunk() -> None:
+    """An episode of ten turns with a prompt of 2,000 tokens, 100 more per turn, replies of 256.
+
+    Trunk 2,900 and ten replies: 5,460 tokens. Apart they are 10 x 2,706 = 27,060 tokens.
+    """
+    rng = np.random.default_rng(0)
+    trunk = tuple(rng.integers(0, 7, 3000).tolist())
+    rows = prepare(
+        make_sample(trunk[: 2000 + 100 * turn], (turn % 7, *rng.integers(0, 7, 255).tolist()))
+        for turn in range(10)
+    )
+    batches = plan_tries(rows, micro_tokens=16_384)
+    together = sum(tree.size for batch in batches for tree in batch)
+    assert together <= 2900 + 10 * 256
+    cut = plan_tries(rows, micro_tokens=16_384, tree_tokens=2048)
+    assert sum(tree.size for batch in cut for tree in batch) > 25_000
 
 
 @pytest.mark.parametrize(
