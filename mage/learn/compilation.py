@@ -24,11 +24,15 @@ class CompileClock:
         self.count, self.seconds = 0, 0.0
         self.report: Callable[[str], None] = lambda line: None
         self._began = 0.0
+
+    def listen(self) -> None:
+        """Register with the compiler, which forgets callbacks in `torch.compiler.reset`."""
         # Imported here: it takes seconds, and only a GPU needs it.
         from torch._dynamo.callback import callback_handler
 
-        callback_handler.register_start_callback(self._start)
-        callback_handler.register_end_callback(self._end)
+        if self._start not in callback_handler.start_callbacks:
+            callback_handler.register_start_callback(self._start)
+            callback_handler.register_end_callback(self._end)
 
     def _start(self, _: Any) -> None:
         self._began = time.perf_counter()
@@ -49,9 +53,15 @@ class CompileClock:
 
 
 @cache
+def _clock() -> CompileClock:
+    return CompileClock()
+
+
 def compile_clock() -> CompileClock:
     """The clock of this process; it counts from the first call on."""
-    return CompileClock()
+    clock = _clock()
+    clock.listen()
+    return clock
 
 
 def compiled(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
