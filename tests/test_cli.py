@@ -233,13 +233,13 @@ def test_a_run_resumed_after_ctrl_c_ends_with_the_same_metrics(
 
 
 def test_a_second_ctrl_c_stops_immediately() -> None:
-    from mage.cli.terminal.progress import Interrupt
+    from mage.training.stop import StopSignals
 
     said: list[str] = []
     before = signal.getsignal(
         signal.SIGINT
     )  # in the background of a shell it is ignored from the start
-    with Interrupt(said.append) as interrupt:
+    with StopSignals(said.append) as interrupt:
         assert not interrupt()
         signal.raise_signal(signal.SIGINT)
         assert interrupt()

@@ -6,6 +6,7 @@ commands is added to the import lines and to `VERBS` below.
 
 import linecache
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,6 +131,7 @@ for _group in VERBS:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a command as Ctrl-C does
     # Items of the current folder are importable, as with `python -m mage`. The folder is last, so
     # that its files do not replace installed packages.
     if os.getcwd() not in sys.path:

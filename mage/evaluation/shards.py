@@ -102,27 +102,29 @@ def play_shards(
     The meta-episodes are those that this rank has played now; `transcripts=None` keeps all.
     `on_transcripts` is called on rank 0 after every shard that has some.
     """
-    found: list[Shard] = ranks.broadcast(
+    stored: list[Shard] = ranks.broadcast(
         store.read() if store is not None and ranks.is_main else []
     )
+    # Capacities can differ between ranks; all must make the same number of gathers.
+    size = min(ranks.gather(_size(setting)))
+    rows: list[TaskRow] = []
     metas: list[MetaEpisode] = []
-    for start, end in _spans(setting, len(tasks)):
-        number = start // _size(setting)
-        if number == len(found):
-            shard, kept = _play_shard(
-                setting, tasks[start:end], start, seed, ranks, transcripts, on_played
-            )
-            found.append(shard)
+    while len(rows) < len(tasks):
+        if stored:
+            shard = stored.pop(0)
+        else:
+            span = tasks[len(rows) : len(rows) + size]
+            shard, kept = _play_shard(setting, span, len(rows), seed, ranks, transcripts, on_played)
             metas += kept
-            if ranks.is_main:
-                if kept:
-                    on_transcripts(metas)
-                if store is not None:
-                    store.add(shard)
+            if ranks.is_main and kept:
+                on_transcripts(metas)
+            if ranks.is_main and store is not None:
+                store.add(shard)
+        rows += shard.rows
         if setting.memory.tasks_at_once is not None:
-            setting = replace(setting, memory=setting.memory.after(found[number].entries))
-        on_played(end)
-    return [row for shard in found for row in shard.rows], metas
+            setting = replace(setting, memory=setting.memory.after(shard.entries))
+        on_played(len(rows))
+    return rows, metas
 
 
 def _size(setting: Setting) -> int:
@@ -131,11 +133,6 @@ def _size(setting: Setting) -> int:
     Twice, so that few slots of the engine are idle at the end of a shard.
     """
     return setting.memory.tasks_at_once or max(_MIN_SIZE, 2 * (setting.agent.engine.capacity or 0))
-
-
-def _spans(setting: Setting, count: int) -> list[tuple[int, int]]:
-    size = _size(setting)
-    return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _play_shard(

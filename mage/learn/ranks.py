@@ -1,25 +1,70 @@
 """Ranks: several processes that train one model.
 
-Each rank plays and learns from its share of the groups, and gradients are summed. Every rank holds
-the same weights and the same optimizer and makes the same step, so the ranks stay equal bit for
-bit. Rank 0 alone writes files and reports. On a CPU a small model runs faster as two processes with
-one thread each than as one process with two threads.
+Every rank holds the same weights and makes the same optimizer step, so the ranks stay equal bit for
+bit. Rank 0 alone writes files and reports. All messages besides gradients are gathers of objects,
+in the same order on every rank. Instead of its item a rank may send that it wants to stop or that
+it has failed: then all ranks leave their work at the same gather.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+import pickle
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from mage.config.errors import DeviceError
+
 Item = TypeVar("Item")
+_BUCKET = 2**23  # gradient values that travel in one message: 32 MB in float32
+_SHORT, _LONG = 5e-5, 2e-3  # seconds between two looks at a message that has not arrived
+_EXPLAIN = 3.0  # seconds to find out which rank is lost
+
+
+class RanksStopped(Exception):
+    """All ranks have agreed to stop."""
+
+
+class RankFailed(ValueError):
+    """A rank has met an error; the message names the rank and its host."""
+
+
+class RankLost(DeviceError):
+    """A rank has ended without a message, or cannot be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Sent instead of an item: this rank wants to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Sent instead of an item: this rank has failed."""
+
+    rank: int
+    host: str
+    text: str
 
 
 class Ranks:
-    """The number of this process and the number of processes. One process needs no messages."""
+    """The number of this process and the number of processes. One process needs no messages.
+
+    `check` is called while this rank waits for a message, `after_gather` after every gather; both
+    may raise.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
+        self.waiting = False  # inside a gather, which a signal must not interrupt
+        self.logs: Path | None = None  # the run folder, where ranks write their logs
+        self.check: Callable[[], None] = lambda: None
+        self.after_gather: Callable[[], None] = lambda: None
 
     @property
     def is_main(self) -> bool:
@@ -29,43 +74,136 @@ class Ranks:
         """This rank's share of the items: every size-th one."""
         return list(items[self.rank :: self.size])
 
-    def sum_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Replace every gradient by its sum over all ranks.
-
-        All gradients travel in one message, because a small message costs as much as a large one.
-        """
-        if self.size == 1:
-            return
-        held = list(parameters)
-        flat = torch.cat(
-            [
-                torch.zeros_like(one).flatten() if one.grad is None else one.grad.flatten()
-                for one in held
-            ]
-        )
-        dist.all_reduce(flat)
-        for one, part in zip(held, flat.split([one.numel() for one in held]), strict=True):
-            one.grad = part.view_as(one)
-
-    def total(self, number: float) -> float:
-        """The sum of one number over all ranks."""
-        return sum(self.gather(number))
+    # -- objects
 
     def gather(self, item: Item) -> list[Item]:
         """The items of all ranks, in the order of the ranks."""
         if self.size == 1:
             return [item]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, item)
+        found = self._exchange(item)
+        for one in found:
+            if isinstance(one, _Failure):
+                raise RankFailed(f"rank {one.rank} on {one.host}: {one.text}")
+        if any(isinstance(one, _Stop) for one in found):
+            raise RanksStopped
+        self.after_gather()
         return found
 
     def broadcast(self, item: Item) -> Item:
         """The item of rank 0, on all ranks."""
+        return self.gather(item if self.is_main else None)[0]  # type: ignore[return-value]
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.gather(None)
+
+    def total(self, number: float) -> float:
+        """The sum of one number over all ranks."""
+        return sum(self.gather(number))
+
+    def send_stop(self) -> None:
+        """Tell all ranks to stop, at their next gather."""
+        if self.size > 1:
+            self.gather(_Stop())
+        raise RanksStopped
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block that fails on all ranks if it fails on one; it ends with a barrier.
+
+        The rank of the error raises it as it is; the others raise `RankFailed`.
+        """
+        try:
+            yield
+        except (RankFailed, RankLost, RanksStopped):
+            raise
+        except (ValueError, OSError, RuntimeError) as error:
+            if self.size > 1:
+                self._exchange(_Failure(self.rank, socket.gethostname(), str(error)))
+            raise
+        self.barrier()
+
+    def _exchange(self, item: Any) -> list[Any]:
+        data = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
+        self.waiting = True
+        try:
+            sizes = [int(size) for size in self._all_gather(torch.tensor([len(data)]))]
+            padded = torch.zeros(max(sizes), dtype=torch.uint8)
+            padded[: len(data)] = data
+            parts = self._all_gather(padded)
+        finally:
+            self.waiting = False
+        return [
+            pickle.loads(part[:size].numpy().tobytes())
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+
+    def _all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        self._finish(dist.all_gather(found, own, async_op=True))
+        return found
+
+    def _finish(self, work: Any) -> None:
+        """Wait for a message in Python, so that signals are handled meanwhile."""
+        pause = _SHORT
+        while not work.is_completed():
+            self.check()
+            time.sleep(pause)
+            pause = min(_LONG, 2 * pause)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self._explain(error)
+
+    def _explain(self, error: RuntimeError) -> NoReturn:
+        """A message failed: wait until the lost rank is known, for a while."""
+        end = time.monotonic() + _EXPLAIN
+        while time.monotonic() < end:
+            self.check()
+            time.sleep(_LONG)
+        raise RankLost(
+            f"the connection to another rank is lost: {str(error).splitlines()[0]}"
+        ) from error
+
+    # -- gradients
+
+    def sum_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Replace every gradient by its sum over all ranks.
+
+        Gradients travel in buckets of 32 MB: a small message costs as much as a large one, and one
+        message for all would need a second copy of all gradients.
+        """
         if self.size == 1:
-            return item
-        held = [item]
-        dist.broadcast_object_list(held, src=0)
-        return held[0]
+            return
+        for bucket in _buckets(list(parameters)):
+            flat = torch.cat([_gradient(one).flatten() for one in bucket])
+            self._all_reduce(flat)
+            for one, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+                one.grad = part.view_as(one)
+
+    def _all_reduce(self, tensor: torch.Tensor) -> None:
+        work = dist.all_reduce(tensor, async_op=True)
+        if tensor.device.type == "cpu":
+            self._finish(work)
+        else:
+            work.wait()
+
+
+def _gradient(one: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(one) if one.grad is None else one.grad
+
+
+def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Parameters in order, in lists of about `_BUCKET` values of one dtype."""
+    bucket: list[torch.Tensor] = []
+    for one in parameters:
+        full = sum(held.numel() for held in bucket) + one.numel() > _BUCKET
+        if bucket and (full or one.dtype != bucket[0].dtype):
+            yield bucket
+            bucket = []
+        bucket.append(one)
+    if bucket:
+        yield bucket
 
 
 def interleave(parts: Sequence[Sequence[Item]]) -> list[Item]:

@@ -1,72 +1,183 @@
-"""Start the processes (ranks) of a run."""
+"""Start the ranks of a run as processes on this machine (`run.workers`)."""
 
 import multiprocessing
 import os
 import signal
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
-from mage.learn.ranks import Ranks
+from mage.config.errors import EXIT_USAGE, ConfigError
+from mage.config.loading import change_recipe
+from mage.config.recipe import Recipe
+from mage.learn.ranks import RankFailed, RankLost, Ranks, RanksStopped
+from mage.training.callbacks import Stopped
+from mage.training.rank_log import log_path, write_rank_log
+from mage.training.stop import SIGNALS, StopRequest
+from mage.training.watch import Peer, Watch, describe_loss
 
 Item = TypeVar("Item")
-_TIMEOUT = timedelta(hours=2)
+TIMEOUT = timedelta(hours=2)  # for one message: ranks may play for long; lost ranks are watched
+_TICK = 0.05  # seconds between two looks at processes that start
+_END = 5.0  # seconds for a rank to end after its work
 
 
-def launch_ranks(size: int, task: Callable[..., Item], *arguments: Any, **for_main: Any) -> Item:
+def launch_ranks(
+    size: int,
+    task: Callable[..., Item],
+    *arguments: Any,
+    folder: Path,
+    stop: StopRequest,
+    **for_main: Any,
+) -> Item:
     """Run `task(ranks, *arguments)` in `size` processes and return the result of rank 0.
 
     Rank 0 is this process. Keyword arguments reach rank 0 only, so they need not be picklable.
+    Logs of the other ranks are written below `folder`. A stop signal is passed on to all ranks.
     """
     if size == 1:
-        return task(Ranks(), *arguments, **for_main)
-    with tempfile.TemporaryDirectory() as folder:
-        address = f"file://{Path(folder) / 'rendezvous'}"
-        context = multiprocessing.get_context("spawn")
-        others = [
-            context.Process(
-                target=_run_rank, args=(rank, size, address, task, arguments), daemon=True
-            )
-            for rank in range(1, size)
-        ]
+        return task(Ranks(), *arguments, stop=stop, **for_main)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    others = _start(size, store.port, folder, task, arguments)
+    grace = 0.0
+    try:
+        stop.pass_on_with(lambda: _pass_on(others))
+        _await_ranks(store, others, folder, stop)
+        with join_group(store, 0, size, folder) as ranks:
+            grace = _END
+            return task(ranks, *arguments, stop=stop, **for_main)
+    finally:
+        _end(others, grace)
+
+
+@contextmanager
+def join_group(
+    store: Any, rank: int, size: int, folder: Path | None = None, backend: str = "gloo"
+) -> Iterator[Ranks]:
+    """Join the process group and watch the other ranks."""
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    ranks = Ranks(rank, size)
+    ranks.logs = folder
+    stopped: Stopped | None = None
+    try:
+        peer = Peer(rank, socket.gethostname(), os.getpid())
+        with Watch(ranks, ranks.gather(peer), store) as watch:
+            try:
+                yield ranks
+            except Stopped as request:  # all ranks stop together
+                stopped = request
+            except RankLost:
+                if watch.lost is None or watch.is_reporter():
+                    raise
+                raise SystemExit(EXIT_USAGE) from None
+        ranks.barrier()  # no rank ends while another rank still watches it
+        if stopped is not None:
+            raise stopped
+    finally:
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def _start(
+    size: int, port: int, folder: Path, task: Callable[..., Any], arguments: tuple[Any, ...]
+) -> list[Any]:
+    """Start ranks 1 to size - 1. Signals are blocked until they have their own handlers."""
+    context = multiprocessing.get_context("spawn")
+    others = [
+        context.Process(
+            target=_run_rank, args=(rank, size, port, folder, task, arguments), daemon=True
+        )
+        for rank in range(1, size)
+    ]
+    resource_tracker.ensure_running()  # it unblocks signals when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
         for other in others:
             other.start()
-        try:
-            _join_group(0, size, address)
-            return task(Ranks(0, size), *arguments, **for_main)
-        finally:
-            _end_ranks(others)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return others
 
 
 def _run_rank(
-    rank: int, size: int, address: str, task: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    size: int,
+    port: int,
+    folder: Path,
+    task: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
-    """The process of a rank above 0.
-
-    Rank 0 handles Ctrl-C. When rank 0 is gone, the next collective call fails and this ends too.
-    """
+    """The process of a rank above 0. Rank 0 handles Ctrl-C and passes it on as SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _join_group(rank, size, address)
-    with suppress(RuntimeError, ConnectionError):
-        task(Ranks(rank, size), *arguments)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the task installs its own handler
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    write_rank_log(log_path(folder, rank), redirect=True).__enter__()  # until the process ends
+    with suppress(RankFailed, RanksStopped):
+        store = dist.TCPStore("127.0.0.1", port, None, is_master=False)
+        store.set(f"ready/{rank}", "1")
+        with join_group(store, rank, size, folder) as ranks:
+            task(ranks, *arguments)
 
 
-def _join_group(rank: int, size: int, address: str) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "gloo", init_method=address, rank=rank, world_size=size, timeout=_TIMEOUT
-    )
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this runs in a started process"
+    parent.join()
+    os._exit(1)
 
 
-def _end_ranks(others: Sequence[Any]) -> None:
-    with suppress(RuntimeError):
-        dist.destroy_process_group()
+def _await_ranks(store: Any, others: Sequence[Any], folder: Path, stop: StopRequest) -> None:
+    """Wait until all ranks have started, in Python, so that Ctrl-C works."""
+    keys = [f"ready/{rank}" for rank in range(1, len(others) + 1)]
+    while not store.check(keys):
+        if stop():
+            raise Stopped(str(folder))
+        for rank, other in enumerate(others, start=1):
+            if other.exitcode is not None:
+                peer = Peer(rank, socket.gethostname(), other.pid)
+                raise RankLost(describe_loss(peer, folder))
+        time.sleep(_TICK)
+
+
+def _pass_on(others: Sequence[Any]) -> None:
     for other in others:
-        other.join(timeout=5)
+        with suppress(ProcessLookupError):
+            os.kill(other.pid, signal.SIGTERM)
+
+
+def _end(others: Sequence[Any], grace: float) -> None:
+    """Wait for the other ranks; kill those that have not ended after `grace` seconds."""
+    end = time.monotonic() + grace
+    for other in others:
+        other.join(timeout=max(0.0, end - time.monotonic()))
         if other.is_alive():
             other.kill()
+            other.join()
+
+
+def recipe_of_rank(recipe: Recipe, ranks: Ranks) -> Recipe:
+    """The recipe as this rank uses it: ranks on one host get the cards in turn."""
+    play = recipe.play
+    if ranks.size > play.groups * play.members:
+        raise ConfigError(
+            f"{ranks.size} ranks are more than the {play.groups * play.members} meta-episodes of "
+            "an update (play.groups x play.members): start fewer ranks or play more groups"
+        )
+    if ranks.size == 1 or recipe.run.device not in ("auto", "cuda"):
+        return recipe
+    if not torch.cuda.is_available():
+        return recipe
+    local_rank = int(os.environ.get("LOCAL_RANK", ranks.rank))
+    device = f"cuda:{local_rank % torch.cuda.device_count()}"
+    return change_recipe(recipe, [f"--run.device={device}"])

@@ -9,6 +9,7 @@ resumed ends with the same metrics as one that was not. Wall-clock figures are k
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from mage.evaluation.run import evaluate_panel
 from mage.evaluation.shards import ShardStore
 from mage.learn import checkpoint
 from mage.learn.learner import Learner
-from mage.learn.ranks import Ranks
+from mage.learn.ranks import RankLost, Ranks, RanksStopped
 from mage.memory.base import Memory
 from mage.models.base import is_adapter
 from mage.play import play_groups
@@ -34,9 +35,11 @@ from mage.training.build import build_components, fit_to_gpu
 from mage.training.callbacks import Callback, Metrics, Stopped
 from mage.training.context import check_overflow
 from mage.training.device_errors import explain_device_errors
-from mage.training.distributed import launch_ranks
+from mage.training.distributed import launch_ranks, recipe_of_rank
 from mage.training.memory_usage import memory_usage
 from mage.training.metrics import credit_sums, means, play_sums
+from mage.training.rank_log import log
+from mage.training.stop import StopRequest, StopSignals
 from mage.training.summary import summarise_run
 from mage.training.tasks import draw_tasks
 from mage.training.warm_start import make_warm_start
@@ -47,31 +50,63 @@ _PHASES = ("play", "credit", "learn")
 
 
 def train(
-    path: Path, callback: Callback, stop: Callable[[], bool], *, wait_for_lock: bool = False
+    path: Path,
+    callback: Callback,
+    stop: Callable[[], bool],
+    *,
+    ranks: Ranks | None = None,
+    wait_for_lock: bool = False,
 ) -> Metrics:
     """Train the run in a folder to its end and return the summary.
 
     Training continues from the newest whole checkpoint, if there is one. `stop` is called after
     every update: if it returns true, the run is saved and `Stopped` is raised. If another process
-    uses the folder, `RunLocked` is raised, or with `wait_for_lock` this waits for its end.
+    uses the folder, `RunLocked` is raised, or with `wait_for_lock` this waits for its end. `ranks`
+    are those that torchrun has started; without them `run.workers` processes are started.
     """
-    folder = RunFolder.open(path)
-    with lock_run(folder.path, wait=wait_for_lock), explain_device_errors(folder):
-        if folder.is_finished:
-            return folder.read_summary()
-        if folder.recipe.warmup.first and not folder.warm.exists():
-            make_warm_start(folder.recipe, folder.warm, callback.on_warmup)
-        return launch_ranks(folder.recipe.run.workers, _train, path, callback=callback, stop=stop)
+    ranks = ranks or Ranks()
+    request = stop if isinstance(stop, StopRequest) else StopRequest(stop)
+    with ExitStack() as held:
+        with ranks.together():
+            folder = RunFolder.open(path)
+            if ranks.is_main:
+                held.enter_context(lock_run(folder.path, wait=wait_for_lock))
+        held.enter_context(explain_device_errors(folder))
+        if ranks.broadcast(folder.is_finished):
+            return folder.read_summary() if ranks.is_main else {}
+        with ranks.together():
+            if ranks.is_main and folder.recipe.warmup.first and not folder.warm.exists():
+                make_warm_start(folder.recipe, folder.warm, callback.on_warmup)
+        if ranks.size > 1:
+            return _train(ranks, path, callback, request)
+        return launch_ranks(
+            folder.recipe.run.workers,
+            _train,
+            path,
+            folder=path,
+            stop=request,
+            callback=callback,
+        )
 
 
 def _train(
     ranks: Ranks,
     path: Path,
     callback: Callback | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: StopRequest | None = None,
 ) -> Metrics:
-    trainer = Trainer(RunFolder.open(path), ranks, callback or Callback(), stop)
-    trainer.resume()
+    """Train on this rank. A rank that was started without a stop request handles SIGTERM itself."""
+    if stop is None:
+        with StopSignals() as signals:
+            return _train(ranks, path, callback, signals)
+    try:
+        with stop.section(ranks), ranks.together():
+            trainer = Trainer(RunFolder.open(path), ranks, callback or Callback(), stop)
+            trainer.resume()
+    except RanksStopped:
+        if ranks.is_main:
+            raise Stopped(str(path)) from None
+        return {}
     return trainer.run()
 
 
@@ -79,10 +114,10 @@ class Trainer:
     """The part of a run that one rank does. Rank 0 alone writes files and calls the callback."""
 
     def __init__(
-        self, folder: RunFolder, ranks: Ranks, callback: Callback, stop: Callable[[], bool]
+        self, folder: RunFolder, ranks: Ranks, callback: Callback, stop: StopRequest
     ) -> None:
         self.folder, self.ranks, self.callback, self.stop = folder, ranks, callback, stop
-        self.recipe = fit_to_gpu(folder.begun_recipe())
+        self.recipe = fit_to_gpu(recipe_of_rank(folder.begun_recipe(), ranks))
         self.components = build_components(self.recipe)
         source = self.recipe.model_folder()
         self.learner = Learner(
@@ -96,6 +131,8 @@ class Trainer:
         )
         self.done = 0
         self.best: tuple[float, int] | None = None
+        self._saved: tuple[int, tuple[float, int] | None] | None = None
+        self._whole = True  # the weights are those after update `done`
 
     def resume(self) -> None:
         """Load the newest whole checkpoint, if there is one; broken ones give a warning."""
@@ -131,17 +168,28 @@ class Trainer:
 
     def run(self) -> Metrics:
         """Train to the end, evaluate the best checkpoint on the final panel; the summary."""
+        try:
+            return self._run()
+        except RanksStopped:
+            if self._whole and self.done:
+                self._save()
+        except RankLost:
+            if self.ranks.is_main and self._whole and self.done:
+                self._write_checkpoint()
+            raise
+        if self.ranks.is_main:
+            raise Stopped(str(self.folder.path))
+        return {}
+
+    def _run(self) -> Metrics:
         if self.recipe.run.updates == 0:
             return self._evaluate_only()
         if self.done == 0:
             self._evaluate_start()
         while self.done < self.recipe.run.updates:
             self._update()
-            if self.ranks.broadcast(self.stop()):
-                self._save()
-                if self.ranks.is_main:
-                    raise Stopped(str(self.folder.path))
-                return {}
+            if any(self.ranks.gather(self.stop())):
+                raise RanksStopped
         return self._conclude()
 
     # -- one update
@@ -150,13 +198,17 @@ class Trainer:
         clock, spent = [time.perf_counter()], self.components.engine.spent()
         number = self.done + 1
         self.components.engine.refresh(self.done)
-        metas = self._play(number)
+        log.info("update %d: play", number)
+        with self.stop.section(self.ranks):
+            metas = self._play(number)
         played = self.components.engine.spent()
         clock.append(time.perf_counter())
         credits = assign_credit(metas, self.recipe.returns, self.recipe.estimator())
         clock.append(time.perf_counter())
+        log.info("update %d: learn", number)
+        self._whole = False
         learned, compiling = self._learn(credits)
-        self.done = number
+        self.done, self._whole = number, True
         self.components.engine.refresh(number)  # evaluations come next, with the new weights
         clock.append(time.perf_counter())
         sums = self.ranks.gather(play_sums(metas) | credit_sums(credits))
@@ -213,14 +265,21 @@ class Trainer:
 
     def _save(self) -> None:
         if self.ranks.is_main:
-            state = {"best": self.best, "evaluations": self.folder.evaluation_names()}
-            self.learner.save(self.folder.checkpoints, update=self.done, state=state)
-            checkpoint.prune(
-                self.folder.checkpoints,
-                keep=self.recipe.run.keep,
-                also={self.best[1]} if self.best else (),
-            )
-        self.ranks.broadcast(None)  # barrier: wait until the checkpoint is written
+            self._write_checkpoint()
+        self.ranks.barrier()  # wait until the checkpoint is written
+
+    def _write_checkpoint(self) -> None:
+        if self._saved == (self.done, self.best):
+            return
+        log.info("update %d: save", self.done)
+        state = {"best": self.best, "evaluations": self.folder.evaluation_names()}
+        self.learner.save(self.folder.checkpoints, update=self.done, state=state)
+        self._saved = (self.done, self.best)
+        checkpoint.prune(
+            self.folder.checkpoints,
+            keep=self.recipe.run.keep,
+            also={self.best[1]} if self.best else (),
+        )
 
     # -- evaluations
 
@@ -250,6 +309,7 @@ class Trainer:
     def _conclude(self) -> Metrics:
         """Evaluate the best checkpoint on the final panel, with its memory and without it."""
         assert self.best is not None, "the select panel is played before the first update"
+        self._whole = False
         chosen = checkpoint.best_whole(self.folder.checkpoints, self.best[1])
         if self.ranks.is_main:
             for line in chosen.broken:
@@ -288,21 +348,23 @@ class Trainer:
             "tasks": size,
             "episodes": self.recipe.evaluation_episodes(),
         }
-        evaluation, _ = evaluate_panel(
-            self.components.setting(evaluating=True, memory=memory),
-            self.recipe.population(),
-            split,
-            panel,
-            size,
-            self.recipe.evaluation_seats(),
-            final_size=self.recipe.final_tasks(split),
-            with_ceilings=self.recipe.evaluate.ceilings,
-            ranks=self.ranks,
-            on_played=lambda done: self.callback.on_tasks_played(done, size, name),
-            transcripts=TRANSCRIPTS if panel == "final" else 0,
-            store=ShardStore(self.folder.shards(name), about, self.callback.on_warning),
-            on_transcripts=partial(self._write_transcripts, name),
-        )
+        log.info("update %d: evaluate %s", self.done, name)
+        with self.stop.section(self.ranks):
+            evaluation, _ = evaluate_panel(
+                self.components.setting(evaluating=True, memory=memory),
+                self.recipe.population(),
+                split,
+                panel,
+                size,
+                self.recipe.evaluation_seats(),
+                final_size=self.recipe.final_tasks(split),
+                with_ceilings=self.recipe.evaluate.ceilings,
+                ranks=self.ranks,
+                on_played=lambda done: self.callback.on_tasks_played(done, size, name),
+                transcripts=TRANSCRIPTS if panel == "final" else 0,
+                store=ShardStore(self.folder.shards(name), about, self.callback.on_warning),
+                on_transcripts=partial(self._write_transcripts, name),
+            )
         if self.ranks.is_main:
             self._store_evaluation(name, panel, evaluation)
         return evaluation

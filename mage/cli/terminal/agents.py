@@ -25,6 +25,7 @@ from mage.run_folder import RunFolder
 from mage.training.build import Components, build_components
 from mage.training.callbacks import Callback
 from mage.training.check_run import check_files
+from mage.training.stop import StopRequest
 from mage.training.trainer import Trainer
 from mage.types import Split
 
@@ -117,7 +118,7 @@ def load_run(folder: RunFolder, recipe: Recipe, which: str) -> Candidate:
     """The components of a run with the weights of one of its checkpoints."""
     path = _find_checkpoint(folder, which)
     _warn(check_files(folder))
-    run = Trainer(RunFolder(folder.path, recipe), Ranks(), Callback(), lambda: False)
+    run = Trainer(RunFolder(folder.path, recipe), Ranks(), Callback(), StopRequest())
     loaded = run.learner.load(path)
     best = loaded.state.get("best")
     if which == "best" and best and best[1] != loaded.update:

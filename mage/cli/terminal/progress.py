@@ -3,14 +3,13 @@
 Without a terminal (a log file, a pipe) the same figures are printed as one line every 30 seconds.
 """
 
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from statistics import fmean
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
@@ -221,31 +220,3 @@ def _lines(recent: Iterable[dict[str, Any]], bounds: Cell | None) -> list[str]:
 
 def _number(name: str) -> int:
     return int(name.rpartition("_")[2])
-
-
-class Interrupt:
-    """The first Ctrl-C asks the run to save and stop; the second stops it immediately."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say, self.asked = say, False
-
-    def __call__(self) -> bool:
-        return self.asked
-
-    def __enter__(self) -> Self:
-        self.before = signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        signal.signal(signal.SIGINT, self.before)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        self.say("The run stops after this update and saves. Press Ctrl-C again to stop now.")

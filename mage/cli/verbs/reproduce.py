@@ -16,9 +16,9 @@ from mage.config.errors import EXIT_STOPPED
 from mage.reproduce import scales, tables
 
 if TYPE_CHECKING:
-    from mage.cli.terminal.progress import Interrupt
     from mage.reproduce.plan import Plan
     from mage.reproduce.runner import Runner, RunnerProgress
+    from mage.training.stop import StopSignals
 
 verbs = typer.Typer()
 _EVERY = 30.0  # seconds between lines without a terminal
@@ -158,13 +158,13 @@ def _show_plan(plan: "Plan", out: Path, size: int) -> None:
 
 
 def _run(plan: "Plan", out: Path, size: int) -> None:
-    from mage.cli.terminal.progress import Interrupt
     from mage.reproduce.runner import Runner
+    from mage.training.stop import StopSignals
 
     err = console(stderr=True)
     (out / "runs").mkdir(parents=True, exist_ok=True)
     runner = Runner(plan, out / "runs", size)
-    with Interrupt(lambda _: err.print("Stopping. Active runs are saved first.")) as interrupt:
+    with StopSignals(lambda _: err.print("Stopping. Active runs are saved first.")) as interrupt:
         finished = _follow(runner, err, interrupt)
     for failure in runner.failures:
         err.print(
@@ -190,7 +190,7 @@ def _write(plan: "Plan", out: Path) -> None:
         console().print(f"{title:<8} {path}", markup=False, soft_wrap=True)
 
 
-def _follow(runner: "Runner", err: Console, interrupt: "Interrupt") -> bool:
+def _follow(runner: "Runner", err: Console, interrupt: "StopSignals") -> bool:
     """Run with a status line, or with a line from time to time if there is no terminal."""
     if err.is_terminal:
         with err.status("starting") as status:

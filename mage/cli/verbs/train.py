@@ -1,9 +1,10 @@
 """`mage train` and `mage report`: train a recipe, and write the report of a run folder."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group
@@ -15,6 +16,9 @@ from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
 from mage.run_folder import RunFolder, choose_path, lock_run
+
+if TYPE_CHECKING:  # slow to load
+    from mage.learn.ranks import Ranks
 
 verbs = typer.Typer()
 Overridden = Annotated[
@@ -46,16 +50,30 @@ def train(
         if name or overrides:
             given = " ".join(filter(None, (name, *overrides)))
             raise UsageError(f"--resume uses the run's own recipe: leave out {given}")
-        folder = _open_to_resume(resume)
+        path = resume
+
+        def open_folder() -> RunFolder:
+            return _open_to_resume(path)
+
     elif name is None:
         raise UsageError(
             f"no recipe is given. Name one of {names('recipes')}, or a .toml file. "
             "To continue a run, use --resume RUN."
         )
     else:
-        folder = _new_run(name, overrides, runs)
-    if not (folder.path / "summary.json").is_file():
-        _train(folder, is_new=resume is None)
+        title = name
+
+        def open_folder() -> RunFolder:
+            return _new_run(title, overrides, runs)
+
+    if "TORCHELASTIC_RESTART_COUNT" in os.environ:
+        from mage.cli.verbs.train_ranks import train_on_rank
+
+        folder = train_on_rank(name, overrides, runs, open_folder, _train)
+    else:
+        folder = open_folder()
+        if not folder.is_finished:
+            _train(folder, is_new=resume is None)
     _report(folder, as_json)
 
 
@@ -103,25 +121,26 @@ def _open_to_resume(path: Path) -> RunFolder:
     return folder
 
 
-def _train(folder: RunFolder, is_new: bool) -> None:
+def _train(folder: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> None:
     err = console(stderr=True)
     err.print(f"run folder {folder.path}; loading the model", markup=False, soft_wrap=True)
-    from mage.cli.terminal.progress import Interrupt, TerminalCallback
+    from mage.cli.terminal.progress import TerminalCallback
     from mage.report.loggers import make_loggers
     from mage.report.run_results import read_run_results
     from mage.training.callbacks import CallbackList, Stopped
+    from mage.training.stop import StopSignals
     from mage.training.trainer import train as train_run
 
     go_on = f"mage train --resume {folder.path}"
     with (
         TerminalCallback(folder.recipe, err, read_run_results(folder).bounds) as display,
-        Interrupt(display.say) as interrupt,
+        StopSignals(display.say) as stop,
     ):
         try:
             loggers = make_loggers(folder.recipe.run.loggers, display.say)
-            train_run(folder.path, CallbackList([display, *loggers]), interrupt)
-        except (Stopped, KeyboardInterrupt) as stop:
-            saved = isinstance(stop, Stopped)
+            train_run(folder.path, CallbackList([display, *loggers]), stop, ranks=ranks)
+        except (Stopped, KeyboardInterrupt) as end:
+            saved = isinstance(end, Stopped)
             kept = "The run is saved" if saved else "The last checkpoint is kept"
             display.say(f"Stopped. {kept}. To continue: {go_on}")
             raise typer.Exit(EXIT_STOPPED) from None

@@ -1,0 +1,98 @@
+"""`mage train` on a rank that torchrun has started. Loads torch.
+
+All ranks get the same command. Rank 0 creates or opens the run folder, shows progress and reports
+errors; the other ranks write to `logs/` in the run folder.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+import mage
+from mage.config.errors import EXIT_USAGE
+from mage.config.loading import load_recipe, recipe_toml
+from mage.learn.ranks import RankLost, Ranks
+from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback
+from mage.training.rank_log import log_path, write_rank_log
+from mage.training.stop import StopSignals
+from mage.training.torchrun import (
+    World,
+    check_agreement,
+    digest,
+    find_folder,
+    join_torchrun,
+    mark_folder,
+    read_world,
+)
+from mage.training.trainer import train
+
+TrainMain = Callable[[RunFolder, bool, Ranks], None]
+
+
+def train_on_rank(
+    name: str | None,
+    overrides: Sequence[str],
+    runs: Path,
+    open_folder: Callable[[], RunFolder],
+    train_main: TrainMain,
+) -> RunFolder:
+    """Train on this rank; returns the run folder on rank 0 and ends the process on the others.
+
+    `open_folder` creates or opens the run on rank 0; `name` is None if the run is resumed.
+    """
+    world = read_world()
+    assert world is not None, "the caller has looked"
+    with _quiet(world.rank), join_torchrun(world) as ranks:
+        with ranks.together():
+            recipe = recipe_toml(load_recipe(name, overrides)) if name else ""
+        check_agreement(ranks, {"recipe": digest(recipe), "version of MAGE": mage.__version__})
+        path, is_new = _agree_on_folder(ranks, world, name, runs, open_folder)
+        ranks.logs = path
+        with ranks.together():
+            folder = RunFolder.open(path)
+        with write_rank_log(log_path(path, world.rank), redirect=not ranks.is_main):
+            if ranks.is_main:
+                train_main(folder, is_new, ranks)
+            else:
+                with StopSignals() as stop:
+                    train(path, Callback(), stop, ranks=ranks)
+    if world.rank:
+        raise typer.Exit(0)
+    return folder
+
+
+def _agree_on_folder(
+    ranks: Ranks,
+    world: World,
+    name: str | None,
+    runs: Path,
+    open_folder: Callable[[], RunFolder],
+) -> tuple[Path, bool]:
+    """The run folder, and whether it is new. After a restart it is that of the first attempt."""
+    found: tuple[Path, bool] | None = None
+    with ranks.together():
+        if ranks.is_main:
+            earlier = find_folder(runs, world) if name and world.restarts else None
+            path = earlier or open_folder().path
+            if name and earlier is None:
+                mark_folder(path, world)
+            found = (path.resolve(), name is not None and earlier is None)
+    agreed = ranks.broadcast(found)
+    assert agreed is not None, "rank 0 has a folder"
+    return agreed
+
+
+@contextmanager
+def _quiet(rank: int) -> Iterator[None]:
+    """Errors end ranks above 0 without a message: rank 0 reports them."""
+    try:
+        yield
+    except RankLost:
+        raise  # only the rank that reports the loss gets here
+    except (ValueError, OSError, RuntimeError):
+        if rank == 0:
+            raise
+        raise typer.Exit(EXIT_USAGE) from None
