@@ -27,6 +27,7 @@ from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
 
 Gather = Callable[[Any], list[Any]]  # collects one item from every worker
+Mine = Callable[[int, int], bool]  # whether this rank plays a member of a group
 Kept = TypeVar("Kept")
 Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes of the member
 Recall = Callable[[str], Awaitable[str]]  # opening of an episode -> memory shown in the episode
@@ -324,21 +325,21 @@ def play_groups(
     on_done: Callable[[MetaEpisode], None] | None = None,
     *,
     numbers: Sequence[int] | None = None,
+    mine: Mine = lambda group, member: True,
     gather: Gather = lambda item: [item],
 ) -> list[MetaEpisode]:
     """Play all members of all groups concurrently; `tasks_PG[p][g]` is the task of member g.
 
-    All members of a group have the same task, unless groups are mixed. A worker that plays a part
-    of the groups gives their `numbers`: seeds depend on them. With a memory that persists between
-    tasks, groups 0..k-1 are played first, then k..2k-1, and so on; `gather` collects the episodes
-    of the other workers.
+    All members of a group have the same task, unless groups are mixed. A rank that plays a part of
+    the groups gives their `numbers`, because seeds depend on them; `mine` selects members. With a
+    memory that persists between tasks, groups 0..k-1 are played first, then k..2k-1, and so on;
+    `gather` collects the episodes of the other ranks.
     """
     groups = dict(zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True))
     metas: list[MetaEpisode] = []
     for wave in _waves(list(groups), setting.memory.tasks_at_once, gather):
-        played = play_wave(
-            setting, {group: groups[group] for group in wave}, seed, lambda meta: meta, on_done
-        )
+        chosen = {group: groups[group] for group in wave}
+        played = play_wave(setting, chosen, seed, lambda meta: meta, on_done, mine)
         metas += played
         if setting.memory.tasks_at_once is not None:
             entries = in_order(gather([keep_entries(setting, meta) for meta in played]))
@@ -352,6 +353,7 @@ def play_wave(
     seed: int,
     keep: Callable[[MetaEpisode], Kept],
     on_done: Callable[[Kept], None] | None = None,
+    mine: Mine = lambda group, member: True,
 ) -> list[Kept]:
     """Play the members of some groups concurrently. `keep` reduces each finished meta-episode."""
 
@@ -364,6 +366,7 @@ def play_wave(
         play(group, member, task)
         for group, tasks in groups.items()
         for member, task in enumerate(tasks)
+        if mine(group, member)
     )
     return run(games, on_done, setting.agent.engine.capacity)
 

@@ -47,7 +47,12 @@ class RunOptions(Section):
         1,
         ge=1,
         le=64,
-        description="processes that share the groups of an update; results depend on the number",
+        description="processes that share the work of an update",
+    )
+    deal: Literal["members", "groups"] = Field(
+        "members",
+        description="what workers share: members (equal results for any number of workers) or "
+        "groups (mini-batches depend on the number of workers)",
     )
     threads: int = Field(
         0,

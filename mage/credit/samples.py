@@ -13,7 +13,12 @@ def assign_credit(
     metas: Sequence[MetaEpisode], options: ReturnOptions, estimate: Estimator
 ) -> list[Credit]:
     """The returns of all turns as advantages, computed by `estimate`."""
-    returns = [
+    return list(estimate(compute_all_returns(metas, options)))
+
+
+def compute_all_returns(metas: Sequence[MetaEpisode], options: ReturnOptions) -> list[Return]:
+    """The returns of all turns of some meta-episodes, in order."""
+    return [
         value
         for meta in metas
         for value in compute_returns(
@@ -27,7 +32,6 @@ def assign_credit(
             per_turn=options.per_turn,
         )
     ]
-    return list(estimate(returns))
 
 
 def make_samples(credits: Sequence[Credit], *, reflections: bool = True) -> list[Sample]:

@@ -41,6 +41,7 @@ from mage.learn.packing import (
     plan_tries,
 )
 from mage.learn.ranks import Ranks
+from mage.learn.shared_batches import cut_shared, split_shared
 from mage.learn.trainable import Adapters, AllWeights, Trainable
 from mage.learn.tries import Row, prepare
 from mage.seeds import derive
@@ -135,7 +136,7 @@ class Learner:
 
     def update(self, samples: Sequence[Sample], *, entropy: float, update: int) -> Metrics:
         """One update from new samples: `epochs` x `minibatches` optimizer steps."""
-        if not samples:
+        if not self.ranks.total(len(samples)):
             raise ValueError("an update needs at least one sample")
         rows = prepare(samples)
         lr = self.options.lr_at(update, self.total_updates)
@@ -155,9 +156,10 @@ class Learner:
     def _minibatches(self, rows: Sequence[Row], seed: int) -> list[list[Row]]:
         """The rows of each optimizer step of an epoch. All workers get the same number of steps."""
         limit = self.options.minibatch_rows
-        if limit is None:
-            return split(rows, self.options.minibatches, seed)
-        return cut(rows, ceil(self.ranks.total(len(rows)) / limit), seed)
+        parts = ceil(self.ranks.total(len(rows)) / limit) if limit else self.options.minibatches
+        if self.ranks.deals_members:
+            return (cut_shared if limit else split_shared)(rows, parts, seed, self.ranks)
+        return (cut if limit else split)(rows, parts, seed)
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> torch.Tensor:
         """Logprobs of all reply tokens under the policy or the frozen reference, by token index."""

@@ -62,6 +62,7 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
         self.waiting = False  # inside a gather, which a signal must not interrupt
+        self.deals_members = False  # members, not groups, are dealt: batches span all ranks
         self.logs: Path | None = None  # the run folder, where ranks write their logs
         self.check: Callable[[], None] = lambda: None
         self.after_gather: Callable[[], None] = lambda: None

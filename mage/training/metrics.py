@@ -24,13 +24,13 @@ def play_sums(metas: Sequence[MetaEpisode]) -> MetricSums:
                 sums["reflection_length"].append(len(episode.reflection.completion.token_ids))
     totals = {
         "episodes": (float(sum(len(meta.episodes) for meta in metas)), 0.0),
-        "generated_tokens": (float(sum(map(_generated, metas))), 0.0),
+        "generated_tokens": (float(sum(map(generated_tokens, metas))), 0.0),
     }
     averaged = {name: (float(sum(values)), float(len(values))) for name, values in sums.items()}
     return averaged | totals
 
 
-def _generated(meta: MetaEpisode) -> int:
+def generated_tokens(meta: MetaEpisode) -> int:
     """All tokens that the model wrote: moves, reflections, and answers to the memory."""
     turns = [turn for episode in meta.episodes for turn in _replies(episode)]
     return sum(len(turn.completion.token_ids) for turn in turns) + sum(meta.asked)

@@ -34,6 +34,13 @@ from mage.seeds import derive
 from mage.training.build import build_components, fit_to_gpu
 from mage.training.callbacks import Callback, Metrics, Stopped
 from mage.training.context import check_overflow
+from mage.training.dealing import (
+    SharedCredit,
+    collect_metas,
+    deal_members,
+    measure_lengths,
+    share_credit,
+)
 from mage.training.device_errors import explain_device_errors
 from mage.training.distributed import launch_ranks, recipe_of_rank
 from mage.training.memory_usage import memory_usage
@@ -118,6 +125,7 @@ class Trainer:
     ) -> None:
         self.folder, self.ranks, self.callback, self.stop = folder, ranks, callback, stop
         self.recipe = fit_to_gpu(recipe_of_rank(folder.begun_recipe(), ranks))
+        ranks.deals_members = ranks.size > 1 and self.recipe.run.deal == "members"
         self.components = build_components(self.recipe)
         source = self.recipe.model_folder()
         self.learner = Learner(
@@ -131,6 +139,7 @@ class Trainer:
         )
         self.done = 0
         self.best: tuple[float, int] | None = None
+        self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
         self._saved: tuple[int, tuple[float, int] | None] | None = None
         self._whole = True  # the weights are those after update `done`
 
@@ -143,6 +152,7 @@ class Trainer:
             loaded = self.learner.load(found.path)
             self.done, self.best = loaded.update, _read_best(loaded.state)
             stored = loaded.state.get("evaluations", ())
+            self.lengths = loaded.state.get("lengths", {})
         self.components.engine.refresh(self.done)
         if self.ranks.is_main:
             self._check_files(stored)
@@ -203,31 +213,40 @@ class Trainer:
             metas = self._play(number)
         played = self.components.engine.spent()
         clock.append(time.perf_counter())
-        credits = assign_credit(metas, self.recipe.returns, self.recipe.estimator())
+        credit = self._assign(metas)
         clock.append(time.perf_counter())
         log.info("update %d: learn", number)
         self._whole = False
-        learned, compiling = self._learn(credits)
+        learned, compiling = self._learn(credit.own)
         self.done, self._whole = number, True
         self.components.engine.refresh(number)  # evaluations come next, with the new weights
         clock.append(time.perf_counter())
-        sums = self.ranks.gather(play_sums(metas) | credit_sums(credits))
+        counted = credit.everyone if not self.ranks.deals_members or self.ranks.is_main else []
+        sums = self.ranks.gather(play_sums(metas) | credit_sums(counted))
         figures = {"update": number} | means(sums) | learned
         engine = {f"play_{name}": seconds - spent[name] for name, seconds in played.items()}
         self._record(figures, _timing(clock) | compiling | engine | memory_usage())
         check_overflow(figures, self.recipe)
-        self._store(metas, credits)
+        self._store(metas, credit.everyone)
 
     def _play(self, number: int) -> list[MetaEpisode]:
         """This rank's meta-episodes of an update."""
         tasks_PG = draw_tasks(self.recipe, number)
-        return play_groups(
-            self.components.setting(),
-            self.ranks.split(tasks_PG),
-            derive(self.recipe.run.seed, "play", number),
-            numbers=self.ranks.split(range(len(tasks_PG))),
-            gather=self.ranks.gather,
-        )
+        play = partial(play_groups, self.components.setting(), gather=self.ranks.gather)
+        seed = derive(self.recipe.run.seed, "play", number)
+        if self.ranks.deals_members:
+            rank_of = deal_members(tasks_PG, self.ranks.size, self.lengths)
+            return play(tasks_PG, seed, mine=lambda *place: rank_of[place] == self.ranks.rank)
+        numbers = self.ranks.split(range(len(tasks_PG)))
+        return play(self.ranks.split(tasks_PG), seed, numbers=numbers)
+
+    def _assign(self, metas: Sequence[MetaEpisode]) -> SharedCredit:
+        options, estimate = self.recipe.returns, self.recipe.estimator()
+        if self.ranks.deals_members:
+            self.lengths = measure_lengths(metas, self.ranks)
+            return share_credit(metas, options, estimate, self.ranks)
+        credits = assign_credit(metas, options, estimate)
+        return SharedCredit(credits, credits)
 
     def _learn(self, credits: Sequence[Credit]) -> tuple[Metrics, dict[str, float]]:
         """Metrics of the optimizer steps, and on a GPU the number and seconds of compilations."""
@@ -255,9 +274,12 @@ class Trainer:
         def due(every: int) -> bool:
             return bool(every) and (last or self.done % every == 0)
 
-        if self.ranks.is_main and due(run.episodes_every):
-            self.folder.write_episodes(self.done, metas)
-            write_credits(self.folder.path, self.done, credits)
+        if due(run.episodes_every):
+            if self.ranks.deals_members:
+                metas = collect_metas(metas, self.ranks)
+            if self.ranks.is_main:
+                self.folder.write_episodes(self.done, metas)
+                write_credits(self.folder.path, self.done, credits)
         if last or due(run.evaluate_every):
             self._select()
         if due(run.save_every):
@@ -272,7 +294,11 @@ class Trainer:
         if self._saved == (self.done, self.best):
             return
         log.info("update %d: save", self.done)
-        state = {"best": self.best, "evaluations": self.folder.evaluation_names()}
+        state = {
+            "best": self.best,
+            "evaluations": self.folder.evaluation_names(),
+            "lengths": self.lengths,
+        }
         self.learner.save(self.folder.checkpoints, update=self.done, state=state)
         self._saved = (self.done, self.best)
         checkpoint.prune(

@@ -1,0 +1,95 @@
+"""Which rank plays which meta-episode, and the credit of meta-episodes on several ranks.
+
+Meta-episodes, not groups, are dealt to the ranks. Each rank gets a run of consecutive members with
+about the same expected number of tokens, so most groups stay whole and share their prompts. For
+the credit only places, returns and anchors travel; token ids stay where they were played.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+
+from mage.config.sections import ReturnOptions
+from mage.credit.samples import Estimator, compute_all_returns
+from mage.learn.ranks import Ranks
+from mage.training.metrics import generated_tokens
+from mage.types import Completion, Credit, MetaEpisode, Return, Task, Turn, Where
+
+Member = tuple[int, int]  # group, member
+Lengths = Mapping[str, float]  # expected tokens of a meta-episode, by kind of task
+_NOTHING = Completion((), (), "", "stop", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCredit:
+    """The credit of this rank's turns, and that of all turns without their texts and tokens."""
+
+    own: list[Credit]
+    everyone: list[Credit]
+
+
+def deal_members(
+    tasks_PG: Sequence[Sequence[Task]], size: int, lengths: Lengths
+) -> dict[Member, int]:
+    """The rank of every (group, member).
+
+    A member belongs to the rank in whose equal share of all expected tokens its middle lies.
+    """
+    members = [
+        ((group, member), task)
+        for group, tasks in enumerate(tasks_PG)
+        for member, task in enumerate(tasks)
+    ]
+    usual = sum(lengths.values()) / len(lengths) if lengths else 1.0
+    tokens = [lengths.get(task_kind(task), usual) or 1.0 for _, task in members]
+    total = sum(tokens)
+    middles = (end - own / 2 for end, own in zip(accumulate(tokens), tokens, strict=True))
+    return {
+        place: min(size - 1, int(size * middle / total))
+        for (place, _), middle in zip(members, middles, strict=True)
+    }
+
+
+def task_kind(task: Task) -> str:
+    """Tasks that are expected to have the same length: same opponent and seat."""
+    return f"{task.opponent}/{task.seat}"
+
+
+def measure_lengths(metas: Sequence[MetaEpisode], ranks: Ranks) -> dict[str, float]:
+    """Mean tokens of a meta-episode by kind of task, over all ranks."""
+    sums: dict[str, list[int]] = defaultdict(list)
+    for own in ranks.gather([(task_kind(meta.task), generated_tokens(meta)) for meta in metas]):
+        for kind, tokens in own:
+            sums[kind].append(tokens)
+    return {kind: sum(found) / len(found) for kind, found in sorted(sums.items())}
+
+
+def share_credit(
+    metas: Sequence[MetaEpisode], options: ReturnOptions, estimate: Estimator, ranks: Ranks
+) -> SharedCredit:
+    """Credit of the members of all ranks: advantages equal those of one process."""
+    returns = compute_all_returns(metas, options)
+    gathered = ranks.gather([replace(one, turn=_without_tokens(one.turn)) for one in returns])
+    everyone = list(estimate(sorted(chain(*gathered), key=_place)))
+    found = {_key(credit.source.where): credit for credit in everyone}
+    own = [replace(found[_key(one.where)], source=one) for one in returns]
+    return SharedCredit(own, everyone)
+
+
+def collect_metas(metas: Sequence[MetaEpisode], ranks: Ranks) -> list[MetaEpisode]:
+    """The meta-episodes of all ranks in order, for the stored transcripts."""
+    found: Iterable[MetaEpisode] = chain(*ranks.gather(list(metas)))
+    return sorted(found, key=lambda meta: (meta.group, meta.member))
+
+
+def _without_tokens(turn: Turn) -> Turn:
+    return replace(turn, observation="", prompt_ids=(), completion=_NOTHING, choices=())
+
+
+def _key(where: Where) -> tuple[int, int, int, int]:
+    return where.group, where.member, where.episode, where.index
+
+
+def _place(one: Return) -> tuple[int, int, int, int]:
+    return _key(one.where)

@@ -1,0 +1,116 @@
+"""Members dealt to ranks: the same credit and mini-batches for any number of ranks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from toys import scripted_agent
+
+from mage.config.sections import ReturnOptions
+from mage.credit.advantages.gigpo import estimate
+from mage.credit.samples import assign_credit, make_samples
+from mage.environments.kuhn_poker import KuhnPoker
+from mage.learn.learner import cut, split
+from mage.learn.ranks import Ranks
+from mage.learn.shared_batches import cut_shared, split_shared
+from mage.learn.tries import Row, prepare
+from mage.memory.notes import Notes
+from mage.play import Setting, play_groups
+from mage.training.dealing import deal_members, share_credit
+from mage.types import MetaEpisode, Task
+
+TASKS_PG = [[Task("kuhn_poker", group, group % 2, "random", "train")] * 4 for group in range(5)]
+
+
+class ManyRanks(Ranks):
+    """Rank `rank` of several; what the other ranks send is given."""
+
+    def __init__(self, rank: int, sent: list[Any]) -> None:
+        super().__init__(rank, len(sent))
+        self.sent = sent
+
+    def gather(self, item: Any) -> list[Any]:
+        return [item if rank == self.rank else one for rank, one in enumerate(self.sent)]
+
+
+def on_ranks(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
+    """Run `work` with one gather on every rank: first record what is sent, then exchange it."""
+    sent: list[Any] = []
+
+    class Recorder(Ranks):
+        def gather(self, item: Any) -> list[Any]:
+            sent.append(item)
+            return [item]
+
+    for rank in range(size):
+        work(Recorder(rank, size))
+    return [work(ManyRanks(rank, sent)) for rank in range(size)]
+
+
+def play() -> list[MetaEpisode]:
+    agent = scripted_agent(
+        lambda prompt: f"<action>{'bet' if len(prompt) % 3 else 'pass'}</action>"
+    )
+    return play_groups(Setting(KuhnPoker(), agent, Notes(keep="both")), TASKS_PG, 7)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_every_member_is_dealt_once_in_runs_of_equal_expected_length(size: int) -> None:
+    # Seat 0 is expected to be three times as long: 12 members of 3 tokens, 8 of 1, 44 in all.
+    rank_of = deal_members(TASKS_PG, size, {"random/0": 3.0, "random/1": 1.0})
+    assert list(rank_of) == [(group, member) for group in range(5) for member in range(4)]
+    assert list(rank_of.values()) == sorted(rank_of.values())
+    loads = [
+        sum(1 if group % 2 else 3 for (group, _), owner in rank_of.items() if owner == rank)
+        for rank in range(size)
+    ]
+    assert sum(loads) == 44
+    assert max(loads) - 44 / size <= 3
+    assert min(loads) > 0
+
+
+def test_two_ranks_share_equal_members_in_halves() -> None:
+    assert [*deal_members(TASKS_PG, 2, {}).values()] == [0] * 10 + [1] * 10
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_advantages_are_those_of_one_process(size: int) -> None:
+    metas, options = play(), ReturnOptions()
+    rank_of = deal_members(TASKS_PG, size, {})
+    whole = assign_credit(metas, options, estimate)
+
+    def work(ranks: Ranks) -> Any:
+        own = [meta for meta in metas if rank_of[meta.group, meta.member] == ranks.rank]
+        return share_credit(own, options, estimate, ranks)
+
+    found = on_ranks(size, work)
+    assert [credit for shared in found for credit in shared.own] == whole
+    light = [(one.source.where, one.advantage) for one in found[0].everyone]
+    assert light == [(one.source.where, one.advantage) for one in whole]
+    assert all(not one.source.turn.prompt_ids for one in found[0].everyone)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("parts", [1, 3, 9])
+@pytest.mark.parametrize(("whole", "shared"), [(split, split_shared), (cut, cut_shared)])
+def test_mini_batches_of_all_ranks_are_those_of_one_process(
+    size: int,
+    parts: int,
+    whole: Callable[..., list[list[Row]]],
+    shared: Callable[..., list[list[Row]]],
+) -> None:
+    rows = prepare(make_samples(assign_credit(play(), ReturnOptions(), estimate)))
+    rank_of = deal_members(TASKS_PG, size, {})
+
+    def work(ranks: Ranks) -> list[list[Row]]:
+        own = [
+            row
+            for row in rows
+            if rank_of[row.sample.where.group, row.sample.where.member] == ranks.rank
+        ]
+        return shared(own, parts, 5, ranks)
+
+    found = on_ranks(size, work)
+    for part, batch in enumerate(whole(rows, parts, 5)):
+        own = [row.sample.where for batches in found for row in batches[part]]
+        assert sorted(map(repr, own)) == sorted(repr(row.sample.where) for row in batch)
