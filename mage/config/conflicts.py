@@ -160,13 +160,16 @@ def _check_weights(recipe: Recipe, origin: Origin) -> list[str]:
 
 
 def _check_workers(recipe: Recipe, origin: Origin) -> list[str]:
-    if recipe.run.workers <= recipe.play.groups:
+    play = recipe.play
+    shared = {"groups": play.groups, "members": play.groups * play.members}[recipe.run.deal]
+    if recipe.run.workers <= shared:
         return []
+    what = "groups" if recipe.run.deal == "groups" else "meta-episodes"
     return [
         origin.mistake(
             "run.workers",
             recipe.run.workers,
-            f"more workers than the {recipe.play.groups} groups of an update leave some idle",
+            f"more workers than the {shared} {what} of an update leave some idle",
         )
     ]
 
