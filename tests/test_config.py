@@ -649,5 +649,8 @@ def test_every_recipe_of_the_package_loads(name: str) -> None:
 
 
 def test_more_workers_than_groups_are_an_error(kuhn_tables: Tables) -> None:
-    message = message_of(kuhn_tables | {"run": {"workers": 3}, "play": {"groups": 2}})
+    play = {"groups": 2, "members": 2}
+    message = message_of(kuhn_tables | {"run": {"workers": 3, "deal": "groups"}, "play": play})
     assert message.startswith("run.workers = 3: more workers than the 2 groups")
+    message = message_of(kuhn_tables | {"run": {"workers": 5}, "play": play})
+    assert message.startswith("run.workers = 5: more workers than the 4 meta-episodes")
