@@ -101,3 +101,15 @@ def test_damaged_data_gives_one_message_that_names_the_file(
     for world in _damage(tmp_path, content):
         with pytest.raises(ValueError, match=tmp_path.name):
             world.start(0)
+
+
+def test_tasks_have_a_kind_for_tables() -> None:
+    """Kinds by hand: boxes and solution length from the seed, task types in turn."""
+    assert Sokoban().task_kind(0) == "2 boxes, 1 to 5 moves"  # shortest = 5, plus 0
+    assert Sokoban().task_kind(6) == "2 boxes, 11 to 15 moves"  # 11 moves
+    assert Sokoban().for_split("ood").task_kind(17) == "3 boxes, 1 to 5 moves"
+    assert [Alfworld().task_kind(seed) for seed in range(3)] == ["place", "light", "clean"]
+    shop = WORLDS[2]
+    counts = {shop.task_kind(seed).split()[0] for seed in range(40)}
+    assert counts <= {"0", "1", "2"}
+    assert len(counts) > 1

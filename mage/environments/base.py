@@ -121,6 +121,10 @@ class Environment(BaseModel, ABC):
     def forfeit_score(self) -> float:
         """The score of an agent that gives no legal move: at most the score of the worst loss."""
 
+    def task_kind(self, seed: int) -> str:
+        """A label of the episode with this seed for tables, such as its task type; may be empty."""
+        return ""
+
     def check_data(self) -> None:
         """Raise ValueError if data files are missing or invalid. Runs before the model loads."""
 

@@ -248,6 +248,9 @@ class Alfworld(SingleAgentEnvironment):
         game = self.game(seed)
         return game.task, game.receptacles, game.locations, game.objects, game.inside, game.start
 
+    def task_kind(self, seed: int) -> str:
+        return self.game(seed).goal.kind
+
     def check_data(self) -> None:
         """Every split that the folder has must contain games, and the first game must load."""
         if self.data == GENERATED:

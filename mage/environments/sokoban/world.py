@@ -5,16 +5,14 @@ move after which the room was lost. The next attempt at the same room can use th
 shows the solution.
 """
 
-import itertools
-import re
 from collections.abc import Hashable
-from functools import cache
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from mage.environments.base import SingleAgentEnvironment, State
 from mage.environments.sokoban.levels import level_files, pick_level
+from mage.environments.sokoban.moves import all_actions, read_moves
 from mage.environments.sokoban.rooms import (
     LARGEST_TABLE,
     MOST_BOXES,
@@ -27,11 +25,7 @@ from mage.environments.sokoban.rooms import (
 from mage.environments.sokoban.search import bounds_of, solve
 from mage.types import Outcome, Split
 
-_LONGEST = 100  # characters of an action
-_SPELLINGS = {
-    **{move: move for move in MOVES},
-    **dict(zip("udlr↑↓←→⬆⬇⬅➡", MOVES * 3, strict=True)),
-}
+_KIND_MOVES = 5  # solution lengths that tables put together
 _RULES = """You are in a room seen from above and push boxes onto targets. {legend}
 A move is up, down, left or right. You push a box by walking against it, if the square behind it \
 is free; you cannot pull, and never push two boxes at once. \
@@ -46,16 +40,6 @@ _WORDS = (
 )
 _ENDS = "The attempt ends when that can no longer happen, as with a box in a corner."
 _GOES_ON = "Take care: a box in a corner never comes out again."
-
-
-@cache
-def _actions(most: int) -> tuple[str, ...]:
-    """All sequences of one to `most` moves, short ones first."""
-    return tuple(
-        " ".join(row)
-        for length in range(1, most + 1)
-        for row in itertools.product(MOVES, repeat=length)
-    )
 
 
 class SokobanState(State):
@@ -82,16 +66,10 @@ class SokobanState(State):
         return None if self.solved or lost or len(self.turns) >= self.environment.max_turns else 0
 
     def legal(self) -> tuple[str, ...]:
-        return _actions(self.environment.turn_moves)
+        return all_actions(self.environment.turn_moves)
 
     def read(self, written: str) -> str | None:
-        """Parse moves with or without commas, as words, first letters or arrows."""
-        if len(written) > _LONGEST:
-            return None
-        marked = re.sub("([↑↓←→⬆⬇⬅➡])\N{VARIATION SELECTOR-16}?", r" \1 ", written.lower())
-        words = [_SPELLINGS.get(word) for word in re.split("[ ,]+", marked.strip(" ,."))]
-        found = " ".join(word for word in words if word is not None)
-        return found if None not in words and found in self.legal() else None
+        return read_moves(written, self.environment.turn_moves)
 
     def apply(self, action: str) -> None:
         """Make the moves; moves after the end of the episode are ignored."""
@@ -349,6 +327,16 @@ class Sokoban(SingleAgentEnvironment):
 
     def outcome(self, score: float) -> Outcome:
         return "won" if score > 0 else "lost"
+
+    def task_kind(self, seed: int) -> str:
+        """Number of boxes, and the range of the solution length."""
+        room = self.room(seed)
+        boxes = f"{len(room.boxes)} box{'es' if len(room.boxes) > 1 else ''}"
+        if room.distances is None:
+            return boxes
+        moves = room.distance(room.player, room.boxes) or 0
+        first = moves - (moves - 1) % _KIND_MOVES
+        return f"{boxes}, {first} to {first + _KIND_MOVES - 1} moves"
 
     def check_data(self) -> None:
         """The first level of each file or folder must be valid."""

@@ -201,6 +201,10 @@ class WebShop(SingleAgentEnvironment):
         size = self.products if self.data else self.products or 1000
         return open_catalogue(Source(folder, size, self.style, self.catalogue_seed, self.goals))
 
+    def task_kind(self, seed: int) -> str:
+        count = len(self.goal(seed).options)
+        return f"{count} option{'s' if count != 1 else ''}"
+
     def check_data(self) -> None:
         """The files must parse, and the splits must leave goals to train on."""
         self.places()
