@@ -118,7 +118,7 @@ def test_an_export_has_the_weights_of_the_checkpoint_and_can_play(
 ) -> None:
     done = invoke(
         "train",
-        "demo",
+        "kuhn_demo",
         *TINY,
         f"--learn.lora_rank={rank}",
         "--learn.lr=0.01",
@@ -165,7 +165,7 @@ def test_an_export_has_the_weights_of_the_checkpoint_and_can_play(
         "2",
     )
     assert done.exit_code == 0, done.output
-    assert "Game 1:" in done.output, "the demo's memory is the history of play"
+    assert "Game 1:" in done.output, "the memory of kuhn_demo is the history of play"
     done = invoke("model", "export", str(tmp_path / "one"), "--out", str(target))
     assert done.exit_code == 2
     assert "exists already" in done.output

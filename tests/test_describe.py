@@ -21,7 +21,7 @@ def call(*words: str | Path) -> Result:
 
 
 def test_each_layer_of_a_recipe_is_a_source() -> None:
-    found = describe_recipe("demo+lamer", ["--learn.lr=0.5", "--opponents.train.random=1"])
+    found = describe_recipe("kuhn_demo+lamer", ["--learn.lr=0.5", "--opponents.train.random=1"])
     sources = {
         "run.seed": (1, 0, "recipe"),
         "run.keep": (2, 2, "default"),
@@ -45,7 +45,7 @@ def test_each_layer_of_a_recipe_is_a_source() -> None:
 
 
 def test_an_empty_override_and_another_item_remove_the_source_of_the_recipe() -> None:
-    found = describe_recipe("demo", ["--run.seed=", "--advantages.name=grpo"])
+    found = describe_recipe("kuhn_demo", ["--run.seed=", "--advantages.name=grpo"])
     assert (found["run"]["seed"].value, found["run"]["seed"].source) == (0, "default")
     assert "anchor" not in found["advantages"]
     assert found["advantages"]["name"].source == "command line"
@@ -53,7 +53,7 @@ def test_an_empty_override_and_another_item_remove_the_source_of_the_recipe() ->
 
 def test_a_part_from_a_file_has_the_name_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[learn]\nlr = 0.25\n")
-    found = describe_recipe(f"demo+{tmp_path / 'mine.toml'}")
+    found = describe_recipe(f"kuhn_demo+{tmp_path / 'mine.toml'}")
     assert found["learn"]["lr"].source == "part mine"
 
 

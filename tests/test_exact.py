@@ -13,7 +13,7 @@ SHARES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 
 @pytest.fixture(scope="module")
 def parts():
-    return build_components(load_recipe("demo", ["--run.workers=1", "--engines.slots=256"]))
+    return build_components(load_recipe("kuhn_demo", ["--run.workers=1", "--engines.slots=256"]))
 
 
 def test_a_panel_scatters_around_the_exact_scores(parts) -> None:
@@ -49,7 +49,7 @@ def test_without_memory_there_are_as_many_situations_as_the_game_has(parts) -> N
 
 def test_games_without_numbers_are_prompted_as_in_play() -> None:
     """Without numbers and memory the three games have equal prompts."""
-    parts = build_components(load_recipe("demo", ["--run.workers=1", "--play.numbered=false"]))
+    parts = build_components(load_recipe("kuhn_demo", ["--run.workers=1", "--play.numbered=false"]))
     first, second, third = exact_scores(
         parts.setting(evaluating=True, memory=Notes(keep="none")),
         parts.weights(),
@@ -74,12 +74,12 @@ def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
     ("recipe", "changes", "message"),
     [
         (
-            "demo",
+            "kuhn_demo",
             ["--memory.keep=reflections", "--agent.reflection_tokens=16"],
             "depends on the moves only",
         ),
-        ("demo", ["--evaluate.top_k=5"], "top_k = 0"),
-        ("demo", ["--environments.restart=same"], "restart = fresh"),
+        ("kuhn_demo", ["--evaluate.top_k=5"], "top_k = 0"),
+        ("kuhn_demo", ["--environments.restart=same"], "restart = fresh"),
         ("tic_tac_toe", ["--environments.restart=fresh"], "lines of play"),
         ("sokoban", ["--model.path=embedded"], "OpenSpiel game"),
     ],

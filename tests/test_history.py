@@ -104,7 +104,7 @@ def test_play_keeps_the_window_and_counts_folded_turns() -> None:
 
 @pytest.mark.parametrize("value", ["0", "-3", "1.5", "many"])
 def test_a_window_of_zero_is_one_message_with_exit_code_2(value: str) -> None:
-    done = CliRunner().invoke(app, ["train", "demo", f"--agent.window={value}"])
+    done = CliRunner().invoke(app, ["train", "kuhn_demo", f"--agent.window={value}"])
     assert done.exit_code == 2
     assert "agent.window" in done.stderr
     assert "Traceback" not in done.output
@@ -186,7 +186,7 @@ def test_a_prompt_that_cannot_fit_is_an_overflow_and_costs_nothing(known: bool) 
 
 @pytest.mark.parametrize(("share", "stops"), [(0.0, False), (0.05, False), (0.051, True)])
 def test_training_stops_if_more_than_five_percent_overflow(share: float, stops: bool) -> None:
-    figures, recipe = {"update": 3, "overflow_rate": share}, load_recipe("demo")
+    figures, recipe = {"update": 3, "overflow_rate": share}, load_recipe("kuhn_demo")
     if not stops:
         check_overflow(figures, recipe)
         return
@@ -199,7 +199,7 @@ def test_a_training_with_a_small_context_stops_with_one_message(tmp_path: Path) 
     words = ["--engines.context=190"]
     small = ["--play.groups=1", "--play.members=2", "--evaluate.size=1", "--evaluate.final_size=1"]
     words += [*small, "--run.updates=2", "--run.workers=1", f"--runs={tmp_path}", "--run.name=one"]
-    done = CliRunner().invoke(app, ["train", "demo", *words])
+    done = CliRunner().invoke(app, ["train", "kuhn_demo", *words])
     assert done.exit_code == 2, done.output
     assert "older turns will be folded" in done.stderr
     assert "training stopped after update 1" in done.stderr
@@ -214,15 +214,15 @@ def test_a_training_with_a_small_context_stops_with_one_message(tmp_path: Path) 
 
 def test_the_longest_prompt_is_found_by_random_play() -> None:
     """Kuhn poker with the embedded model: at least rules and card, at most all three games."""
-    recipe, chat = load_recipe("demo"), Chat.load(SHIPPED / "embedded")
+    recipe, chat = load_recipe("kuhn_demo"), Chat.load(SHIPPED / "embedded")
     few = measure_prompts(recipe, chat)
-    more = measure_prompts(load_recipe("demo", ["--evaluate.episodes=6"]), chat)
+    more = measure_prompts(load_recipe("kuhn_demo", ["--evaluate.episodes=6"]), chat)
     assert few.shortest == more.shortest
     assert few.shortest < few.longest < more.longest
 
 
 def test_a_context_smaller_than_one_prompt_is_one_message_with_exit_code_2(tmp_path: Path) -> None:
-    words = ["train", "demo", "--engines.context=100", f"--runs={tmp_path}", "--run.workers=1"]
+    words = ["train", "kuhn_demo", "--engines.context=100", f"--runs={tmp_path}", "--run.workers=1"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
     assert "engines.context = 100 is smaller than one prompt" in done.stderr
@@ -240,7 +240,8 @@ def test_a_window_makes_long_episodes_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["demo", "kuhn_poker", "kuhn_reflections", "tic_tac_toe", "sokoban", "alfworld"]
+    "name",
+    ["kuhn_demo", "rps", "kuhn_poker", "kuhn_reflections", "tic_tac_toe", "sokoban", "alfworld"],
 )
 def test_the_prompts_of_a_shipped_recipe_fit_its_context(name: str) -> None:
     recipe = load_recipe(name)

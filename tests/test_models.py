@@ -59,7 +59,7 @@ def test_a_gguf_file_becomes_a_model_that_a_recipe_finds_by_name(models: Path, g
     assert "it says:" in result.stdout
     assert "--model.path=tiny" in result.stdout
     assert (
-        load_recipe("demo", ["--model.path=tiny"]).model_folder()
+        load_recipe("kuhn_demo", ["--model.path=tiny"]).model_folder()
         == models / "tiny"
         == find_model("tiny")
     )
@@ -229,7 +229,7 @@ def test_an_unknown_model_in_a_recipe_gets_the_list_of_models(models: Path, gguf
         match=r'model\.path = "big": .* Known are embedded, embedded-worlds, .*tiny; '
         r"get one with mage model add .*; change it in \[model\]",
     ):
-        load_recipe("demo", ["--model.path=big"]).model_folder()
+        load_recipe("kuhn_demo", ["--model.path=big"]).model_folder()
 
 
 def test_the_embedded_model_and_a_folder_are_found_without_adding(

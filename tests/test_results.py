@@ -24,7 +24,7 @@ TINY = (
 
 def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path: Path) -> None:
     done = CliRunner().invoke(
-        app, ["train", "demo", *TINY, "--runs", str(tmp_path), "--run.name=one", "--json"]
+        app, ["train", "kuhn_demo", *TINY, "--runs", str(tmp_path), "--run.name=one", "--json"]
     )
     assert done.exit_code == 0, done.output
     keep = runpy.run_path(str(SCRIPTS / "keep_results.py"))["keep"]

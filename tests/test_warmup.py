@@ -245,7 +245,13 @@ def run_verb(*words: str):
     return CliRunner().invoke(app, ["warmup", *words])
 
 
-SMALL = ("demo", "--warmup.steps=2", "--warmup.batch=4", "--warmup.turns=8", "--engines.slots=32")
+SMALL = (
+    "kuhn_demo",
+    "--warmup.steps=2",
+    "--warmup.batch=4",
+    "--warmup.turns=8",
+    "--engines.slots=32",
+)
 
 
 def test_the_verb_writes_a_model_that_can_be_trained_and_says_how(tmp_path: Path) -> None:
@@ -254,7 +260,7 @@ def test_the_verb_writes_a_model_that_can_be_trained_and_says_how(tmp_path: Path
     said = json.loads(done.stdout)
     assert (
         said["train"]
-        == f"mage train demo --engines.slots=32 --agent.examples=1 --model.path={tmp_path / 'warm'}"
+        == f"mage train kuhn_demo --engines.slots=32 --agent.examples=1 --model.path={tmp_path / 'warm'}"
     )
     assert said["turns"] == 8
     assert len(said["losses"]) == 2
@@ -290,8 +296,8 @@ def test_without_steps_it_measures_and_writes_nothing(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ((), "which recipe"),
-        (("demo", "--warmup.step=3"), "did you mean 'steps'"),
-        (("demo", "--warmup.batch=0"), "warmup.batch = 0"),
+        (("kuhn_demo", "--warmup.step=3"), "did you mean 'steps'"),
+        (("kuhn_demo", "--warmup.batch=0"), "warmup.batch = 0"),
     ],
 )
 def test_a_user_error_is_one_message(words: tuple[str, ...], message: str) -> None:
@@ -333,7 +339,7 @@ def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path: Path)
         "--learn.lora_rank=2",
     )
     done = CliRunner().invoke(
-        app, ["train", "demo", *few, *own, "--runs", str(tmp_path), "--run.name=one", "--json"]
+        app, ["train", "kuhn_demo", *few, *own, "--runs", str(tmp_path), "--run.name=one", "--json"]
     )
     assert done.exit_code == 0, done.output
     warm = tmp_path / "one" / "warm"

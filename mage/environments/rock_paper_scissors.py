@@ -53,7 +53,7 @@ class RockPaperScissors(OpenSpiel):
 
     name: ClassVar[str] = "rock_paper_scissors"
     scores_every_turn: ClassVar[bool] = True
-    game: Literal["matrix_rps"] = "matrix_rps"
+    game: Literal["matrix_rps"] = Field("matrix_rps", description="OpenSpiel's name of the game")
     throws: int = Field(3, ge=1, le=1000, description="throws in one game (one episode)")
     max_turns: int = Field(
         0, description="replies in one episode, illegal ones included; 0 = twice the throws"
