@@ -149,7 +149,8 @@ def instances(environment, panel, episodes):
 @pytest.mark.parametrize("name", [name for name, _ in menu("recipes")])
 def test_select_and_final_panels_of_every_recipe_share_no_instance(name, monkeypatch):
     monkeypatch.setattr(Alfworld, "_files", lambda self: tuple(range(OFFICIAL_GAMES[self.split])))
-    recipe = load_recipe(name)
+    generated = ["--environments.data="] if name == "paper_webshop" else []
+    recipe = load_recipe(name, generated)
     options, split = recipe.evaluate, recipe.evaluate.select_split
     if split not in options.splits:
         return  # the panels are drawn from different splits

@@ -30,6 +30,7 @@ TABLE: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("play.length_penalty", "A: lambda", (2.0, 2.0, 1.0, 0.0, 0.0)),
     ("agent.max_tokens", "6: reply tokens", (3072, 4096, 4096, 1024, 1024)),
     ("agent.reflection_tokens", "6: reply tokens", (3072, 4096, 4096, 1024, 1024)),
+    ("agent.window", "published windows", (None, None, 7, 15, 5)),
     ("agent.temperature", "5: rollouts at T = 1", (1.0,) * 5),
     ("agent.top_p", "5: rollouts at top-p 1", (1.0,) * 5),
     ("agent.top_k", "5: rollouts at top-p 1", (0,) * 5),
@@ -78,7 +79,8 @@ def test_the_tasks_of_the_single_agent_environments_are_those_of_the_paper() -> 
     assert (sokoban.size, sokoban.boxes, sokoban.ood_boxes) == (6, (2,), (1, 3))
     assert (sokoban.shortest, sokoban.longest, sokoban.turn_moves) == (5, 21, 3)
     assert load_recipe("paper_alfworld").environment().data == "official"
-    assert load_recipe("paper_webshop").environment().test_goals == 500
+    webshop = load_recipe("paper_webshop").environment()
+    assert (webshop.data, webshop.test_goals) == ("official", 500)
 
 
 @pytest.mark.parametrize(

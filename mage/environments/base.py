@@ -155,6 +155,14 @@ class Environment(BaseModel, ABC):
         """Equal for two seeds exactly when an episode has the same instance."""
         return seed
 
+    def variants(self) -> tuple[str, ...]:
+        """Kinds of tasks that results report apart, such as numbers of boxes; empty = one kind."""
+        return ()
+
+    def variant(self, task_seed: int) -> str:
+        """Which of the `variants()` a task belongs to."""
+        return ""
+
     def episode_seed(self, task_seed: int, episode: int) -> int:
         """`same` replays one seed, `fresh` takes a new one in every episode."""
         return derive(task_seed, "episode", 0 if self.restart == "same" else episode)

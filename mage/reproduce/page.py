@@ -7,6 +7,7 @@ from typing import Any
 
 from mage.evaluation.rows import finite
 from mage.reproduce.action_shares import WorldChoices, read_choices
+from mage.reproduce.paper import paper_note
 from mage.reproduce.plan import Plan
 from mage.reproduce.results import ArmResult, WorldResult, read_results
 from mage.reproduce.text import conclude, show
@@ -49,7 +50,7 @@ def _section(result: WorldResult) -> PageSection:
         if result.arms
         else ()
     )
-    return PageSection(result.world, result.split, tuple(conclude(result)), tables)
+    return PageSection(result.title, result.split, tuple(conclude(result)), tables)
 
 
 def _main_table(result: WorldResult) -> TextTable:
@@ -77,8 +78,8 @@ def _main_table(result: WorldResult) -> TextTable:
 def _main_row(arm: ArmResult, result: WorldResult) -> tuple[str, ...]:
     one, scale, unit = (
         arm.episodes[-1],
-        (100 if result.measure == "success" else 1),
-        (" %" if result.measure == "success" else ""),
+        (1 if result.measure == "score" else 100),
+        ("" if result.measure == "score" else " %"),
     )
     digits = 1 if unit else 3
     lowest, highest = scale * min(arm.by_seed), scale * max(arm.by_seed)
@@ -171,15 +172,6 @@ def _model(plan: Plan) -> str:
     return plan.jobs[0].recipe.model.path if plan.jobs else "-"
 
 
-def _paper_note(plan: Plan) -> str:
-    if plan.scale == "paper":
-        return (
-            "The paper's figures are for Qwen3-4B, 128 tasks, one run: "
-            "a standard error of about four points."
-        )
-    return "The paper's figures are for Qwen3-4B at another scale, so this page does not show them."
-
-
 def _markdown(plan: Plan, sections: Iterable[PageSection]) -> str:
     lines = [
         f"# {plan.name}",
@@ -205,7 +197,7 @@ def _markdown(plan: Plan, sections: Iterable[PageSection]) -> str:
                 _row("---" for _ in table.header),
                 *map(_row, table.rows),
             ]
-    return "\n".join([*lines, "", _paper_note(plan), ""])
+    return "\n".join([*lines, "", paper_note(plan), ""])
 
 
 def _row(cells: Any) -> str:
@@ -223,10 +215,10 @@ def _json(
         "model": _model(plan),
         "seeds": list(plan.seeds),
         "worlds": list(plan.worlds),
-        "note": _paper_note(plan),
+        "note": paper_note(plan),
     }
     real = {
-        result.world: [[pair.first, pair.second] for pair in result.pairs if pair.is_real]
+        result.title: [[pair.first, pair.second] for pair in result.pairs if pair.is_real]
         for result in results
     }
     return about | {

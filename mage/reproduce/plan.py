@@ -147,6 +147,11 @@ def _make_recipe(
     )
 
 
+def paper_recipe(world: str, arm: Arm) -> Recipe:
+    """The recipe of an arm at scale `paper` without changes."""
+    return _make_recipe(SCALES["paper"], world, arm, None, ())
+
+
 def _make_job(scale: Scale, world: str, arm: Arm, seed: int, recipe: Recipe) -> Job:
     seeded = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": seed})})
     return Job(world, arm, seed, seeded, _cost(scale, Job(world, arm, seed, seeded, None)))
@@ -212,7 +217,7 @@ def is_done(folder: RunFolder) -> bool:
 
 def _check_same(folder: RunFolder, planned: Recipe) -> None:
     """Raise if the options of a run differ from the plan: one table holds equal options only."""
-    there, wanted = _figures_of(folder.recipe), _figures_of(planned)
+    there, wanted = figures_of(folder.recipe), figures_of(planned)
     differing = [key for key in sorted({*there, *wanted}) if there.get(key) != wanted.get(key)]
     if differing:
         details = "; ".join(
@@ -226,7 +231,8 @@ def _check_same(folder: RunFolder, planned: Recipe) -> None:
         )
 
 
-def _figures_of(recipe: Recipe) -> Tables:
+def figures_of(recipe: Recipe) -> Tables:
+    """The options that change results: `section.option` -> value."""
     flat = {
         f"{section}.{name}": value
         for section, table in recipe_tables(recipe).items()

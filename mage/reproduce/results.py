@@ -9,22 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from mage.evaluation.rows import TaskRow, read_tasks
 from mage.evaluation.statistics import Difference, Estimate, crossed_bootstrap, holm, wilson
 from mage.report.run_results import read_evaluation
+from mage.reproduce.paper import find_differences
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
-from mage.reproduce.tables import Arm
+from mage.reproduce.tables import Arm, MeasureName
 from mage.run_folder import RunFolder
 from mage.seeds import derive
 from mage.types import Split, Task
 
 LEVEL = 0.05
 TOLERANCE = 0.1  # relative difference of generated tokens above which the page warns
-MeasureName = Literal["score", "success"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +102,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class WorldResult:
-    """The results of one environment. `missing` names runs that are not finished."""
+    """The results of one environment, or of one variant of it (1 box, 3 boxes).
+
+    `missing` names runs that are not finished.
+    """
 
     world: str
+    variant: str
     split: Split
     measure: MeasureName
     arms: tuple[ArmResult, ...]
@@ -114,16 +117,32 @@ class WorldResult:
     missing: tuple[str, ...]
     budget_faults: tuple[str, ...]
 
+    @property
+    def title(self) -> str:
+        return f"{self.world}, {self.variant}" if self.variant else self.world
+
 
 def read_results(plan: Plan, runs: Path) -> list[WorldResult]:
     """The figures of all finished runs of a plan."""
     there = {name: folder for name, folder in open_runs(plan, runs).items() if is_done(folder)}
-    return [_read_world(plan, world, there) for world in plan.worlds]
+    return [
+        _read_world(plan, world, variant, split, there)
+        for split in (plan.table.split, *plan.table.more_splits)
+        for world in plan.worlds
+        for variant in _variants(plan, world, split)
+    ]
 
 
-def _read_world(plan: Plan, world: str, there: dict[str, RunFolder]) -> WorldResult:
+def _variants(plan: Plan, world: str, split: Split) -> tuple[str, ...]:
+    job = next(job for job in plan.jobs if job.world == world)
+    return job.recipe.environment().for_split(split).variants() or ("",)
+
+
+def _read_world(
+    plan: Plan, world: str, variant: str, split: Split, there: dict[str, RunFolder]
+) -> WorldResult:
     jobs = [job for job in plan.jobs if job.world == world]
-    split = _split_of(plan, jobs)
+    _check_split(jobs[0], split)
     held = {
         arm: [(job, there[job.name]) for job in jobs if job.arm == arm and job.name in there]
         for arm in dict.fromkeys(job.arm for job in jobs)
@@ -138,20 +157,22 @@ def _read_world(plan: Plan, world: str, there: dict[str, RunFolder]) -> WorldRes
         ),
         None,
     )
-    measure: MeasureName = "score" if bounds else "success"
+    measure = plan.table.measures.get((world, split)) or ("score" if bounds else "success")
     played = {
         arm: _Played(
-            [(job.seed, _rows(folder, split)) for job, folder in found], found[0][0].trains
+            [(job.seed, _rows(job, folder, split, variant)) for job, folder in found],
+            found[0][0].trains,
         )
         for arm, found in held.items()
     }
-    paper = plan.table.paper.get(world, {}) if plan.scale == "paper" else {}
     arms = tuple(
-        _arm(arm, played[arm], found, measure, paper.get(arm.label)) for arm, found in held.items()
+        _arm(arm, played[arm], found, measure, _paper_rate(plan, found[0][0], variant, split))
+        for arm, found in held.items()
     )
     pairs = _pairs(played, measure)
     return WorldResult(
         world,
+        variant,
         split,
         measure,
         arms,
@@ -162,17 +183,28 @@ def _read_world(plan: Plan, world: str, there: dict[str, RunFolder]) -> WorldRes
     )
 
 
-def _split_of(plan: Plan, jobs: Sequence[Job]) -> Split:
-    if plan.table.split not in jobs[0].recipe.evaluate.splits:
+def _paper_rate(plan: Plan, job: Job, variant: str, split: Split) -> float | None:
+    """The paper's rate for an arm; None if the settings of the run are not the paper's."""
+    key = f"{job.world}, {variant}" if variant else job.world
+    rate = plan.table.paper.get(key, {}).get(job.arm.label)
+    is_shown = plan.scale == "paper" and split == plan.table.split
+    return None if not is_shown or rate is None or find_differences(job) else rate
+
+
+def _check_split(job: Job, split: Split) -> None:
+    if split not in job.recipe.evaluate.splits:
         raise ValueError(
-            f"{jobs[0].world} has no {plan.table.split} panel: add opponents under "
-            f"opponents.{plan.table.split} to its recipe"
+            f"{job.world} has no {split} panel: add opponents under opponents.{split} to its recipe"
         )
-    return plan.table.split
 
 
-def _rows(folder: RunFolder, split: Split) -> tuple[TaskRow, ...]:
-    return read_tasks(folder.path / "evaluations" / f"after_{split}.tasks.jsonl")
+def _rows(job: Job, folder: RunFolder, split: Split, variant: str) -> tuple[TaskRow, ...]:
+    """The rows of a panel; only those of one variant if it is given."""
+    rows = read_tasks(folder.path / "evaluations" / f"after_{split}.tasks.jsonl")
+    environment = job.recipe.environment().for_split(split)
+    return tuple(
+        row for row in rows if not variant or environment.variant(row.task.seed) == variant
+    )
 
 
 class _Played:
@@ -192,7 +224,7 @@ class _Played:
         )
 
     def measured(self, measure: MeasureName) -> np.ndarray:
-        return self.score if measure == "score" else self.success
+        return {"score": self.score, "success": self.success, "draws": self.drawn}[measure]
 
 
 def _arm(
@@ -257,7 +289,7 @@ def _curve(
         for name in folder.evaluation_names():
             if name.startswith("select_"):
                 figures = read_evaluation(folder, name).overall.episodes[-1]
-                estimate = figures.score if measure == "score" else figures.success
+                estimate = getattr(figures, measure)
                 assert estimate is not None, "the select panel plays every episode"
                 found.setdefault(int(name.removeprefix("select_")), []).append(estimate.value)
     return tuple((update, tuple(values)) for update, values in sorted(found.items()))

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from mage.evaluation.statistics import Estimate
-from mage.reproduce.results import ArmResult, MeasureName, Pair, WorldResult
+from mage.reproduce.results import ArmResult, Pair, WorldResult
+from mage.reproduce.tables import MeasureName
 
 
 def conclude(result: WorldResult) -> Iterator[str]:

@@ -35,7 +35,10 @@ def reproduce(
     ],
     scale: Annotated[
         scales.Name,
-        typer.Option(help="small: the embedded model on a CPU. paper: the sizes of the paper."),
+        typer.Option(
+            help="small: the embedded model on a CPU. paper: the sizes of the paper; needs --model "
+            "and the official data."
+        ),
     ] = "small",
     environment: Annotated[
         str, typer.Option(metavar="NAME,...", help="Environments. Default: all of the scale.")
@@ -76,6 +79,7 @@ def reproduce(
 
     Options of all recipes can be changed with --section.option=value.
     """
+    from mage.reproduce.paper import find_missing
     from mage.reproduce.plan import make_plan
 
     _, overrides = split_words(None, ctx.args)
@@ -89,6 +93,8 @@ def reproduce(
         budget=budget,
         overrides=overrides,
     )
+    if missing := find_missing(plan):
+        raise UsageError("\n- ".join(["--scale paper needs more than this machine has:", *missing]))
     size = jobs or os.cpu_count() or 1
     _show_plan(plan, out, size)
     if not dry_run:

@@ -292,6 +292,15 @@ class Sokoban(SingleAgentEnvironment):
             self.part,
         )
 
+    def variants(self) -> tuple[str, ...]:
+        several = len(self.boxes) > 1 and not self.levels
+        return tuple(map(_count_boxes, self.boxes)) if several else ()
+
+    def variant(self, task_seed: int) -> str:
+        """By the room of the first episode."""
+        boxes = len(self.room(self.episode_seed(task_seed, 0)).boxes)
+        return _count_boxes(boxes) if self.variants() else ""
+
     def instance_key(self, seed: int) -> Hashable:
         return self.room(seed)
 
@@ -381,6 +390,10 @@ def _check_rooms(world: Sokoban) -> None:
                 f"a room of size = {world.size} cannot have {boxes} boxes: 5x5 has up to 4,"
                 " 6x6 up to 4, 8x8 up to 3, 10x10 up to 2"
             )
+
+
+def _count_boxes(count: int) -> str:
+    return "1 box" if count == 1 else f"{count} boxes"
 
 
 def _check_levels(world: Sokoban) -> None:

@@ -17,7 +17,7 @@ from mage.environments.webshop.catalogue import (
     Source,
     open_catalogue,
 )
-from mage.environments.webshop.files import find_files
+from mage.environments.webshop.files import OFFICIAL, data_folder, find_files
 from mage.environments.webshop.generate import Style
 from mage.environments.webshop.nouns import MODEL, Tagger, has_spacy
 from mage.environments.webshop.pages import Mode
@@ -55,7 +55,7 @@ class WebShop(SingleAgentEnvironment):
     data: str = Field(
         "",
         description="folder with WebShop's items_shuffle*.json and items_ins_v2*.json; "
-        "empty = a generated catalogue",
+        "official = the folder in WEBSHOP_DATA; empty = a generated catalogue",
     )
     products: int = Field(
         0,
@@ -120,7 +120,7 @@ class WebShop(SingleAgentEnvironment):
     @field_validator("data")
     @classmethod
     def _has_files(cls, folder: str) -> str:
-        if folder:
+        if folder and folder != OFFICIAL:
             find_files(Path(folder).expanduser())
         return folder
 
@@ -197,7 +197,7 @@ class WebShop(SingleAgentEnvironment):
 
     def catalogue(self) -> Catalogue:
         """Shared by all states of a process. Large ones are shared by all processes."""
-        folder = str(Path(self.data).expanduser()) if self.data else ""
+        folder = str(data_folder(self.data)) if self.data else ""
         size = self.products if self.data else self.products or 1000
         return open_catalogue(Source(folder, size, self.style, self.catalogue_seed, self.goals))
 
@@ -206,7 +206,9 @@ class WebShop(SingleAgentEnvironment):
         return f"{count} option{'s' if count != 1 else ''}"
 
     def check_data(self) -> None:
-        """The files must parse, and the splits must leave goals to train on."""
+        """The files must exist and parse, and the splits must leave goals to train on."""
+        if self.data:
+            find_files(data_folder(self.data))
         self.places()
 
     def for_split(self, split: Split) -> "WebShop":

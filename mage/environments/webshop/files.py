@@ -1,6 +1,7 @@
 """WebShop's own JSON files: finding, parsing and writing them."""
 
 import json
+import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,21 @@ from mage.environments.webshop.generate import Raw
 from mage.environments.webshop.products import Product
 from mage.seeds import derive
 
+OFFICIAL, VARIABLE = "official", "WEBSHOP_DATA"
 _LONGEST_ASIN = 10
+
+
+def data_folder(data: str) -> Path:
+    """The folder that `data` names; `official` is the folder in an environment variable."""
+    if data != OFFICIAL:
+        return Path(data).expanduser()
+    if not os.environ.get(VARIABLE):
+        raise ValueError(
+            f"data = {OFFICIAL!r}, but {VARIABLE} is not set. Download items_shuffle_1000.json and "
+            "items_ins_v2_1000.json with gdown (docs/worlds.md has the commands); then set "
+            f"{VARIABLE} or environments.data to their folder. An empty data needs no download."
+        )
+    return Path(os.environ[VARIABLE]).expanduser()
 
 
 def find_files(folder: Path) -> tuple[Path, Path, Path]:

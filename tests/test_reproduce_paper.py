@@ -1,0 +1,138 @@
+"""Scale `paper`: requirements, settings that match the paper, and its out-of-domain rows."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mage.cli.main import app
+from mage.reproduce.paper import find_differences, find_missing, paper_note
+from mage.reproduce.plan import make_plan
+from mage.reproduce.results import read_results
+from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
+
+GAMES = ("kuhn_poker", "tic_tac_toe")
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["reproduce", *map(str, words)])
+
+
+def test_the_scale_of_the_paper_names_everything_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.delenv("WEBSHOP_DATA", raising=False)
+    done = call("table1", "--scale", "paper", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "`mage model add Qwen/Qwen3-4B --name qwen3-4b`, then --model qwen3-4b" in done.stderr
+    assert "alfworld-download" in done.stderr
+    assert "WEBSHOP_DATA" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    words = ("--scale", "paper", "--environment", "tic_tac_toe", "--dry-run")
+    done = call("table1", *words, "--model", tmp_path / "gone")
+    assert done.exit_code == 2
+    assert f"the model {tmp_path / 'gone'}: model.path = " in done.stderr
+
+
+def test_a_generated_shop_is_not_the_official_data() -> None:
+    plan = make_plan(
+        "table1", scale="paper", worlds=["webshop"], overrides=["--environments.data="]
+    )
+    assert find_missing(plan)[1:] == ["the official data of webshop: see docs/worlds.md"]
+    assert "environments.data" in find_differences(plan.jobs[0])
+
+
+def test_the_scale_for_a_cpu_needs_nothing() -> None:
+    assert find_missing(make_plan("table1")) == []
+
+
+def test_runs_of_the_paper_recipes_with_qwen3_4b_match_the_paper() -> None:
+    plan = make_plan("table1", scale="paper", model="/models/Qwen3-4B", worlds=GAMES)
+    assert {tuple(find_differences(job)) for job in plan.jobs} == {()}
+    assert "a standard error of about four points" in paper_note(plan)
+
+
+@pytest.mark.parametrize(
+    ("model", "override", "key"),
+    [
+        ("embedded", "--run.seed=1", "model.path"),
+        ("qwen3-1.7b", "--run.seed=1", "model.path"),
+        ("qwen3-4b", "--learn.lr=1e-5", "learn.lr"),
+        ("qwen3-4b", "--learn.lora_rank=16", "learn.lora_rank"),
+        ("qwen3-4b", "--run.updates=5", "run.updates"),
+        ("qwen3-4b", "--evaluate.final_size=64", "evaluate.final_size"),
+    ],
+)
+def test_other_settings_hide_the_figures_of_the_paper(model: str, override: str, key: str) -> None:
+    plan = make_plan(
+        "table1",
+        scale="paper",
+        model=model,
+        worlds=["kuhn_poker"],
+        only=["mage"],
+        overrides=[override],
+    )
+    assert key in find_differences(plan.jobs[0])
+    assert key in paper_note(plan)
+
+
+def test_memory_and_speed_options_do_not_hide_the_figures_of_the_paper() -> None:
+    overrides = ["--engines.slots=8", "--learn.recompute=true", "--learn.micro_tokens=4096"]
+    plan = make_plan(
+        "table1", scale="paper", model="qwen3-4b", worlds=["kuhn_poker"], overrides=overrides
+    )
+    assert find_differences(plan.jobs[0]) == []
+
+
+def test_rooms_with_one_and_three_boxes_have_separate_rows(
+    tmp_path: Path,
+) -> None:
+    plan = make_plan(
+        "ood",
+        worlds=["sokoban"],
+        only=["react"],
+        overrides=[
+            "--environments.ood_boxes=[1, 3]",
+            "--environments.shortest=3",
+            "--environments.longest=6",
+            "--environments.max_turns=6",
+            "--evaluate.final_size=8",
+            "--run.episodes_every=0",
+        ],
+    )
+    for job in plan.jobs:
+        train(RunFolder.create(tmp_path / job.name, job.recipe).path, Callback(), lambda: False)
+    results = read_results(plan, tmp_path)
+    assert [result.title for result in results] == ["sokoban, 1 box", "sokoban, 3 boxes"]
+    assert sum(result.arms[0].tasks for result in results) == 8
+    assert all(result.arms[0].tasks > 0 for result in results)
+
+
+def test_the_draw_rate_is_compared_against_mcts_1000(tmp_path: Path) -> None:
+    plan = make_plan(
+        "population",
+        worlds=["tic_tac_toe"],
+        only=["full"],
+        seeds=[0],
+        overrides=[
+            "--run.updates=1",
+            "--play.groups=1",
+            "--play.members=2",
+            "--evaluate.size=2",
+            "--evaluate.final_size=4",
+            "--opponents.ood={mcts-10 = 1}",
+        ],
+    )
+    for job in plan.jobs:
+        train(RunFolder.create(tmp_path / job.name, job.recipe).path, Callback(), lambda: False)
+    in_domain, out_of_domain = read_results(plan, tmp_path)
+    assert (in_domain.split, in_domain.measure) == ("test", "success")
+    assert (out_of_domain.split, out_of_domain.measure) == ("ood", "draws")
+    assert out_of_domain.arms[0].by_seed == (out_of_domain.arms[0].episodes[-1].draws.value,)
