@@ -218,7 +218,7 @@ def _json(
         "note": paper_note(plan),
     }
     real = {
-        result.title: [[pair.first, pair.second] for pair in result.pairs if pair.is_real]
+        _key(plan, result): [[pair.first, pair.second] for pair in result.pairs if pair.is_real]
         for result in results
     }
     return about | {
@@ -228,6 +228,11 @@ def _json(
         "differences": real,
         "versions": versions(),
     }
+
+
+def _key(plan: Plan, result: WorldResult) -> str:
+    is_main = result.split == plan.table.split
+    return result.title if is_main else f"{result.title}, {result.split}"
 
 
 def _choices_json(choices: WorldChoices) -> dict[str, Any]:

@@ -8,7 +8,7 @@
   const full = (label) => NAMES[label] || mage.clean(label);
 
   function Intervals({result}) {
-    const percent = result.measure === "success";
+    const percent = result.measure !== "score";
     const rows = result.arms.map((arm) => ({arm, first: arm.episodes[0][result.measure], last: arm.episodes[arm.episodes.length - 1][result.measure]}));
     const lines = result.bounds ? [["best without adapting", result.bounds.non_adapting], ["best learner", result.bounds.learner[result.bounds.learner.length - 1]]].filter((one) => one[1] !== null) : [];
     const values = [...rows.flatMap((row) => [row.first.value, row.last.low, row.last.high]), ...lines.map((one) => one[1])];
@@ -38,7 +38,7 @@
     return html`<div class="scroll"><table><thead><tr><th class="left">method</th><th>seeds</th><th>tasks</th><th>score, episode ${last}</th><th>success, episode ${last}</th><th>Pass@${last}</th><th>gain, 1 to ${last}</th><th>training episodes</th>${paper && html`<th>the paper</th>`}</tr></thead>
       <tbody>${result.arms.map((arm) => { const end = arm.episodes[last - 1]; return html`<tr class="first"><td class="left">${full(arm.label)}</td><td>${arm.seeds.length}</td><td>${arm.tasks.toLocaleString("en")}</td>
         <td><${mage.Estimate} found=${end.score} /></td><td><${mage.Estimate} found=${end.success} percent=${true} /></td><td><${mage.Estimate} found=${end.pass_at} percent=${true} /></td>
-        <td><${mage.Estimate} found=${arm.gain} percent=${result.measure === "success"} signed=${true} /></td><td>${Math.round(arm.budget.training_episodes).toLocaleString("en")}</td>
+        <td><${mage.Estimate} found=${arm.gain} percent=${result.measure !== "score"} signed=${true} /></td><td>${Math.round(arm.budget.training_episodes).toLocaleString("en")}</td>
         ${paper && html`<td>${arm.paper === null ? "–" : mage.percent(arm.paper)}</td>`}</tr>`; })}</tbody></table></div>`;
   }
 
@@ -46,7 +46,7 @@
     const labels = result.arms.map((arm) => arm.label);
     const found = Object.fromEntries(result.pairs.flatMap((pair) => [[`${pair.first}|${pair.second}`, {...pair, sign: 1}], [`${pair.second}|${pair.first}`, {...pair, sign: -1}]]));
     const real = (pair) => (pair.seeds > 1 || !pair.trained) && pair.adjusted < 0.05 && (pair.difference.difference.low > 0 || pair.difference.difference.high < 0);
-    const percent = result.measure === "success";
+    const percent = result.measure !== "score";
     return html`<details><summary>All pairs: row minus column in the last episode (${result.pairs.filter(real).length} of ${result.pairs.length} significant after Holm's correction)</summary>
       <div class="scroll"><table class="matrix"><thead><tr><th></th>${labels.map((one) => html`<th>${full(one)}</th>`)}</tr></thead><tbody>
       ${labels.map((row) => html`<tr><td class="left">${full(row)}</td>${labels.map((column) => {
@@ -74,11 +74,11 @@
   }
 
   function World({result, sentences, choices}) {
-    if (!result.arms.length) return html`<h2>${result.world}</h2><p class="quiet">No run is finished yet.</p>`;
-    return html`<h2>${result.world}, ${result.split} panel</h2><${Intervals} result=${result} />
+    if (!result.arms.length) return html`<h2>${[result.world, result.variant].filter(Boolean).join(", ")}</h2><p class="quiet">No run is finished yet.</p>`;
+    return html`<h2>${[result.world, result.variant].filter(Boolean).join(", ")}, ${result.split} panel</h2><${Intervals} result=${result} />
       ${sentences && html`<ul class="verdict">${sentences.map((one) => html`<li>${one}</li>`)}</ul>`}
       <${Figures} result=${result} /><${Pairs} result=${result} />
-      <${mage.Plot} title=${`${result.measure === "success" ? "Success" : "Score"} of the last episode, over training`} percent=${result.measure === "success"} height=${280}
+      <${mage.Plot} title=${`${{score: "Score", success: "Success", draws: "Draws"}[result.measure]} of the last episode, over training`} percent=${result.measure !== "score"} height=${280}
         note="Select panel: mean and range over seeds." lines=${curves(result)} />
       ${choices && html`<${Choices} choices=${choices} />`}
       ${result.budget_faults.map((one) => html`<p class="problem">Budgets are not equal: ${mage.clean(one)}.</p>`)}
@@ -90,7 +90,7 @@
     if (!value) return html`<${mage.Loading} error=${error} />`;
     return html`<div class="bar"><h1>${mage.clean(value.title || value.table)}</h1></div>
       <p class="quiet">${value.title ? `${value.table}, ` : ""}model ${mage.clean(value.model)}, ${value.scale} scale, seeds ${(value.seeds || []).join(", ")}</p>
-      ${value.results.map((result, k) => html`<${World} key=${result.world} result=${result} sentences=${value.sentences && value.sentences[k]} choices=${value.choices && value.choices[k]} />`)}
+      ${value.results.map((result, k) => html`<${World} key=${[result.world, result.variant, result.split].join()} result=${result} sentences=${value.sentences && value.sentences[k]} choices=${value.choices && value.choices[k]} />`)}
       <h2>How to read this</h2><p>All methods of an environment play the same panel of tasks with the same random numbers. Rates have Wilson intervals over tasks; scores and
       differences have bootstrap intervals over tasks and seeds (95 %). Differences are paired by task and seed. The checkpoint of a run is chosen on another panel. ${mage.clean(value.note || "")}</p>`;
   };
