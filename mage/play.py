@@ -5,9 +5,12 @@ finished episode costs nothing. Errors of a model are data: illegal and unreadab
 recorded and penalised, never raised.
 """
 
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import chain, pairwise
+from types import ModuleType
 from typing import Any, TypeVar
 
 from mage.agent.agent import (
@@ -408,3 +411,14 @@ def _entries(setting: Setting, meta: MetaEpisode) -> list[Entry]:
         _entry(setting, meta.task.seat, number, episode, reflection)
         for number, (episode, reflection) in enumerate(pairs)
     ]
+
+
+class _PlayModule(ModuleType):
+    """This module. Its name is also that of `mage.play(...)`, so the module can be called."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> MetaEpisode:
+        played: MetaEpisode = import_module("mage.api.runs").play(*arguments, **options)
+        return played
+
+
+sys.modules[__name__].__class__ = _PlayModule

@@ -7,8 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from mage.api.agents import load_run
 from mage.cli.main import app
-from mage.cli.terminal.agents import load_run
 from mage.config.loading import load_recipe
 from mage.models.base import base_of, find_model, shipped_adapters
 from mage.models.loading import load_model

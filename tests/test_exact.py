@@ -2,7 +2,7 @@
 
 import pytest
 
-from mage.cli.terminal.agents import Candidate, play_panel
+from mage.api.agents import Candidate, play_panel
 from mage.config.loading import load_recipe
 from mage.evaluation.exact import exact_scores
 from mage.memory.notes import Notes

@@ -27,7 +27,8 @@ LEVELS = {
     "training": 9,
     "report": 10,
     **dict.fromkeys(("reproduce", "viewer"), 11),
-    "cli": 12,
+    "api": 12,
+    "cli": 13,
 }
 OUTSIDE = ("mage", "mage.__main__")  # the public interface and `python -m mage`
 # Exact answers need a game tree, and only OpenSpiel's games have one.

@@ -114,6 +114,12 @@ class Evaluation:
     def cells(self) -> tuple[Cell, ...]:
         return (self.overall, *self.by_seat, *self.by_opponent, *self.by_opponent_seat)
 
+    def to_pandas(self) -> Any:
+        """A pandas frame with one row per cell and episode; needs pandas."""
+        from mage.evaluation.frames import evaluation_frame
+
+        return evaluation_frame(self.cells)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values without the rows (see `write_tasks`); infinite interval ends become null."""
         return {

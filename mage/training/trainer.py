@@ -50,6 +50,7 @@ from mage.training.stop import StopRequest, StopSignals
 from mage.training.summary import summarise_run
 from mage.training.tasks import draw_tasks
 from mage.training.warm_start import make_warm_start
+from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
 from mage.types import Credit, MetaEpisode, Split
 
 TRANSCRIPTS = 60  # tasks of a final panel whose meta-episodes are stored
@@ -142,6 +143,7 @@ class Trainer:
         self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
         self._saved: tuple[int, tuple[float, int] | None] | None = None
         self._whole = True  # the weights are those after update `done`
+        self.warnings = UpdateWarnings()
 
     def resume(self) -> None:
         """Load the newest whole checkpoint, if there is one; broken ones give a warning."""
@@ -158,8 +160,9 @@ class Trainer:
             self._check_files(stored)
             self.folder.rewind(self.done)
             self.callback.on_start(self.folder, self.done)
-            for line in (*found.broken, *self.components.warnings):
-                self.callback.on_warning(line)
+            for figures in self.folder.metrics():
+                self.warnings.check(figures)
+            self._warn([*found.broken, *self.components.warnings, *start_warnings(self.recipe)])
 
     def _find_latest(self) -> checkpoint.Latest:
         checkpoint.recover(self.folder.checkpoints)
@@ -223,7 +226,9 @@ class Trainer:
         clock.append(time.perf_counter())
         counted = credit.everyone if not self.ranks.deals_members or self.ranks.is_main else []
         sums = self.ranks.gather(play_sums(metas) | credit_sums(counted))
-        figures = {"update": number} | means(sums) | learned
+        figures: Metrics = {"update": number} | means(sums) | learned
+        if lines := self.warnings.check(figures):
+            figures["warnings"] = lines
         engine = {f"play_{name}": seconds - spent[name] for name, seconds in played.items()}
         self._record(figures, _timing(clock) | compiling | engine | memory_usage())
         check_overflow(figures, self.recipe)
@@ -265,6 +270,12 @@ class Trainer:
             self.folder.append_metrics(figures)
             self.folder.append_timing({"update": self.done, **timing})
             self.callback.on_update(self.done, self.recipe.run.updates, figures, timing)
+            self._warn(figures.get("warnings", ()))
+
+    def _warn(self, lines: Sequence[str]) -> None:
+        if self.ranks.is_main:
+            for line in lines:
+                self.callback.on_warning(line)
 
     def _store(self, metas: Sequence[MetaEpisode], credits: Sequence[Credit]) -> None:
         """Write transcripts, evaluate and save, each if this update is one of its turns."""
@@ -337,11 +348,10 @@ class Trainer:
         assert self.best is not None, "the select panel is played before the first update"
         self._whole = False
         chosen = checkpoint.best_whole(self.folder.checkpoints, self.best[1])
-        if self.ranks.is_main:
-            for line in chosen.broken:
-                self.callback.on_warning(line)
+        self._warn(chosen.broken)
         assert chosen.path is not None, "the checkpoint of the last update was just written"
         self.best = (self.best[0], self.learner.load(chosen.path).update)
+        self._warn(choice_warnings(self.recipe, self.best[1]))
         self.components.engine.refresh(self.best[1])
         after = self._final("after")
         emptied = self._final("emptied", cast("Memory", find_item("memory", "notes")(keep="none")))

@@ -10,6 +10,11 @@ class UsageError(ValueError):
     """The arguments of a command are wrong or contradict each other."""
 
 
+def say(line: str) -> None:
+    """Print one line of information to standard error."""
+    console(stderr=True).print(f"note: {line}", markup=False, soft_wrap=True, style="dim")
+
+
 def console(*, stderr: bool = False, quiet: bool = False) -> Console:
     """Standard output for results; standard error for everything else."""
     made = Console(stderr=stderr, quiet=quiet, highlight=False)

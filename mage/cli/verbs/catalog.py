@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from mage.api.menus import OPTIONS, names, read_menu
 from mage.cli.terminal import UsageError, console
-from mage.cli.terminal.menus import OPTIONS, names, read_menu
 from mage.cli.terminal.tables import plain_table
 from mage.cli.verbs.arguments import (
     AsJson,

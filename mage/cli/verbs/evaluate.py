@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mage.cli.terminal import PIPE, UsageError, console
+from mage.cli.terminal import PIPE, UsageError, console, say
 from mage.cli.terminal.tables import plain_table
 from mage.cli.verbs.arguments import (
     OVERRIDES,
@@ -16,15 +17,17 @@ from mage.cli.verbs.arguments import (
     print_json,
     split_words,
 )
+from mage.config.errors import did_you_mean
 from mage.environments.base import SEATS
 from mage.types import Split
 
 if TYPE_CHECKING:  # these are slow to load
-    from mage.cli.terminal.agents import Candidate
+    from mage.api.agents import Candidate
     from mage.evaluation.compare import Comparison
     from mage.evaluation.figures import Evaluation
 
 verbs = typer.Typer()
+PanelName = Literal["final", "select"]
 
 
 @verbs.command(
@@ -54,7 +57,7 @@ def evaluate(
         Keep | None, typer.Option(help="Memory instead of the recipe's. none: always empty.")
     ] = None,
     panel: Annotated[
-        Literal["final", "select"],
+        PanelName,
         typer.Option(help="final: for final figures. select: the panel that chooses checkpoints."),
     ] = "final",
     exact: Annotated[
@@ -81,17 +84,19 @@ def evaluate(
     chosen = [one for one in (name, compare) if one is not None]
     if name is None:
         raise UsageError("nothing to evaluate is given. Name a run folder or a recipe.")
-    from mage.cli.terminal.agents import find_candidate, play_panel
+    for one in chosen:
+        _check_exists(one)
+    from mage.api.agents import find_candidate
     from mage.evaluation.compare import compare as compare_pairs
 
     notes = None if memory is None else make_notes(memory)
     if exact:
         if compare or size or panel != "final":
             raise UsageError("--exact plays no panel. Leave out --compare, --size and --panel.")
-        _evaluate_exactly(find_candidate(name, overrides, checkpoint), split, notes, as_json)
+        _evaluate_exactly(find_candidate(name, overrides, checkpoint, say), split, notes, as_json)
         return
-    candidates = [find_candidate(one, overrides, checkpoint) for one in chosen]
-    found = [play_panel(candidate, split, panel, size, notes) for candidate in candidates]
+    candidates = [find_candidate(one, overrides, checkpoint, say) for one in chosen]
+    found = [_play(candidate, split, panel, size, notes) for candidate in candidates]
     paired = compare_pairs(found[1], found[0]) if len(found) == 2 else None
     if as_json:
         pairs = zip(candidates, found, strict=True)
@@ -111,6 +116,32 @@ def evaluate(
             paired,
             f"{panel} {split} panel, memory {memory or 'as in the recipe'}",
         )
+
+
+def _check_exists(name: str) -> None:
+    """A path that is neither a run folder nor a recipe: list the runs beside it."""
+    path = Path(name)
+    if path.exists() or len(path.parts) == 1 or path.suffix == ".toml":
+        return
+    beside = sorted(one.parent for one in path.parent.glob("*/recipe.toml"))
+    runs = ", ".join(map(str, beside)) or f"none in {path.parent}"
+    names = did_you_mean(name, map(str, beside))
+    raise UsageError(f"there is no run folder {name}{names}. Run folders: {runs}.")
+
+
+def _play(
+    candidate: "Candidate", split: Split, panel: PanelName, size: int | None, memory: Any
+) -> "Evaluation":
+    """Play a panel; a status line counts the tasks."""
+    from mage.api.agents import panel_size, play_panel
+
+    count = panel_size(candidate.components.recipe, panel, size)
+    with console(stderr=True).status(f"{candidate.title}: playing {count:,} tasks") as status:
+
+        def show_progress(done: int) -> None:
+            status.update(f"{candidate.title}: task {done:,} of {count:,}")
+
+        return play_panel(candidate, split, panel, size, memory, show_progress)
 
 
 def _show_evaluations(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mage.cli.terminal import UsageError, console
+from mage.cli.terminal import UsageError, console, say
 from mage.cli.terminal.tables import plain_table
 from mage.cli.verbs.arguments import AsJson, print_json
 from mage.models.base import (
@@ -116,9 +116,9 @@ def export(
     """
     if out.exists():
         raise UsageError(f"{out} exists already. Choose another folder, or remove it.")
-    from mage.cli.terminal.agents import export_run
+    from mage.api.agents import export_run
 
-    update = export_run(RunFolder.open(run), checkpoint, out)
+    update = export_run(RunFolder.open(run), checkpoint, out, say)
     size = sum(path.stat().st_size for path in out.iterdir())
     if as_json:
         print_json({"model": str(out), "update": update, "bytes": size})

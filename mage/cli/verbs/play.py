@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mage.cli.terminal import UsageError, console
-from mage.cli.terminal.menus import names
+from mage.api.menus import names
+from mage.cli.terminal import UsageError, console, say
 from mage.cli.verbs.arguments import (
     AGENT,
     AsJson,
@@ -81,9 +81,9 @@ def play(
         human.play_person(world, task, episodes, console())
         console().print(f"(to play the same deals again: --seed {seed})", style="dim")
         return
-    from mage.cli.terminal.agents import find_player
+    from mage.api.agents import find_player
 
-    components = find_player(environment, world, options, run, model).components
+    components = find_player(environment, world, options, run, model, say).components
     setting = components.setting(
         evaluating=True, memory=None if memory is None else make_notes(memory)
     )

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group
 
+from mage.api.menus import names
 from mage.cli.terminal import UsageError, console
-from mage.cli.terminal.menus import names
 from mage.cli.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
-from mage.config.recipe import Recipe
-from mage.run_folder import RunFolder, choose_path, lock_run
+from mage.run_folder import RunFolder, lock_run
 
 if TYPE_CHECKING:  # slow to load
     from mage.learn.ranks import Ranks
@@ -78,23 +77,9 @@ def train(
 
 
 def _new_run(name: str, overrides: Sequence[str], runs: Path) -> RunFolder:
-    from mage.agent.chat import Chat
-    from mage.training.context import check_context  # loads torch
+    from mage.api.runs import create_run  # loads torch
 
-    recipe = load_recipe(name, overrides)
-    recipe.environment().check_data()  # all checks come before the run folder is created
-    _check_panels(recipe)
-    check_context(recipe, Chat.load(recipe.base_folder(), recipe.agent.thinking))
-    return RunFolder.create(choose_path(runs, recipe, Path(name).stem), recipe)
-
-
-def _check_panels(recipe: Recipe) -> None:
-    """A run that trains needs instances for both panels."""
-    from mage.evaluation.panels import check_panel_sizes
-
-    if recipe.run.updates and (taken := recipe.final_tasks(recipe.evaluate.select_split)):
-        options = recipe.evaluate
-        check_panel_sizes(recipe.environment(), options.select_split, options.size, taken)
+    return create_run(load_recipe(name, overrides), runs, Path(name).stem)
 
 
 def _open_to_resume(path: Path) -> RunFolder:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mage.api.menus import names
 from mage.cli.terminal import UsageError, console
-from mage.cli.terminal.menus import names
 from mage.cli.terminal.tables import plain_table
 from mage.cli.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.config.loading import load_recipe

@@ -1,13 +1,13 @@
-"""The agents that commands evaluate, show or play against. Imports torch.
+"""The agents that are evaluated, shown or played against. Imports torch.
 
 An agent is a run at one of its checkpoints, or the untrained model of a recipe.
 """
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mage.cli.terminal import UsageError, console
 from mage.config.loading import build_recipe, change_recipe, load_recipe, recipe_toml
 from mage.config.recipe import Recipe
 from mage.environments.base import Environment
@@ -21,7 +21,7 @@ from mage.learn.warmup import save_model
 from mage.memory.base import Memory
 from mage.models.adapters import save_adapters
 from mage.models.base import atomic_folder, base_name, base_of, find_model, shipped_adapters
-from mage.run_folder import RunFolder
+from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components
 from mage.training.callbacks import Callback
 from mage.training.check_run import check_files
@@ -30,6 +30,7 @@ from mage.training.trainer import Trainer
 from mage.types import Split
 
 RECIPE = "recipe.toml"
+Say = Callable[[str], None]  # shows one line to the user
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,14 @@ class Candidate:
     trainable: Trainable | None = None
 
 
-def find_candidate(name: str, overrides: Sequence[str], which: str | None) -> Candidate:
+def warn(line: str) -> None:
+    """Show a line as a Python warning: the default without a terminal."""
+    warnings.warn(line, stacklevel=3)
+
+
+def find_candidate(
+    name: str, overrides: Sequence[str], which: str | None, say: Say = warn
+) -> Candidate:
     """A run folder at a checkpoint (`best`, `latest`, a number), or a recipe before training."""
     if Path(name).is_dir():
         folder = RunFolder.open(name)
@@ -48,32 +56,38 @@ def find_candidate(name: str, overrides: Sequence[str], which: str | None) -> Ca
             folder,
             change_recipe(folder.recipe, overrides) if overrides else folder.recipe,
             which or "best",
+            say,
         )
     if which is not None:
-        raise UsageError(f"--checkpoint {which} has no effect: {name} is not a run folder")
+        raise RunError(f"--checkpoint {which} has no effect: {name} is not a run folder")
     return Candidate(name, 0, build_components(load_recipe(name, overrides)))
 
 
 def find_player(
-    name: str, world: Environment, options: Mapping[str, str], run: Path | None, model: str | None
+    name: str,
+    world: Environment,
+    options: Mapping[str, str],
+    run: Path | None,
+    model: str | None,
+    say: Say = warn,
 ) -> Candidate:
     """The agent for an environment: the best checkpoint of `run`, else `model` as it is.
 
     Without both, the best model on this machine is used.
     """
     if run is None:
-        model = model or _best_model(name)
+        model = model or _best_model(name, say)
         return Candidate(model, 0, build_components(_recipe_of(name, world, options, model)))
     folder = RunFolder.open(run)
     if folder.recipe.environments.name != name:
-        raise UsageError(f"{run} was trained on {folder.recipe.environments.name}, not on {name}")
+        raise RunError(f"{run} was trained on {folder.recipe.environments.name}, not on {name}")
     changes = [f"--environments.{option}={value}" for option, value in options.items()]
     return load_run(
-        folder, change_recipe(folder.recipe, changes) if changes else folder.recipe, "best"
+        folder, change_recipe(folder.recipe, changes) if changes else folder.recipe, "best", say
     )
 
 
-def _best_model(name: str) -> str:
+def _best_model(name: str, say: Say) -> str:
     """The shipped adapters for an environment if their base model is here, else `embedded`."""
     for adapters in shipped_adapters():
         kept = find_model(adapters)
@@ -82,10 +96,9 @@ def _best_model(name: str) -> str:
                 base_of(kept)
             except ValueError:
                 base = base_name(kept, "")
-                console(stderr=True).print(
+                say(
                     f"using the embedded model; after `mage model add {base}` a model that was "
-                    "trained for this game is used",
-                    style="dim",
+                    "trained for this game is used"
                 )
             else:
                 return adapters
@@ -114,27 +127,29 @@ def _recipe_of(name: str, world: Environment, options: Mapping[str, str], model:
     )
 
 
-def load_run(folder: RunFolder, recipe: Recipe, which: str) -> Candidate:
+def load_run(folder: RunFolder, recipe: Recipe, which: str, say: Say = warn) -> Candidate:
     """The components of a run with the weights of one of its checkpoints."""
     path = _find_checkpoint(folder, which)
-    _warn(check_files(folder))
+    for line in check_files(folder):
+        say(line)
     run = Trainer(RunFolder(folder.path, recipe), Ranks(), Callback(), StopRequest())
     loaded = run.learner.load(path)
     best = loaded.state.get("best")
     if which == "best" and best and best[1] != loaded.update:
         chosen = checkpoint.best_whole(folder.checkpoints, best[1])
-        _warn(chosen.broken)
+        for line in chosen.broken:
+            say(line)
         loaded = run.learner.load(chosen.path or path)
     run.components.engine.refresh(loaded.update)
     return Candidate(str(folder.path), loaded.update, run.components, run.learner.trainable)
 
 
-def export_run(folder: RunFolder, which: str, target: Path) -> int:
+def export_run(folder: RunFolder, which: str, target: Path, say: Say = warn) -> int:
     """Write the weights of a checkpoint and its recipe to a folder; return the update.
 
     The folder appears only when it is complete.
     """
-    chosen = load_run(folder, folder.recipe, which)
+    chosen = load_run(folder, folder.recipe, which, say)
     recipe = folder.recipe
     with atomic_folder(target) as partial:
         if isinstance(chosen.trainable, Adapters):
@@ -152,11 +167,6 @@ def export_run(folder: RunFolder, which: str, target: Path) -> int:
     return chosen.update
 
 
-def _warn(lines: Sequence[str]) -> None:
-    for line in lines:
-        console(stderr=True).print(f"warning: {line}", markup=False, soft_wrap=True)
-
-
 def _find_checkpoint(folder: RunFolder, which: str) -> Path:
     """The checkpoint with a number, else the newest one, which stores the best update."""
     there = sorted(
@@ -166,13 +176,13 @@ def _find_checkpoint(folder: RunFolder, which: str) -> Path:
         return checkpoint.place(folder.checkpoints, int(which))
     if which not in ("best", "latest"):
         numbers = ", ".join(map(str, there)) or "no number (no checkpoint is saved)"
-        raise UsageError(
+        raise RunError(
             f"--checkpoint {which} does not exist. Allowed are best, latest and, in "
             f"{folder.path}, {numbers}."
         )
     found = checkpoint.latest(folder.checkpoints)
     if found.broken:
-        raise UsageError(
+        raise RunError(
             "\n".join(
                 [
                     *found.broken,
@@ -182,32 +192,34 @@ def _find_checkpoint(folder: RunFolder, which: str) -> Path:
             )
         )
     if found.path is None:
-        raise UsageError(f"{folder.path} has no checkpoint yet. Train it first.")
+        raise RunError(f"{folder.path} has no checkpoint yet. Train it first.")
     return found.path
 
 
+def panel_size(recipe: Recipe, panel: PanelName, size: int | None) -> int:
+    """The number of tasks: `size` if it is given, else that of the recipe."""
+    return size or (recipe.evaluate.final_size if panel == "final" else recipe.evaluate.size)
+
+
 def play_panel(
-    candidate: Candidate, split: Split, panel: PanelName, size: int | None, memory: Memory | None
+    candidate: Candidate,
+    split: Split,
+    panel: PanelName,
+    size: int | None,
+    memory: Memory | None,
+    on_played: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
-    """A candidate's figures on a fixed panel; a status line counts the tasks."""
-    options = candidate.components.recipe.evaluate
-    count = size or (options.final_size if panel == "final" else options.size)
-    with console(stderr=True).status(f"{candidate.title}: playing {count:,} tasks") as status:
-
-        def show_progress(done: int) -> None:
-            status.update(f"{candidate.title}: task {done:,} of {count:,}")
-
-        recipe = candidate.components.recipe
-        setting = candidate.components.setting(evaluating=True, memory=memory)
-        return evaluate_panel(
-            setting,
-            recipe.population(),
-            split,
-            panel,
-            count,
-            recipe.evaluation_seats(),
-            final_size=recipe.final_tasks(split),
-            with_ceilings=recipe.evaluate.ceilings,
-            on_played=show_progress,
-            transcripts=0,
-        )[0]
+    """A candidate's figures on a fixed panel."""
+    recipe = candidate.components.recipe
+    return evaluate_panel(
+        candidate.components.setting(evaluating=True, memory=memory),
+        recipe.population(),
+        split,
+        panel,
+        panel_size(recipe, panel, size),
+        recipe.evaluation_seats(),
+        final_size=recipe.final_tasks(split),
+        with_ceilings=recipe.evaluate.ceilings,
+        on_played=on_played,
+        transcripts=0,
+    )[0]

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from mage.config.describe import describe_sections
-from mage.config.menus import FILES, find_item, menu
+from mage.config.menus import FILES, MENUS, find_item, menu
 from mage.opponents.base import Opponent, known
 
 OPTIONS = "options"  # the sections of a recipe, listed like a menu
@@ -96,3 +96,13 @@ def _environments_of(opponent: type[Opponent]) -> tuple[str, ...] | None:
 def names(kind: str) -> str:
     """The names of a menu for a message."""
     return ", ".join(name for name, _ in menu(kind)) or "none"
+
+
+def list_items(kind: str | None = None) -> Any:
+    """The items of one menu with their options, or of all menus by name.
+
+    Menus are environments, opponents, memory, engines, advantages, recipes, parts and options.
+    """
+    if kind is not None:
+        return read_menu(kind, with_options=True)
+    return {one: read_menu(one, with_options=True) for one in (*MENUS, *FILES, OPTIONS)}

@@ -1,0 +1,41 @@
+from mage.api.menus import Item as Item
+from mage.api.menus import list_items as list
+from mage.api.recipes import load_recipe as load_recipe
+from mage.api.runs import Run as Run
+from mage.api.runs import evaluate as evaluate
+from mage.api.runs import load_run as load_run
+from mage.api.runs import play as play
+from mage.api.runs import train as train
+from mage.config.recipe import Recipe as Recipe
+from mage.environments.base import Environment as Environment
+from mage.environments.base import State as State
+from mage.evaluation.figures import Evaluation as Evaluation
+from mage.memory.base import Memory as Memory
+from mage.memory.base import Notebook as Notebook
+from mage.opponents.base import Opponent as Opponent
+from mage.training.callbacks import Callback as Callback
+from mage.training.callbacks import Stopped as Stopped
+from mage.types import MetaEpisode as MetaEpisode
+
+__version__: str
+__all__ = [
+    "Callback",
+    "Environment",
+    "Evaluation",
+    "Item",
+    "Memory",
+    "MetaEpisode",
+    "Notebook",
+    "Opponent",
+    "Recipe",
+    "Run",
+    "State",
+    "Stopped",
+    "__version__",
+    "evaluate",
+    "list",
+    "load_recipe",
+    "load_run",
+    "play",
+    "train",
+]

@@ -1,0 +1,1 @@
+"""The Python interface. `import mage` gives its names; see docs/python_api.md."""

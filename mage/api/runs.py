@@ -1,0 +1,169 @@
+"""Runs in Python: train, load, evaluate and play. Imports torch."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from mage.agent.chat import Chat
+from mage.api.agents import Candidate, find_candidate, play_panel
+from mage.api.recipes import load_recipe
+from mage.config.loading import change_recipe
+from mage.config.menus import find_item
+from mage.config.recipe import Recipe
+from mage.engines.base import run as run_coroutines
+from mage.environments.base import SEATS
+from mage.evaluation.figures import Evaluation
+from mage.evaluation.frames import make_frame
+from mage.evaluation.panels import PanelName, check_panel_sizes
+from mage.memory.base import Memory
+from mage.opponents.base import find
+from mage.play import play_meta_episode
+from mage.run_folder import RunFolder, choose_path
+from mage.training.build import build_components
+from mage.training.callbacks import Callback, CallbackList
+from mage.training.context import check_context
+from mage.training.trainer import train as train_folder
+from mage.types import MetaEpisode, Split, Task
+from mage.viewer.report import write_report
+
+Keep = Literal["none", "reflections", "history", "both"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder. All figures are read from its files."""
+
+    path: Path
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder.open(self.path)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.folder.recipe
+
+    @property
+    def finished(self) -> bool:
+        return self.folder.is_finished
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record per update; docs/metrics.md explains the names."""
+        return self.folder.metrics()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The final figures of a finished run: before, after, without memory."""
+        return self.folder.read_summary()
+
+    def transcripts(self, name: str = "after_test") -> list[MetaEpisode]:
+        """Stored meta-episodes of a final panel: before_test, after_test or emptied_test."""
+        return self.folder.read_episodes_of(name)
+
+    def report(self) -> list[Path]:
+        """Write curves, transcripts and the page of the run; the paths."""
+        return write_report(self.folder)
+
+    def to_pandas(self) -> Any:
+        """The metrics as a pandas frame with one row per update; needs pandas."""
+        return make_frame(self.metrics)
+
+
+Source = Run | Recipe | str | Path  # a run, a run folder, or a recipe
+
+
+def create_run(recipe: Recipe, runs: str | Path, title: str) -> RunFolder:
+    """A new run folder. Data, panels and context are checked before the folder is created."""
+    recipe.environment().check_data()
+    if recipe.run.updates and (taken := recipe.final_tasks(recipe.evaluate.select_split)):
+        options = recipe.evaluate
+        check_panel_sizes(recipe.environment(), options.select_split, options.size, taken)
+    check_context(recipe, Chat.load(recipe.base_folder(), recipe.agent.thinking))
+    return RunFolder.create(choose_path(runs, recipe, title), recipe)
+
+
+def train(
+    source: Source,
+    *,
+    runs: str | Path = "runs",
+    callbacks: Sequence[Callback] = (),
+    stop: Callable[[], bool] = lambda: False,
+) -> Run:
+    """Train a recipe in a new run folder, or continue a run; evaluate it before and after.
+
+    `stop` is called after every update. If it returns true, the run is saved and
+    `mage.Stopped` is raised; `train(run)` continues it.
+    """
+    if isinstance(source, Run):
+        run = source
+    elif not isinstance(source, Recipe) and Path(source).is_dir():
+        run = Run(Path(source))
+    else:
+        recipe, title = _read_recipe(source)
+        run = Run(create_run(recipe, runs, title).path)
+    train_folder(run.path, CallbackList(callbacks), stop)
+    return run
+
+
+def load_run(path: str | Path) -> Run:
+    """A run folder that exists; an error if the folder is not a run."""
+    return Run(RunFolder.open(path).path)
+
+
+def evaluate(
+    source: Source,
+    *,
+    checkpoint: str | None = None,
+    split: Split = "test",
+    panel: PanelName = "final",
+    size: int | None = None,
+    episodes: int | None = None,
+    memory: Keep | Memory | None = None,
+) -> Evaluation:
+    """Play a fixed panel and compute all figures with their 95 % intervals.
+
+    A recipe is evaluated with its untrained model. `memory` replaces the memory of the recipe;
+    "none" is the control condition without memory.
+    """
+    changes = [f"--evaluate.episodes={episodes}"] if episodes else []
+    candidate = _find(source, checkpoint, changes)
+    held = find_item("memory", "notes")(keep=memory) if isinstance(memory, str) else memory
+    return play_panel(candidate, split, panel, size, held)
+
+
+def play(
+    source: Source,
+    opponent: str = "",
+    *,
+    seat: Literal["first", "second"] = "first",
+    seed: int | None = None,
+    episodes: int | None = None,
+    checkpoint: str | None = None,
+) -> MetaEpisode:
+    """Play one meta-episode of an agent against an opponent and return its record."""
+    components = _find(source, checkpoint, []).components
+    setting = components.setting(evaluating=True)
+    if setting.environment.multi_agent:
+        find(opponent)
+    setting = replace(setting, episodes=episodes or setting.episodes)
+    seed = secrets.randbits(31) if seed is None else seed
+    task = Task(setting.environment.name, seed, SEATS.index(seat), opponent, "test")
+    return run_coroutines([play_meta_episode(setting, task, 0, 0, seed)])[0]
+
+
+def _find(source: Source, checkpoint: str | None, changes: list[str]) -> Candidate:
+    if isinstance(source, Run):
+        source = source.path
+    if isinstance(source, Recipe):
+        recipe = change_recipe(source, changes) if changes else source
+        return Candidate("recipe", 0, build_components(recipe))
+    return find_candidate(str(source), changes, checkpoint)
+
+
+def _read_recipe(source: Recipe | str | Path) -> tuple[Recipe, str]:
+    if isinstance(source, Recipe):
+        return source, source.environments.name.rpartition(".")[2]
+    return load_recipe(str(source)), Path(source).stem

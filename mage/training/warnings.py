@@ -1,0 +1,84 @@
+"""Warnings of a training run: one line that says what is wrong and what to do.
+
+Lines go to `Callback.on_warning` and, in the metrics of the update, to the list `warnings`. A kind
+of warning is given once per run.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from mage.config.recipe import Recipe
+
+FIRST = 3  # updates over which a metric is averaged
+LIMITS = {"illegal_rate": 0.5, "flat_groups": 0.8}  # shares above which there is a warning
+
+
+def start_warnings(recipe: Recipe) -> list[str]:
+    """Warnings that the recipe alone gives."""
+    train, test = recipe.agent, recipe.evaluate
+    different = [
+        f"{name} {there} in evaluation, {here} in training"
+        for name in ("temperature", "top_p", "top_k")
+        if (there := getattr(test, name)) != (here := getattr(train, name))
+    ]
+    if not recipe.run.updates or not different:
+        return []
+    return [
+        f"evaluation samples differently from training ({'; '.join(different)}), so scores of "
+        "training and evaluation are not comparable. Set [evaluate] and [agent] to the same "
+        "values if they should be."
+    ]
+
+
+class UpdateWarnings:
+    """Judges the metrics of updates. Each kind of warning is given once.
+
+    >>> warnings = UpdateWarnings()
+    >>> [len(warnings.check({"illegal_rate": 1.0})) for _ in range(5)]
+    [0, 0, 1, 0, 0]
+    """
+
+    def __init__(self) -> None:
+        self.recent = deque[Mapping[str, Any]](maxlen=FIRST)
+        self.given: set[str] = set()
+
+    def check(self, figures: Mapping[str, Any]) -> list[str]:
+        """The new warnings after an update with these metrics."""
+        self.recent.append(figures)
+        lines = []
+        for name, limit in LIMITS.items():
+            mean = self._mean(name)
+            if mean is not None and mean > limit and name not in self.given:
+                self.given.add(name)
+                lines.append(_text(name, mean))
+        return lines
+
+    def _mean(self, name: str) -> float | None:
+        values = [one[name] for one in self.recent if one.get(name) is not None]
+        return fmean(values) if len(values) == FIRST else None
+
+
+def choice_warnings(recipe: Recipe, chosen_update: int) -> list[str]:
+    """A warning if the untrained checkpoint is the best one."""
+    if not recipe.run.updates or chosen_update:
+        return []
+    return [
+        "the best checkpoint on the select panel is update 0, so the final figures are those of "
+        "the untrained model. Train longer, or change learn.lr, learn.entropy or play.members."
+    ]
+
+
+def _text(name: str, mean: float) -> str:
+    if name == "illegal_rate":
+        return (
+            f"{100 * mean:.0f} % of the replies of the last {FIRST} updates are not legal moves. "
+            "Teach the answer format first with `mage warmup` or warmup.first = true, or raise "
+            "agent.max_tokens."
+        )
+    return (
+        f"{100 * mean:.0f} % of the groups of the last {FIRST} updates are flat: all members have "
+        "equal returns and teach nothing. Raise play.members or agent.temperature, or use easier "
+        "tasks."
+    )

@@ -1,0 +1,67 @@
+"""Warnings of a training run: given once, with what to do, in the callback and in the metrics."""
+
+from pathlib import Path
+
+import pytest
+
+import mage
+from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
+
+SMALL = {
+    "run.updates": 4,
+    "run.threads": 1,
+    "run.evaluate_every": 4,
+    "play.groups": 2,
+    "play.members": 2,
+    "agent.max_tokens": 1,
+    "evaluate.size": 4,
+    "evaluate.final_size": 4,
+}
+
+
+def test_a_share_above_the_limit_over_three_updates_gives_one_warning() -> None:
+    warnings = UpdateWarnings()
+    shares = (0.6, 0.4, 0.3, 0.9, 0.9, 1.0)  # means of three: .43, .53, .7, .93
+    found = [warnings.check({"illegal_rate": share, "flat_groups": 0.1}) for share in shares]
+    assert [len(lines) for lines in found] == [0, 0, 0, 1, 0, 0]
+    (line,) = [line for lines in found for line in lines]
+    assert "not legal moves" in line
+    assert "mage warmup" in line
+
+
+def test_flat_groups_give_a_warning() -> None:
+    warnings = UpdateWarnings()
+    lines = [line for _ in range(4) for line in warnings.check({"flat_groups": 1.0})]
+    assert len(lines) == 1
+    assert lines[0].startswith("100 % of the groups")
+    assert "play.members" in lines[0]
+
+
+def test_a_different_sampler_in_evaluation_gives_a_warning() -> None:
+    same = {"evaluate.temperature": 1.0, "evaluate.top_p": 1.0, "evaluate.top_k": 0}
+    assert start_warnings(mage.load_recipe("kuhn_poker", same)) == []
+    (line,) = start_warnings(mage.load_recipe("kuhn_poker", same | {"evaluate.temperature": 0.5}))
+    assert "temperature 0.5 in evaluation, 1.0 in training" in line
+
+
+def test_the_untrained_checkpoint_as_the_best_one_gives_a_warning() -> None:
+    recipe = mage.load_recipe("kuhn_poker")
+    assert choice_warnings(recipe, 3) == []
+    assert "untrained model" in choice_warnings(recipe, 0)[0]
+
+
+class Recorder(mage.Callback):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def on_warning(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.mark.e2e
+def test_illegal_replies_are_reported_in_the_callback_and_the_metrics(tmp_path: Path) -> None:
+    recorder = Recorder()
+    run = mage.train(mage.load_recipe("kuhn_poker", SMALL), runs=tmp_path, callbacks=[recorder])
+    assert sum("not legal moves" in line for line in recorder.lines) == 1
+    assert "not legal moves" in run.metrics[2]["warnings"][0]
+    assert all("warnings" not in run.metrics[number] for number in (0, 1, 3))
