@@ -258,10 +258,8 @@ def test_the_verb_writes_a_model_that_can_be_trained_and_says_how(tmp_path: Path
     done = run_verb(*SMALL, "--agent.examples=1", "--out", str(tmp_path / "warm"), "--json")
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    assert (
-        said["train"]
-        == f"mage train kuhn_demo --engines.slots=32 --agent.examples=1 --model.path={tmp_path / 'warm'}"
-    )
+    command = "mage train kuhn_demo --engines.slots=32 --agent.examples=1"
+    assert said["train"] == f"{command} --model.path={tmp_path / 'warm'}"
     assert said["turns"] == 8
     assert len(said["losses"]) == 2
     assert not list(tmp_path.glob(".*"))

@@ -95,7 +95,7 @@ class MemoryPlan:
         return speed if self.recompute else speed * 4 / 3
 
     def played_tokens(self) -> float:
-        """Generated tokens per second of play, expected on an H200 with a quarter of the context."""
+        """Expected tokens per second of play on an H200, with a quarter of the context."""
         read = self.weights + self.slots * self.slot / 4
         return self.slots / (read / _READ_SPEED)
 
