@@ -8,14 +8,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := mage tests benchmarks scripts examples
 
-.PHONY: demo check test lint bench venv clean
+.PHONY: demo check test lint bench docs venv clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
 
 # Torch first: it is the largest package, so a lack of space or network shows at once.
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "MAGE needs Python 3.11 or 3.12, and neither python3, python3.12 nor python3.11 is one. Name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "MAGE needs Python 3.11 or newer, and neither python3, python3.12 nor python3.11 is one. Name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt torch
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
@@ -40,6 +40,10 @@ test: lint
 bench: $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,peers]'
 	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
