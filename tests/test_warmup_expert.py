@@ -14,8 +14,8 @@ from mage.environments.base import Environment
 from mage.environments.sokoban import Sokoban
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.environments.webshop import WebShop
-from mage.learn.demonstrations import Demonstration, Script, write_demonstrations
-from mage.learn.warmup import _enough, _panel
+from mage.learn.demonstrations import Demonstration, Script, label_play, write_demonstrations
+from mage.learn.warmup import _enough, _labelled_batches, _panel
 from mage.memory.notes import Notes
 from mage.play import Setting
 from mage.types import Task
@@ -70,6 +70,37 @@ def test_random_moves_are_played_and_not_taught() -> None:
     assert not any("You lost." in BYTES.decode(one.turn.prompt_ids) for one in full)
 
 
+def test_the_models_own_play_is_labelled_with_the_experts_moves() -> None:
+    """The model always writes `up`: its situations are taught with the expert's move instead."""
+    world = Sokoban()
+    agent = scripted_agent(lambda prompt: "<action>up</action>")
+    agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
+    own = Setting(world.for_split("train"), agent, Notes(keep="history"), episodes=2)
+    found = label_play(own, [Task(world.name, 3, 0, "", "train")], 0)
+    state = world.for_split("train").start(world.episode_seed(3, 0))
+    first = [one for one in found if one.where.episode == 0]
+    assert len(first) > 1
+    for demonstration in first:
+        assert BYTES.decode(demonstration.reply_ids) == f"<action>{state.expert()}</action>"
+        assert demonstration.turn.action == "up"
+        state.apply("up")
+    later = next(one for one in found if one.where.episode == 1)
+    assert "Your moves: up" in BYTES.decode(later.turn.prompt_ids)
+
+
+def test_labelled_batches_play_again_when_they_are_used_up() -> None:
+    world = Sokoban()
+    agent = scripted_agent(lambda prompt: "<action>up</action>")
+    agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
+    own = Setting(world.for_split("train"), agent, Notes(keep="none"), episodes=1)
+    batches = _labelled_batches(own, tasks(world), 20, 0)
+    some = [next(batches) for _ in range(6)]
+    assert {len(batch) for batch in some} == {20}
+    assert agent.engine.policy_version >= 1, "the engine is refreshed before it plays again"
+    with pytest.raises(ValueError, match=r"warmup\.batch = 5000"):
+        next(_labelled_batches(own, tasks(world), 5000, 0))
+
+
 def test_turns_of_an_expert_episode_stay_together() -> None:
     world = Sokoban()
     blocks = _enough(setting(world), tasks(world), 30, 0, Script(expert=True))
@@ -92,3 +123,7 @@ def test_noise_without_expert_play_is_an_error() -> None:
         load_recipe("sokoban", ["--warmup.noise=0.2"])
     expert = load_recipe("sokoban", ["--warmup.play=expert", "--warmup.noise=0.2"])
     assert expert.warmup.noise == 0.2
+    with pytest.raises(ConfigError, match=r"warmup\.noise"):
+        load_recipe(
+            "sokoban", ["--warmup.play=expert", "--warmup.player=model", "--warmup.noise=0.2"]
+        )

@@ -60,7 +60,13 @@ def _multi_agent(recipe: Recipe) -> bool:
 
 _SINGLE_AGENT = "in an environment without opponents"
 _EFFECTS = (
-    _Effect("warmup", "noise", 'with warmup.play = "random"', lambda r: r.warmup.play == "expert"),
+    _Effect(
+        "warmup",
+        "noise",
+        'with warmup.play = "random" or warmup.player = "model"',
+        lambda r: r.warmup.play == "expert" and r.warmup.player == "script",
+    ),
+    _Effect("warmup", "player", 'with warmup.play = "random"', lambda r: r.warmup.play == "expert"),
     _Effect(
         "returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"
     ),

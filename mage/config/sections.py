@@ -333,6 +333,11 @@ class WarmupOptions(Section):
         lt=1,
         description="share of random moves in expert play; they are played but not taught",
     )
+    player: Literal["script", "model"] = Field(
+        "script",
+        description="who plays the episodes of expert play: the script, or the model itself; the "
+        "expert's moves are taught in both",
+    )
     batch: int = Field(8, ge=1, description="scripted replies per step")
     lr: float = Field(
         1e-4,

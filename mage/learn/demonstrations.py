@@ -8,17 +8,17 @@ take the same path as a model's, so the prompts are exactly those of real play.
 
 import random
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mage.agent.agent import random_move
+from mage.agent.agent import Sampler, random_move
 from mage.agent.chat import Ids
 from mage.engines.base import ScriptedEngine, run
 from mage.environments.base import Environment, State
 from mage.play import RAN_OUT, Setting, play_meta_episode
 from mage.seeds import derive
-from mage.types import MetaEpisode, Request, Sample, Task, Turn, Where
+from mage.types import Completion, MetaEpisode, Request, Sample, Task, Turn, Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,7 @@ class DemonstrationPlayer:
         self.legal: list[tuple[str, ...]] = []
         self.taught: list[bool] = []  # of every move
         engine = ScriptedEngine(self._reply, self.chat.encode)
-        seeds = {
-            setting.environment.episode_seed(task.seed, number)
-            for number in range(setting.episodes)
-        }
-        world = _watched(setting.environment, seeds, self.states)
+        world = _watched(setting.environment, _seeds(setting, task), self.states)
         self.setting = replace(
             setting, environment=world, agent=replace(setting.agent, engine=engine)
         )
@@ -136,6 +132,78 @@ class DemonstrationPlayer:
                 legal, taught = next(moves) if turn.kind == "play" else ((), True)
                 if taught:
                     yield Demonstration(turn, turn.completion.token_ids + end, legal, where)
+
+
+def label_play(setting: Setting, tasks: Sequence[Task], seed: int) -> list[Demonstration]:
+    """The model plays one meta-episode per task; every turn is labelled with the expert's move.
+
+    So the taught situations, and the failures in the memory, are those of the model itself (DAgger,
+    Ross et al. 2011). Turns without an expert's move are left out, and so are notes.
+    """
+    players = [LabelledPlayer(setting, task) for task in tasks]
+    games = [
+        play_meta_episode(player.setting, player.task, number, 0, derive(seed, number))
+        for number, player in enumerate(players)
+    ]
+    played = run(games, limit=setting.agent.engine.capacity)
+    return [
+        demonstration
+        for player, meta in zip(players, played, strict=True)
+        for demonstration in player.read(meta)
+    ]
+
+
+class LabelledPlayer:
+    """The model as player of one meta-episode, with the expert's move for every request."""
+
+    def __init__(self, setting: Setting, task: Task) -> None:
+        self.task, self.chat = task, setting.agent.chat
+        self.states: list[State] = []
+        self.labels: dict[Ids, tuple[str | None, tuple[str, ...]]] = {}
+        world = _watched(setting.environment, _seeds(setting, task), self.states)
+        sampler = _Observed(setting.agent.engine, self._label)
+        self.setting = replace(
+            setting, environment=world, agent=replace(setting.agent, engine=sampler)
+        )
+
+    def _label(self, request: Request) -> None:
+        """A request with stop strings asks for a move."""
+        if request.stop:
+            state = self.states[-1]
+            self.labels[request.prompt_ids] = (state.expert(), state.legal())
+
+    def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
+        """The labelled turns of the finished meta-episode."""
+        for number, episode in enumerate(meta.episodes):
+            for index, turn in enumerate(episode.turns):
+                label, legal = self.labels[turn.prompt_ids]
+                if label is not None:
+                    where = Where(meta.group, meta.member, number, index, meta.task.opponent)
+                    reply = self.chat.encode(f"<action>{label}</action>")
+                    yield Demonstration(replace(turn, choices=()), reply, legal, where)
+
+
+class _Observed:
+    """A sampler that reports every request before it passes it on."""
+
+    def __init__(self, inner: Sampler, report: Callable[[Request], None]) -> None:
+        self.inner, self.report = inner, report
+        self.policy_version, self.capacity = inner.policy_version, inner.capacity
+        self.context = inner.context
+
+    def refresh(self, policy_version: int) -> None:
+        self.inner.refresh(policy_version)
+
+    def sample(self, request: Request) -> Awaitable[Completion]:
+        self.report(request)
+        return self.inner.sample(request)
+
+
+def _seeds(setting: Setting, task: Task) -> set[int]:
+    """The seeds of all episodes of a task."""
+    return {
+        setting.environment.episode_seed(task.seed, number) for number in range(setting.episodes)
+    }
 
 
 def _watched(environment: Environment, seeds: Collection[int], states: list[State]) -> Environment:

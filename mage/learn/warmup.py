@@ -23,7 +23,13 @@ from mage.config.sections import LearnOptions, WarmupOptions
 from mage.engines.base import run
 from mage.environments.base import named
 from mage.learn.attention import check_packable
-from mage.learn.demonstrations import Demonstration, Script, facts_of, write_demonstrations
+from mage.learn.demonstrations import (
+    Demonstration,
+    Script,
+    facts_of,
+    label_play,
+    write_demonstrations,
+)
 from mage.learn.learner import best_layout
 from mage.learn.supervised import action_entropy, imitate
 from mage.learn.trainable import Adapters, Trainable
@@ -102,13 +108,15 @@ def warm_up(
     script = Script(options.play == "expert", options.noise)
     moves, notes = _panel(setting, tasks, options.turns, derive(seed, "measured"), script)
     count = options.steps * options.batch
-    watch(f"writing {count:,} demonstrations of {options.play} play")
-    blocks = _enough(setting, tasks, count, derive(seed, "taught"), script)
-    random.Random(derive(seed, "order")).shuffle(blocks)
-    demonstrations = [demonstration for block in blocks for demonstration in block]
+    if options.player == "model":
+        batches = _labelled_batches(setting, tasks, options.batch, derive(seed, "taught"))
+    else:
+        watch(f"writing {count:,} demonstrations of {options.play} play")
+        blocks = _enough(setting, tasks, count, derive(seed, "taught"), script)
+        batches = _batches(blocks, options.batch, derive(seed, "order"))
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
     before = measure(model, setting.agent, moves, notes, learn)
-    losses = _teach(model, trainable, demonstrations, options, learn, watch)
+    losses = _teach(model, trainable, batches, options, learn, watch)
     setting.agent.engine.refresh(setting.agent.engine.policy_version + 1)
     watch("measuring again")
     after = measure(model, setting.agent, moves, notes, learn) if options.steps else before
@@ -158,10 +166,39 @@ def _enough(
     while found < count:
         written = _write_some(setting, tasks, derive(seed, found), script)
         found += len(written)
-        for _, block in itertools.groupby(written, key=_episode_of):
-            turns = list(block)
-            blocks += [turns] if script.expert else [[turn] for turn in turns]
+        blocks += _episodes(written) if script.expert else [[one] for one in written]
     return blocks
+
+
+def _batches(
+    blocks: list[list[Demonstration]], size: int, seed: int
+) -> Iterator[list[Demonstration]]:
+    """Full batches of the shuffled blocks."""
+    random.Random(seed).shuffle(blocks)
+    order = [demonstration for block in blocks for demonstration in block]
+    return (order[at : at + size] for at in range(0, len(order) - size + 1, size))
+
+
+def _labelled_batches(
+    setting: Setting, tasks: Iterator[Task], size: int, seed: int
+) -> Iterator[list[Demonstration]]:
+    """Batches from play of the current model. Plays again when all batches have been used."""
+    engine = setting.agent.engine
+    for number in itertools.count():
+        if number:  # the weights have changed
+            engine.refresh(engine.policy_version + 1)
+        some = list(itertools.islice(tasks, max(engine.capacity or 0, _AT_ONCE)))
+        blocks = _episodes(label_play(setting, some, derive(seed, number)))
+        if sum(map(len, blocks)) < size:
+            raise ValueError(
+                f"one round of play gives less than warmup.batch = {size} moves of an expert; set "
+                "a smaller batch"
+            )
+        yield from _batches(blocks, size, derive(seed, number, "order"))
+
+
+def _episodes(demonstrations: Sequence[Demonstration]) -> list[list[Demonstration]]:
+    return [list(block) for _, block in itertools.groupby(demonstrations, key=_episode_of)]
 
 
 def _write_some(
@@ -184,7 +221,7 @@ def _episode_of(demonstration: Demonstration) -> tuple[int, int]:
 def _teach(
     model: PreTrainedModel,
     trainable: Trainable,
-    demonstrations: Sequence[Demonstration],
+    batches: Iterator[list[Demonstration]],
     options: WarmupOptions,
     learn: LearnOptions,
     watch: Watch,
@@ -199,8 +236,7 @@ def _teach(
     for step in range(options.steps):
         for group in optimizer.param_groups:
             group["lr"] = lr_at(options, step)
-        batch = demonstrations[step * options.batch : (step + 1) * options.batch]
-        samples = [demonstration.sample() for demonstration in batch]
+        samples = [demonstration.sample() for demonstration in next(batches)]
         losses.append(
             imitate(
                 model,
