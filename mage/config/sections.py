@@ -279,6 +279,10 @@ class LearnOptions(Section):
         description="recompute activations in the backward pass: less memory, a third more work; "
         "not given = only if the GPU needs it",
     )
+    shard: Literal["none", "optimizer"] = Field(
+        "none",
+        description="optimizer = each rank holds a part of the optimizer state; same results",
+    )
     lora_rank: int = Field(0, ge=0, description="rank of the LoRA adapters; 0 = train all weights")
     lora_alpha: float | None = Field(
         None, gt=0, description="scale of the LoRA adapters; twice the rank if not given"

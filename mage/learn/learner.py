@@ -30,6 +30,7 @@ from mage.learn.attention import (
 from mage.learn.compilation import compile_clock
 from mage.learn.layers import line_length
 from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, token_logprobs
+from mage.learn.owned_state import OwnedState, collect_state
 from mage.learn.packing import (
     Layout,
     Packed,
@@ -113,13 +114,27 @@ class Learner:
         self.module: PreTrainedModel = model.eval()
         self.trainable = make_trainable(model, options, seed=seed, start=start)
         self._masters = self.trainable.masters
+        self._owned: OwnedState | None = None
+        if options.shard == "optimizer" and self.ranks.size > 1:
+            self._owned = OwnedState(self._masters, self.ranks)
+            for name in self._masters:
+                if not self._owned.owns(name):
+                    self.trainable.drop_master(name)
         self._optimizer = torch.optim.AdamW(
-            self._masters.values(),
+            [master for name, master in self._masters.items() if self._owns(name)],
             lr=options.lr,
             betas=options.betas,
             weight_decay=options.weight_decay,
             fused=True,
         )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether saving needs all ranks."""
+        return self._owned is not None
+
+    def _owns(self, name: str) -> bool:
+        return self._owned is None or self._owned.owns(name)
 
     def compilations(self) -> tuple[int, float]:
         """Compilations of this process on a GPU so far: their number and seconds."""
@@ -264,10 +279,22 @@ class Learner:
         finite = norm < float("inf")
         if finite:
             self._optimizer.step()
-            self.trainable.publish()
+            self._publish()
         self.module.zero_grad(set_to_none=True)
-        self._optimizer.zero_grad(set_to_none=True)
+        for master in self._masters.values():
+            master.grad = None
         return norm, finite
+
+    def _publish(self) -> None:
+        """Bring the new weights into the module, on all ranks."""
+        if self._owned is None:
+            self.trainable.publish()
+        elif isinstance(self.trainable, Adapters):
+            self._owned.share(self.trainable.shared())
+            self.trainable.publish()
+        else:
+            self.trainable.publish()
+            self._owned.share(self.trainable.shared())
 
     def _measure(
         self, rows: Sequence[Row], steps: Sequence["_Step"], lr: float, entropy: float
@@ -311,15 +338,19 @@ class Learner:
         )
 
     def save(self, folder: Path, *, update: int, state: dict[str, Any]) -> Path:
-        """Write a checkpoint with the whole state of the learner."""
-        moments = {
-            f"{name}.{key}": value
-            for name, master in self._masters.items()
-            for key, value in self._optimizer.state.get(master, {}).items()
+        """Write a checkpoint with the whole state of the learner.
+
+        With a sharded optimizer all ranks must call this; rank 0 writes.
+        """
+        states = {
+            name: self._optimizer.state.get(master, {}) for name, master in self._masters.items()
         }
+        weights, moments = collect_state(self._masters, states, self._owned)
+        if not self.ranks.is_main:
+            return checkpoint.place(folder, update)
         adapter = isinstance(self.trainable, Adapters)
         return checkpoint.save(
-            folder, checkpoint.Checkpoint(update, dict(self._masters), adapter, moments, state)
+            folder, checkpoint.Checkpoint(update, weights, adapter, moments, state)
         )
 
     def load(self, path: Path) -> checkpoint.Checkpoint:
@@ -332,14 +363,14 @@ class Learner:
                 f"checkpoint {path} holds {kind} whose shapes differ from this run's: it belongs "
                 "to another model or another learn.lora_rank; use the recipe it was written with"
             )
-        with torch.no_grad():
-            for name, master in self._masters.items():
-                master.copy_(found.weights[name])
-                self._optimizer.state.pop(master, None)
+        for name, master in self._masters.items():
+            self.trainable.set_master(name, found.weights[name])
+            self._optimizer.state.pop(master, None)
         for key, value in found.optimizer.items():
             name, _, moment = key.rpartition(".")
-            master = self._masters[name]
-            self._optimizer.state[master][moment] = value.to(master.device)
+            if self._owns(name):
+                master = self._masters[name]
+                self._optimizer.state[master][moment] = value.to(master.device)
         self.trainable.publish()
         return found
 

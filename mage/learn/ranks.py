@@ -176,14 +176,20 @@ class Ranks:
         """
         if self.size == 1:
             return
-        for bucket in _buckets(list(parameters)):
+        for bucket in make_buckets(list(parameters)):
             flat = torch.cat([_gradient(one).flatten() for one in bucket])
             self._all_reduce(flat)
             for one, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
                 one.grad = part.view_as(one)
 
     def _all_reduce(self, tensor: torch.Tensor) -> None:
-        work = dist.all_reduce(tensor, async_op=True)
+        self._wait(dist.all_reduce(tensor, async_op=True), tensor)
+
+    def send_tensor(self, tensor: torch.Tensor, owner: int) -> None:
+        """Overwrite a contiguous tensor with that of the rank `owner`."""
+        self._wait(dist.broadcast(tensor, src=owner, async_op=True), tensor)
+
+    def _wait(self, work: Any, tensor: torch.Tensor) -> None:
         if tensor.device.type == "cpu":
             self._finish(work)
         else:
@@ -194,7 +200,7 @@ def _gradient(one: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(one) if one.grad is None else one.grad
 
 
-def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def make_buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Parameters in order, in lists of about `_BUCKET` values of one dtype."""
     bucket: list[torch.Tensor] = []
     for one in parameters:

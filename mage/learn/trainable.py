@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mage.learn.owned_state import placeholder
 from mage.models.adapters import linear_layers, read_adapters
 from mage.models.base import base_of
 from mage.seeds import derive
@@ -35,6 +36,7 @@ class AllWeights:
         self.masters = {
             name: _master(value) for name, value in model.named_parameters() if value.requires_grad
         }
+        self._dropped: set[str] = set()
         self._reference = copy.deepcopy(model).eval().requires_grad_(False) if reference else None
 
     @torch.no_grad()
@@ -46,13 +48,29 @@ class AllWeights:
                 _add_gradient(master, parameter.grad.to(master.dtype))
                 parameter.grad = None
 
+    def drop_master(self, name: str) -> None:
+        """Free the float32 copy of a weight: another rank owns it."""
+        if self.masters[name] is not self.model.get_parameter(name):
+            self.masters[name] = placeholder(self.masters[name])
+            self._dropped.add(name)
+
     @torch.no_grad()
     def publish(self) -> None:
         """Copy the masters into the module."""
         for name, master in self.masters.items():
             parameter = self.model.get_parameter(name)
-            if parameter is not master:
+            if parameter is not master and name not in self._dropped:
                 parameter.copy_(master)
+
+    def shared(self) -> dict[str, Tensor]:
+        """What ranks send each other after a step: the weights of the module."""
+        return {name: self.model.get_parameter(name) for name in self.masters}
+
+    @torch.no_grad()
+    def set_master(self, name: str, value: Tensor) -> None:
+        """Set a weight: its master, or the weight itself if another rank owns the master."""
+        dropped = name in self._dropped
+        (self.model.get_parameter(name) if dropped else self.masters[name]).copy_(value)
 
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
@@ -98,6 +116,17 @@ class Adapters:
         """Project the gradient of a micro-batch onto A and B."""
         for stack in self._stacks:
             stack.collect()
+
+    def drop_master(self, name: str) -> None:
+        """Adapters are small: every rank keeps all of them."""
+
+    def shared(self) -> dict[str, Tensor]:
+        """What ranks send each other after a step: A and B."""
+        return self.masters
+
+    @torch.no_grad()
+    def set_master(self, name: str, value: Tensor) -> None:
+        self.masters[name].copy_(value)
 
     def publish(self) -> None:
         """Write W0 + scale * B A into the module."""

@@ -122,7 +122,8 @@ def _run_rank(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the task installs its own handler
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    write_rank_log(log_path(folder, rank), redirect=True).__enter__()  # until the process ends
+    kept = write_rank_log(log_path(folder, rank), redirect=True)
+    kept.__enter__()  # until the process ends, so that a traceback is logged too
     with suppress(RankFailed, RanksStopped):
         store = dist.TCPStore("127.0.0.1", port, None, is_master=False)
         store.set(f"ready/{rank}", "1")

@@ -187,7 +187,8 @@ class Trainer:
             if self._whole and self.done:
                 self._save()
         except RankLost:
-            if self.ranks.is_main and self._whole and self.done:
+            alone = self.ranks.is_main and not self.learner.is_sharded
+            if alone and self._whole and self.done:
                 self._write_checkpoint()
             raise
         if self.ranks.is_main:
@@ -297,7 +298,7 @@ class Trainer:
             self._save()
 
     def _save(self) -> None:
-        if self.ranks.is_main:
+        if self.ranks.is_main or self.learner.is_sharded:
             self._write_checkpoint()
         self.ranks.barrier()  # wait until the checkpoint is written
 
@@ -312,11 +313,12 @@ class Trainer:
         }
         self.learner.save(self.folder.checkpoints, update=self.done, state=state)
         self._saved = (self.done, self.best)
-        checkpoint.prune(
-            self.folder.checkpoints,
-            keep=self.recipe.run.keep,
-            also={self.best[1]} if self.best else (),
-        )
+        if self.ranks.is_main:
+            checkpoint.prune(
+                self.folder.checkpoints,
+                keep=self.recipe.run.keep,
+                also={self.best[1]} if self.best else (),
+            )
 
     # -- evaluations
 

@@ -1,0 +1,194 @@
+"""Ranks on one machine over gloo: messages, gradients, sharded optimizer state."""
+
+import copy
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from learn_toys import make_model, make_sample
+
+from mage.config.sections import LearnOptions
+from mage.learn.learner import Learner
+from mage.learn.owned_state import assign_owners
+from mage.learn.ranks import RankFailed, RankLost, Ranks, RanksStopped
+from mage.training.distributed import launch_ranks
+from mage.training.stop import StopRequest
+from mage.training.watch import Peer, Watch, describe_loss
+from mage.types import Sample, Where
+
+
+def make_samples() -> list[Sample]:
+    """Ten meta-episodes in five groups, with one to six turns each."""
+    rng = random.Random(3)
+    return [
+        _sample(rng, group, member, index)
+        for group in range(5)
+        for member in range(2)
+        for index in range(1 + (group + 3 * member) % 6)
+    ]
+
+
+def _sample(rng: random.Random, group: int, member: int, index: int) -> Sample:
+    reply = tuple(rng.choices(range(7), k=rng.randint(1, 4)))
+    return make_sample(
+        tuple(rng.choices(range(7), k=rng.randint(2, 9))),
+        reply,
+        old_logprobs=tuple(rng.uniform(-3, -0.5) for _ in reply),
+        advantage=rng.uniform(-1, 1),
+        where=Where(group, member, 0, index, ""),
+    )
+
+
+def own_samples(ranks: Ranks) -> list[Sample]:
+    """Groups 0 to 3 in turn; the last rank has group 4 too, and rank 2 of three has nothing."""
+    workers = min(2, ranks.size)
+    return [sample for sample in make_samples() if sample.where.group % workers == ranks.rank]
+
+
+def train(ranks: Ranks, samples: list[Sample], model: Any, folder: Path, **options: Any) -> Learner:
+    """Two updates, a checkpoint, one more update."""
+    chosen = LearnOptions(lr=0.01, minibatches=3, kl=0.1, entropy=0.01, **options)
+    learner = Learner(model, chosen, seed=1, total_updates=3, ranks=ranks)
+    for update in range(2):
+        learner.update(samples, entropy=0.01, update=update)
+    if ranks.is_main or learner.is_sharded:
+        learner.save(folder, update=2, state={})
+    ranks.barrier()
+    learner.load(folder / "update_000002")
+    learner.update(samples, entropy=0.01, update=2)
+    return learner
+
+
+def compare(first: Any, second: Any) -> float:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return max(float((one.double() - two.double()).abs().max()) for one, two in pairs)
+
+
+def check_sharding(ranks: Ranks, folder: Path) -> dict[str, float]:
+    """The largest difference between sharded and replicated ranks."""
+    found = {}
+    for name, dtype, rank in (
+        ("all", torch.float32, 0),
+        ("half", torch.bfloat16, 0),
+        ("lora", torch.float32, 2),
+    ):
+        model = make_model(exact=False).to(dtype)
+        models = [copy.deepcopy(model) for _ in range(2)]
+        for one, shard in zip(models, ("none", "optimizer"), strict=True):
+            options = {"shard": shard, "lora_rank": rank}
+            train(ranks, own_samples(ranks), one, folder / f"{name}_{shard}", **options)
+        found[name] = compare(*models)
+        found[f"{name} moved"] = compare(models[0], model)
+    return found
+
+
+def check_members(ranks: Ranks, folder: Path) -> float:
+    """The largest difference between one process and members on several ranks, in float64."""
+    ranks.deals_members = True
+    model = make_model()
+    one, many = copy.deepcopy(model), copy.deepcopy(model)
+    train(Ranks(), make_samples(), one, folder / f"one_{ranks.rank}")
+    train(ranks, own_samples(ranks), many, folder / "many")
+    return compare(one, many)
+
+
+def check_messages(ranks: Ranks) -> list[str]:
+    """A failure and a stop on the last rank reach all ranks at the same gather."""
+    assert ranks.gather(ranks.rank) == list(range(ranks.size))
+    assert ranks.broadcast(ranks.rank) == 0
+    last, seen = ranks.size - 1, []
+    try:
+        with ranks.together():
+            if ranks.rank == last:
+                raise ValueError("no data here")
+    except (RankFailed, ValueError) as error:
+        seen.append(str(error))
+    try:
+        if ranks.rank == last:
+            ranks.send_stop()
+        ranks.gather("work")
+    except RanksStopped:
+        seen.append("stopped")
+    return seen
+
+
+def check_all(ranks: Ranks, folder: Path, stop: Any = None) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    found = {"messages": check_messages(ranks), "sharding": check_sharding(ranks, folder)}
+    return found | {"members": check_members(ranks, folder)}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_agree_and_sharded_state_equals_replicated_state(tmp_path: Path, size: int) -> None:
+    found = launch_ranks(size, check_all, tmp_path, folder=tmp_path, stop=StopRequest())
+    failed, stopped = found["messages"]
+    assert failed.startswith(f"rank {size - 1} on ")
+    assert failed.endswith(": no data here")
+    assert stopped == "stopped"
+    for name in ("all", "half", "lora"):
+        assert found["sharding"][name] == 0.0, name
+        assert found["sharding"][f"{name} moved"] > 1e-3, name
+    assert found["members"] < 1e-12
+
+
+def die(ranks: Ranks, stop: Any = None) -> None:
+    if ranks.rank == 1:
+        sys.stderr.write("the last words\n")
+        sys.stderr.flush()
+        os._exit(9)
+    ranks.barrier()
+
+
+@pytest.mark.e2e
+def test_a_rank_that_dies_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+    with pytest.raises(RankLost, match=r"rank 1 on .* ended unexpectedly(.|\n)*the last words"):
+        launch_ranks(2, die, folder=tmp_path, stop=StopRequest())
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+
+def test_a_rank_on_another_host_is_lost_after_forty_seconds_of_silence() -> None:
+    store, clock = FakeStore(), [0.0]
+    peers = [Peer(0, "here", 1), Peer(1, "there", 2)]
+    watch = Watch(Ranks(0, 2), peers, store)
+    other = Watch(Ranks(1, 2), peers, store)
+    other.beat(1)
+    assert watch.look(lambda: clock[0]) is None
+    clock[0] = 39.0
+    other.beat(2)
+    assert watch.look(lambda: clock[0]) is None
+    clock[0] = 78.0
+    assert watch.look(lambda: clock[0]) is None
+    clock[0] = 80.0
+    assert watch.look(lambda: clock[0]) == peers[1]
+    assert "rank 1 on there (process 2) ended unexpectedly" in describe_loss(peers[1], None)
+
+
+def test_owners_get_equal_shares_of_whole_tensors() -> None:
+    owners = assign_owners({"a": 1, "b": 5, "c": 4, "d": 2, "e": 6}, 3)
+    loads = [
+        sum(
+            size
+            for name, size in {"a": 1, "b": 5, "c": 4, "d": 2, "e": 6}.items()
+            if owners[name] == rank
+        )
+        for rank in range(3)
+    ]
+    assert sorted(loads) == [6, 6, 6]
