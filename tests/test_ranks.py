@@ -11,11 +11,14 @@ import pytest
 import torch
 from learn_toys import make_model, make_sample
 
+from mage.config.loading import load_recipe
 from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner
 from mage.learn.owned_state import assign_owners
 from mage.learn.ranks import RankFailed, RankLost, Ranks, RanksStopped
+from mage.models.shapes import PRESETS
 from mage.training.distributed import launch_ranks
+from mage.training.memory_plan import plan_memory
 from mage.training.stop import StopRequest
 from mage.training.watch import Peer, Watch, describe_loss
 from mage.types import Sample, Where
@@ -192,3 +195,12 @@ def test_owners_get_equal_shares_of_whole_tensors() -> None:
         for rank in range(3)
     ]
     assert sorted(loads) == [6, 6, 6]
+
+
+def test_the_memory_plan_divides_masters_and_moments_among_the_ranks() -> None:
+    shape = PRESETS["qwen3-4b"]
+    recipe = load_recipe("paper_alfworld", ["--learn.shard=optimizer"])
+    alone, eight = (plan_memory(recipe, shape, 141e9, ranks=ranks) for ranks in (1, 8))
+    assert (alone.masters, alone.optimizer) == (4 * shape.parameters, 8 * shape.parameters)
+    assert (eight.masters, eight.optimizer) == (0.5 * shape.parameters, shape.parameters)
+    assert eight.weights == alone.weights

@@ -1,5 +1,6 @@
 """From a recipe to a model, a chat format and an engine that share the same weights."""
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -94,9 +95,10 @@ def _check_thinking(recipe: Recipe) -> None:
         )
 
 
-def fit_to_gpu(recipe: Recipe) -> Recipe:
+def fit_to_gpu(recipe: Recipe, ranks: int | None = None) -> Recipe:
     """The recipe with micro-batch size, recompute and slots chosen for the memory of the GPU.
 
+    `ranks` is the number of ranks, run.workers by default; those on one card share its memory.
     Without a GPU, or with a model that runs elsewhere, the recipe stays as it is.
     """
     if find_item("engines", recipe.engines.name).own_chat() is not None:
@@ -105,7 +107,8 @@ def fit_to_gpu(recipe: Recipe) -> Recipe:
     if device.type != "cuda":
         return recipe
     free, total = torch.cuda.mem_get_info(device)
-    memory = free / recipe.run.workers
+    ranks = ranks or recipe.run.workers
+    memory = free / _ranks_on_card(ranks)
     if recipe.run.gpu_memory is not None:
         memory = min(memory, recipe.run.gpu_memory * GB)
         torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), device)
@@ -114,8 +117,15 @@ def fit_to_gpu(recipe: Recipe) -> Recipe:
         read_shape(recipe.base_folder()),
         memory,
         half_precision=recipe.model.dtype != "float32",
+        ranks=ranks,
     )
     return apply_plan(recipe, plan)
+
+
+def _ranks_on_card(ranks: int) -> int:
+    """How many ranks share a card of this host."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    return math.ceil(here / torch.cuda.device_count())
 
 
 def _default_threads(model: PreTrainedModel, workers: int) -> int:

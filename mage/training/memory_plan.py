@@ -101,10 +101,20 @@ class MemoryPlan:
 
 
 def plan_memory(
-    recipe: Recipe, shape: ModelShape, memory: float, *, half_precision: bool = True
+    recipe: Recipe,
+    shape: ModelShape,
+    memory: float,
+    *,
+    half_precision: bool = True,
+    ranks: int | None = None,
 ) -> MemoryPlan:
-    """The plan of a recipe for a card of `memory` bytes."""
+    """The plan of a recipe for a card of `memory` bytes; `ranks` is run.workers by default.
+
+    With learn.shard = "optimizer" every rank holds an equal part of masters and optimizer state.
+    """
     learn = recipe.learn
+    share = (ranks or recipe.run.workers) if learn.shard == "optimizer" else 1
+    adapters = bool(learn.lora_rank)
     options = recipe.engines.options
     number = 2 if half_precision else 4
     slots, context = int(options.get("slots", 1024)), int(options.get("context", 2048))
@@ -113,8 +123,8 @@ def plan_memory(
         shape=shape,
         usable=memory * _USABLE - _CONTEXT,
         weights=number * shape.parameters,
-        masters=_masters(shape, learn, number),
-        optimizer=8 * _trained(shape, learn),
+        masters=_masters(shape, learn, number) / (1 if adapters else share),
+        optimizer=8 * _trained(shape, learn) / share,
         reference=number * shape.parameters if learn.kl and not learn.lora_rank else 0,
         gradients=_gradients(shape, learn, number),
         activations=0,

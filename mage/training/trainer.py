@@ -125,7 +125,7 @@ class Trainer:
         self, folder: RunFolder, ranks: Ranks, callback: Callback, stop: StopRequest
     ) -> None:
         self.folder, self.ranks, self.callback, self.stop = folder, ranks, callback, stop
-        self.recipe = fit_to_gpu(recipe_of_rank(folder.begun_recipe(), ranks))
+        self.recipe = fit_to_gpu(recipe_of_rank(folder.begun_recipe(), ranks), ranks.size)
         ranks.deals_members = ranks.size > 1 and self.recipe.run.deal == "members"
         self.components = build_components(self.recipe)
         source = self.recipe.model_folder()
