@@ -232,3 +232,31 @@ def test_a_static_copy_opens_from_disk(visit: Any, runs: Path, tmp_path: Path, f
     assert last_score(runs / "one", "after_test") in body(page)
     page = visit("#/run/one/meta/step_000006/0", "why?", base)
     visit("#/compare/one%2Ctwo", "Paired difference", base)
+
+
+# --- Live runs
+
+
+def test_the_page_follows_an_active_run(browser: Any, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "live")
+    (folder.path / "summary.json").unlink()
+    server = Server(Library([tmp_path]))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        browser.get("about:blank")
+        browser.get(f"{server.address}#/run/live")
+        wait_for(browser, "running")
+        folder.append_metrics({"update": 7, "episodes": 36, "score_1": 0.1})
+        wait_for(browser, "7 of 6 updates")
+    finally:
+        server.stop()
+        thread.join()
+
+
+def test_the_exact_prompt_is_shown_on_demand(visit: Any, runs: Path) -> None:
+    page = visit("#/run/one/meta/after_test/0", "prompt,")
+    buttons = page.find_elements(By.CSS_SELECTOR, ".badges button.badge:not(.credit)")
+    buttons[0].click()
+    expected = Library([runs]).get("run/one/prompts/after_test/0")["episodes"][0]["turns"][0]
+    wait_for(page, expected.strip().splitlines()[0][:40])

@@ -9,46 +9,73 @@
     const move = turn.legal ? Number(turn.action) - 1 : -1;
     const free = cells.filter((one) => one === ".").length;
     const mark = free % 2 ? "X" : "O";
-    return html`<svg class="board" viewBox="0 0 96 96" width="96" height="96" role="img" aria-label=${`board ${turn.anchor}, move ${turn.action}`}>
+    return html`<svg class="board" viewBox="0 0 96 96" width="96" height="96" role="img"
+      aria-label=${`board ${turn.anchor}, move ${turn.action}`}>
       ${cells.map((cell, k) => {
         const [x, y] = [(k % 3) * 32, Math.floor(k / 3) * 32];
         const shown = k === move ? mark : cell;
-        return html`<rect x=${x + 1} y=${y + 1} width="30" height="30" rx="4" class=${k === move ? "square new" : "square"} />
-          ${shown === "X" && html`<path d=${`M${x + 9} ${y + 9}l14 14m0 -14l-14 14`} class="mark x" />`}
+        return html`<rect x=${x + 1} y=${y + 1} width="30" height="30" rx="4"
+          class=${k === move ? "square new" : "square"} />
+          ${shown === "X" && html`<path d=${`M${x + 9} ${y + 9}l14 14m0 -14l-14 14`}
+            class="mark x" />`}
           ${shown === "O" && html`<circle cx=${x + 16} cy=${y + 16} r="8" class="mark o" />`}
           ${shown === "." && html`<text x=${x + 16} y=${y + 20} class="digit">${k + 1}</text>`}`;
       })}</svg>`;
   }
 
-  const card = (x, text, hidden) => html`<rect x=${x} y="4" width="34" height="48" rx="5" class=${hidden ? "card back" : "card"} />
-    <text x=${x + 17} y="37" class=${hidden ? "face hidden" : "face"}>${hidden ? "?" : text}</text>`;
+  const card = (
+    x,
+    text,
+    hidden,
+  ) => html`<rect x=${x} y="4" width="34" height="48" rx="5"
+    class=${hidden ? "card back" : "card"} />
+    <text x=${x + 17} y="37" class=${hidden ? "face hidden" : "face"}>${hidden ? "?" : text}
+      </text>`;
 
   function kuhn({turn, episode}) {
     const [own, ...moves] = turn.anchor.split(" ");
     const shown = /Opponent's card: (\w)\b/.exec(episode.recap);
-    const bets = moves.filter((move) => move === "bet").length + (turn.legal && turn.action === "bet" ? 1 : 0);
-    return html`<svg class="board" viewBox="0 0 190 58" width="190" height="58" role="img" aria-label=${`own card ${own}, moves ${moves.join(" ") || "none"}`}>
+    const bets =
+      moves.filter((move) => move === "bet").length + (turn.legal && turn.action === "bet" ? 1 : 0);
+    return html`<svg class="board" viewBox="0 0 190 58" width="190" height="58" role="img"
+      aria-label=${`own card ${own}, moves ${moves.join(" ") || "none"}`}>
       ${card(2, own, false)}${card(44, shown ? shown[1] : "", !shown)}
-      ${[...Array(2 + bets).keys()].map((k) => html`<ellipse cx=${100 + (k % 3) * 22} cy=${42 - Math.floor(k / 3) * 12} rx="10" ry="6" class="chip" />`)}
+      ${[...Array(2 + bets).keys()].map((k) => html`<ellipse cx=${100 + (k % 3) * 22}
+        cy=${42 - Math.floor(k / 3) * 12} rx="10" ry="6" class="chip" />`)}
       <text x="90" y="16" class="caption">pot ${2 + bets} chips</text></svg>`;
   }
 
-  const SQUARES = {"#": "wall", _: "floor", O: "target", X: "box", "*": "box done", P: "player", S: "player target"};
+  const SQUARES = {
+    "#": "wall",
+    _: "floor",
+    O: "target",
+    X: "box",
+    "*": "box done",
+    P: "player",
+    S: "player target",
+  };
 
   function sokoban({turn}) {
     const rows = turn.anchor.split("\n");
     const wide = Math.max(...rows.map((row) => row.length));
     if (rows.length < 3 || rows.length * wide > 900) return null;
     const size = 16;
-    return html`<svg class="board" viewBox=${`0 0 ${wide * size} ${rows.length * size}`} width=${wide * size} height=${rows.length * size} role="img" aria-label="Sokoban room">
-      ${rows.flatMap((row, y) => [...row].map((sign, x) => {
-        const kind = SQUARES[sign] || "floor";
-        const [left, top] = [x * size, y * size];
-        return html`<rect x=${left} y=${top} width=${size} height=${size} class=${sign === "#" ? "wall" : "floor"} />
-          ${"OS*".includes(sign) && html`<circle cx=${left + 8} cy=${top + 8} r="3.5" class="target" />`}
-          ${kind.startsWith("box") && html`<rect x=${left + 2.5} y=${top + 2.5} width="11" height="11" rx="2" class=${kind} />`}
-          ${kind.startsWith("player") && html`<circle cx=${left + 8} cy=${top + 8} r="5" class="player" />`}`;
-      }))}</svg>`;
+    return html`<svg class="board" viewBox=${`0 0 ${wide * size} ${rows.length * size}`}
+      width=${wide * size} height=${rows.length * size} role="img" aria-label="Sokoban room">
+      ${rows.flatMap((row, y) =>
+        [...row].map((sign, x) => {
+          const kind = SQUARES[sign] || "floor";
+          const [left, top] = [x * size, y * size];
+          return html`<rect x=${left} y=${top} width=${size} height=${size}
+            class=${sign === "#" ? "wall" : "floor"} />
+          ${"OS*".includes(sign) && html`<circle cx=${left + 8} cy=${top + 8} r="3.5"
+            class="target" />`}
+          ${kind.startsWith("box") && html`<rect x=${left + 2.5} y=${top + 2.5} width="11"
+            height="11" rx="2" class=${kind} />`}
+          ${kind.startsWith("player") && html`<circle cx=${left + 8} cy=${top + 8} r="5"
+            class="player" />`}`;
+        }),
+      )}</svg>`;
   }
 
   const HANDS = {rock: "✊", paper: "✋", scissors: "✌"};
@@ -56,22 +83,39 @@
   function hands({episode, seat}) {
     const own = episode.moves.filter((move) => move.seat === seat);
     const other = episode.moves.filter((move) => move.seat !== seat);
-    return html`<div class="hands" role="img" aria-label="hands of both players">${own.map((move, k) => html`<span title=${`${move.action} against ${other[k] ? other[k].action : "?"}`}>
-      ${HANDS[move.action] || mage.clean(move.action)}<small>${other[k] ? HANDS[other[k].action] || mage.clean(other[k].action) : ""}</small></span>`)}</div>`;
+    return html`<div class="hands" role="img" aria-label="hands of both players">${own.map(
+      (move, k) => html`<span title=${`${move.action} against ${other[k] ? other[k].action : "?"}`}>
+      ${HANDS[move.action] || mage.clean(move.action)}
+        <small>${other[k] ? HANDS[other[k].action] || mage.clean(other[k].action) : ""}</small>
+        </span>`,
+    )}</div>`;
   }
 
   function rooms({turn, first}) {
     const place = /; at ([^;]+)/.exec(turn.anchor);
     const holds = /; holds ([^;]+)/.exec(turn.anchor);
     const seen = /you see (.+?)\.\s*(\n|$)/.exec(first ? first.observation : "");
-    const spots = seen ? seen[1].split(/,\s*(?:and )?|\s+and\s+/).map((one) => one.replace(/^an? /, "").trim()).filter(Boolean) : [];
+    const spots = seen
+      ? seen[1]
+          .split(/,\s*(?:and )?|\s+and\s+/)
+          .map((one) => one.replace(/^an? /, "").trim())
+          .filter(Boolean)
+      : [];
     if (!place) return null;
-    return html`<div class="rooms" role="img" aria-label=${`at ${place[1]}`}>${(spots.length ? spots : [place[1]]).sort().map((spot) => html`<span
-      class=${spot === place[1].trim() ? "here" : ""}>${mage.clean(spot)}</span>`)}
+    return html`<div class="rooms" role="img" aria-label=${`at ${place[1]}`}>${(spots.length
+      ? spots
+      : [place[1]]
+    )
+      .sort()
+      .map(
+        (spot) => html`<span
+      class=${spot === place[1].trim() ? "here" : ""}>${mage.clean(spot)}</span>`,
+      )}
       <small>${holds && !holds[1].startsWith("nothing") ? `carries ${mage.clean(holds[1])}` : "carries nothing"}</small></div>`;
   }
 
-  const BUTTON = /^(Search|Back to Search|Next >|< Prev|Description|Features|Reviews|Attributes|Buy Now|B0[0-9A-Z]{8})$/;
+  const BUTTON =
+    /^(Search|Back to Search|Next >|< Prev|Description|Features|Reviews|Attributes|Buy Now|B0[0-9A-Z]{8})$/;
 
   function shop({turn}) {
     const lines = mage.clean(turn.observation).split(/\n| \[SEP\] /);
@@ -79,13 +123,22 @@
     const clicked = /^click\[(.*)\]$/i.exec(turn.action || "");
     return html`<div class="shop">${lines.map((line) => {
       const button = /^\[button\] (.*) \[button_\]$/.exec(line.trim()) || BUTTON.exec(line.trim());
-      if (!button) return line.trim() && html`<p class=${/^\$[\d.]/.test(line.trim()) ? "price" : ""}>${line}</p>`;
+      if (!button)
+        return (
+          line.trim() && html`<p class=${/^\$[\d.]/.test(line.trim()) ? "price" : ""}>${line}</p>`
+        );
       const on = clicked && clicked[1].toLowerCase() === button[1].toLowerCase();
       return html`<span class=${`pill ${on ? "on" : ""}`}>${button[1]}</span>`;
     })}</div>`;
   }
 
-  const BOARDS = {tic_tac_toe: ticTacToe, kuhn_poker: kuhn, sokoban, alfworld: rooms, webshop: shop};
+  const BOARDS = {
+    tic_tac_toe: ticTacToe,
+    kuhn_poker: kuhn,
+    sokoban,
+    alfworld: rooms,
+    webshop: shop,
+  };
   mage.drawsHands = (environment) => /rock_?paper_?scissors|rps/.test(environment);
   mage.Hands = hands;
 

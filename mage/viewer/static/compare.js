@@ -10,47 +10,90 @@
       Promise.all(ids.map((id) => mage.load(`run/${id}`).then((run) => ({...run, id}))))
         .then((runs) => active && setState({runs}))
         .catch((error) => active && setState({error}));
-      return () => { active = false; };
+      return () => {
+        active = false;
+      };
     }, [ids.join()]);
     return state;
   }
 
   function Options({runs}) {
-    const flat = runs.map((run) => Object.fromEntries(Object.entries(run.recipe).flatMap(([section, table]) =>
-      Object.entries(table).map(([name, value]) => [`${section}.${name}`, JSON.stringify(value)]))));
-    const keys = [...new Set(flat.flatMap(Object.keys))].sort().filter((key) => new Set(flat.map((one) => one[key])).size > 1);
+    const flat = runs.map((run) =>
+      Object.fromEntries(
+        Object.entries(run.recipe).flatMap(([section, table]) =>
+          Object.entries(table).map(([name, value]) => [
+            `${section}.${name}`,
+            JSON.stringify(value),
+          ]),
+        ),
+      ),
+    );
+    const keys = [...new Set(flat.flatMap(Object.keys))]
+      .sort()
+      .filter((key) => new Set(flat.map((one) => one[key])).size > 1);
     if (!keys.length) return html`<p class="quiet">All options are equal.</p>`;
-    return html`<div class="scroll"><table id="options"><thead><tr><th class="left">option</th>${runs.map((run) => html`<th class="left">${mage.clean(run.title)}</th>`)}</tr></thead>
-      <tbody>${keys.map((key) => html`<tr><td class="left">${key}</td>${flat.map((one) => html`<td class="left"><code>${mage.clean(one[key] === undefined ? "–" : one[key]).slice(0, 200)}</code></td>`)}</tr>`)}</tbody></table></div>`;
+    return html`<div class="scroll"><table id="options"><thead><tr><th
+      class="left">option</th>${runs.map((run) => html`<th class="left">${mage.clean(run.title)}
+      </th>`)}</tr></thead>
+      <tbody>${keys.map((key) => html`<tr><td class="left">${key}</td>${flat.map((one) => html`<td
+        class="left"><code>${mage.clean(one[key] === undefined ? "–" : one[key]).slice(0, 200)}
+        </code></td>`)}</tr>`)}</tbody></table></div>`;
   }
 
   function Changed({panel, first, second, names}) {
     const [open, setOpen] = useState(null);
     const stored = (run, name) => run.stored.includes(name);
-    const side = (run, name, number) => (stored(run, name) && number < 60 ? html`<a href=${mage.link("run", run.id, "meta", name, number)}>read</a>` : html`<span class="quiet">not stored</span>`);
-    if (!panel.changed.length) return html`<p class="quiet">No task changed in the last episode.</p>`;
-    return html`<h3>Tasks that changed most in the last episode</h3><div class="scroll"><table><thead><tr><th class="left">task</th><th class="left">opponent</th><th>seat</th>
-      <th>${names[0]}</th><th></th><th>${names[1]}</th><th></th><th>change</th><th></th></tr></thead><tbody>
-      ${panel.changed.map((one) => html`<tr><td class="left">${one.number}</td><td class="left">${mage.clean(one.opponent) || "–"}</td><td>${mage.seat(one.seat)}</td>
-        <td>${one.first.map((value) => mage.score(value, 1)).join(" ")}</td><td>${side(first, panel.first, one.number)}</td>
-        <td>${one.second.map((value) => mage.score(value, 1)).join(" ")}</td><td>${side(second, panel.second, one.number)}</td>
+    const side = (run, name, number) =>
+      stored(run, name) && number < 60
+        ? html`<a href=${mage.link("run", run.id, "meta", name, number)}>read</a>`
+        : html`<span class="quiet">not stored</span>`;
+    if (!panel.changed.length)
+      return html`<p class="quiet">No task changed in the last episode.</p>`;
+    return html`<h3>Tasks that changed most in the last episode</h3><div class="scroll"><table>
+      <thead><tr><th class="left">task</th><th class="left">opponent</th><th>seat</th>
+      <th>${names[0]}</th><th></th><th>${names[1]}</th><th></th><th>change</th><th></th></tr>
+        </thead><tbody>
+      ${panel.changed.map(
+        (
+          one,
+        ) => html`<tr><td class="left">${one.number}</td><td
+          class="left">${mage.clean(one.opponent) || "–"}</td><td>${mage.seat(one.seat)}</td>
+        <td>${one.first.map((value) => mage.score(value, 1)).join(" ")}</td>
+          <td>${side(first, panel.first, one.number)}</td>
+        <td>${one.second.map((value) => mage.score(value, 1)).join(" ")}</td>
+          <td>${side(second, panel.second, one.number)}</td>
         <td class=${one.difference > 0 ? "up" : "down"}>${mage.score(one.difference, 1)}</td>
-        <td>${stored(first, panel.first) && stored(second, panel.second) && one.number < 60 && html`<button class="small" onClick=${() => setOpen(open === one.number ? null : one.number)}>side by side</button>`}</td></tr>`)}</tbody></table></div>
-      ${open !== null && html`<div class="sides"><div><h3>${names[0]}</h3><${mage.MetaBody} id=${first.id} name=${panel.first} number=${open} /></div>
-        <div><h3>${names[1]}</h3><${mage.MetaBody} id=${second.id} name=${panel.second} number=${open} /></div></div>`}`;
+        <td>${stored(first, panel.first) && stored(second, panel.second) && one.number < 60 && html`<button class="small" onClick=${() => setOpen(open === one.number ? null : one.number)}>side by side</button>`}</td></tr>`,
+      )}</tbody></table></div>
+      ${
+        open !== null &&
+        html`<div class="sides"><div><h3>${names[0]}</h3><${mage.MetaBody} id=${first.id}
+          name=${panel.first} number=${open} /></div>
+        <div><h3>${names[1]}</h3><${mage.MetaBody} id=${second.id} name=${panel.second}
+          number=${open} /></div></div>`
+      }`;
   }
 
   function Pair({first, second}) {
     const {value, error} = mage.useData(`compare/${first.id}/${second.id}`);
     if (!value) return html`<${mage.Loading} error=${error} />`;
     const same = first.id === second.id;
-    const names = same ? ["before training", "after training"] : [mage.clean(first.title), mage.clean(second.title)];
-    if (!value.panels.length) return html`<p class="quiet">These runs have no final panel in common.</p>`;
-    return value.panels.map((panel) => html`<h3>${mage.setName(panel.second)}</h3>
-      ${panel.same_panel
-        ? html`<${mage.PairTable} panel=${panel} measure=${second.measure} names=${`${names[1]} − ${names[0]}`} />
+    const names = same
+      ? ["before training", "after training"]
+      : [mage.clean(first.title), mage.clean(second.title)];
+    if (!value.panels.length)
+      return html`<p class="quiet">These runs have no final panel in common.</p>`;
+    return value.panels.map(
+      (panel) => html`<h3>${mage.setName(panel.second)}</h3>
+      ${
+        panel.same_panel
+          ? html`<${mage.PairTable} panel=${panel} measure=${second.measure}
+            names=${`${names[1]} − ${names[0]}`} />
             <${Changed} panel=${panel} first=${first} second=${second} names=${names} />`
-        : html`<p class="quiet">The two panels hold different tasks, so there is no paired difference.</p>`}`);
+          : html`<p
+            class="quiet">The two panels hold different tasks, so there is no paired difference.</p>`
+      }`,
+    );
   }
 
   mage.CompareView = ({ids}) => {
@@ -58,19 +101,50 @@
     const [pair, setPair] = useState([0, ids.length > 1 ? 1 : 0]);
     if (!runs) return html`<${mage.Loading} error=${error} />`;
     const same = ids.length === 2 && ids[0] === ids[1];
-    const coloured = (same ? runs.slice(0, 1) : runs).map((run, k) => ({...run, colour: mage.colours[k % mage.colours.length]}));
+    const coloured = (same ? runs.slice(0, 1) : runs).map((run, k) => ({
+      ...run,
+      colour: mage.colours[k % mage.colours.length],
+    }));
     const last = coloured[0].episodes;
-    const pick = (k) => html`<select aria-label=${k ? "second run" : "first run"} value=${pair[k]} onChange=${(event) => setPair(pair.map((old, j) => (j === k ? Number(event.target.value) : old)))}>
+    const pick = (
+      k,
+    ) => html`<select aria-label=${k ? "second run" : "first run"} value=${pair[k]}
+      onChange=${(event) => setPair(pair.map((old, j) => (j === k ? Number(event.target.value) : old)))}>
       ${runs.map((run, j) => html`<option value=${j}>${mage.clean(run.title)}</option>`)}</select>`;
     return html`<div class="bar"><h1>Compare</h1></div>
-      <p class="legend big">${coloured.map((run) => html`<span><i style=${`background:${run.colour}`}></i><a href=${mage.link("run", run.id)}>${mage.clean(run.title)}</a></span>`)}</p>
-      ${!same && html`<${mage.Plot} title=${`${coloured[0].percent ? "Success" : "Score"} of the last episode, over training`} percent=${coloured[0].percent} height=${320} sync="compare"
-        lines=${coloured.flatMap((run) => [...mage.metricLines([run, run], `${run.measure}_${run.episodes}`).slice(0, 1),
-          ...[{label: run.title, colour: run.colour, points: true, xs: run.select.map((cell) => cell.update), ...Object.fromEntries(["ys", "low", "high"].map((key, j) => [key, run.select.map((cell) => {
-            const found = cell.episodes[cell.episodes.length - 1][run.measure]; return found && found[["value", "low", "high"][j]]; })]))}].filter((line) => line.xs.length)])}
+      <p class="legend big">${coloured.map((run) => html`<span><i
+        style=${`background:${run.colour}`}></i><a
+        href=${mage.link("run", run.id)}>${mage.clean(run.title)}</a></span>`)}</p>
+      ${
+        !same &&
+        html`<${mage.Plot}
+          title=${`${coloured[0].percent ? "Success" : "Score"} of the last episode, over training`} percent=${coloured[0].percent} height=${320} sync="compare"
+        lines=${coloured.flatMap((run) => [
+          ...mage.metricLines([run, run], `${run.measure}_${run.episodes}`).slice(0, 1),
+          ...[
+            {
+              label: run.title,
+              colour: run.colour,
+              points: true,
+              xs: run.select.map((cell) => cell.update),
+              ...Object.fromEntries(
+                ["ys", "low", "high"].map((key, j) => [
+                  key,
+                  run.select.map((cell) => {
+                    const found = cell.episodes[cell.episodes.length - 1][run.measure];
+                    return found && found[["value", "low", "high"][j]];
+                  }),
+                ]),
+              ),
+            },
+          ].filter((line) => line.xs.length),
+        ])}
         bounds=${mage.boundsOf(coloured[0])} />
-      <${mage.SmallPlots} runs=${coloured} sync="compare" /><h2>Options that differ</h2><${Options} runs=${runs} />`}
-      <h2>Paired difference ${!same && runs.length > 1 && html`<small>${pick(1)} − ${pick(0)}</small>`}</h2>
+      <${mage.SmallPlots} runs=${coloured} sync="compare" /><h2>Options that differ</h2><${Options}
+        runs=${runs} />`
+      }
+      <h2>Paired difference ${!same && runs.length > 1 && html`<small>${pick(1)} − ${pick(0)}
+        </small>`}</h2>
       <${Pair} key=${pair.join()} first=${runs[pair[0]]} second=${runs[pair[1]]} />`;
   };
 })();

@@ -53,7 +53,8 @@ window.mage = {};
           value = await mage.load(path, {fresh});
           if (active) setState({path, value, error: null});
         } catch (error) {
-          if (active) setState((old) => ({path, value: old.path === path ? old.value : undefined, error}));
+          if (active)
+            setState((old) => ({path, value: old.path === path ? old.value : undefined, error}));
         }
         const seconds = mage.isStatic ? 0 : every(value);
         if (active && seconds) timer = setTimeout(() => step(true), 1000 * seconds);

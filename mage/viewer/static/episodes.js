@@ -14,14 +14,22 @@
           try {
             const found = await mage.load(`run/${id}/index/${name}`);
             if (!active) return;
-            const rows = found.rows.map((row) => Object.fromEntries([["set", name], ...found.columns.map((column, k) => [column, row[k]])]));
+            const rows = found.rows.map((row) =>
+              Object.fromEntries([
+                ["set", name],
+                ...found.columns.map((column, k) => [column, row[k]]),
+              ]),
+            );
             setSets((old) => ({...old, [name]: {rows, stored: found.stored || rows.length}}));
           } catch (error) {
-            if (active) setSets((old) => ({...old, [name]: {rows: [], stored: 0, error: error.message}}));
+            if (active)
+              setSets((old) => ({...old, [name]: {rows: [], stored: 0, error: error.message}}));
           }
         }
       })();
-      return () => { active = false; };
+      return () => {
+        active = false;
+      };
     }, [id, names.join(" ")]);
     return sets;
   }
@@ -31,12 +39,19 @@
     (!filters.opponent || row.opponent === filters.opponent) &&
     (!filters.seat || String(row.seat) === filters.seat) &&
     (!filters.outcome || row.outcomes[row.outcomes.length - 1] === filters.outcome) &&
-    (!filters.gain || (filters.gain === "gain" ? row.gain > 0 : filters.gain === "loss" ? row.gain < 0 : row.gain === 0)) &&
+    (!filters.gain ||
+      (filters.gain === "gain"
+        ? row.gain > 0
+        : filters.gain === "loss"
+          ? row.gain < 0
+          : row.gain === 0)) &&
     (!filters.illegal || (filters.illegal === "yes") === row.illegal > 0);
 
   const Select = ({name, title, options, filters, set}) => html`<label>${title}
-    <select name=${name} value=${filters[name]} onChange=${(event) => set({...filters, [name]: event.target.value})}>
-      <option value="">all</option>${options.map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select></label>`;
+    <select name=${name} value=${filters[name]}
+      onChange=${(event) => set({...filters, [name]: event.target.value})}>
+      <option value="">all</option>${options.map(([value, text]) => html`<option
+        value=${value}>${text}</option>`)}</select></label>`;
 
   mage.EpisodesView = ({id, run, query}) => {
     const sets = useSets(id, run.stored);
@@ -44,36 +59,86 @@
     const [at, setAt] = useState(-1);
     const all = run.stored.flatMap((name) => (sets[name] ? sets[name].rows : []));
     const rows = all.filter((row) => matches(row, filters));
-    const {sorted, button} = mage.useSort(rows, "", (row, name) => (name === "last" ? row.scores[row.scores.length - 1] : row[name]));
+    const {sorted, button} = mage.useSort(rows, "", (row, name) =>
+      name === "last" ? row.scores[row.scores.length - 1] : row[name],
+    );
     const open = (row) => mage.link("run", id, "meta", row.set, row.number);
     mage.useKeys({
       j: () => setAt(Math.min(sorted.length - 1, at + 1)),
       k: () => setAt(Math.max(0, at - 1)),
       Enter: () => sorted[at] && (location.hash = open(sorted[at])),
     });
-    if (!run.stored.length) return html`<p class="quiet empty">No meta-episodes are stored. Set run.episodes_every in the recipe.</p>`;
+    if (!run.stored.length)
+      return html`<p
+        class="quiet empty">No meta-episodes are stored. Set run.episodes_every in the recipe.</p>`;
     const opponents = [...new Set(all.map((row) => row.opponent))].filter(Boolean).sort();
     const loading = Object.keys(sets).length < run.stored.length;
-    const left = run.stored.reduce((sum, name) => sum + (sets[name] ? sets[name].stored - sets[name].rows.length : 0), 0);
+    const left = run.stored.reduce(
+      (sum, name) => sum + (sets[name] ? sets[name].stored - sets[name].rows.length : 0),
+      0,
+    );
     return html`<div class="filters">
-        <${Select} name="set" title="Set" filters=${filters} set=${setFilters} options=${run.stored.map((name) => [name, mage.setName(name)])} />
-        ${opponents.length > 0 && html`<${Select} name="opponent" title="Opponent" filters=${filters} set=${setFilters} options=${opponents.map((one) => [one, mage.clean(one)])} />`}
-        <${Select} name="seat" title="Seat" filters=${filters} set=${setFilters} options=${[["0", "first"], ["1", "second"]]} />
-        <${Select} name="outcome" title="Last episode" filters=${filters} set=${setFilters} options=${[["w", "won"], ["l", "lost"], ["d", "drawn"]]} />
-        <${Select} name="gain" title="First to last" filters=${filters} set=${setFilters} options=${[["gain", "gain"], ["loss", "loss"], ["same", "no change"]]} />
-        <${Select} name="illegal" title="Illegal replies" filters=${filters} set=${setFilters} options=${[["yes", "some"], ["no", "none"]]} />
+        <${Select} name="set" title="Set" filters=${filters} set=${setFilters}
+          options=${run.stored.map((name) => [name, mage.setName(name)])} />
+        ${opponents.length > 0 && html`<${Select} name="opponent" title="Opponent"
+          filters=${filters} set=${setFilters}
+          options=${opponents.map((one) => [one, mage.clean(one)])} />`}
+        <${Select} name="seat" title="Seat" filters=${filters} set=${setFilters} options=${[
+          ["0", "first"],
+          ["1", "second"],
+        ]} />
+        <${Select} name="outcome" title="Last episode" filters=${filters} set=${setFilters}
+          options=${[
+          ["w", "won"],
+          ["l", "lost"],
+          ["d", "drawn"],
+        ]} />
+        <${Select} name="gain" title="First to last" filters=${filters} set=${setFilters}
+          options=${[
+          ["gain", "gain"],
+          ["loss", "loss"],
+          ["same", "no change"],
+        ]} />
+        <${Select} name="illegal" title="Illegal replies" filters=${filters} set=${setFilters}
+          options=${[
+          ["yes", "some"],
+          ["no", "none"],
+        ]} />
         <button onClick=${() => setFilters(FILTERS)}>Reset</button>
-        <span class="quiet count" id="count">${rows.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} meta-episodes${loading ? ", loading …" : ""}${left > 0 ? `; ${left.toLocaleString("en")} more are not in this copy` : ""}</span>
+        <span class="quiet count"
+          id="count">${rows.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} meta-episodes${loading ? ", loading …" : ""}${left > 0 ? `; ${left.toLocaleString("en")} more are not in this copy` : ""}</span>
       </div>
-      <${mage.VirtualList} rows=${sorted} selected=${at} columns="minmax(190px,2fr) minmax(110px,1.2fr) 70px 110px minmax(130px,1.3fr) 80px 70px 70px 80px"
-        header=${html`${[["set", "set", "left"], ["opponent", "opponent", "left"], ["seat", "seat"], ["outcomes", "episodes", "left"], ["last", "scores"], ["gain", "gain"], ["illegal", "illegal"], ["cut_off", "cut off"], ["tokens", "tokens"]]
-          .map(([name, title, kind]) => html`<span role="columnheader" class=${kind || ""}>${button(name, title)}</span>`)}`}
-        render=${(row, k, on) => html`<a class=${`vrow ${on ? "at" : ""}`} role="row" key=${`${row.set}/${row.number}`} href=${open(row)}>
-          <span class="left">${mage.setName(row.set)} <small class="quiet">#${row.number}${row.set.startsWith("step") ? ` g${row.group} m${row.member}` : ""}</small></span>
-          <span class="left">${mage.clean(row.opponent) || "–"}</span><span>${mage.seat(row.seat)}</span>
+      <${mage.VirtualList} rows=${sorted} selected=${at}
+        columns="minmax(190px,2fr) minmax(110px,1.2fr) 70px 110px minmax(130px,1.3fr) 80px 70px 70px 80px"
+        header=${html`${[
+          ["set", "set", "left"],
+          ["opponent", "opponent", "left"],
+          ["seat", "seat"],
+          ["outcomes", "episodes", "left"],
+          ["last", "scores"],
+          ["gain", "gain"],
+          ["illegal", "illegal"],
+          ["cut_off", "cut off"],
+          ["tokens", "tokens"],
+        ].map(
+          ([name, title, kind]) =>
+            html`<span role="columnheader" class=${kind || ""}>${button(name, title)}</span>`,
+        )}`}
+        render=${(
+          row,
+          k,
+          on,
+        ) => html`<a class=${`vrow ${on ? "at" : ""}`} role="row" key=${`${row.set}/${row.number}`}
+          href=${open(row)}>
+          <span class="left">${mage.setName(row.set)} <small
+            class="quiet">#${row.number}${row.set.startsWith("step") ? ` g${row.group} m${row.member}` : ""}</small></span>
+          <span class="left">${mage.clean(row.opponent) || "–"}</span><span>${mage.seat(row.seat)}
+            </span>
           <span class="left"><${mage.Cells} outcomes=${row.outcomes} scores=${row.scores} /></span>
           <span>${row.scores.map((one) => mage.score(one, Number.isInteger(one) ? 0 : 2)).join("  ")}</span>
           <span class=${row.gain > 0 ? "up" : row.gain < 0 ? "down" : "quiet"}>${mage.score(row.gain, Number.isInteger(row.gain) ? 0 : 2)}</span>
-          <span class=${row.illegal ? "down" : "quiet"}>${row.illegal}</span><span class=${row.cut_off ? "down" : "quiet"}>${row.cut_off}</span><span>${row.tokens}</span></a>`} />`;
+          <span class=${row.illegal ? "down" : "quiet"}>${row.illegal}</span><span
+            class=${row.cut_off ? "down" : "quiet"}>${row.cut_off}</span><span>${row.tokens}</span>
+            </a>`} />`;
   };
 })();

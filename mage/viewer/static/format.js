@@ -9,7 +9,9 @@
   mage.episodeColours = ["#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"];
 
   mage.score = (value, digits = 3) =>
-    value === null || value === undefined ? "–" : sign((value >= 0 ? "+" : "") + value.toFixed(digits));
+    value === null || value === undefined
+      ? "–"
+      : sign((value >= 0 ? "+" : "") + value.toFixed(digits));
   mage.percent = (value, digits = 1) =>
     value === null || value === undefined ? "–" : `${sign((100 * value).toFixed(digits))} %`;
   mage.figure = (value, percent) => (percent ? mage.percent(value) : mage.score(value));
@@ -18,12 +20,18 @@
     if (typeof value !== "number") return String(value);
     if (Number.isInteger(value)) return sign(value.toLocaleString("en"));
     const size = Math.abs(value);
-    return sign(size !== 0 && (size < 0.001 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(4))));
+    return sign(
+      size !== 0 && (size < 0.001 || size >= 1e6)
+        ? value.toExponential(2)
+        : String(Number(value.toPrecision(4))),
+    );
   };
   mage.duration = (seconds) => {
     if (seconds < 60) return `${Math.round(seconds)} s`;
     const minutes = Math.round(seconds / 60);
-    return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
+    return minutes < 60
+      ? `${minutes} min`
+      : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
   };
   mage.date = (seconds) => {
     const date = new Date(1000 * seconds);
@@ -36,7 +44,8 @@
 
   mage.Estimate = ({found, percent, signed}) => {
     if (!found) return html`<span class="quiet">–</span>`;
-    const show = (value) => (percent ? (signed && value >= 0 ? "+" : "") + mage.percent(value) : mage.score(value));
+    const show = (value) =>
+      percent ? (signed && value >= 0 ? "+" : "") + mage.percent(value) : mage.score(value);
     const bounded = found.low !== null && found.high !== null && found.low !== undefined;
     return html`<span class="estimate">${show(found.value)}
       ${bounded && html`<small>${show(found.low)} to ${show(found.high)}</small>`}</span>`;
@@ -45,7 +54,9 @@
   // Control and direction characters become visible signs, so that a text cannot hide anything.
   mage.clean = (text) =>
     String(text === null || text === undefined ? "" : text)
-      .replace(/[\u0000-\u0008\u000b-\u001f]/g, (sign) => String.fromCharCode(0x2400 + sign.charCodeAt(0)))
+      .replace(/[\u0000-\u0008\u000b-\u001f]/g, (sign) =>
+        String.fromCharCode(0x2400 + sign.charCodeAt(0)),
+      )
       .replace(/[\u007f\u0080-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g, "␦");
 
   mage.Text = ({text, kind = ""}) => {
@@ -54,19 +65,25 @@
     if (!clean) return html`<span class="quiet">empty</span>`;
     const shown = all ? clean : clean.slice(0, LONG);
     return html`<pre class="text ${kind}">${shown}</pre>
-      ${shown.length < clean.length &&
-      html`<button class="small" onClick=${() => setAll(true)}>
-        Show all ${clean.length.toLocaleString("en")} characters</button>`}`;
+      ${
+        shown.length < clean.length &&
+        html`<button class="small" onClick=${() => setAll(true)}>
+        Show all ${clean.length.toLocaleString("en")} characters</button>`
+      }`;
   };
 
   mage.Cells = ({outcomes, scores}) => html`<span class="cells" role="img"
       aria-label=${[...outcomes].map((one) => mage.outcome[one]).join(", ")}
-      >${[...outcomes].map((one, k) => html`<i class=${`cell ${mage.outcome[one]}`}
-        title=${`Episode ${k + 1}: ${mage.outcome[one]}${scores ? `, score ${mage.score(scores[k], 1)}` : ""}`}></i>`)}</span>`;
+      >${[...outcomes].map(
+        (one, k) => html`<i class=${`cell ${mage.outcome[one]}`}
+        title=${`Episode ${k + 1}: ${mage.outcome[one]}${scores ? `, score ${mage.score(scores[k], 1)}` : ""}`}></i>`,
+      )}</span>`;
 
   mage.State = ({state}) => html`<span class=${`state ${state}`}>${state}</span>`;
   mage.Loading = ({error}) =>
-    error ? html`<p class="problem" role="alert">${error.message}</p>` : html`<p class="quiet loading">Loading …</p>`;
+    error
+      ? html`<p class="problem" role="alert">${error.message}</p>`
+      : html`<p class="quiet loading">Loading …</p>`;
   mage.setName = (name) => {
     const step = /^step_(\d+)$/.exec(name);
     if (step) return `training, update ${Number(step[1])}`;

@@ -56,7 +56,9 @@
     ctx.clip();
     const ratio = devicePixelRatio || 1;
     const panels = lines.filter((line) => line.low);
-    panels.forEach((line, number) => drawIntervals(u, line, ratio, 5 * ratio * (number - (panels.length - 1) / 2)));
+    panels.forEach((line, number) =>
+      drawIntervals(u, line, ratio, 5 * ratio * (number - (panels.length - 1) / 2)),
+    );
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
     ctx.textAlign = "left";
     ctx.textBaseline = "alphabetic";
@@ -69,17 +71,29 @@
       ctx.moveTo(u.bbox.left, y);
       ctx.lineTo(u.bbox.left + u.bbox.width, y);
       ctx.stroke();
-      const near = bounds.some((other, j) => j < k && Math.abs(u.valToPos(other.y, "y", true) - y) < 15 * ratio);
+      const near = bounds.some(
+        (other, j) => j < k && Math.abs(u.valToPos(other.y, "y", true) - y) < 15 * ratio,
+      );
       const text = `${bound.label} ${format(bound.y)}`;
-      ctx.fillText(text, u.bbox.left + 6 * ratio, near && bound.y > bounds[0].y ? y - 5 * ratio : near ? y + 13 * ratio : y - 5 * ratio);
+      ctx.fillText(
+        text,
+        u.bbox.left + 6 * ratio,
+        near && bound.y > bounds[0].y ? y - 5 * ratio : near ? y + 13 * ratio : y - 5 * ratio,
+      );
     });
     ctx.restore();
   }
 
   function yRange(lines, bounds, zero) {
     return (u, low, high) => {
-      const extra = [...bounds.map((one) => one.y), ...(zero ? [0] : []), ...lines.flatMap((line) => (line.low ? [...line.low, ...line.high] : []))];
-      const values = [low, high, ...extra].filter((one) => typeof one === "number" && Number.isFinite(one));
+      const extra = [
+        ...bounds.map((one) => one.y),
+        ...(zero ? [0] : []),
+        ...lines.flatMap((line) => (line.low ? [...line.low, ...line.high] : [])),
+      ];
+      const values = [low, high, ...extra].filter(
+        (one) => typeof one === "number" && Number.isFinite(one),
+      );
       if (!values.length) return [0, 1];
       const [bottom, top] = [Math.min(...values), Math.max(...values)];
       const pad = 0.06 * (top - bottom) || Math.abs(top) * 0.1 || 1;
@@ -90,15 +104,46 @@
   function options(props, size, onHover) {
     const {lines, bounds = [], percent, zero, sync, integer = true} = props;
     const format = (value) => (percent ? mage.percent(value) : mage.short(value));
-    const axis = {stroke: colour("--quiet"), grid: {stroke: colour("--line"), width: 1}, ticks: {show: false}, font: "11px system-ui, sans-serif"};
+    const axis = {
+      stroke: colour("--quiet"),
+      grid: {stroke: colour("--line"), width: 1},
+      ticks: {show: false},
+      font: "11px system-ui, sans-serif",
+    };
     return {
       ...size,
       legend: {show: false},
-      cursor: {sync: sync ? {key: sync, setSeries: false} : undefined, y: false, drag: {x: true, y: false}, points: {size: 7}},
-      scales: {x: {time: false, range: (u, low, high) => (high > low ? [low - 0.015 * (high - low), high + 0.015 * (high - low)] : [low - 1, high + 1])}, y: {range: yRange(lines, bounds, zero)}},
+      cursor: {
+        sync: sync ? {key: sync, setSeries: false} : undefined,
+        y: false,
+        drag: {x: true, y: false},
+        points: {size: 7},
+      },
+      scales: {
+        x: {
+          time: false,
+          range: (u, low, high) =>
+            high > low
+              ? [low - 0.015 * (high - low), high + 0.015 * (high - low)]
+              : [low - 1, high + 1],
+        },
+        y: {range: yRange(lines, bounds, zero)},
+      },
       axes: [
-        {...axis, grid: {show: false}, size: 26, incrs: integer ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] : undefined},
-        {...axis, size: 58, values: (u, values) => values.map((value) => (percent ? `${Math.round(1000 * value) / 10} %` : mage.short(value)))},
+        {
+          ...axis,
+          grid: {show: false},
+          size: 26,
+          incrs: integer ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] : undefined,
+        },
+        {
+          ...axis,
+          size: 58,
+          values: (u, values) =>
+            values.map((value) =>
+              percent ? `${Math.round(1000 * value) / 10} %` : mage.short(value),
+            ),
+        },
       ],
       series: [
         {},
@@ -114,7 +159,14 @@
       ],
       hooks: {
         draw: [(u) => drawExtras(u, {lines, bounds}, format)],
-        setCursor: [(u) => onHover(u.cursor.left < 0 || u.cursor.idx === null ? null : {idx: u.cursor.idx, left: u.cursor.left})],
+        setCursor: [
+          (u) =>
+            onHover(
+              u.cursor.left < 0 || u.cursor.idx === null
+                ? null
+                : {idx: u.cursor.idx, left: u.cursor.left},
+            ),
+        ],
       },
     };
   }
@@ -142,19 +194,38 @@
     const named = lines.filter((line) => line.label && !line.faint);
     return html`<figure class="plot">
       <figcaption><b>${title}</b>
-        <span class="legend">${legend && named.filter((line, k) => named.findIndex((one) => one.label === line.label) === k)
-          .map((line) => html`<span><i style=${`background:${line.colour}`}></i>${line.label}</span>`)}</span>
+        <span class="legend">${
+          legend &&
+          named
+            .filter((line, k) => named.findIndex((one) => one.label === line.label) === k)
+            .map(
+              (line) =>
+                html`<span><i style=${`background:${line.colour}`}></i>${line.label}</span>`,
+            )
+        }</span>
       </figcaption>
       ${note && html`<p class="quiet note">${note}</p>`}
-      ${lines.length
-        ? html`<div class="canvas" ref=${place}>
-            ${hover && html`<div class="tip" style=${hover.left > (place.current ? place.current.clientWidth : 400) / 2 ? `left:60px` : `right:8px`}>
+      ${
+        lines.length
+          ? html`<div class="canvas" ref=${place}>
+            ${
+              hover &&
+              html`<div class="tip"
+                style=${hover.left > (place.current ? place.current.clientWidth : 400) / 2 ? `left:60px` : `right:8px`}>
               <b>${xLabel} ${data[0][hover.idx]}</b>
-              ${lines.map((line, k) => line.label && data[k + 1][hover.idx] !== null && data[k + 1][hover.idx] !== undefined &&
-                html`<div><i style=${`background:${line.colour}`}></i>${line.label}${line.faint ? " (raw)" : line.points ? " (panel)" : ""}
-                  <b>${format(data[k + 1][hover.idx])}</b></div>`)}
-            </div>`}</div>`
-        : html`<p class="quiet empty">No data yet.</p>`}
+              ${lines.map(
+                (line, k) =>
+                  line.label &&
+                  data[k + 1][hover.idx] !== null &&
+                  data[k + 1][hover.idx] !== undefined &&
+                  html`<div><i style=${`background:${line.colour}`}>
+                    </i>${line.label}${line.faint ? " (raw)" : line.points ? " (panel)" : ""}
+                  <b>${format(data[k + 1][hover.idx])}</b></div>`,
+              )}
+            </div>`
+            }</div>`
+          : html`<p class="quiet empty">No data yet.</p>`
+      }
     </figure>`;
   };
 
@@ -168,6 +239,9 @@
       const line = {label: label || run.title, colour: shade, xs: table.update};
       return runs.length > 1
         ? [{...line, ys: mage.smooth(values)}]
-        : [{...line, ys: values, faint: true}, {...line, ys: mage.smooth(values)}];
+        : [
+            {...line, ys: values, faint: true},
+            {...line, ys: mage.smooth(values)},
+          ];
     });
 })();

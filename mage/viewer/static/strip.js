@@ -2,7 +2,9 @@
 "use strict";
 (function () {
   const {html, useState, useRef, useLayoutEffect, useEffect} = htmPreact;
-  const WIDTH = 9, HEIGHT = 13, GAP = 7; // pixels of a cell, and between lines of tasks
+  const WIDTH = 9,
+    HEIGHT = 13,
+    GAP = 7; // pixels of a cell, and between lines of tasks
   const COLOURS = {w: "--won", d: "--drawn", l: "--lost"};
 
   function usePanel(id, name, hasTasks) {
@@ -11,14 +13,31 @@
       let active = true;
       setState(null);
       const path = `run/${id}/${hasTasks ? "tasks" : "index"}/${name}`;
-      mage.load(path).then((value) => {
-        if (!active) return;
-        const tasks = hasTasks
-          ? value.tasks.map(([opponent, seat, scores, outcomes], number) => ({number, opponent, seat, scores, outcomes: outcomes.join("")}))
-          : value.rows.map((row) => ({number: row[0], opponent: row[3], seat: row[4], scores: row[6], outcomes: row[7]}));
-        setState({tasks});
-      }).catch((error) => active && setState({error}));
-      return () => { active = false; };
+      mage
+        .load(path)
+        .then((value) => {
+          if (!active) return;
+          const tasks = hasTasks
+            ? value.tasks.map(([opponent, seat, scores, outcomes], number) => ({
+                number,
+                opponent,
+                seat,
+                scores,
+                outcomes: outcomes.join(""),
+              }))
+            : value.rows.map((row) => ({
+                number: row[0],
+                opponent: row[3],
+                seat: row[4],
+                scores: row[6],
+                outcomes: row[7],
+              }));
+          setState({tasks});
+        })
+        .catch((error) => active && setState({error}));
+      return () => {
+        active = false;
+      };
     }, [id, name]);
     return state;
   }
@@ -27,7 +46,11 @@
     const place = useRef(null);
     const [columns, setColumns] = useState(0);
     const [tip, setTip] = useState(null);
-    const order = sorted ? [...tasks].sort((a, b) => (a.outcomes < b.outcomes ? 1 : a.outcomes > b.outcomes ? -1 : a.number - b.number)) : tasks;
+    const order = sorted
+      ? [...tasks].sort((a, b) =>
+          a.outcomes < b.outcomes ? 1 : a.outcomes > b.outcomes ? -1 : a.number - b.number,
+        )
+      : tasks;
     const step = episodes * HEIGHT + GAP;
     useLayoutEffect(() => {
       const canvas = place.current;
@@ -43,10 +66,17 @@
         const ctx = canvas.getContext("2d");
         ctx.scale(ratio, ratio);
         const style = getComputedStyle(document.documentElement);
-        order.forEach((task, k) => [...task.outcomes].forEach((one, episode) => {
-          ctx.fillStyle = style.getPropertyValue(COLOURS[one]);
-          ctx.fillRect((k % across) * WIDTH, Math.floor(k / across) * step + episode * HEIGHT, WIDTH - 1.5, HEIGHT - 1.5);
-        }));
+        order.forEach((task, k) =>
+          [...task.outcomes].forEach((one, episode) => {
+            ctx.fillStyle = style.getPropertyValue(COLOURS[one]);
+            ctx.fillRect(
+              (k % across) * WIDTH,
+              Math.floor(k / across) * step + episode * HEIGHT,
+              WIDTH - 1.5,
+              HEIGHT - 1.5,
+            );
+          }),
+        );
         setColumns(across);
       };
       draw();
@@ -56,31 +86,56 @@
     }, [order.length, sorted, name, mage.theme]);
     const find = (event) => {
       const box = place.current.getBoundingClientRect();
-      const k = Math.floor((event.clientY - box.top) / step) * columns + Math.floor((event.clientX - box.left) / WIDTH);
+      const k =
+        Math.floor((event.clientY - box.top) / step) * columns +
+        Math.floor((event.clientX - box.left) / WIDTH);
       return order[k];
     };
     const move = (event) => {
       const task = find(event);
-      setTip(task ? {task, left: Math.min(event.offsetX, place.current.clientWidth - 200), top: event.offsetY} : null);
+      setTip(
+        task
+          ? {
+              task,
+              left: Math.min(event.offsetX, place.current.clientWidth - 200),
+              top: event.offsetY,
+            }
+          : null,
+      );
     };
     const open = (event) => {
       const task = find(event);
-      if (task && task.number < stored) location.hash = mage.link("run", id, "meta", name, task.number);
+      if (task && task.number < stored)
+        location.hash = mage.link("run", id, "meta", name, task.number);
     };
     return html`<div class="strip" onMouseLeave=${() => setTip(null)}>
-      <canvas ref=${place} onMouseMove=${move} onClick=${open} role="img" aria-label=${`Outcomes of ${tasks.length} tasks by episode`}></canvas>
-      ${tip && html`<div class="tip" style=${`left:${Math.max(0, tip.left)}px;top:${tip.top + 18}px`}>task ${tip.task.number}, ${mage.seat(tip.task.seat)} seat
-        <br />scores ${tip.task.scores.map((one) => mage.score(one, 1)).join(", ")}${tip.task.number < stored ? html`<br /><b>click to read it</b>` : ""}</div>`}</div>`;
+      <canvas ref=${place} onMouseMove=${move} onClick=${open} role="img"
+        aria-label=${`Outcomes of ${tasks.length} tasks by episode`}></canvas>
+      ${
+        tip &&
+        html`<div class="tip"
+          style=${`left:${Math.max(0, tip.left)}px;top:${tip.top + 18}px`}>task ${tip.task.number}, ${mage.seat(tip.task.seat)} seat
+        <br />scores ${tip.task.scores.map((one) => mage.score(one, 1)).join(", ")}${tip.task.number < stored ? html`<br /><b>click to read it</b>` : ""}</div>`
+      }</div>`;
   }
 
   const share = (tasks, k, outcome) => {
     const played = tasks.filter((task) => k < task.outcomes.length);
-    return played.length ? played.filter((task) => task.outcomes[k] === outcome).length / played.length : null;
+    return played.length
+      ? played.filter((task) => task.outcomes[k] === outcome).length / played.length
+      : null;
   };
 
   mage.StripView = ({id, run, query}) => {
-    const panels = run.panels.flatMap((panel) => panel.stages.filter((one) => one.has_tasks).map((one) => `${one.stage}_${panel.split}`));
-    const names = [...new Set([...panels.sort((a, b) => (a.startsWith("after") ? -1 : b.startsWith("after") ? 1 : 0)), ...run.stored])];
+    const panels = run.panels.flatMap((panel) =>
+      panel.stages.filter((one) => one.has_tasks).map((one) => `${one.stage}_${panel.split}`),
+    );
+    const names = [
+      ...new Set([
+        ...panels.sort((a, b) => (a.startsWith("after") ? -1 : b.startsWith("after") ? 1 : 0)),
+        ...run.stored,
+      ]),
+    ];
     const [name, setName] = useState(query.set || names[0] || "");
     const [sorted, setSorted] = useState(true);
     const found = usePanel(id, name, panels.includes(name));
@@ -89,16 +144,22 @@
     const episodes = Math.max(...found.tasks.map((task) => task.outcomes.length));
     const stored = run.stored.includes(name) ? (panels.includes(name) ? 60 : Infinity) : 0;
     const opponents = [...new Set(found.tasks.map((task) => task.opponent))].sort();
-    return html`<div class="filters"><label>Panel <select name="panel" value=${name} onChange=${(event) => setName(event.target.value)}>
-        ${names.map((one) => html`<option value=${one}>${mage.setName(one)}</option>`)}</select></label>
-        <label><input type="checkbox" checked=${sorted} onChange=${() => setSorted(!sorted)} /> sort tasks by outcome</label>
-        <span class="legend"><span><i class="won"></i>won</span><span><i class="drawn"></i>drawn</span><span><i class="lost"></i>lost</span></span></div>
+    return html`<div class="filters"><label>Panel <select name="panel" value=${name}
+      onChange=${(event) => setName(event.target.value)}>
+        ${names.map((one) => html`<option value=${one}>${mage.setName(one)}</option>`)}</select>
+          </label>
+        <label><input type="checkbox" checked=${sorted}
+          onChange=${() => setSorted(!sorted)} /> sort tasks by outcome</label>
+        <span class="legend"><span><i class="won"></i>won</span><span><i class="drawn">
+          </i>drawn</span><span><i class="lost"></i>lost</span></span></div>
       <p class="quiet">Each column is a task; its cells are the episodes from top to bottom. Learning during play shows as columns that turn from lost to won.</p>
       ${opponents.map((opponent) => {
         const tasks = found.tasks.filter((task) => task.opponent === opponent);
-        return html`<section key=${opponent}><h3>${mage.clean(opponent) || "all tasks"} <small class="quiet">${tasks.length.toLocaleString("en")} tasks; won
+        return html`<section key=${opponent}><h3>${mage.clean(opponent) || "all tasks"} <small
+          class="quiet">${tasks.length.toLocaleString("en")} tasks; won
           ${[...Array(episodes).keys()].map((k) => ` ${mage.percent(share(tasks, k, "w"), 0)}`).join(" →")}</small></h3>
-          <${Block} id=${id} name=${name} tasks=${tasks} episodes=${episodes} sorted=${sorted} stored=${stored} /></section>`;
+          <${Block} id=${id} name=${name} tasks=${tasks} episodes=${episodes} sorted=${sorted}
+            stored=${stored} /></section>`;
       })}`;
   };
 })();

@@ -8,20 +8,35 @@
     const [sort, setSort] = useState({by: first, down: true});
     const sorted = [...rows].sort((a, b) => {
       const [x, y] = [valueOf(a, sort.by), valueOf(b, sort.by)];
-      const order = x === y ? 0 : x === null || x === undefined ? 1 : y === null || y === undefined ? -1 : x < y ? -1 : 1;
+      const order =
+        x === y
+          ? 0
+          : x === null || x === undefined
+            ? 1
+            : y === null || y === undefined
+              ? -1
+              : x < y
+                ? -1
+                : 1;
       return sort.down ? -order : order;
     });
     const order = (name) => (sort.by === name ? (sort.down ? "descending" : "ascending") : "none");
-    const button = (name, title) => html`<button class="head" onClick=${() => setSort({by: name, down: sort.by === name ? !sort.down : true})}>
+    const button = (
+      name,
+      title,
+    ) => html`<button class="head"
+      onClick=${() => setSort({by: name, down: sort.by === name ? !sort.down : true})}>
       ${title}<i>${sort.by === name ? (sort.down ? "▾" : "▴") : ""}</i></button>`;
-    const head = (name, title, kind = "") => html`<th class=${kind} aria-sort=${order(name)}>${button(name, title)}</th>`;
+    const head = (name, title, kind = "") =>
+      html`<th class=${kind} aria-sort=${order(name)}>${button(name, title)}</th>`;
     return {sorted, head, button};
   };
 
   mage.VirtualList = ({rows, render, header, selected = -1, height = "70vh", columns}) => {
     const place = useRef(null);
     const [view, setView] = useState({top: 0, height: 800});
-    const read = () => place.current && setView({top: place.current.scrollTop, height: place.current.clientHeight});
+    const read = () =>
+      place.current && setView({top: place.current.scrollTop, height: place.current.clientHeight});
     useEffect(read, [rows.length]);
     useEffect(() => {
       const box = place.current;
@@ -33,7 +48,8 @@
     }, [selected]);
     const first = Math.max(0, Math.floor(view.top / ROW) - 8);
     const last = Math.min(rows.length, Math.ceil((view.top + view.height) / ROW) + 8);
-    return html`<div class="virtual" style=${`max-height:${height};--columns:${columns}`} ref=${place} onScroll=${read}
+    return html`<div class="virtual" style=${`max-height:${height};--columns:${columns}`}
+      ref=${place} onScroll=${read}
         tabindex="0" role="table" aria-rowcount=${rows.length}>
       <div class="vrow vhead" role="row">${header}</div>
       <div style=${`height:${first * ROW}px`}></div>
