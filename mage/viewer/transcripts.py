@@ -7,6 +7,7 @@ lines of the files that were read last stay in memory.
 import gzip
 import json
 import math
+import re
 import zlib
 from collections import OrderedDict
 from pathlib import Path
@@ -19,6 +20,7 @@ from mage.run_folder import Json, RunError, RunFolder
 from mage.viewer.runs import stored_names
 
 FILES_KEPT = 3
+_NUMBERS = re.compile(rb'"(prompt_ids|logprobs)":\[[^\]]*\]')
 COLUMNS = (
     "number",
     "group",
@@ -42,13 +44,18 @@ class Transcripts:
 
     def __init__(self) -> None:
         self._files: OrderedDict[tuple[Path, int], list[bytes]] = OrderedDict()
+        self._indices: dict[tuple[Path, int], Json] = {}
         self._tokenizers: dict[Path, Tokenizer | None] = {}
 
     def index(self, folder: RunFolder, name: str) -> Json:
         """One row for each meta-episode of a file, with the fields that filters need."""
-        lines = self._lines(folder, name)
-        rows = [_index_row(number, json.loads(line)) for number, line in enumerate(lines)]
-        return {"name": name, "columns": COLUMNS, "rows": rows}
+        path = self._path(folder, name)
+        key = (path, path.stat().st_mtime_ns)
+        if key not in self._indices:
+            lines = enumerate(self._lines(folder, name))
+            rows = [_index_row(number, json.loads(_without_ids(line))) for number, line in lines]
+            self._indices[key] = {"name": name, "columns": COLUMNS, "rows": rows}
+        return self._indices[key]
 
     def group(self, folder: RunFolder, name: str, group: int) -> list[tuple[int, Json]]:
         """The stored meta-episodes of a group, each with its number in the file."""
@@ -108,9 +115,7 @@ class Transcripts:
         return json.loads(lines[number])
 
     def _lines(self, folder: RunFolder, name: str) -> list[bytes]:
-        if name not in stored_names(folder):
-            raise LookupError(name)
-        path = folder.path / "episodes" / f"{name}.jsonl.gz"
+        path = self._path(folder, name)
         key = (path, path.stat().st_mtime_ns)
         if key not in self._files:
             self._files[key] = _read_lines(path)
@@ -118,6 +123,11 @@ class Transcripts:
                 self._files.popitem(last=False)
         self._files.move_to_end(key)
         return self._files[key]
+
+    def _path(self, folder: RunFolder, name: str) -> Path:
+        if name not in stored_names(folder):
+            raise LookupError(name)
+        return folder.path / "episodes" / f"{name}.jsonl.gz"
 
     def _tokenizer(self, folder: RunFolder) -> Tokenizer | None:
         if folder.path not in self._tokenizers:
@@ -130,6 +140,14 @@ def _read_lines(path: Path) -> list[bytes]:
         return gzip.decompress(path.read_bytes()).splitlines()
     except (OSError, EOFError, zlib.error) as error:
         raise RunError(f"{path} is damaged and cannot be read ({type(error).__name__})") from None
+
+
+def _without_ids(line: bytes) -> bytes:
+    """A stored line without its long lists of numbers, which an index does not need.
+
+    A quote inside of a JSON string is escaped, so no text of a model matches the pattern.
+    """
+    return _NUMBERS.sub(rb'"\1":[]', line)
 
 
 def _load_tokenizer(folder: RunFolder) -> Tokenizer | None:
