@@ -293,7 +293,7 @@ def test_without_steps_it_measures_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "which recipe"),
+        ((), "no recipe is given"),
         (("kuhn_demo", "--warmup.step=3"), "did you mean 'steps'"),
         (("kuhn_demo", "--warmup.batch=0"), "warmup.batch = 0"),
     ],
