@@ -1,8 +1,11 @@
 """Make the third embedded model: a tiny Llama for rock-paper-scissors.
 
-It is trained on scripted play through the real prompts: uniformly random throws, and notes that
-state plain facts of the finished game. It learns the words and the answer format. It learns no
-skill: all adaptation to an opponent comes from reinforcement learning.
+It first reads transcripts of scripted play through the real prompts, as a language model reads
+text: uniformly random throws of the agent against players of several families. So it can guess a
+player's next throw from the text. A second stage trains the replies only: uniformly random throws,
+and notes that state plain facts of the finished game. The throws in these texts show no skill: what
+to do against an opponent comes from reinforcement learning alone. No text contains a player of
+`dirichlet-0.5`, the family of the demo.
 
     python scripts/make_embedded_rps.py --out mage/models/shipped/embedded-rps
 
@@ -12,8 +15,10 @@ The script takes a few minutes on two cores.
 import argparse
 import random
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from make_embedded import (
@@ -27,7 +32,7 @@ from make_embedded import (
     train_tokenizer,
 )
 
-from mage.agent.agent import Agent, SamplingOptions
+from mage.agent.agent import Agent, SamplingOptions, system_text
 from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissors
@@ -36,8 +41,10 @@ from mage.play import Setting, play_groups
 from mage.seeds import derive
 from mage.types import Request, Sample, Task
 
-OPPONENTS = ("random", "dirichlet-0.5", "dirichlet-1", "markov-0.5", "reactive-0.5")
-LENGTHS = ((3, 3), (3, 3), (3, 3), (5, 3), (2, 4))  # throws of a game, games
+OPPONENTS = ("random", "dirichlet-0.3", "dirichlet-0.3", "dirichlet-1", "markov-0.5")
+Keep = Literal["none", "reflections", "history", "both"]
+MEMORIES: tuple[Keep, ...] = ("none", "reflections", "history", "both")
+LENGTHS = ((3, 3), (3, 3), (3, 3), (5, 3), (3, 4))  # throws of a game, games
 
 
 def scripted_reply(chat: Chat, rng: random.Random, request: Request) -> str:
@@ -66,10 +73,12 @@ def factual_note(message: str, rng: random.Random) -> str:
     return " ".join(rng.sample(facts, rng.randint(1, len(facts))))
 
 
-def collect(chat: Chat, count: int, seed: int) -> list[list[Sample]]:
-    """Scripted meta-episodes under every memory, each as the samples of its legal replies."""
+def collect(
+    chat: Chat, count: int, seed: int, memories: tuple[Keep, ...] = MEMORIES
+) -> list[list[Sample]]:
+    """Scripted meta-episodes under these memories, each as the samples of its legal replies."""
     found = []
-    for keep in ("none", "reflections", "history", "both"):
+    for keep in memories:
         rng = random.Random(derive(seed, "rock_paper_scissors", keep))
         engine = ScriptedEngine(partial(scripted_reply, chat, rng), chat.encode)
         agent = Agent(engine, chat, SamplingOptions())
@@ -85,12 +94,30 @@ def collect(chat: Chat, count: int, seed: int) -> list[list[Sample]]:
     return found
 
 
+def transcripts(metas: list[list[Sample]], chat: Chat) -> list[list[Sample]]:
+    """The last turn of every meta-episode with its whole prompt; the system message is given."""
+    system = system_text(RockPaperScissors())
+    openings = zip(chat.first(system, "1"), chat.first(system, "x"), strict=False)
+    given = next(place for place, (a, b) in enumerate(openings) if a != b)
+    found = []
+    for meta in metas:
+        text = meta[-1].prompt_ids + meta[-1].reply_ids
+        rest = text[given:]
+        zeros = (0.0,) * len(rest)
+        found.append(
+            [replace(meta[-1], prompt_ids=text[:given], reply_ids=rest, old_logprobs=zeros)]
+        )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--batch", type=int, default=32, help="meta-episodes a step")
+    parser.add_argument("--reading", type=int, default=600, help="steps of the first stage")
+    parser.add_argument("--steps", type=int, default=120, help="steps of the second stage")
+    parser.add_argument("--texts", type=int, default=64, help="transcripts a step, first stage")
+    parser.add_argument("--batch", type=int, default=12, help="meta-episodes a step, second stage")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--count", type=int, default=4000, help="meta-episodes in all")
@@ -114,7 +141,9 @@ def main() -> None:
         f"{model.num_parameters():,} parameters",
         flush=True,
     )
-    supervise(model, [metas], args.steps, args.batch, args.lr, args.seed)
+    read = transcripts(collect(chat, 4 * args.count, args.seed + 2, ("history",)), chat)
+    supervise(model, [read], args.reading, args.texts, args.lr, args.seed)
+    supervise(model, [metas], args.steps, args.batch, args.lr / 3, args.seed)
     save(model, tokenizer, args.out)
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from mage.cli.main import app
 from mage.credit.returns import compute_returns
 from mage.environments.base import check, golden
 from mage.environments.kuhn_poker import KuhnPoker
@@ -73,6 +75,14 @@ def test_the_score_is_the_mean_over_throws() -> None:
     state = play([("rock", "paper"), ("rock", "paper"), ("paper", "rock")])
     assert state.scores() == pytest.approx((-1 / 3, 1 / 3))
     assert state.recap(1) == "paper-rock, paper-rock, rock-paper. Score +1."
+
+
+def test_a_person_sees_the_throw_of_the_opponent_after_both_throws() -> None:
+    for seat in ("first", "second"):
+        words = ["play", "rock_paper_scissors", "--against", "random", "--seat", seat]
+        done = CliRunner().invoke(app, words, input="rock\n" * 3 + "quit\n")
+        assert "opponent: " not in done.output
+        assert "rock-" in done.output
 
 
 def test_options_that_allow_no_full_game_are_refused() -> None:

@@ -33,6 +33,7 @@ class State(ABC):
     """
 
     regrets: Sequence[float | None] = ()
+    hides_moves: bool = False  # moves are made at the same time: one sees them when all are made
 
     @abstractmethod
     def turn(self) -> int | None:

@@ -58,6 +58,7 @@ class OpenSpielState(State):
         self.spiel = load_game(environment.spiel_game()).new_initial_state()
         self.seed, self.rng = seed, random.Random(seed)
         self.moves: list[tuple[int, str]] = []
+        self.hides_moves = plain_type(environment.spiel_game()).dynamics == _SIMULTANEOUS
         self._let_chance_act()
 
     def turn(self) -> int | None:

@@ -58,7 +58,7 @@ def _play_game(environment: Environment, task: Task, number: int, console: Conso
             if mine
             else meet(task).act(state, mover, move_rng(task, environment, number, moves))
         )
-        if not mine:
+        if not mine and not state.hides_moves:
             _say(console, f"opponent: {action}", style="dim")
         state.apply(action)
         moves += 1
