@@ -19,7 +19,7 @@ from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.rows import read_tasks
 from mage.memory import _embedding
 from mage.memory._embedding import embed, rank
-from mage.memory.amem import AMem
+from mage.memory.amem import AMem, read_description, read_revisions
 from mage.memory.base import Ask, Entry, Memory, Notebook
 from mage.memory.memento import Memento
 from mage.memory.notes import Notes
@@ -208,6 +208,14 @@ def test_a_new_note_revises_only_the_notes_it_is_linked_with() -> None:
         recall(AMem(links=1, embedding="lexical").open(), PLACES, KITCHEN, answer).count("Context")
         == 1
     ), "its nearest neighbour only"
+
+
+def test_hostile_answers_of_a_model_are_read_in_linear_time() -> None:
+    """The old pattern took 1.5 s for 8,000 line breaks; 400,000 would take an hour."""
+    for answer in ("\n" * 400_000, " " * 400_000, "1" * 400_000 + ":", "1: a|" * 100_000):
+        assert len(list(read_revisions(answer))) <= 1
+    for answer in (":" * 400_000, "keywords" + "!" * 400_000, "tags:" * 100_000):
+        read_description(entry(1, KITCHEN), answer)
 
 
 # --- Memento --------------------------------------------------------------------------------------

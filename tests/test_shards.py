@@ -112,6 +112,27 @@ def test_only_the_first_transcripts_are_kept_and_reported_once(
     assert (reported, [meta.group for meta in metas]) == ([5], [0, 1, 2, 3, 4])
 
 
+def test_a_killed_evaluation_keeps_the_transcripts_of_its_stored_shards(tmp_path: Path) -> None:
+    """Memento with shards of 3 tasks, killed after the first: 5 transcripts, not 2."""
+    memory, written = Memento(embedding="lexical", wave=3), list[MetaEpisode]()
+
+    def write(metas: list[MetaEpisode]) -> None:
+        written[:] = metas
+
+    def kill(done: int) -> None:
+        if done > 3:
+            raise Killed
+
+    _, whole = play(memory)
+    with pytest.raises(Killed):
+        play(memory, ShardStore(tmp_path / "s", {}), on_transcripts=write, on_played=kill)
+    assert [meta.group for meta in written] == [0, 1, 2]
+    kept = {"on_transcripts": write, "read_transcripts": lambda: list(written)}
+    play(memory, ShardStore(tmp_path / "s", {}), **kept)
+    assert written == whole
+    assert len(whole) == 5
+
+
 def start(path: Path) -> RunFolder:
     tables: dict[str, Any] = {
         "run": {"updates": 0, "threads": 1},

@@ -28,6 +28,7 @@ def evaluate_panel(
     transcripts: int | None = None,
     store: ShardStore | None = None,
     on_transcripts: Callable[[list[MetaEpisode]], None] = lambda metas: None,
+    read_transcripts: Callable[[], list[MetaEpisode]] = list,
 ) -> tuple[Evaluation, list[MetaEpisode]]:
     """Figures of the panel, and this rank's meta-episodes of the first `transcripts` tasks.
 
@@ -54,6 +55,7 @@ def evaluate_panel(
         store=store,
         on_played=on_played,
         on_transcripts=on_transcripts,
+        read_transcripts=read_transcripts,
     )
     figures = summarise_rows(
         rows, setting.environment, population, split, with_ceilings=with_ceilings

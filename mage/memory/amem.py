@@ -11,6 +11,7 @@ nothing. Notes live within one meta-episode.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -33,7 +34,8 @@ Earlier notes:
 Does the new note change when an earlier one helps? For each that changes write one line: \
 its number, a colon, its new context, a bar (|), its new tags.
 If none changes, write: none"""
-_REVISION = re.compile(r"^\W*(\d+)\s*[:.)]\s*([^|\n]+)(?:\|(.*))?$", re.MULTILINE)
+_DIGITS = 10  # a longer number is not the number of a note
+_REVISION = re.compile(r"\W*(\d+)\s*[:.)]\s*([^|]+)(?:\|(.*))?")  # one line
 
 
 class AMem(Memory):
@@ -107,12 +109,10 @@ class AMemNotebook(Notebook):
     async def _revise(self, note: Note, near: list[int], ask: Ask) -> None:
         earlier = "\n".join(f"{number}: {self.notes[number].text()}" for number in sorted(near))
         answer = await ask(_REVISE.format(new=note.text(), earlier=earlier))
-        for number, context, tags in _REVISION.findall(answer):
-            if int(number) in near:
-                held = self.notes[int(number)]
-                self.notes[int(number)] = replace(
-                    held, context=_one_line(context), tags=_one_line(tags) or held.tags
-                )
+        for number, context, tags in read_revisions(answer):
+            if number in near:
+                held = self.notes[number]
+                self.notes[number] = replace(held, context=context, tags=tags or held.tags)
 
     async def show(self, opening: str, ask: Ask) -> str:
         chosen = self._recall(embed(opening, self.options.embedding))
@@ -137,6 +137,17 @@ class AMemNotebook(Notebook):
                 np.stack([note.vector(self.options.embedding) for note in self.notes.values()]),
             )
         ]
+
+
+def read_revisions(answer: str) -> Iterator[tuple[int, str, str]]:
+    """Number, new context and new tags of every line in the expected format.
+
+    >>> list(read_revisions("- 3: when it bluffs | bets, calls"))
+    [(3, 'when it bluffs', 'bets, calls')]
+    """
+    for line in answer.splitlines():
+        if (match := _REVISION.match(line)) is not None and len(match[1]) < _DIGITS:
+            yield int(match[1]), _one_line(match[2]), _one_line(match[3] or "")
 
 
 def read_description(entry: Entry, answer: str) -> Note:

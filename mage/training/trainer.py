@@ -29,7 +29,7 @@ from mage.learn.ranks import RankLost, Ranks, RanksStopped
 from mage.memory.base import Memory
 from mage.models.base import is_adapter
 from mage.play import play_groups
-from mage.run_folder import DamagedError, RunFolder, lock_run
+from mage.run_folder import DamagedError, RunError, RunFolder, lock_run
 from mage.seeds import derive
 from mage.training.build import build_components, fit_to_gpu
 from mage.training.callbacks import Callback, Metrics, Stopped
@@ -402,6 +402,7 @@ class Trainer:
                 transcripts=TRANSCRIPTS if panel == "final" else 0,
                 store=ShardStore(self.folder.shards(name), about, self.callback.on_warning),
                 on_transcripts=partial(self._write_transcripts, name),
+                read_transcripts=partial(self._read_transcripts, name),
             )
         if self.ranks.is_main:
             self._store_evaluation(name, panel, evaluation)
@@ -409,6 +410,13 @@ class Trainer:
 
     def _write_transcripts(self, name: str, metas: list[MetaEpisode]) -> None:
         self.folder.write_episodes_of(name, metas)
+
+    def _read_transcripts(self, name: str) -> list[MetaEpisode]:
+        """Those of an interrupted evaluation; none if the file is missing or damaged."""
+        try:
+            return self.folder.read_episodes_of(name) if self.ranks.is_main else []
+        except RunError:
+            return []
 
     def _store_evaluation(self, name: str, panel: PanelName, evaluation: Evaluation) -> None:
         if panel == "final":
