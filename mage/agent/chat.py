@@ -21,6 +21,17 @@ from tokenizers import Tokenizer
 
 from mage.agent.thoughts import CLOSE, is_thinking
 
+# A template is a program of a stranger; jinja's sandbox raises these for forbidden operations.
+_TEMPLATE_ERRORS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 Ids = tuple[int, ...]
 Thinking = Literal["auto", "on", "off"]
 LARGEST_FILE = 1 << 28  # bytes of a tokenizer file; the largest public ones have about 40 MB
@@ -151,9 +162,10 @@ def _render(template: str, special: dict[str, str], thinking: Thinking = "auto")
         return environment.from_string(template).render(
             messages=messages, add_generation_prompt=True, **special, **switch
         )
-    except TemplateError as error:
+    except _TEMPLATE_ERRORS as error:
         raise ValueError(
-            f"the chat template cannot render system, user and assistant messages: {error}"
+            "the chat template cannot render system, user and assistant messages: "
+            f"{error or type(error).__name__}"
         ) from None
 
 
@@ -175,12 +187,26 @@ def _end_ids(folder: Path, tokenizer: Tokenizer, special: dict[str, str]) -> Ids
         raise ValueError(
             f"{folder} has no end-of-reply token: set eos_token in tokenizer_config.json"
         )
-    return tuple(ends) if isinstance(ends, list) else (ends,)
+    ids = tuple(ends) if isinstance(ends, list) else (ends,)
+    if not all(type(number) is int and 0 <= number < 2**31 for number in ids):
+        raise ValueError(f"{folder} has an eos_token_id that is not a token id: {str(ends)[:80]}")
+    return ids
 
 
-def _content(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
+def _content(token: Any) -> str:
+    """A special token: a text, or an object with its text in `content`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    """A JSON object; empty if the file does not exist."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not a JSON object: the file is damaged")
+    return found

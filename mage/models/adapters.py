@@ -1,6 +1,7 @@
 """LoRA adapters in PEFT's file format: read, check, write, merge into a base model. Loads torch."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mage.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS, copy_permissions
+from mage.models.checks import read_object, read_tensors
 
 _PREFIX = "base_model.model."  # PEFT's prefix of every tensor name
+_LARGEST_RANK = 65_536
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
@@ -80,11 +83,15 @@ def merge_adapters(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    found = json.loads((folder / ADAPTER_CONFIG).read_text())
+    found = read_object(folder / ADAPTER_CONFIG)
+    rank: Any = found.get("r")
+    alpha: Any = found.get("lora_alpha")
     if (
         found.get("peft_type") != "LORA"
-        or not found.get("r")
-        or not found.get("lora_alpha")
+        or type(rank) is not int
+        or not 0 < rank <= _LARGEST_RANK
+        or type(alpha) not in (int, float)
+        or not 0 < alpha < math.inf
         or found.get("use_rslora")
         or found.get("use_dora")
     ):
@@ -92,7 +99,7 @@ def _config(folder: Path) -> dict[str, Any]:
             f"{folder / ADAPTER_CONFIG} is not the config of plain LoRA adapters "
             "(peft_type LORA with r and lora_alpha, without use_rslora and use_dora)"
         )
-    return dict(found)
+    return found
 
 
 def read_adapters(
@@ -103,21 +110,23 @@ def read_adapters(
     if (config["r"], config["lora_alpha"]) != (rank, alpha):
         found = f"learn.lora_rank = {config['r']} and learn.lora_alpha = {config['lora_alpha']}"
         raise ValueError(f"the adapters in {folder} need {found}, not {rank} and {alpha}")
-    real = torch.float64 if model.dtype == torch.float64 else torch.float32
-    stored = {
-        key.removeprefix(_PREFIX): value
-        for key, value in load_file(folder / ADAPTER_WEIGHTS).items()
-    }
     expected = {
         f"{name}.{key}.weight": shape
         for name in names
         for key, shape in _shapes(model, name, rank).items()
     }
-    if {key: tuple(value.shape) for key, value in stored.items()} != expected:
+    # The header is compared before the weights are read.
+    tensors = read_tensors(folder / ADAPTER_WEIGHTS)
+    if {key.removeprefix(_PREFIX): shape for key, (_, shape) in tensors.items()} != expected:
         raise ValueError(
             f"the adapters in {folder} do not match the linear layers of "
             f"{config.get('base_model_name_or_path')}: one is missing or has another shape"
         )
+    real = torch.float64 if model.dtype == torch.float64 else torch.float32
+    stored = {
+        key.removeprefix(_PREFIX): value
+        for key, value in load_file(folder / ADAPTER_WEIGHTS).items()
+    }
     return {key: stored[key].to(model.device, real) for key in expected}
 
 

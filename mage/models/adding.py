@@ -66,9 +66,14 @@ def answer_line(
     A folder that passes this test can be played and trained.
     """
     chat = Chat.load(folder)
-    engine = find_item("engines", "local")(
-        load_model(folder, "float32", "cpu"), chat, slots=1, context=256
-    )
+    model = load_model(folder, "float32", "cpu")
+    tokens, rows = chat.tokenizer.get_vocab_size(), model.get_input_embeddings().weight.shape[0]
+    if tokens > rows:
+        raise ValueError(
+            f"the tokenizer in {folder} has {tokens:,} tokens, but the model has {rows:,} "
+            "embeddings: the files do not belong together"
+        )
+    engine = find_item("engines", "local")(model, chat, slots=1, context=256)
     request = Request(
         chat.first("You are a helpful assistant.", question), tokens, seed=0, temperature=0
     )

@@ -7,11 +7,10 @@ temporary name and tested with one question. Only then is it renamed, so no part
 
 import hashlib
 import importlib
-import json
+import math
 import os
 import re
 import shutil
-import struct
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from mage.config.menus import PACKAGE
+from mage.models.checks import read_object, read_tensors
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
@@ -130,11 +130,12 @@ def base_of(folder: Path) -> Path:
 
 def base_name(folder: Path, path: str) -> str:
     """The `model.path` of the whole model: `path`, or the base model of the adapters."""
-    return (
-        str(json.loads((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"])
-        if is_adapter(folder)
-        else path
-    )
+    if not is_adapter(folder):
+        return path
+    name = read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{folder / ADAPTER_CONFIG} has no base_model_name_or_path")
+    return name
 
 
 def shipped_adapters() -> list[str]:
@@ -156,35 +157,36 @@ def list_models() -> list[Model]:
         else []
     )
     return [
-        read_model(folder / name) for name in names if (folder / name / "config.json").is_file()
+        _read_or_report(folder / name)
+        for name in names
+        if (folder / name / "config.json").is_file()
     ]
 
 
 def read_model(folder: Path) -> Model:
     """Size and number format of a model, read from the file headers only."""
     tensors = [
-        entry for path in sorted(folder.glob("*.safetensors")) for entry in _safetensors_head(path)
+        tensor
+        for path in sorted(folder.glob("*.safetensors"))
+        for tensor in read_tensors(path).values()
     ]
-    parameters = sum(_product(entry["shape"]) for entry in tensors)
-    dtypes = {str(entry["dtype"]) for entry in tensors}
-    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    parameters = sum(math.prod(shape) for _, shape in tensors)
+    dtypes = {dtype for dtype, _ in tensors}
     note = folder / ORIGIN
-    origin = str(json.loads(note.read_text()).get("origin", "")) if note.is_file() else ""
-    return Model(folder.name, parameters, size, "+".join(sorted(dtypes)), origin, folder)
+    origin = str(read_object(note).get("origin", "")) if note.is_file() else ""
+    return Model(folder.name, parameters, _bytes(folder), "+".join(sorted(dtypes)), origin, folder)
 
 
-def _safetensors_head(path: Path) -> list[dict[str, Any]]:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        head = json.loads(file.read(length))
-    return [entry for name, entry in head.items() if name != "__metadata__"]
+def _read_or_report(folder: Path) -> Model:
+    """A damaged model is listed with the reason."""
+    try:
+        return read_model(folder)
+    except ValueError as error:
+        return Model(folder.name, 0, _bytes(folder), "damaged", str(error), folder)
 
 
-def _product(shape: list[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 # --- Sources --------------------------------------------------------------------------------------

@@ -1,15 +1,26 @@
 """Loading a transformers checkpoint for play and training."""
 
-import json
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from mage.models.adapters import merge_adapters
 from mage.models.base import base_of, is_adapter
+from mage.models.checks import check_folder
 
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ZeroDivisionError,
+    SafetensorError,
+)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -27,17 +38,25 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
         raise ValueError(
             f"{folder} has no *.safetensors: a model folder needs its weights in that format"
         )
+    check_folder(folder)
     logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=pick_dtype(dtype, place),
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
+    except _LOAD_ERRORS as error:
         raise ValueError(f"{folder} cannot be loaded as a causal language model: {error}") from None
+    if wrong := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
+        # transformers would go on with random numbers in their place.
+        raise ValueError(
+            f"{folder} lacks {', '.join(wrong[:3])}{' and more' if len(wrong) > 3 else ''}, "
+            "or has them in another shape than config.json says"
+        )
     return model.to(place).eval()
 
 

@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 
 from mage.models.base import Dtype, Say, Source, copy_permissions
+from mage.models.checks import check_folder, read_object
 
 _INDEX = "model.safetensors.index.json"
+_ENDING = ".safetensors"
 _LICENCES = ("LICENSE", "LICENCE", "NOTICE")
 COPIED = (
     "config.json",
@@ -48,6 +50,7 @@ def copy_folder(
             f"{source} has no *.safetensors: a model folder needs its weights in that format"
         )
     template = template or _template(source)
+    check_folder(source)
     licences = [path.name for path in source.iterdir() if path.name.upper().startswith(_LICENCES)]
     for name in (*COPIED, *licences):
         if (source / name).is_file():
@@ -57,7 +60,7 @@ def copy_folder(
     for path in weights:
         _copy_weights(path, folder / path.name, dtype)
     if dtype:
-        config = json.loads((folder / "config.json").read_text())
+        config = read_object(folder / "config.json")
         (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=2) + "\n")
 
 
@@ -66,26 +69,30 @@ def _template(source: Path) -> str:
     file, config = source / "chat_template.jinja", source / "tokenizer_config.json"
     if file.is_file():
         return file.read_text()
-    given = json.loads(config.read_text()).get("chat_template") if config.is_file() else None
+    given = read_object(config).get("chat_template") if config.is_file() else None
     if isinstance(given, list):
-        given = {one["name"]: one["template"] for one in given}.get("default")
-    if not given:
+        named = [one for one in given if isinstance(one, dict) and one.get("name") == "default"]
+        given = named[0].get("template") if named else None
+    if not isinstance(given, str) or not given:
         raise ValueError(
             f"{source} has no chat template: give one with --template FILE "
             "(jinja, as in a chat_template.jinja)"
         )
-    return str(given)
+    return given
 
 
 def _weight_files(source: Path) -> list[Path]:
     """The files of the index if there is one: some folders hold the weights in a second layout."""
     if (source / _INDEX).is_file():
-        return [
-            source / name
-            for name in sorted(
-                set(json.loads((source / _INDEX).read_text())["weight_map"].values())
+        places = read_object(source / _INDEX).get("weight_map")
+        names = sorted(set(map(str, places.values()))) if isinstance(places, dict) else []
+        if not names or any(
+            Path(name).name != name or not name.endswith(_ENDING) for name in names
+        ):
+            raise ValueError(
+                f"{source / _INDEX} must name *.safetensors files of its own folder in weight_map"
             )
-        ]
+        return [source / name for name in names]
     one = source / "model.safetensors"
     return [one] if one.is_file() else sorted(source.glob("*.safetensors"))
 

@@ -1,0 +1,327 @@
+"""Model files from strangers: crafted folders, weights, tokenizers and adapters are refused."""
+
+import json
+import math
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from mage.agent.chat import Chat
+from mage.cli.main import app
+from mage.models.adapters import merge_adapters, save_adapters
+from mage.models.base import SHIPPED, list_models
+from mage.models.checks import check_folder, read_object, read_tensors
+from mage.models.loading import load_model
+from mage.models.sources.folder import copy_folder
+
+EMBEDDED = SHIPPED / "embedded"
+HUGE = 2**62
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(EMBEDDED, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def weights(path: Path, head: Any, data: bytes = b"") -> Path:
+    raw = head if isinstance(head, bytes) else json.dumps(head).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
+    return path
+
+
+def entry(dtype: Any = "F32", shape: Any = (2,), span: Any = (0, 8)) -> dict[str, Any]:
+    return {"one": {"dtype": dtype, "shape": shape, "data_offsets": span}}
+
+
+# --- Weights --------------------------------------------------------------------------------------
+
+
+def test_the_header_of_a_sound_file_is_read(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(2).bfloat16()}, tmp_path / "w")
+    assert read_tensors(tmp_path / "w") == {"a": ("F32", (3, 5)), "b": ("BF16", (2,))}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"no json",
+        b"[1, 2]",
+        b"[" * 100_000,
+        {"one": 7},
+        {"one": {}},
+        entry(dtype="PICKLE"),
+        entry(dtype=["F32"]),
+        entry(shape="wide"),
+        entry(shape=[-2]),
+        entry(shape=[2.0]),
+        entry(shape=[HUGE, HUGE]),
+        entry(shape=[1] * 1000),
+        entry(span=[0, 9]),
+        entry(span=[8, 0]),
+        entry(span=[-8, 0]),
+        entry(span=[0, HUGE]),
+        entry(span=[0]),
+        entry(span=None),
+        entry(shape=[3]),
+    ],
+    ids=range(20),
+)
+def test_a_damaged_header_is_one_message(head: Any, tmp_path: Path) -> None:
+    path = weights(tmp_path / "model.safetensors", head, bytes(8))
+    with pytest.raises(ValueError, match="is damaged: "):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize("length", [HUGE, 2**63, 10**9, 9])
+def test_a_header_longer_than_the_file_is_refused_before_it_is_read(
+    length: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + b"{}")
+    with pytest.raises(ValueError, match="longer than the file"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize("size", [0, 3, 7])
+def test_a_file_without_a_header_is_refused(size: int, tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(bytes(size))
+    with pytest.raises(ValueError, match="is damaged"):
+        read_tensors(tmp_path / "w")
+
+
+def test_weights_in_pickle_format_are_never_read(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+            return Path.touch, (folder / "executed",)  # type: ignore[return-value]
+
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
+        load_model(folder, "float32", "cpu")
+    assert not (folder / "executed").exists()
+
+
+# --- Model folders --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers = -1"),
+        ({"num_hidden_layers": "three"}, "num_hidden_layers = three"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers"),
+        ({"hidden_size": 10**12}, "hidden_size = 1000000000000"),
+        ({"hidden_size": 10**4000}, "hidden_size"),
+        ({"vocab_size": 10**12}, "vocab_size"),
+        ({"vocab_size": 20_000, "hidden_size": 20_000}, "embedding"),
+        ({"intermediate_size": 0}, "intermediate_size = 0"),
+        ({"num_attention_heads": [1]}, "num_attention_heads"),
+    ],
+)
+def test_a_config_that_is_larger_than_its_weights_is_refused_before_the_model_is_built(
+    fields: dict[str, Any], words: str, folder: Path
+) -> None:
+    change(folder / "config.json", **fields)
+    with pytest.raises(ValueError, match=words):
+        check_folder(folder)
+    with pytest.raises(ValueError, match=words):
+        load_model(folder, "float32", "cpu")
+
+
+def test_missing_and_mismatched_weights_are_not_replaced_by_random_ones(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = next(key for key in tensors if key.endswith("mlp.up_proj.weight"))
+    for changed in ({}, {name: tensors[name][:-1].clone()}):
+        save_file({k: v for k, v in tensors.items() if k != name} | changed, path, {"format": "pt"})
+        with pytest.raises(ValueError, match=r"up_proj\.weight|cannot be loaded"):
+            load_model(folder, "float32", "cpu")
+
+
+@pytest.mark.parametrize("kind", ["llama", "made_up"])
+def test_code_in_a_model_folder_is_never_run(kind: str, folder: Path) -> None:
+    mark = folder / "executed"
+    (folder / "code.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Model: pass\n")
+    auto = {"AutoConfig": "code.Model", "AutoModelForCausalLM": "code.Model"}
+    change(folder / "config.json", auto_map=auto, model_type=kind)
+    if kind == "made_up":
+        with pytest.raises(ValueError, match="cannot be loaded"):
+            load_model(folder, "float32", "cpu")
+    else:
+        load_model(folder, "float32", "cpu")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"a": "../secret.safetensors"},
+        {"a": "/etc/passwd"},
+        {"a": "pytorch_model.bin"},
+        {"a": "sub/model.safetensors"},
+        {"a": 7},
+        {},
+        [],
+        "model.safetensors",
+    ],
+    ids=str,
+)
+def test_an_index_may_name_only_weights_of_its_own_folder(
+    places: Any, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret.safetensors").write_bytes(b"secret")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match="of its own folder in weight_map"):
+        copy_folder(folder, tmp_path / "out", None, None, lambda line: None)
+    assert not (tmp_path / "out" / "secret.safetensors").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "[" * 100_000, "\xff", '{"a": NaN'])
+def test_a_file_that_is_not_a_json_object_is_one_message(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"a\.json (is not valid JSON|must hold a JSON object)"):
+        read_object(tmp_path / "a.json")
+
+
+def test_a_damaged_model_is_listed_with_the_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAGE_MODELS", str(folder.parent))
+    weights(folder / "model.safetensors", b"no json")
+    (found,) = list_models()
+    assert (found.name, found.dtype, found.parameters) == ("model", "damaged", 0)
+    assert "is not a JSON object" in found.origin
+    assert CliRunner().invoke(app, ["model", "list"]).exit_code == 0
+
+
+# --- Tokenizers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "{}", '{"model": {"type": "BPE"}}', "[" * 100_000]
+)
+def test_a_damaged_tokenizer_is_one_message(text: str, folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(ValueError, match="cannot be read as a tokenizer"):
+        Chat.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("tokenizer_config.json", "{", "not a JSON object"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
+        ("generation_config.json", "[" * 100_000, "not a JSON object"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "is not a token id"),
+        ("generation_config.json", '{"eos_token_id": [1, -2]}', "is not a token id"),
+        ("generation_config.json", '{"eos_token_id": 1e99}', "is not a token id"),
+    ],
+)
+def test_a_damaged_tokenizer_config_is_one_message(
+    name: str, text: str, words: str, folder: Path
+) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(ValueError, match=words):
+        Chat.load(folder)
+
+
+def test_special_tokens_of_a_wrong_type_are_ignored(folder: Path) -> None:
+    change(folder / "tokenizer_config.json", bos_token=7, unk_token={"text": "x"}, pad_token=[1])
+    assert Chat.load(folder).first("a", "b") == Chat.load(EMBEDDED).first("a", "b")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ self._TemplateReference__context }}",
+        "{{ 1 / 0 }}",
+        "{{ [1] * 10**12 }}",
+    ],
+)
+def test_a_hostile_chat_template_is_refused(template: str, folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(ValueError, match="chat template"):
+        Chat.load(folder)
+
+
+# --- Adapters -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> Path:
+    model = load_model(EMBEDDED, "float32", "cpu")
+    masters = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings():
+            masters[f"{name}.lora_A.weight"] = torch.zeros(2, layer.in_features)
+            masters[f"{name}.lora_B.weight"] = torch.zeros(layer.out_features, 2)
+    save_adapters(tmp_path / "adapters", masters, rank=2, alpha=4.0, base="embedded")
+    return tmp_path / "adapters"
+
+
+def test_sound_adapters_are_merged(adapters: Path) -> None:
+    model = load_model(adapters, "float32", "cpu")
+    before = load_model(EMBEDDED, "float32", "cpu").state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"r": 10**12},
+        {"r": 0},
+        {"r": -2},
+        {"r": "2"},
+        {"r": True},
+        {"lora_alpha": math.nan},
+        {"lora_alpha": math.inf},
+        {"lora_alpha": -4},
+        {"lora_alpha": "4"},
+        {"peft_type": "PICKLE"},
+        {"use_dora": True},
+    ],
+    ids=str,
+)
+def test_an_impossible_adapter_config_is_one_message(
+    fields: dict[str, Any], adapters: Path
+) -> None:
+    change(adapters / "adapter_config.json", **fields)
+    with pytest.raises(ValueError, match="is not the config of plain LoRA adapters"):
+        merge_adapters(load_model(EMBEDDED, "float32", "cpu"), adapters)
+
+
+@pytest.mark.parametrize("base", [None, 7, "", ["embedded"]])
+def test_adapters_without_a_base_model_are_one_message(base: Any, adapters: Path) -> None:
+    change(adapters / "adapter_config.json", base_model_name_or_path=base)
+    with pytest.raises(ValueError, match="has no base_model_name_or_path"):
+        load_model(adapters, "float32", "cpu")
+
+
+def test_adapters_of_another_shape_are_refused_before_their_weights_are_read(
+    adapters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mage.models.adapters.load_file", lambda path: pytest.fail("read"))
+    change(adapters / "adapter_config.json", r=3)
+    with pytest.raises(ValueError, match="do not match the linear layers"):
+        merge_adapters(load_model(EMBEDDED, "float32", "cpu"), adapters)
