@@ -472,6 +472,39 @@ def test_the_message_for_a_malformed_override_shows_the_form(recipe_file: Path, 
         load_recipe(recipe_file, [text])
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"--run.seed={'9' * 5000}", "is not a valid value: Exceeds the limit"),
+        (f"--returns.weights={'[' * 5000}", "is not a valid value: "),
+        (
+            "--advantages.name=subprocess.Popen",
+            "Popen is not and does not contain a function estimate",
+        ),
+        ("--advantages.name=os.path.join", "join is not and does not contain a function estimate"),
+        (
+            "--environments.name=mage.environments.base.Environment",
+            "does not contain a subclass of",
+        ),
+        ('--opponents.train."os.system"=1', 'opponents.train."os.system" = 1.0'),
+        ('--"".""=1', '[""] is unknown'),
+        ("--agent.window=0", "agent.window = 0: must be greater than or equal to 1"),
+    ],
+)
+def test_hostile_overrides_have_one_message(recipe_file: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe_file, [text])
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("text", ["seed = " + "9" * 5000, "seed = " + "[" * 5000])
+def test_hostile_files_have_one_message(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.toml").write_text(f"[run]\n{text}\n")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load_recipe(tmp_path / "mine.toml")
+
+
 def test_an_override_below_a_value_is_an_error(recipe_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"play\.episodes is a value, not a table"):
         load_recipe(recipe_file, ["--play.episodes.x=1"])

@@ -1,5 +1,6 @@
 """Every option of a recipe with its value, its default, its source and its meaning."""
 
+import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from mage.config.recipe import Recipe
 from mage.config.sections import Choice
 
 DEFAULT = "default"
-CONTRACT = "mage.environments.base.Environment"  # its options are those of every environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,10 @@ def _section_fields(
     own = dict(kind.model_fields)
     if not issubclass(kind, Choice):
         return own
-    return own | _item_fields(section, chosen.name if isinstance(chosen, Choice) else CONTRACT)
+    if isinstance(chosen, Choice):
+        return own | _item_fields(section, chosen.name)
+    contract = importlib.import_module("mage.environments.base").Environment
+    return own | dict(contract.model_fields)
 
 
 def _item_fields(section: str, name: str) -> dict[str, FieldInfo]:

@@ -114,7 +114,7 @@ def _find_sources(
 def _option_keys(tables: Tables) -> list[str]:
     """`section.option` of every option in the tables."""
     return [
-        f"{section}.{show_key(option)}"
+        f"{show_key(section)}.{show_key(option)}"
         for section, options in tables.items()
         if isinstance(options, dict)
         for option in options
@@ -207,10 +207,10 @@ def _put_on(tables: Tables, part: Tables) -> list[str]:
 def _read_toml(path: Path) -> Tables:
     try:
         return tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
@@ -234,8 +234,9 @@ def _override(tables: Tables, text: str) -> str:
     key, equals, value = text.removeprefix("--").partition("=")
     path = _key_path(key)
     if not equals or len(path) < 2:
+        shown = text if len(text) <= 80 else f"{text[:77]}..."
         raise ConfigError(
-            f"{text!r} is not an override: write --section.option=value, as in --play.episodes=3"
+            f"{shown!r} is not an override: write --section.option=value, as in --play.episodes=3"
         )
     table = tables
     for depth, part in enumerate(path[:-1], start=1):
@@ -253,7 +254,7 @@ def _override(tables: Tables, text: str) -> str:
 def _key_path(key: str) -> list[str]:
     try:
         table: Any = tomllib.loads(f"{key} = 0")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return []
     path = []
     while isinstance(table, dict):
@@ -268,4 +269,6 @@ def _parse_value(text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"'{text[:40]}...' is not a valid value: {error}") from None
     return parsed["value"] if len(parsed) == 1 else text

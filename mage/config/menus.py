@@ -69,7 +69,7 @@ def find_item(folder: str, name: str) -> Any:
     """
     module, attribute = _import_item(folder, name)
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
-    if item is None or not _fits(item, folder):
+    if item is None or not _fits(item, folder) or inspect.isabstract(item):
         expected = (
             "function estimate"
             if folder == "advantages"
@@ -124,9 +124,20 @@ def _contained(module: ModuleType, folder: str) -> Any:
 
 def _fits(item: Any, folder: str) -> bool:
     if folder == "advantages":
-        return callable(item)
+        return inspect.isfunction(item) and _takes_one(item)
     return isinstance(item, type) and issubclass(
         item, getattr(importlib.import_module(f"{MENUS[folder]}.base"), _CONTRACTS[folder])
+    )
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Whether a function has one positional argument and otherwise keyword-only arguments."""
+    kinds = [one.kind for one in inspect.signature(function).parameters.values()]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return (
+        kinds[:1] != []
+        and kinds[0] in positional
+        and set(kinds[1:]) <= {inspect.Parameter.KEYWORD_ONLY}
     )
 
 
