@@ -43,6 +43,7 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	$(BIN)/python scripts/write_options.py
 	$(BIN)/mkdocs build --strict --site-dir build/site
 
 clean:

@@ -1,0 +1,183 @@
+"""The documentation: links exist, commands are valid, code runs, the page of options is current."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from click import ClickException
+
+import mage
+from mage.cli.main import app
+from mage.cli.verbs.arguments import split_words
+from mage.config.loading import load_recipe
+from mage.config.recipe import Recipe
+from mage.environments.base import Environment
+
+ROOT = Path(mage.__file__).parents[1]
+LOG = ROOT / "docs" / "log"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "examples" / "my_lab" / "README.md",
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent != LOG),
+]
+NOTEBOOK = ROOT / "examples" / "train_and_plot.ipynb"
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+# What stands for something of the reader's own: such a recipe cannot be loaded here.
+STANDS_FOR = re.compile(
+    r"my_lab\.|my_model|my_agent|path/to|NAME|HOST|RECIPE|nim\.toml|smollm2|/warm"
+)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """The command lines of a page, comments removed and continued lines joined."""
+    for block in blocks(path, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield words
+
+
+def test_the_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_internal_links_exist(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    inside = [target for target in targets if not target.startswith(("http:", "https:"))]
+    assert [target for target in inside if not (page.parent / target).exists()] == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if page not in navigation] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_are_valid(page: Path) -> None:
+    """`mage` commands are parsed, and their recipes are loaded; other commands must exist."""
+    for words in commands(page):
+        if words[0] == "mage":
+            check_mage(words[1:])
+        elif words[0] == "make":
+            targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert set(words[1:]) <= set(targets), words
+        elif words[0].startswith("python") and words[1].endswith(".py"):
+            script = ROOT / "scripts" / Path(words[1]).name
+            assert script.is_file(), words
+        else:
+            known = ("python", "pip", "source", ".", "export", "alfworld-download", "gdown")
+            assert words[0].startswith(known) or words[0] in OTHERS, words
+
+
+OTHERS = {"torchrun", "mkdir", "cd", "unzip", "sbatch", "srun", "curl", "tar", "xz"}
+
+
+def check_mage(words: list[str]) -> None:
+    group: Any = typer.main.get_command(app)
+    if words and words[0].startswith("-"):
+        group.make_context("mage", [words[0]], resilient_parsing=True)
+        return
+    command = group.get_command(None, words[0])
+    assert command is not None, f"there is no command mage {words[0]}"
+    rest = words[1:]
+    if words[0] == "model":
+        command, rest = command.get_command(None, words[1]), words[2:]
+        assert command is not None, words
+    try:
+        context = command.make_context(words[0], list(rest), resilient_parsing=False)
+    except ClickException as error:
+        raise AssertionError(f"mage {shlex.join(words)}: {error.format_message()}") from None
+    if words[0] in ("train", "warmup", "show", "evaluate"):
+        first = context.params.get("recipe") or context.params.get("what")
+        check_recipe(*split_words(first, context.args))
+
+
+def check_recipe(name: str | None, overrides: list[str]) -> None:
+    known = {item.name for item in mage.list("recipes")}
+    if name is None or STANDS_FOR.search(" ".join([name, *overrides])) or "runs/" in name:
+        return
+    assert name.split("+")[0] in known, f"there is no recipe {name}"
+    load_recipe(name, overrides)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_recipes_in_pages_have_known_sections_and_options(page: Path) -> None:
+    known = {item.name: {one.name for one in item.options} for item in mage.list("options")}
+    for block in blocks(page, "toml"):
+        for section, options in tomllib.loads(block).items():
+            assert section in known, f"{page}: [{section}]"
+            if section in ("environments", "memory", "advantages", "engines", "opponents"):
+                continue  # the item decides; recipes of the package are loaded elsewhere
+            assert set(options) <= known[section], f"{page}: [{section}] {options}"
+
+
+def test_the_page_of_options_is_current() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import write_options
+
+    assert write_options.PAGE.read_text() == write_options.page(), (
+        "run python scripts/write_options.py"
+    )
+
+
+def run_python(program: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    run_python("\n\n".join(blocks(page, "python")), tmp_path)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(3600)
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    cells = [
+        "".join(cell["source"])
+        for cell in json.loads(NOTEBOOK.read_text())["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    assert len(cells) >= 4
+    run_python("\n\n".join(cells), tmp_path)
+    assert (tmp_path / "scores.png").is_file()
+
+
+def test_docs_name_only_records_that_exist() -> None:
+    """Words of the contract that the tutorials promise."""
+    assert {"start", "rules", "instance", "example_action", "forfeit_score"} <= set(
+        Environment.__abstractmethods__
+    )
+    assert {"environments", "memory"} <= {
+        field.alias or name for name, field in Recipe.model_fields.items()
+    }
