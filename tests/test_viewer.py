@@ -21,7 +21,7 @@ from mage.viewer.dataset import dataset_rows
 from mage.viewer.export import collect, write_file, write_folder
 from mage.viewer.library import Library, UnknownPath
 from mage.viewer.server import make_app
-from tests.view_runs import HOSTILE, make_run, store
+from tests.view_runs import HOSTILE, WARNING, make_run, store
 
 TOKEN = "secret"
 HOST = {"host": "127.0.0.1:4000"}
@@ -83,7 +83,7 @@ def test_a_run_holds_curves_panels_recipe_and_warnings(library: Library) -> None
     assert run["panels"][0]["stages"][1]["overall"]["non_adapting"] == pytest.approx(
         0.125, abs=1e-4
     )
-    assert run["warnings"][0]["text"] == "50 % of the replies of the last updates are illegal."
+    assert run["warnings"][0] == WARNING
     assert run["recipe"]["learn"]["lr"] == 1e-3
     assert run["stored"] == ["after_test", "before_test", "step_000006"]
 

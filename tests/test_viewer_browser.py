@@ -16,7 +16,7 @@ from mage.run_folder import RunFolder
 from mage.viewer.export import collect, write_file, write_folder
 from mage.viewer.library import Library
 from mage.viewer.server import Server
-from tests.view_runs import make_run, store_many
+from tests.view_runs import WARNING, make_run, store_many
 
 selenium = pytest.importorskip("selenium")
 from selenium import webdriver  # noqa: E402
@@ -124,7 +124,7 @@ def test_selected_runs_open_in_a_comparison_with_their_differences(visit: Any) -
 def test_a_run_shows_warnings_figures_exact_lines_and_plots(visit: Any, runs: Path) -> None:
     page = visit("#/run/one", "Score by episode")
     text = body(page)
-    assert "50 % of the replies of the last updates are illegal." in text
+    assert WARNING in text
     assert last_score(runs / "one", "after_test") in text
     assert "+0.125" in text
     assert "+0.238" in text

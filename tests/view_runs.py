@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mage.config.loading import build_recipe
 from mage.credit.samples import assign_credit
@@ -19,6 +20,7 @@ from mage.run_folder import RunFolder
 from mage.types import MetaEpisode, Task
 from tests.toys import scripted_agent
 
+WARNING = "60 % of the replies of the last 3 updates are not legal moves. Teach the format first."
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 HOSTILE = (
     "<img src=x onerror=\"document.title='broken'\">"
@@ -84,6 +86,7 @@ def store_many(folder: RunFolder, update: int, count: int) -> None:
     folder.write_episodes(update, metas)
 
 
-def _metrics(update: int) -> dict[str, float]:
+def _metrics(update: int) -> dict[str, Any]:
     scores = {f"score_{k}": -0.2 + 0.05 * update + 0.02 * k for k in (1, 2, 3)}
-    return {"update": update, "episodes": 36, "illegal_rate": 0.5, "action_entropy": 0.6} | scores
+    plain = {"update": update, "episodes": 36, "illegal_rate": 0.6, "action_entropy": 0.6}
+    return plain | scores | ({"warnings": [WARNING]} if update == 3 else {})

@@ -11,7 +11,6 @@ from mage.config.loading import recipe_tables, recipe_toml
 from mage.evaluation.compare import compare
 from mage.evaluation.figures import Cell, Evaluation
 from mage.evaluation.rows import finite, read_tasks
-from mage.report.problems import find_problems
 from mage.report.run_results import (
     STAGES,
     RunResults,
@@ -22,6 +21,7 @@ from mage.report.run_results import (
 )
 from mage.report.verdict import tell_verdict
 from mage.run_folder import Json, RunError, RunFolder
+from mage.training.warnings import choice_warnings, start_warnings
 from mage.types import Split
 
 QUIET = 180.0  # seconds without a changed file after which an unfinished run counts as stopped
@@ -75,8 +75,17 @@ def _row(results: RunResults) -> Json:
         "percent": results.measure.percent,
         "score": None if cell is None else _last(cell, results),
         "first": None if cell is None else _first(cell, results),
-        "problems": len(find_problems(results)),
+        "warnings": _warnings(results),
     }
+
+
+def _warnings(results: RunResults) -> list[str]:
+    """The warnings of the run: of its updates, of its chosen checkpoint and of its recipe."""
+    recipe = results.folder.recipe
+    lines = [line for record in results.metrics for line in record.get("warnings") or ()]
+    if results.finished and results.chosen_update is not None:
+        lines += choice_warnings(recipe, results.chosen_update)
+    return [*lines, *start_warnings(recipe)]
 
 
 def _last(cell: Cell, results: RunResults) -> Any:
@@ -111,7 +120,6 @@ def describe_run(folder: RunFolder) -> Json:
         "chosen_update": results.chosen_update,
         "episodes": results.episodes,
         "played": results.played,
-        "warnings": [asdict(problem) for problem in find_problems(results)],
         "metrics": _columns(results.metrics),
         "timing": _columns(tuple(folder.timing())),
         "select": [

@@ -97,7 +97,7 @@
   const Warnings = ({warnings}) =>
     warnings.length > 0 &&
     html`<ul class="warnings" role="alert">${warnings.map(
-      (one) => html`<li><b>⚠ ${one.text}</b> ${one.advice}</li>`,
+      (one) => html`<li>⚠ ${mage.clean(mage.capital(one))}</li>`,
     )}</ul>`;
 
   function Tiles({panel, run}) {

@@ -71,8 +71,9 @@
           <td><input type="checkbox" aria-label=${`Select ${run.title}`}
             checked=${chosen.includes(run.id)} onChange=${() => toggle(run.id)} /></td>
           <td class="left"><a href=${mage.link("run", run.id)}>${mage.clean(run.title)}</a>
-            ${run.problems > 0 && html` <span class="flag"
-              title=${`${run.problems} warnings`}>⚠ ${run.problems}</span>`}</td>
+            ${run.warnings &&
+            run.warnings.length > 0 && html` <span class="flag"
+              title=${`${run.warnings.length} warnings`}>⚠ ${run.warnings.length}</span>`}</td>
           ${
             run.state === "damaged"
               ? html`<td class="left problem" colspan="6">${mage.clean(run.error)}</td>`
