@@ -71,15 +71,20 @@
       ctx.moveTo(u.bbox.left, y);
       ctx.lineTo(u.bbox.left + u.bbox.width, y);
       ctx.stroke();
-      const near = bounds.some(
-        (other, j) => j < k && Math.abs(u.valToPos(other.y, "y", true) - y) < 15 * ratio,
+      // The lower one of two close lines has its label below.
+      const close = bounds.some(
+        (other) =>
+          other.y > bound.y && Math.abs(u.valToPos(other.y, "y", true) - y) < 18 * ratio,
       );
       const text = `${bound.label} ${format(bound.y)}`;
-      ctx.fillText(
-        text,
-        u.bbox.left + 6 * ratio,
-        near && bound.y > bounds[0].y ? y - 5 * ratio : near ? y + 13 * ratio : y - 5 * ratio,
-      );
+      const base = close ? y + 14 * ratio : y - 5 * ratio;
+      ctx.globalAlpha = 0.75;
+      ctx.fillStyle = colour("--paper");
+      const width = ctx.measureText(text).width + 6 * ratio;
+      ctx.fillRect(u.bbox.left + 3 * ratio, base - 11 * ratio, width, 14 * ratio);
+      ctx.globalAlpha = 1;
+      ctx.fillStyle = colour("--ink");
+      ctx.fillText(text, u.bbox.left + 6 * ratio, base);
     });
     ctx.restore();
   }
