@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from mage.config.describe import describe_sections
 from mage.config.menus import FILES, MENUS, find_item, menu
-from mage.opponents.base import Opponent, known
+from mage.opponents.base import Opponent, known, option_names
 
 OPTIONS = "options"  # the sections of a recipe, listed like a menu
 
@@ -67,9 +67,11 @@ def _read_item(kind: str, name: str, description: str) -> Item:
         return Item(name, description)
     item = known()[name] if kind == "opponents" else find_item(kind, name)
     if isinstance(item, type) and issubclass(item, BaseModel):
+        fields = item.model_fields
+        order = option_names(item) if issubclass(item, Opponent) else list(fields)
         options = (
-            ItemOption(option, field.default, field.description or "")
-            for option, field in item.model_fields.items()
+            ItemOption(option, fields[option].default, fields[option].description or "")
+            for option in order
         )
         plays = _environments_of(item) if issubclass(item, Opponent) else None
         return Item(name, description, tuple(options), plays)

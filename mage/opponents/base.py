@@ -86,7 +86,7 @@ def sample_players(pool: Mapping[str, float], count: int) -> dict[str, float]:
         if not isinstance(opponent, Family) or opponent.seed is not None:
             found[name] = share
             continue
-        options = [str(getattr(opponent, field)) for field in _option_names(type(opponent))[:-1]]
+        options = [str(getattr(opponent, field)) for field in option_names(type(opponent))[:-1]]
         for number in range(count):
             seed = derive("sampled player", name, number)
             found["-".join([opponent.name, *options, str(seed)])] = share / count
@@ -185,7 +185,7 @@ def find(name: str) -> Opponent:
             "Options follow after dashes (mcts-100)"
         )
     kind = kinds[word]
-    fields = _option_names(kind)
+    fields = option_names(kind)
     if len(options) > len(fields):
         raise ValueError(
             f"opponent {name!r} has {len(options)} options, but {word} takes {len(fields)} "
@@ -201,7 +201,7 @@ def find(name: str) -> Opponent:
         ) from None
 
 
-def _option_names(kind: type[Opponent]) -> list[str]:
+def option_names(kind: type[Opponent]) -> list[str]:
     """The options in the order of the dashes; a family's seed comes last."""
     return sorted(kind.model_fields, key=lambda field: field == "seed")
 
