@@ -31,11 +31,11 @@ lint: $(STAMP)
 
 # Lint and fast tests: for every change.
 check: lint
-	$(BIN)/pytest -m "not slow and not e2e"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not e2e"
 
 # Everything, each test once.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,peers]'

@@ -29,50 +29,53 @@ if TYPE_CHECKING:  # these are slow to load
 verbs = typer.Typer()
 PanelName = Literal["final", "select"]
 
+What = Annotated[
+    str,
+    typer.Argument(metavar="RUN|RECIPE", help="A run folder, or a recipe (its untrained model)."),
+]
+Checkpoint = Annotated[
+    str | None, typer.Option(metavar="best|latest|N", help="Checkpoint of the run. Default: best.")
+]
+Size = Annotated[
+    int | None, typer.Option(min=1, help="Tasks of the panel. Default: as in the recipe.")
+]
+Episodes = Annotated[
+    int | None, typer.Option(min=1, help="Episodes per meta-episode. Default: as in the recipe.")
+]
+MemoryOf = Annotated[
+    Keep | None, typer.Option(help="Memory instead of the recipe's. none: always empty.")
+]
+Panel = Annotated[
+    PanelName,
+    typer.Option(help="final: for final figures. select: the panel that chooses checkpoints."),
+]
+IsExact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="Exact figures by summation over all courses, for small games with notes memory.",
+    ),
+]
+Compare = Annotated[
+    str | None,
+    typer.Option(metavar="RUN|RECIPE", help="Evaluate this one too; show the paired difference."),
+]
+
 
 @verbs.command(
     context_settings=OVERRIDES, epilog="Example: mage evaluate runs/demo-1 --memory none --size 600"
 )
 def evaluate(
     ctx: typer.Context,
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|RECIPE", help="A run folder, or a recipe (its untrained model)."
-        ),
-    ],
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="best|latest|N", help="Checkpoint of the run. Default: best."),
-    ] = None,
+    what: What,
+    checkpoint: Checkpoint = None,
     split: Annotated[Split, typer.Option(help="Pool of opponents.")] = "test",
-    size: Annotated[
-        int | None, typer.Option(min=1, help="Tasks of the panel. Default: as in the recipe.")
-    ] = None,
-    episodes: Annotated[
-        int | None,
-        typer.Option(min=1, help="Episodes per meta-episode. Default: as in the recipe."),
-    ] = None,
-    memory: Annotated[
-        Keep | None, typer.Option(help="Memory instead of the recipe's. none: always empty.")
-    ] = None,
-    panel: Annotated[
-        PanelName,
-        typer.Option(help="final: for final figures. select: the panel that chooses checkpoints."),
-    ] = "final",
-    exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact",
-            help="Exact figures by summation over all courses, for small games with notes memory.",
-        ),
-    ] = False,
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN|RECIPE", help="Evaluate this one too and show the paired difference."
-        ),
-    ] = None,
+    size: Size = None,
+    episodes: Episodes = None,
+    memory: MemoryOf = None,
+    panel: Panel = "final",
+    exact: IsExact = False,
+    compare: Compare = None,
     as_json: AsJson = False,
 ) -> None:
     """Play a fixed panel and show every figure with its 95 % interval.
@@ -99,23 +102,25 @@ def evaluate(
     found = [_play(candidate, split, panel, size, notes) for candidate in candidates]
     paired = compare_pairs(found[1], found[0]) if len(found) == 2 else None
     if as_json:
-        pairs = zip(candidates, found, strict=True)
-        sides = [
-            {"of": one.title, "update": one.update, "evaluation": result.to_json()} | _bill(one)
-            for one, result in pairs
-        ]
-        extra = {"compared_with": sides[1], "comparison": paired.to_json()} if paired else {}
-        print_json(
-            {**sides[0], "split": split, "panel": panel, "memory": memory or "as in the recipe"}
-            | extra
-        )
+        about = {"split": split, "panel": panel, "memory": memory or "as in the recipe"}
+        _print_evaluations(candidates, found, paired, about)
     else:
-        _show_evaluations(
-            candidates,
-            found,
-            paired,
-            f"{panel} {split} panel, memory {memory or 'as in the recipe'}",
-        )
+        title = f"{panel} {split} panel, memory {memory or 'as in the recipe'}"
+        _show_evaluations(candidates, found, paired, title)
+
+
+def _print_evaluations(
+    candidates: Sequence["Candidate"],
+    found: Sequence["Evaluation"],
+    paired: "Comparison | None",
+    about: dict[str, str],
+) -> None:
+    sides = [
+        {"of": one.title, "update": one.update, "evaluation": result.to_json()} | _bill(one)
+        for one, result in zip(candidates, found, strict=True)
+    ]
+    extra = {"compared_with": sides[1], "comparison": paired.to_json()} if paired else {}
+    print_json({**sides[0], **about} | extra)
 
 
 def _check_exists(name: str) -> None:
