@@ -1,6 +1,6 @@
 """`mage evaluate`: the figures of an agent on a fixed panel."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -113,7 +113,7 @@ def _print_evaluations(
     candidates: Sequence["Candidate"],
     found: Sequence["Evaluation"],
     paired: "Comparison | None",
-    about: dict[str, str],
+    about: Mapping[str, str],
 ) -> None:
     sides = [
         {"of": one.title, "update": one.update, "evaluation": result.to_json()} | _bill(one)
