@@ -34,6 +34,7 @@ from mage.run_folder import RunFolder
 from mage.training.build import fit_to_gpu
 from mage.training.callbacks import Callback
 from mage.training.memory_plan import GB, MemoryPlan, plan_memory
+from mage.training.stop import StopRequest
 from mage.training.trainer import Trainer
 from mage.types import Credit, MetaEpisode
 
@@ -180,7 +181,7 @@ def run_case(
     with tempfile.TemporaryDirectory() as place:
         folder = RunFolder.create(Path(place) / "run", recipe)
         recorder = Recorder()
-        trainer = MeasuredTrainer(folder, Ranks(), recorder, lambda: False)
+        trainer = MeasuredTrainer(folder, Ranks(), recorder, StopRequest())
         trainer.measured = Measured()
         trainer.resume()
         for number in range(1, updates + 1):

@@ -111,7 +111,7 @@ def fit_to_gpu(recipe: Recipe, ranks: int | None = None) -> Recipe:
     memory = free / _ranks_on_card(ranks)
     if recipe.run.gpu_memory is not None:
         memory = min(memory, recipe.run.gpu_memory * GB)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), device.index or 0)
     plan = plan_memory(
         recipe,
         read_shape(recipe.base_folder()),
