@@ -130,6 +130,22 @@ def export(
     )
 
 
+@model.command(epilog="Example: mage model push runs/demo-1 my-name/kuhn-agent --private")
+def push(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository of the hub.")],
+    checkpoint: Annotated[
+        str, typer.Option(metavar="best|latest|N", help="Which checkpoint.")
+    ] = "best",
+    private: Annotated[bool, typer.Option("--private", help="A private repository.")] = False,
+) -> None:
+    """Upload a checkpoint to the model hub, with a model card made from the run."""
+    from mage.api.push import push_run
+
+    address = push_run(RunFolder.open(run), repo, checkpoint, private=private, say=say)
+    console().print(address, markup=False, soft_wrap=True)
+
+
 @model.command(name="list", epilog="Example: mage model list --json")
 def list_all(as_json: AsJson = False) -> None:
     """List the models that a recipe can name in model.path, and the models that can be added."""

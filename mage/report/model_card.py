@@ -1,0 +1,75 @@
+"""The model card of a trained run: what it was trained on, how it scores, and how to use it."""
+
+from collections.abc import Iterator
+
+from mage.config.loading import recipe_toml
+from mage.evaluation.figures import Cell
+from mage.report.run_results import SCORE, SUCCESS, RunResults, title_of
+from mage.report.values import show_bound, show_estimate
+from mage.report.verdict import tell_verdict
+from mage.types import Split
+
+
+def model_card(results: RunResults, *, name: str, update: int, base: str, adapters: bool) -> str:
+    """Markdown with the header that the model hub reads; `name` is the name of the model there."""
+    header = [
+        "---",
+        f"library_name: {'peft' if adapters else 'transformers'}",
+        *([f"base_model: {base}"] if "/" in base else []),
+        "tags:",
+        "- reinforcement-learning",
+        "- mage",
+        f"- {results.environment}",
+        "---",
+    ]
+    return "\n".join([*header, "", *_body(results, name, update, base), ""])
+
+
+def _body(results: RunResults, name: str, update: int, base: str) -> Iterator[str]:
+    run = results.folder.recipe.run
+    yield f"# {name}"
+    yield ""
+    yield (
+        f"An agent for `{results.environment}` that was trained with MAGE to learn during play. "
+        f"It starts from `{base}`; these are the weights after update {update} of {run.updates} "
+        f"(seed {run.seed}, {results.played:,} episodes of training)."
+    )
+    for split in results.splits:
+        yield from _panel(results, split)
+    yield from ("", "## Use", "", "```", f"mage play --model.path={name}", "```")
+    yield from ("", "## Recipe", "", "```toml", recipe_toml(results.folder.recipe).strip(), "```")
+    packages = results.versions.get("packages", {})
+    shown = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+    yield from ("", f"Made with MAGE {results.versions.get('mage', '')}; {shown}.")
+
+
+def _panel(results: RunResults, split: Split) -> Iterator[str]:
+    overall = results.overall(split)
+    stages = list(overall)
+    yield from ("", f"## Results on the {split} panel", "")
+    titles = [title_of(stage, overall) for stage in stages]
+    bounds = ["best without adapting", "best learner"]
+    header = ["figure", "episode", *titles, *bounds]
+    yield _row(header)
+    yield _row(["---"] * len(header))
+    first = overall[stages[0]]
+    for measure in (SCORE, SUCCESS):
+        for k in range(len(first.episodes)):
+            values = [
+                show_estimate(measure.of(overall[one].episodes[k]), measure) for one in stages
+            ]
+            cells = [f"{one.text} ({one.interval})" if one.interval else one.text for one in values]
+            yield _row([measure.title, str(k + 1), *cells, *_bounds(first, k, measure is SCORE)])
+    yield ""
+    yield from (f"- {sentence}" for sentence in tell_verdict(overall, results.measure_of(split)))
+    yield ""
+    yield f"{first.tasks:,} tasks; intervals are 95 % intervals over tasks."
+
+
+def _bounds(cell: Cell, k: int, of_score: bool) -> list[str]:
+    values = (cell.non_adapting, cell.episodes[k].ceiling) if of_score else (None, None)
+    return [show_bound(value).text for value in values]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
