@@ -1,17 +1,8 @@
-"""Play: episodes, reflections and meta-episodes as coroutines without a barrier between turns.
+"""One episode against the task's opponent, and the reflection after it."""
 
-Each meta-episode awaits the engine for every reply. The engine batches all waiting requests, and a
-finished episode costs nothing. Errors of a model are data: illegal and unreadable replies are
-recorded and penalised, never raised.
-"""
-
-import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from itertools import chain, pairwise
-from types import ModuleType
-from typing import Any, TypeVar
+from itertools import pairwise
 
 from mage.agent.agent import (
     Agent,
@@ -22,17 +13,12 @@ from mage.agent.agent import (
 )
 from mage.agent.chat import Ids
 from mage.agent.history import History, PastTurn, Prompt
-from mage.engines.base import run
 from mage.environments.base import Environment, State
-from mage.memory.base import Ask, Entry, Memory
+from mage.memory.base import Memory
 from mage.opponents.base import meet, move_rng
 from mage.seeds import derive
-from mage.types import Completion, Ending, Episode, MetaEpisode, Move, Task, Turn
+from mage.types import Completion, Ending, Episode, Move, Task, Turn
 
-Gather = Callable[[Any], list[Any]]  # collects one item from every worker
-Mine = Callable[[int, int], bool]  # whether this rank plays a member of a group
-Kept = TypeVar("Kept")
-Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes of the member
 Recall = Callable[[str], Awaitable[str]]  # opening of an episode -> memory shown in the episode
 # Recaps of episodes that did not finish.
 FORFEITED, RAN_OUT = "You gave no legal move and forfeited.", "The turns ran out."
@@ -81,7 +67,7 @@ async def play_episode(
             ending = "turn_limit" if all(turn.legal for turn in turns) else "illegal"
             break
         if not turns:
-            memory = await recall(_opening(environment, seat, state.observe(seat)))
+            memory = await recall(opening_text(environment, seat, state.observe(seat)))
         turn = await _take_turn(setting, place, memory, state, turns, history)
         turns.append(turn)
         if environment.scores_every_turn:
@@ -102,7 +88,7 @@ def _gains(environment: Environment, scores: list[float], reward: float) -> tupl
     return tuple(after - before for before, after in pairwise(rewards))
 
 
-def _opening(environment: Environment, seat: int, observation: str) -> str:
+def opening_text(environment: Environment, seat: int, observation: str) -> str:
     """The opening of an episode. Memories compare openings."""
     return f"{environment.instance(seat)} {observation}"
 
@@ -254,171 +240,3 @@ async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
         cut_off=agent.is_cut_off(completion),
         overflow=completion.finish == "overflow",
     )
-
-
-async def play_meta_episode(
-    setting: Setting,
-    task: Task,
-    group: int,
-    member: int,
-    seed: int,
-    on_episode: Callable[[int, str, Episode], None] | None = None,
-) -> MetaEpisode:
-    """Play N episodes of one task, with a reflection after each episode except the last.
-
-    `on_episode` is called after every episode: number from 0, memory shown, episode.
-    """
-    setting = replace(setting, environment=setting.environment.for_split(task.split))
-    notebook = setting.memory.open()
-    asked: list[int] = []
-    ask = _asker(setting, seed, asked)
-    episodes: list[Episode] = []
-    memories: list[str] = []
-    reflection: Turn | None = None
-    for number in range(setting.episodes):
-        place = Place(task, number, seed)
-        asked.append(0)
-        episode, memory = await play_episode(
-            setting, place, lambda opening: notebook.show(opening, ask), reflection
-        )
-        episodes.append(episode)
-        memories.append(memory)
-        if on_episode is not None:
-            on_episode(number, memory, episode)
-        if number + 1 == setting.episodes or (setting.stop_on_success and episode.outcome == "won"):
-            break
-        reflection = await reflect(setting, place, episode) if setting.memory.reflects else None
-        await notebook.add(_entry(setting, task.seat, number, episode, reflection), ask)
-    return MetaEpisode(
-        task,
-        group,
-        member,
-        tuple(episodes),
-        tuple(memories),
-        setting.agent.engine.policy_version,
-        tuple(asked),
-    )
-
-
-def _entry(
-    setting: Setting, seat: int, number: int, episode: Episode, reflection: Turn | None
-) -> Entry:
-    first = episode.turns[0].observation if episode.turns else ""
-    opening = _opening(setting.environment, seat, first)
-    note = "" if reflection is None else setting.agent.read_note(reflection.completion)
-    return Entry(number + 1, opening, episode.recap, episode.outcome, note)
-
-
-def _asker(setting: Setting, seed: int, asked: list[int]) -> Ask:
-    """A function with which a memory asks the model one message. It adds the tokens to `asked`."""
-
-    async def ask(text: str) -> str:
-        prompt = setting.agent.chat.first(system_text(setting.environment), text)
-        answer = await setting.agent.write(prompt, derive(seed, "ask", text))
-        asked[-1] += len(answer.token_ids)
-        return setting.agent.read_text(answer)
-
-    return ask
-
-
-def play_groups(
-    setting: Setting,
-    tasks_PG: Sequence[Sequence[Task]],
-    seed: int,
-    on_done: Callable[[MetaEpisode], None] | None = None,
-    *,
-    numbers: Sequence[int] | None = None,
-    mine: Mine = lambda group, member: True,
-    gather: Gather = lambda item: [item],
-) -> list[MetaEpisode]:
-    """Play all members of all groups concurrently; `tasks_PG[p][g]` is the task of member g.
-
-    All members of a group have the same task, unless groups are mixed. A rank that plays a part of
-    the groups gives their `numbers`, because seeds depend on them; `mine` selects members. With a
-    memory that persists between tasks, groups 0..k-1 are played first, then k..2k-1, and so on;
-    `gather` collects the episodes of the other ranks.
-    """
-    groups = dict(zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True))
-    metas: list[MetaEpisode] = []
-    for wave in _waves(list(groups), setting.memory.tasks_at_once, gather):
-        chosen = {group: groups[group] for group in wave}
-        played = play_wave(setting, chosen, seed, lambda meta: meta, on_done, mine)
-        metas += played
-        if setting.memory.tasks_at_once is not None:
-            entries = in_order(gather([keep_entries(setting, meta) for meta in played]))
-            setting = replace(setting, memory=setting.memory.after(entries))
-    return metas
-
-
-def play_wave(
-    setting: Setting,
-    groups: Mapping[int, Sequence[Task]],
-    seed: int,
-    keep: Callable[[MetaEpisode], Kept],
-    on_done: Callable[[Kept], None] | None = None,
-    mine: Mine = lambda group, member: True,
-) -> list[Kept]:
-    """Play the members of some groups concurrently. `keep` reduces each finished meta-episode."""
-
-    async def play(group: int, member: int, task: Task) -> Kept:
-        return keep(
-            await play_meta_episode(setting, task, group, member, derive(seed, group, member))
-        )
-
-    games = (
-        play(group, member, task)
-        for group, tasks in groups.items()
-        for member, task in enumerate(tasks)
-        if mine(group, member)
-    )
-    return run(games, on_done, setting.agent.engine.capacity)
-
-
-def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int]]:
-    """Groups that are played concurrently: all, or 0 to size - 1, then the next `size`, and so on.
-
-    Every worker has the same number of waves.
-    """
-    if size is None:
-        return [groups]
-    last = max(gather(max(groups, default=-1)))
-    return [
-        [group for group in groups if start <= group < start + size]
-        for start in range(0, last + 1, size)
-    ]
-
-
-def keep_entries(setting: Setting, meta: MetaEpisode) -> Entries:
-    """The entries of a meta-episode for a memory that persists between tasks, with their place."""
-    return meta.group, meta.member, _entries(setting, meta)
-
-
-def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
-    """The entries of all workers, ordered by group and member."""
-    return [
-        entry
-        for _, _, entries in sorted(chain(*shares), key=lambda found: found[:2])
-        for entry in entries
-    ]
-
-
-def _entries(setting: Setting, meta: MetaEpisode) -> list[Entry]:
-    """All episodes of a meta-episode. The next episode holds the reflection on an episode."""
-    setting = replace(setting, environment=setting.environment.for_split(meta.task.split))
-    reflections = [*(episode.reflection for episode in meta.episodes[1:]), None]
-    pairs = zip(meta.episodes, reflections, strict=True)
-    return [
-        _entry(setting, meta.task.seat, number, episode, reflection)
-        for number, (episode, reflection) in enumerate(pairs)
-    ]
-
-
-class _PlayModule(ModuleType):
-    """This module. Its name is also that of `mage.play(...)`, so the module can be called."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> MetaEpisode:
-        played: MetaEpisode = import_module("mage.api.runs").play(*arguments, **options)
-        return played
-
-
-sys.modules[__name__].__class__ = _PlayModule

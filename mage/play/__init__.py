@@ -1,0 +1,52 @@
+"""Play: episodes, reflections and meta-episodes as coroutines without a barrier between turns.
+
+Each meta-episode awaits the engine for every reply. The engine batches all waiting requests, and a
+finished episode costs nothing. Errors of a model are data: illegal and unreadable replies are
+recorded and penalised, never raised.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from mage.play.episode import (
+    FORFEITED,
+    RAN_OUT,
+    Place,
+    Setting,
+    opening_prompt,
+    play_episode,
+    reflect,
+)
+from mage.play.groups import Entries, Gather, in_order, keep_entries, play_groups, play_wave
+from mage.play.meta_episode import play_meta_episode
+from mage.types import MetaEpisode
+
+__all__ = [
+    "FORFEITED",
+    "RAN_OUT",
+    "Entries",
+    "Gather",
+    "Place",
+    "Setting",
+    "in_order",
+    "keep_entries",
+    "opening_prompt",
+    "play_episode",
+    "play_groups",
+    "play_meta_episode",
+    "play_wave",
+    "reflect",
+]
+
+
+class _PlayModule(ModuleType):
+    """This module. Its name is also that of `mage.play(...)`, so the module can be called."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> MetaEpisode:
+        played: MetaEpisode = import_module("mage.api.runs").play(*arguments, **options)
+        return played
+
+
+sys.modules[__name__].__class__ = _PlayModule

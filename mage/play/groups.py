@@ -1,0 +1,110 @@
+"""Groups of meta-episodes, played concurrently on one rank."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, TypeVar
+
+from mage.engines.base import run
+from mage.memory.base import Entry
+from mage.play.episode import Setting
+from mage.play.meta_episode import make_entry, play_meta_episode
+from mage.seeds import derive
+from mage.types import MetaEpisode, Task
+
+Gather = Callable[[Any], list[Any]]  # collects one item from every worker
+Mine = Callable[[int, int], bool]  # whether this rank plays a member of a group
+Kept = TypeVar("Kept")
+Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes of the member
+
+
+def play_groups(
+    setting: Setting,
+    tasks_PG: Sequence[Sequence[Task]],
+    seed: int,
+    on_done: Callable[[MetaEpisode], None] | None = None,
+    *,
+    numbers: Sequence[int] | None = None,
+    mine: Mine = lambda group, member: True,
+    gather: Gather = lambda item: [item],
+) -> list[MetaEpisode]:
+    """Play all members of all groups concurrently; `tasks_PG[p][g]` is the task of member g.
+
+    All members of a group have the same task, unless groups are mixed. A rank that plays a part of
+    the groups gives their `numbers`, because seeds depend on them; `mine` selects members. With a
+    memory that persists between tasks, groups 0..k-1 are played first, then k..2k-1, and so on;
+    `gather` collects the episodes of the other ranks.
+    """
+    groups = dict(zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True))
+    metas: list[MetaEpisode] = []
+    for wave in _waves(list(groups), setting.memory.tasks_at_once, gather):
+        chosen = {group: groups[group] for group in wave}
+        played = play_wave(setting, chosen, seed, lambda meta: meta, on_done, mine)
+        metas += played
+        if setting.memory.tasks_at_once is not None:
+            entries = in_order(gather([keep_entries(setting, meta) for meta in played]))
+            setting = replace(setting, memory=setting.memory.after(entries))
+    return metas
+
+
+def play_wave(
+    setting: Setting,
+    groups: Mapping[int, Sequence[Task]],
+    seed: int,
+    keep: Callable[[MetaEpisode], Kept],
+    on_done: Callable[[Kept], None] | None = None,
+    mine: Mine = lambda group, member: True,
+) -> list[Kept]:
+    """Play the members of some groups concurrently. `keep` reduces each finished meta-episode."""
+
+    async def play(group: int, member: int, task: Task) -> Kept:
+        return keep(
+            await play_meta_episode(setting, task, group, member, derive(seed, group, member))
+        )
+
+    games = (
+        play(group, member, task)
+        for group, tasks in groups.items()
+        for member, task in enumerate(tasks)
+        if mine(group, member)
+    )
+    return run(games, on_done, setting.agent.engine.capacity)
+
+
+def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int]]:
+    """Groups that are played concurrently: all, or 0 to size - 1, then the next `size`, and so on.
+
+    Every worker has the same number of waves.
+    """
+    if size is None:
+        return [groups]
+    last = max(gather(max(groups, default=-1)))
+    return [
+        [group for group in groups if start <= group < start + size]
+        for start in range(0, last + 1, size)
+    ]
+
+
+def keep_entries(setting: Setting, meta: MetaEpisode) -> Entries:
+    """The entries of a meta-episode for a memory that persists between tasks, with their place."""
+    return meta.group, meta.member, _entries(setting, meta)
+
+
+def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
+    """The entries of all workers, ordered by group and member."""
+    return [
+        entry
+        for _, _, entries in sorted(chain(*shares), key=lambda found: found[:2])
+        for entry in entries
+    ]
+
+
+def _entries(setting: Setting, meta: MetaEpisode) -> list[Entry]:
+    """All episodes of a meta-episode. The next episode holds the reflection on an episode."""
+    setting = replace(setting, environment=setting.environment.for_split(meta.task.split))
+    reflections = [*(episode.reflection for episode in meta.episodes[1:]), None]
+    pairs = zip(meta.episodes, reflections, strict=True)
+    return [
+        make_entry(setting, meta.task.seat, number, episode, reflection)
+        for number, (episode, reflection) in enumerate(pairs)
+    ]
