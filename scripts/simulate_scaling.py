@@ -15,15 +15,16 @@ from mage.types import Task
 
 SIZES = {"0.6 B": 0.6, "1.7 B": 1.7, "4 B": 4.0, "8 B": 8.0, "14 B": 14.0}
 RANKS = (1, 2, 4, 8)
-# Bytes per parameter: weights and one micro-batch's gradients in bfloat16, float32 gradient sums.
-WHOLE = {"none": 2 + 2 + 4, "optimizer": 2 + 2 + 4}
-# Bytes per parameter of masters and AdamW's two moments, all float32.
-STATE = 4 + 8
+# Bytes per parameter that every rank holds, and bytes that the ranks divide. Weights and the
+# gradients of one micro-batch are bfloat16 (2 each); gradient sums (4), masters (4) and AdamW's
+# two moments (8) are float32.
+BYTES = {"none": (20, 0), "optimizer": (8, 12), "full": (2, 16)}
 
 
 def memory(billions: float, ranks: int, shard: str) -> float:
     """Gigabytes per GPU."""
-    return billions * (WHOLE[shard] + STATE / (ranks if shard == "optimizer" else 1))
+    whole, divided = BYTES[shard]
+    return billions * (whole + divided / ranks)
 
 
 def balance(ranks: int, groups: int, members: int, *, draws: int = 200) -> tuple[float, float]:
@@ -55,11 +56,11 @@ def _ratio(loads: Sequence[float]) -> float:
 
 def main() -> None:
     print("GB per GPU before activations (simulated)")
-    print("model    ranks  none  optimizer")
+    print("model    ranks    none optimizer    full")
     for name, billions in SIZES.items():
         for ranks in RANKS:
-            parts = [f"{memory(billions, ranks, shard):6.1f}" for shard in WHOLE]
-            print(f"{name:8} {ranks:5d} {'   '.join(parts)}")
+            parts = [f"{memory(billions, ranks, shard):6.1f}" for shard in BYTES]
+            print(f"{name:8} {ranks:5d}  {'   '.join(parts)}")
     print("\nbusiest rank / mean, 16 groups of 8 (simulated)")
     print("ranks  groups  members")
     for ranks in RANKS[1:]:

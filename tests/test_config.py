@@ -687,3 +687,8 @@ def test_more_workers_than_groups_are_an_error(kuhn_tables: Tables) -> None:
     assert message.startswith("run.workers = 3: more workers than the 2 groups")
     message = message_of(kuhn_tables | {"run": {"workers": 5}, "play": play})
     assert message.startswith("run.workers = 5: more workers than the 4 meta-episodes")
+
+
+def test_full_sharding_with_adapters_is_an_error(kuhn_tables: Tables) -> None:
+    message = message_of(kuhn_tables | {"learn": {"shard": "full", "lora_rank": 4}})
+    assert message.startswith('learn.shard = "full": divides all weights, but learn.lora_rank')

@@ -20,6 +20,7 @@ def find_conflicts(recipe: Recipe, origin: Origin) -> list[str]:
         *unused,
         *_check_weights(recipe, origin),
         *_check_workers(recipe, origin),
+        *_check_shard(recipe, origin),
         *_check_opponents(recipe, origin),
     ]
 
@@ -163,6 +164,19 @@ def _check_weights(recipe: Recipe, origin: Origin) -> list[str]:
             origin.mistake("returns.weights", weights, "at least one weight must differ from 0")
         ]
     return []
+
+
+def _check_shard(recipe: Recipe, origin: Origin) -> list[str]:
+    if recipe.learn.shard != "full" or not recipe.learn.lora_rank:
+        return []
+    return [
+        origin.mistake(
+            "learn.shard",
+            recipe.learn.shard,
+            "divides all weights, but learn.lora_rank trains adapters, which are small: use "
+            'shard = "none" or lora_rank = 0',
+        )
+    ]
 
 
 def _check_workers(recipe: Recipe, origin: Origin) -> list[str]:

@@ -279,9 +279,10 @@ class LearnOptions(Section):
         description="recompute activations in the backward pass: less memory, a third more work; "
         "not given = only if the GPU needs it",
     )
-    shard: Literal["none", "optimizer"] = Field(
+    shard: Literal["none", "optimizer", "full"] = Field(
         "none",
-        description="optimizer = each rank holds a part of the optimizer state; same results",
+        description="what the ranks divide among them: nothing, the optimizer state (equal "
+        "results), or all weights, gradients and state that are trained (FSDP2)",
     )
     lora_rank: int = Field(0, ge=0, description="rank of the LoRA adapters; 0 = train all weights")
     lora_alpha: float | None = Field(

@@ -28,6 +28,7 @@ from mage.learn.attention import (
     trie_exchange_rate,
 )
 from mage.learn.compilation import compile_clock
+from mage.learn.fully_sharded import FullySharded, Idle, idle_rows, scored_by, whole
 from mage.learn.layers import line_length
 from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, token_logprobs
 from mage.learn.owned_state import OwnedState, collect_state
@@ -112,14 +113,20 @@ class Learner:
         )
         self.ranks = ranks or Ranks()
         self.module: PreTrainedModel = model.eval()
-        self.trainable = make_trainable(model, options, seed=seed, start=start)
+        self.trainable: Trainable
+        self._network, self._score_network = self.module, self._score
+        if options.shard == "full" and self.ranks.size > 1:
+            self.trainable = FullySharded(model, self.ranks, reference=options.kl > 0)
+            self._network = self.trainable.network
+            self._score_network = scored_by(self._network, self._score)
+        else:
+            self.trainable = make_trainable(model, options, seed=seed, start=start)
         self._masters = self.trainable.masters
         self._owned: OwnedState | None = None
         if options.shard == "optimizer" and self.ranks.size > 1:
             self._owned = OwnedState(self._masters, self.ranks)
-            for name in self._masters:
-                if not self._owned.owns(name):
-                    self.trainable.drop_master(name)
+            if isinstance(self.trainable, AllWeights):
+                self.trainable.drop_masters(self._owned.owns)
         self._optimizer = torch.optim.AdamW(
             [master for name, master in self._masters.items() if self._owns(name)],
             lr=options.lr,
@@ -131,7 +138,7 @@ class Learner:
     @property
     def is_sharded(self) -> bool:
         """Whether saving needs all ranks."""
-        return self._owned is not None
+        return self._owned is not None or isinstance(self.trainable, FullySharded)
 
     def _owns(self, name: str) -> bool:
         return self._owned is None or self._owned.owns(name)
@@ -249,9 +256,12 @@ class Learner:
             if values is not None
         }
         readings, computed = list[Reading](), 0
-        with attending(self.module, self.layout):
-            for packed in self.pack(rows):
-                logprobs, entropies, choices = self._score(self.module, packed)
+        with attending(self._network, self.layout):
+            for packed in self._batches(rows):
+                if isinstance(packed, Idle):
+                    packed.take_part(self._score_network)
+                    continue
+                logprobs, entropies, choices = self._score_network(self._network, packed)
                 own = {name: values[packed.terms.index] for name, values in given.items()}
                 loss, reading = policy_loss(
                     logprobs,
@@ -263,19 +273,34 @@ class Learner:
                     normaliser=normaliser,
                     **own,
                 )
-                loss.backward()
-                self.trainable.collect()
+                self._backward(loss)
                 readings.append(reading)
                 computed += packed.tokens
         return read(readings), computed
+
+    def _batches(self, rows: Sequence[Row]) -> Iterable[Packed | Idle]:
+        """The micro-batches of a step; sharded ranks all take part in the same number of them."""
+        if not isinstance(self.trainable, FullySharded):
+            return self.pack(rows)
+        own = list(self.pack(rows))
+        missing = max(self.ranks.gather(len(own))) - len(own)
+        return [*own, *[Idle(next(iter(self.pack(idle_rows()))))] * missing]
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        if isinstance(self.trainable, FullySharded):
+            (loss * self.ranks.size).backward()  # FSDP takes the mean over the ranks
+        else:
+            loss.backward()
+            self.trainable.collect()
 
     def _descend(self) -> tuple[float, bool]:
         """Make an optimizer step. Returns the gradient norm and whether it was finite.
 
         A step with an infinite or NaN gradient is skipped.
         """
-        self.ranks.sum_gradients(self._masters.values())
-        norm = float(clip_grad_norm_(self._masters.values(), self.options.grad_clip))
+        if not isinstance(self.trainable, FullySharded):
+            self.ranks.sum_gradients(self._masters.values())
+        norm = float(whole(clip_grad_norm_(self._masters.values(), self.options.grad_clip)))
         finite = norm < float("inf")
         if finite:
             self._optimizer.step()
@@ -287,14 +312,11 @@ class Learner:
 
     def _publish(self) -> None:
         """Bring the new weights into the module, on all ranks."""
-        if self._owned is None:
-            self.trainable.publish()
-        elif isinstance(self.trainable, Adapters):
-            self._owned.share(self.trainable.shared())
-            self.trainable.publish()
-        else:
-            self.trainable.publish()
-            self._owned.share(self.trainable.shared())
+        if self._owned is not None and isinstance(self.trainable, Adapters):
+            self._owned.share(self._masters)
+        self.trainable.publish()
+        if self._owned is not None and isinstance(self.trainable, AllWeights):
+            self._owned.share(self.trainable.weights())
 
     def _measure(
         self, rows: Sequence[Row], steps: Sequence["_Step"], lr: float, entropy: float
@@ -346,6 +368,11 @@ class Learner:
             name: self._optimizer.state.get(master, {}) for name, master in self._masters.items()
         }
         weights, moments = collect_state(self._masters, states, self._owned)
+        if isinstance(self.trainable, FullySharded):
+            weights, moments = (
+                {name: whole(value).cpu() for name, value in held.items()}
+                for held in (weights, moments)
+            )
         if not self.ranks.is_main:
             return checkpoint.place(folder, update)
         adapter = isinstance(self.trainable, Adapters)
@@ -370,6 +397,8 @@ class Learner:
             name, _, moment = key.rpartition(".")
             if self._owns(name):
                 master = self._masters[name]
+                if isinstance(self.trainable, FullySharded):
+                    value = self.trainable.place_moment(name, value)
                 self._optimizer.state[master][moment] = value.to(master.device)
         self.trainable.publish()
         return found

@@ -8,7 +8,7 @@ adapter files have the format of PEFT.
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mage.learn.fully_sharded import FullySharded
 from mage.learn.owned_state import placeholder
 from mage.models.adapters import linear_layers, read_adapters
 from mage.models.base import base_of
@@ -48,11 +49,12 @@ class AllWeights:
                 _add_gradient(master, parameter.grad.to(master.dtype))
                 parameter.grad = None
 
-    def drop_master(self, name: str) -> None:
-        """Free the float32 copy of a weight: another rank owns it."""
-        if self.masters[name] is not self.model.get_parameter(name):
-            self.masters[name] = placeholder(self.masters[name])
-            self._dropped.add(name)
+    def drop_masters(self, owns: Callable[[str], bool]) -> None:
+        """Free the float32 copies of the weights that another rank owns."""
+        for name, master in self.masters.items():
+            if not owns(name) and master is not self.model.get_parameter(name):
+                self.masters[name] = placeholder(master)
+                self._dropped.add(name)
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -62,8 +64,8 @@ class AllWeights:
             if parameter is not master and name not in self._dropped:
                 parameter.copy_(master)
 
-    def shared(self) -> dict[str, Tensor]:
-        """What ranks send each other after a step: the weights of the module."""
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of the module, by the names of their masters."""
         return {name: self.model.get_parameter(name) for name in self.masters}
 
     @torch.no_grad()
@@ -116,13 +118,6 @@ class Adapters:
         """Project the gradient of a micro-batch onto A and B."""
         for stack in self._stacks:
             stack.collect()
-
-    def drop_master(self, name: str) -> None:
-        """Adapters are small: every rank keeps all of them."""
-
-    def shared(self) -> dict[str, Tensor]:
-        """What ranks send each other after a step: A and B."""
-        return self.masters
 
     @torch.no_grad()
     def set_master(self, name: str, value: Tensor) -> None:
@@ -225,7 +220,7 @@ def _up(name: str) -> str:
     return f"{name}.lora_B.weight"
 
 
-Trainable = AllWeights | Adapters
+Trainable = AllWeights | Adapters | FullySharded
 
 
 def _fresh(model: PreTrainedModel, names: list[str], rank: int, seed: int) -> dict[str, Tensor]:

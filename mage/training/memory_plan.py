@@ -110,10 +110,11 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan of a recipe for a card of `memory` bytes; `ranks` is run.workers by default.
 
-    With learn.shard = "optimizer" every rank holds an equal part of masters and optimizer state.
+    With learn.shard = "optimizer" every rank holds an equal part of masters and optimizer state,
+    with "full" also of the gradients.
     """
     learn = recipe.learn
-    share = (ranks or recipe.run.workers) if learn.shard == "optimizer" else 1
+    share = 1 if learn.shard == "none" else ranks or recipe.run.workers
     adapters = bool(learn.lora_rank)
     options = recipe.engines.options
     number = 2 if half_precision else 4
@@ -126,7 +127,7 @@ def plan_memory(
         masters=_masters(shape, learn, number) / (1 if adapters else share),
         optimizer=8 * _trained(shape, learn) / share,
         reference=number * shape.parameters if learn.kl and not learn.lora_rank else 0,
-        gradients=_gradients(shape, learn, number),
+        gradients=_gradients(shape, learn, number) / (share if learn.shard == "full" else 1),
         activations=0,
         engine=2 * _PREFILL_TOKENS * shape.layer_values * number + 0.5 * GB,
         slot=context * shape.cached_values * number,
