@@ -72,7 +72,7 @@ def train(
     uses the folder, `RunLocked` is raised, or with `wait_for_lock` this waits for its end. `ranks`
     are those that torchrun has started; without them `run.workers` processes are started.
     """
-    ranks = ranks or Ranks()
+    joined, ranks = ranks is not None, ranks or Ranks()
     request = stop if isinstance(stop, StopRequest) else StopRequest(stop)
     with ExitStack() as held:
         with ranks.together():
@@ -85,7 +85,7 @@ def train(
         with ranks.together():
             if ranks.is_main and folder.recipe.warmup.first and not folder.warm.exists():
                 make_warm_start(folder.recipe, folder.warm, callback.on_warmup)
-        if ranks.size > 1:
+        if joined:
             return _train(ranks, path, callback, request)
         return launch_ranks(
             folder.recipe.run.workers,
