@@ -112,6 +112,7 @@ def test_the_embedded_model_plays_if_there_is_no_other(
     assert "mage model add smollm2" in done.output
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_export_has_the_weights_of_the_checkpoint_and_can_play(
     tmp_path: Path, rank: int

@@ -69,6 +69,7 @@ def restored() -> Iterator[None]:
     reset_arithmetic(torch.float32, torch.device("cpu"))
 
 
+@pytest.mark.e2e
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("before", [disturb, multiply_in_bfloat16])

@@ -46,6 +46,7 @@ def test_a_missed_target_is_reported() -> None:
     assert "MISSED: target 2" in line
 
 
+@pytest.mark.e2e
 def test_packed_and_unpacked_updates_agree() -> None:
     (found,) = packing.measure((("kuhn_poker", "reflections"),), groups=1, rounds=1)
     logprob, loss = (float(part.split()[-1]) for part in found.note.rsplit(": ", 1)[1].split(","))
@@ -53,11 +54,13 @@ def test_packed_and_unpacked_updates_agree() -> None:
     assert loss < 1e-4
 
 
+@pytest.mark.e2e
 def test_replies_do_not_depend_on_the_prefix_cache() -> None:
     (found,) = prefix_cache.measure((("kuhn_poker", "reflections"),), groups=1, rounds=1)
     _assert_all_same(found)
 
 
+@pytest.mark.e2e
 def test_replies_do_not_depend_on_a_barrier() -> None:
     (found,) = barrier.measure((("kuhn_poker", 1, False),), rounds=1)
     _assert_all_same(found)
@@ -101,6 +104,7 @@ def test_a_barrier_returns_all_replies_together() -> None:
     assert {request for request, _ in held.step()} == set(requests)
 
 
+@pytest.mark.e2e
 def test_generate_gets_the_prompts_of_play_and_gives_the_replies_of_the_engine() -> None:
     """With top_k = 1 the padded batches give the replies of the engine."""
     parts = build_components(
@@ -130,6 +134,7 @@ def _turns(parts: Components) -> list[Turn]:
     ]
 
 
+@pytest.mark.e2e
 def test_generate_runs_in_all_four_ways() -> None:
     found = list(generate.measure((("kuhn_poker", "reflections"),), groups=1, rounds=1))
     assert [line.case.split(": ")[1] for line in found] == [
@@ -140,6 +145,7 @@ def test_generate_runs_in_all_four_ways() -> None:
     ]
 
 
+@pytest.mark.e2e
 def test_both_trainers_get_the_same_work() -> None:
     if not trl.is_installed():
         with pytest.raises(Skipped, match="pip install"):

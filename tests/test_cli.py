@@ -187,6 +187,7 @@ def test_the_report_of_an_unfinished_run_shows_how_to_continue(copy: Path) -> No
     assert json.loads(call("report", copy, "--json").stdout)["finished"] is False
 
 
+@pytest.mark.e2e
 def test_overrides_are_accepted_in_any_order_and_can_name_the_run(
     place: Path, tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ def test_overrides_are_accepted_in_any_order_and_can_name_the_run(
     )
 
 
+@pytest.mark.e2e
 def test_a_run_resumed_after_ctrl_c_ends_with_the_same_metrics(
     place: Path, run: Path, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def play(agent: Agent, environment: Environment, opponent: str, count: int) -> l
     return play_groups(Setting(environment, agent, Notes(keep="both")), tasks, seed=1)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("environment", "opponent"),
     [(KuhnPoker(), "intermediate"), (TicTacToe(), "random")],

@@ -19,6 +19,7 @@ from mage.training.warm_start import make_warm_start
 WORLDS = ("sokoban", "alfworld")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("world", WORLDS)
 def test_it_plays_nearly_uniformly_random_legal_moves(world: str) -> None:
     recipe = load_recipe(world, ["--warmup.steps=0", "--warmup.turns=200"])
@@ -43,6 +44,7 @@ def _plays_randomly(environment: Environment, start: int, rng: random.Random) ->
     return state.scores()[0]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("world", WORLDS)
 def test_it_wins_no_more_than_a_random_player(world: str) -> None:
     parts = build_components(load_recipe(world, ["--play.episodes=1", "--memory.keep=none"]))
@@ -56,6 +58,7 @@ def test_it_wins_no_more_than_a_random_player(world: str) -> None:
     assert abs(sum(won) / len(won) - by_chance) < 0.08, "three standard errors of the 240 episodes"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("world", WORLDS)
 def test_its_recipe_trains_to_the_end(world: str, tmp_path: Path) -> None:
     small = [

@@ -266,6 +266,7 @@ def test_a_finished_evaluation_is_repeated_without_requests() -> None:
     assert len(server.bodies) > asked, "another temperature is another request"
 
 
+@pytest.mark.e2e
 def test_a_killed_evaluation_resumes_without_repeated_requests(tmp_path: Path) -> None:
     program = f"""
 from mage.engines.endpoint import EndpointEngine

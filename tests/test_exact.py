@@ -16,6 +16,7 @@ def parts():
     return build_components(load_recipe("kuhn_demo", ["--run.workers=1", "--engines.slots=256"]))
 
 
+@pytest.mark.e2e
 def test_a_panel_scatters_around_the_exact_scores(parts) -> None:
     found = exact_scores(
         parts.setting(evaluating=True), parts.weights(), SHARES, parts.recipe.learn

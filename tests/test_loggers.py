@@ -104,6 +104,7 @@ def test_a_failing_logger_is_reported_once_and_the_run_continues(
     assert warnings[0].startswith("logger wandb failed and is off: ")
 
 
+@pytest.mark.e2e
 def test_the_csv_file_equals_the_metrics_also_after_a_resume(tmp_path: Path) -> None:
     folder = new_folder(tmp_path / "run")
     for update in (1, 2, 3):

@@ -381,6 +381,7 @@ def test_a_memory_receives_the_opening_of_the_episode() -> None:
     assert seen == [first, first, second]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("updates", [0, 2])
 @pytest.mark.parametrize("name", ["react", "reflexion", "amem", "memento"])
 def test_a_method_without_training_is_evaluated_and_can_also_be_trained(

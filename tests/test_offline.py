@@ -103,6 +103,7 @@ def unpack(*words: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.e2e
 def test_a_pack_in_parts_is_unpacked_installed_and_tested(world: Path) -> None:
     folder = pack(world, "--model", str(world / "models" / "tiny"), "--part-size", "4kB")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -133,6 +134,7 @@ def test_a_pack_in_parts_is_unpacked_installed_and_tested(world: Path) -> None:
     assert "is not empty" in unpack(folder, "--to", world / "host").stderr
 
 
+@pytest.mark.e2e
 def test_parts_are_collected_one_at_a_time_and_broken_ones_are_not_kept(world: Path) -> None:
     folder = pack(world, "--part-size", "6kB")
     names = [part["name"] for part in json.loads((folder / "manifest.json").read_text())["parts"]]

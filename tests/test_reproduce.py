@@ -65,6 +65,7 @@ def never() -> bool:
 # --- Components
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("label", [arm.label for arm in METHODS])
 def test_every_method_runs_two_updates_on_the_same_recipe_of_a_world(
     label: str, tmp_path: Path
@@ -228,6 +229,7 @@ def go(out: Path, *more: str) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.e2e
 def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(
     tmp_path: Path,
 ) -> None:
@@ -257,6 +259,7 @@ def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(
     assert reports == [], "no worker starts, because nothing is left to run"
 
 
+@pytest.mark.e2e
 def test_a_stopped_reproduction_reports_it_and_leaves_no_worker(
     tmp_path: Path,
 ) -> None:
@@ -269,6 +272,7 @@ def test_a_stopped_reproduction_reports_it_and_leaves_no_worker(
     assert not (tmp_path / "kuhn_poker-mage-seed0" / "summary.json").exists()
 
 
+@pytest.mark.e2e
 def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
     (job,) = tiny_plan("react").jobs
     RunFolder.create(tmp_path / job.name, job.recipe)
@@ -287,6 +291,7 @@ def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.e2e
 def test_a_failed_run_is_reported_and_the_others_finish(tmp_path: Path) -> None:
     plan = tiny_plan("react", "reflexion")
     broken = RunFolder.create(tmp_path / plan.jobs[0].name, plan.jobs[0].recipe)
@@ -414,6 +419,7 @@ def test_choices_are_shares_among_all_moves_in_a_state() -> None:
     )
 
 
+@pytest.mark.e2e
 def test_methods_trained_on_single_games_get_the_same_prompt_in_evaluation(tmp_path: Path) -> None:
     """A policy trained on `game 1 of 1` is not evaluated on `game 3 of 3`, an unseen prompt."""
     recipe = load_recipe(

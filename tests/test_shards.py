@@ -158,6 +158,7 @@ def finish(path: Path) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.e2e
 def test_a_killed_and_resumed_run_without_training_has_the_rows_of_an_unkilled_one(
     tmp_path: Path,
 ) -> None:

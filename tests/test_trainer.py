@@ -116,6 +116,7 @@ def finish(path: Path) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_and_resumed_run_has_the_metrics_of_an_unkilled_one(
     tmp_path: Path, workers: int
@@ -166,6 +167,7 @@ def test_reflections_get_no_credit_before_reflect_from() -> None:
     assert [sample.advantage for sample in make_samples(credits, reflections=False)] == [2.5, 0.0]
 
 
+@pytest.mark.e2e
 def test_a_broken_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     folder, callback = start(tmp_path / "run"), Recorder()
     with pytest.raises(Stopped):
@@ -184,6 +186,7 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.e2e
 def test_damaged_files_are_found_on_resume_and_by_check(tmp_path: Path) -> None:
     folder = start(tmp_path / "run", **TINY)
     with pytest.raises(Stopped):
@@ -206,6 +209,7 @@ def test_damaged_files_are_found_on_resume_and_by_check(tmp_path: Path) -> None:
     assert check_run(folder) == RunCheck((), ())
 
 
+@pytest.mark.e2e
 def test_a_damaged_best_checkpoint_does_not_block_the_end_of_a_run(tmp_path: Path) -> None:
     # This learning rate is too small to change a float32 weight, so update 0 stays the best one.
     folder, callback = start(tmp_path / "run", **TINY, learn={"lr": 1e-20}), Recorder()
@@ -225,6 +229,7 @@ def test_a_run_in_use_is_not_trained_by_a_second_process(tmp_path: Path) -> None
     assert folder.metrics() == []
 
 
+@pytest.mark.e2e
 def test_two_workers_play_the_same_groups_as_one(tmp_path: Path) -> None:
     alone, pair = (
         start(tmp_path / str(workers), run={"updates": 1, "threads": 1, "workers": workers})
@@ -258,6 +263,7 @@ def test_mixed_groups_have_several_opponents_and_one_seed() -> None:
     )
 
 
+@pytest.mark.e2e
 def test_metrics_are_plain_json_without_wall_clock_times(tmp_path: Path) -> None:
     folder = start(tmp_path / "run", run={"updates": 1, "threads": 1})
     train(folder.path, Callback(), never)

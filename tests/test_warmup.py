@@ -179,6 +179,7 @@ def warm(steps: int, keep: str, seed: int = 0) -> tuple[LlamaForCausalLM, Warmup
     )
 
 
+@pytest.mark.e2e
 def test_a_random_model_learns_the_format_and_keeps_its_entropy() -> None:
     """Corridor: two moves at the west end and three elsewhere, so log 2 < entropy < log 3.
 
@@ -194,6 +195,7 @@ def test_a_random_model_learns_the_format_and_keeps_its_entropy() -> None:
     assert (found.turns, found.notes) == (40, 0)
 
 
+@pytest.mark.e2e
 def test_the_same_seed_gives_the_same_weights_and_figures() -> None:
     (one, first), (other, second), (_, third) = (warm(2, "reflections", seed) for seed in (0, 0, 1))
     assert first == second != third
@@ -254,6 +256,7 @@ SMALL = (
 )
 
 
+@pytest.mark.e2e
 def test_the_verb_writes_a_model_that_can_be_trained_and_says_how(tmp_path: Path) -> None:
     done = run_verb(*SMALL, "--agent.examples=1", "--out", str(tmp_path / "warm"), "--json")
     assert done.exit_code == 0, done.output
@@ -318,6 +321,7 @@ def test_a_recipe_with_a_warmup_section_can_be_trained(kuhn_tables) -> None:
     assert build_recipe(recipe_tables(said)) == said
 
 
+@pytest.mark.e2e
 def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path: Path) -> None:
     few = (
         "--play.groups=2",
