@@ -25,6 +25,8 @@ from mage.run_folder import (
     versions,
     write_atomic,
 )
+from mage.run_folder.files import append_line
+from mage.run_folder.update_lines import UpdateLines
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 
 finite = st.floats(allow_nan=False)
@@ -346,3 +348,26 @@ def test_a_full_disk_is_reported_when_metrics_are_written(run: RunFolder) -> Non
     (run.path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: No space left on device"):
         run.append_metrics({"update": 1})
+
+
+def test_a_kill_between_the_first_line_and_its_checksum_leaves_a_valid_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second write is the checksum of the first line. The run can be read and resumed."""
+    calls: list[Path] = []
+
+    def killed(path: Path, line: bytes) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        append_line(path, line)
+
+    lines = UpdateLines(tmp_path / "metrics.jsonl", checked=True)
+    monkeypatch.setattr("mage.run_folder.update_lines.append_line", killed)
+    with pytest.raises(KeyboardInterrupt):
+        lines.append({"update": 1})
+    monkeypatch.undo()
+    assert lines.read() == []
+    lines.keep_until(0)
+    lines.append({"update": 1})
+    assert lines.read() == [{"update": 1}]

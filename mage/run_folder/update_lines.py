@@ -33,6 +33,8 @@ class UpdateLines:
     def append(self, record: Mapping[str, Any]) -> None:
         """Add the line of an update and then its checksum, both synced to the disk."""
         line = to_line(record)
+        if not self.sums.exists():
+            write_lines(self.sums, [])  # first, so that a line is never without this file
         before = (read_lines(self.sums) or [b""])[-1]
         append_line(self.path, line)
         append_line(self.sums, _next_sum(before, line))
@@ -53,7 +55,9 @@ class UpdateLines:
         write_lines(self.path, kept)
 
     def _verified(self) -> list[bytes]:
-        lines, sums = read_lines(self.path), read_lines(self.sums)
+        # Checksums first: a running process may append a line and its checksum in between.
+        sums = read_lines(self.sums)
+        lines = read_lines(self.path)
         if not self.sums.exists():
             if self.checked and lines:
                 raise DamagedError(f"{self.sums} is missing: {self.path} cannot be verified")
