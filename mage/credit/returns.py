@@ -55,24 +55,33 @@ def compute_returns(
         for reward, (episode, scale) in zip(rewards, pairs, strict=True)
     ]
     values = _turn_values(last_rewards, turn_rewards, step_discount, across, propagation)
-    found: list[Return] = []
-    for number, (episode, own) in enumerate(zip(meta.episodes, values, strict=True)):
-        first = own[0] if own else rewards[number]
-        rows = list(zip(episode.turns, own, range(len(own)), strict=True))
-        if episode.reflection is not None:
-            rows.insert(0, (episode.reflection, first + counted * episode.reflection.penalty, -1))
-        found += [
-            Return(
-                turn=turn,
-                where=Where(meta.group, meta.member, number, index, meta.task.opponent),
-                value=value,
-                episode_value=first,
-                episode_reward=episode.reward,
-                meta_reward=rewards[number],
-            )
-            for turn, value, index in rows
-        ]
-    return found
+    return [
+        found
+        for number, own in enumerate(values)
+        for found in _episode_returns(meta, number, own, rewards[number], counted)
+    ]
+
+
+def _episode_returns(
+    meta: MetaEpisode, number: int, values: list[float], reward: float, counted: float
+) -> list[Return]:
+    """The returns of the reflection before an episode and of its turns."""
+    episode = meta.episodes[number]
+    first = values[0] if values else reward
+    rows = list(zip(episode.turns, values, range(len(values)), strict=True))
+    if episode.reflection is not None:
+        rows.insert(0, (episode.reflection, first + counted * episode.reflection.penalty, -1))
+    return [
+        Return(
+            turn=turn,
+            where=Where(meta.group, meta.member, number, index, meta.task.opponent),
+            value=value,
+            episode_value=first,
+            episode_reward=episode.reward,
+            meta_reward=reward,
+        )
+        for turn, value, index in rows
+    ]
 
 
 def meta_rewards(

@@ -50,8 +50,7 @@ def make_panel(
     places = _check_arguments(environment, size, seats, episodes)
     taken: set[Hashable] = set()
     if name == "select" and final_size and not environment.multi_agent:
-        final = make_panel(environment, population, split, size=final_size, episodes=episodes)
-        taken = {key for task in final for key in _instances_of(environment, task.seed, episodes)}
+        taken = _final_instances(environment, population, split, final_size, episodes)
         _check_instances(environment, split, size, len(taken))
     source = _Seeds(environment, (name, environment.name, split), episodes, taken)
     tasks = [
@@ -106,6 +105,14 @@ def _check_instances(environment: Environment, split: Split, size: int, taken: i
             f"needs {size} and the final panel {taken} others; lower evaluate.size or "
             "evaluate.final_size, or set evaluate.select_split to another split"
         )
+
+
+def _final_instances(
+    environment: Environment, population: Population, split: Split, size: int, episodes: int
+) -> set[Hashable]:
+    """The instances of the final panel."""
+    final = make_panel(environment, population, split, size=size, episodes=episodes)
+    return {key for task in final for key in _instances_of(environment, task.seed, episodes)}
 
 
 def _instances_of(environment: Environment, seed: int, episodes: int) -> set[Hashable]:

@@ -147,6 +147,7 @@ def _make_recipe(
     )
 
 
+@cache
 def paper_recipe(world: str, arm: Arm) -> Recipe:
     """The recipe of an arm at scale `paper` without changes."""
     return _make_recipe(SCALES["paper"], world, arm, None, ())
