@@ -350,6 +350,12 @@ def test_missing_recipes_and_runs_are_named(place: Path, tmp_path: Path) -> None
     assert "is not a run folder" in refused("train", "--resume", tmp_path)
     assert "is not a run folder" in refused("report", tmp_path / "none")
     assert "there is no recipe" in refused("evaluate", "none")
+    assert "did you mean 'kuhn_poker'?" in refused("check", "kuhn_pokr")
+    (tmp_path / "runs" / "small-1").mkdir(parents=True)
+    (tmp_path / "runs" / "small-1" / "recipe.toml").write_text(RECIPE)
+    for command in (("evaluate",), ("report",), ("train", "--resume")):
+        message = refused(*command, tmp_path / "runs" / "smal-1")
+        assert f"did you mean '{tmp_path / 'runs' / 'small-1'}'?" in message
     assert "leave out --play.groups=3" in refused("train", "--resume", tmp_path, "--play.groups=3")
 
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mage.config.errors import did_you_mean
 from mage.config.menus import find_item
 from mage.environments.base import Environment, State
 from mage.seeds import derive
@@ -181,7 +182,8 @@ def find(name: str) -> Opponent:
     kinds = {word: _load(word)} if "." in word else known()
     if word not in kinds:
         raise ValueError(
-            f"unknown opponent {name!r}; known opponents: {', '.join(sorted(kinds))}. "
+            f"unknown opponent {name!r}{did_you_mean(word, kinds)}; "
+            f"known opponents: {', '.join(sorted(kinds))}. "
             "Options follow after dashes (mcts-100)"
         )
     kind = kinds[word]

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from mage.config.errors import did_you_mean
 from mage.config.loading import change_recipe, load_recipe, recipe_toml
 from mage.config.recipe import Recipe
 from mage.run_folder.files import (
@@ -82,7 +83,7 @@ class RunFolder:
         """An existing run, with the recipe it was started with."""
         path = Path(path)
         if not (path / "recipe.toml").is_file():
-            raise RunError(f"{path} is not a run folder: it has no recipe.toml")
+            raise RunError(f"{path} is not a run folder: it has no recipe.toml.{_list_runs(path)}")
         return cls(path, load_recipe(path / "recipe.toml"))
 
     @property
@@ -252,6 +253,15 @@ class RunFolder:
 
     def read_summary(self) -> Json:
         return read_sealed(self.path / "summary.json", required=self.is_checked)
+
+
+def _list_runs(path: Path) -> str:
+    """The run folders beside a wrong path, with the most similar one as a suggestion."""
+    beside = sorted(str(one.parent) for one in path.parent.glob("*/recipe.toml"))
+    if not beside:
+        return ""
+    shown = ", ".join(beside[:20]) + (", ..." if len(beside) > 20 else "")
+    return f"{did_you_mean(str(path), beside)} Run folders: {shown}."
 
 
 def choose_path(runs: str | Path, recipe: Recipe, title: str) -> Path:

@@ -19,7 +19,7 @@ from mage.cli.verbs.arguments import (
     read_pairs,
 )
 from mage.cli.verbs.check_run import check_run_folder, is_run
-from mage.config.errors import ConfigError
+from mage.config.errors import ConfigError, did_you_mean
 from mage.config.menus import FILES, MENUS, find_item, menu
 from mage.environments.base import Environment, check
 from mage.opponents.base import Opponent, find, known
@@ -136,8 +136,10 @@ def _known_opponent(name: str) -> Opponent | None:
     if "." in name.split("-")[0]:
         return _find_outside(name)
     if name.split("-")[0] not in known():
+        all_names = [*dict(menu("environments")), *known()]
         raise UsageError(
-            f"there is no environment and no opponent {name!r}. Environments: "
+            f"there is no environment and no opponent {name!r}{did_you_mean(name, all_names)}. "
+            "Environments: "
             f"{names('environments')}. Opponents: {names('opponents')}."
         )
     return find(name)

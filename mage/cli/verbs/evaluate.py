@@ -17,8 +17,8 @@ from mage.cli.verbs.arguments import (
     print_json,
     split_words,
 )
-from mage.config.errors import did_you_mean
 from mage.environments.base import SEATS
+from mage.run_folder import RunFolder
 from mage.types import Split
 
 if TYPE_CHECKING:  # these are slow to load
@@ -124,14 +124,10 @@ def _print_evaluations(
 
 
 def _check_exists(name: str) -> None:
-    """A path that is neither a run folder nor a recipe: list the runs beside it."""
+    """A path that is neither a folder nor a recipe file: the message lists run folders."""
     path = Path(name)
-    if path.exists() or len(path.parts) == 1 or path.suffix == ".toml":
-        return
-    beside = sorted(one.parent for one in path.parent.glob("*/recipe.toml"))
-    runs = ", ".join(map(str, beside)) or f"none in {path.parent}"
-    names = did_you_mean(name, map(str, beside))
-    raise UsageError(f"there is no run folder {name}{names}. Run folders: {runs}.")
+    if not path.exists() and len(path.parts) > 1 and path.suffix != ".toml":
+        RunFolder.open(path)
 
 
 def _play(
