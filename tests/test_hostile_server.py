@@ -116,6 +116,7 @@ def test_a_key_in_the_extra_fields_is_refused_and_not_repeated() -> None:
             MessageChat(), url="http://127.0.0.1:1/v1", model="toy", extra={"api_key": KEY}
         )
     assert KEY not in str(caught.value)
+    EndpointEngine(MessageChat(), url="http://h/v1", model="toy", extra={"prompt_cache_key": "a"})
 
 
 def test_requests_without_an_answer_count_against_the_budget_of_this_run_and_the_next(

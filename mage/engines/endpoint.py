@@ -35,7 +35,7 @@ from mage.types import Completion, Request
 _ACTIVE = 4  # conversations for each concurrent request
 _BYTES_A_TOKEN = 4  # estimate for servers that report no token counts
 _OMITTED = ("temperature", "top_p", "top_k", "seed")  # fields that some servers refuse
-_SECRET = re.compile(r"key|secret|password|authorization|bearer", re.IGNORECASE)
+_SECRET = re.compile(r"^key$|api[-_]?key|secret|password|authorization|bearer", re.IGNORECASE)
 _OURS = ("model", "messages", "max_tokens", *_OMITTED)
 
 
