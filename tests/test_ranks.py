@@ -111,7 +111,17 @@ def check_full(ranks: Ranks, folder: Path) -> dict[str, float]:
         options["shard"] = "full"
         train(ranks, own_samples(ranks), many, folder / f"full_{recompute}", **options)
         found[str(recompute)] = compare(one, many)
+        found[f"resumed {recompute}"] = compare(one, resume(model, folder / f"full_{recompute}"))
     return found
+
+
+def resume(model: Any, folder: Path) -> Any:
+    """One process that continues from a checkpoint of several ranks."""
+    chosen = LearnOptions(lr=0.01, minibatches=3, kl=0.1, entropy=0.01)
+    learner = Learner(model, chosen, seed=1, total_updates=3)
+    learner.load(folder / "update_000002")
+    learner.update(make_samples(), entropy=0.01, update=2)
+    return model
 
 
 def check_messages(ranks: Ranks) -> list[str]:

@@ -22,6 +22,9 @@ from mage.memory.memento import Memento
 from mage.memory.notes import Notes
 from mage.play import Setting, play_groups
 from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback
+from mage.training.stop import StopRequest
+from mage.training.trainer import Trainer
 from mage.types import MetaEpisode, Task
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
@@ -96,6 +99,15 @@ def test_a_changed_shard_is_played_again_with_a_warning(tmp_path: Path) -> None:
     assert len(ShardStore(tmp_path / "s", {}, warnings.append).read()) == 1
     assert "shard 2 does not match its checksum" in warnings[0]
     assert play(Notes(keep="none"), ShardStore(tmp_path / "s", {}))[0] == rows
+
+
+def test_transcripts_of_an_interrupted_evaluation_are_kept(tmp_path: Path) -> None:
+    folder = start(tmp_path / "run")
+    metas = play(Notes(keep="none"))[1]
+    trainer = Trainer(folder, Ranks(), Callback(), StopRequest())
+    trainer._write_transcripts("after_test", metas[:3])
+    trainer._write_transcripts("after_test", metas[2:])
+    assert folder.read_episodes_of("after_test") == metas
 
 
 def test_shards_of_another_evaluation_are_ignored(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def play_shards(
 ) -> tuple[list[TaskRow], list[MetaEpisode]]:
     """All rows in the order of the tasks, and meta-episodes of the first `transcripts` tasks.
 
-    The meta-episodes are those that this rank has played now; `transcripts=None` keeps all.
+    The meta-episodes are those that all ranks have played now; `transcripts=None` keeps all.
     `on_transcripts` is called on rank 0 after every shard that has some. In a resumed evaluation it
     also gets those of the stored shards, from `read_transcripts`.
     """
@@ -167,4 +167,6 @@ def _play_shard(
     entries: list[Entry] = []
     if persistent:
         entries = in_order(ranks.gather([one for _, one in played if one is not None]))
+    if transcripts is None or start < transcripts:
+        metas = [meta for part in ranks.gather(metas) for meta in part]
     return Shard(tuple(rows), tuple(entries)), sorted(metas, key=lambda meta: meta.group)

@@ -192,6 +192,13 @@ class RunFolder:
                 f"{path} is damaged and cannot be read ({type(error).__name__})"
             ) from None
 
+    def stored_episodes(self, name: str) -> list[MetaEpisode]:
+        """The meta-episodes stored under a name; none if there is no whole file."""
+        try:
+            return self.read_episodes_of(name)
+        except RunError:
+            return []
+
     def episode_steps(self) -> list[int]:
         """The updates whose episodes are stored."""
         names = [

@@ -409,7 +409,16 @@ class Trainer:
         return evaluation
 
     def _write_transcripts(self, name: str, metas: list[MetaEpisode]) -> None:
-        self.folder.write_episodes_of(name, metas)
+        """Store transcripts, with those that an interrupted evaluation has stored before."""
+        version = self.components.engine.policy_version
+        played = {meta.group for meta in metas}
+        earlier = [
+            meta
+            for meta in self.folder.stored_episodes(name)
+            if meta.policy_version == version and meta.group not in played
+        ]
+        both = sorted([*earlier, *metas], key=lambda meta: meta.group)
+        self.folder.write_episodes_of(name, both)
 
     def _read_transcripts(self, name: str) -> list[MetaEpisode]:
         """Those of an interrupted evaluation; none if the file is missing or damaged."""
