@@ -9,7 +9,8 @@ to do against an opponent comes from reinforcement learning alone. No text conta
 
     python scripts/make_embedded_rps.py --out mage/models/shipped/embedded-rps
 
-The script takes a few minutes on two cores.
+The shipped model was made with the default options on one thread. More reading helps: after 300
+steps the model gives the throw of a player that always throws the same .33 to .41 only.
 """
 
 import argparse
@@ -114,13 +115,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--reading", type=int, default=600, help="steps of the first stage")
-    parser.add_argument("--steps", type=int, default=120, help="steps of the second stage")
-    parser.add_argument("--texts", type=int, default=64, help="transcripts a step, first stage")
-    parser.add_argument("--batch", type=int, default=12, help="meta-episodes a step, second stage")
+    parser.add_argument("--reading", type=int, default=300, help="steps of the first stage")
+    parser.add_argument("--steps", type=int, default=40, help="steps of the second stage")
+    parser.add_argument("--texts", type=int, default=48, help="transcripts a step, first stage")
+    parser.add_argument("--batch", type=int, default=8, help="meta-episodes a step, second stage")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--count", type=int, default=4000, help="meta-episodes in all")
+    parser.add_argument("--count", type=int, default=1200, help="meta-episodes in all")
     parser.add_argument("--vocabulary", type=int, default=400)
     shape_names = ("HIDDEN", "LAYERS", "HEADS", "KV", "FF")
     parser.add_argument(
