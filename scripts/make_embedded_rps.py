@@ -9,8 +9,8 @@ to do against an opponent comes from reinforcement learning alone. No text conta
 
     python scripts/make_embedded_rps.py --out mage/models/shipped/embedded-rps
 
-The shipped model was made with the default options on one thread. More reading helps: after 300
-steps the model gives the throw of a player that always throws the same .33 to .41 only.
+The shipped model was made with the default options on one thread. It reads weakly: it gives the
+next throw of a player that always throws the same a probability of .33 to .41.
 """
 
 import argparse
