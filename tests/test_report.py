@@ -2,118 +2,26 @@
 
 import io
 import json
-import math
-import random
 import re
 from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mage.config.loading import build_recipe
-from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.figures import summarise
-from mage.evaluation.panels import make_panel
-from mage.evaluation.rows import write_tasks
-from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.play import Setting, play_groups
 from mage.report.curves import draw_legend
 from mage.report.drawing import LIGHT, separate, smooth
 from mage.report.run_results import read_run_results
-from mage.report.tensorboard import EventWriter, write_events
 from mage.report.transcripts import choose, describe
 from mage.run_folder import RunError, RunFolder
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 from mage.viewer.report import write_report
 from tests import toys
-from tests.toys import scripted_agent
-
-STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
-EVIL = "<script>alert('x')</script> ```\n# not a heading <action>bet</action>"
-
-
-def metrics_of(update: int, total: int) -> dict:
-    """Figures as the trainer writes them, for a run that learns."""
-    rng, share = random.Random(update), update / total
-    learned = share / (share + 0.2)
-    return {
-        "update": update,
-        **{
-            f"score_{k}": -0.25 + learned * (0.2 + 0.14 * k) + rng.gauss(0, 0.04) for k in (1, 2, 3)
-        },
-        **{f"success_{k}": 0.4 + 0.05 * k * learned for k in (1, 2, 3)},
-        "illegal_rate": 0.06 * math.exp(-6 * share),
-        "reply_length": 5.0,
-        "reflection_length": 21.0 - 4 * share,
-        "episodes": 1536,
-        "advantage_std": 5.0,
-        "return_mean": 0.1,
-        "flat_groups": 0.1,
-        "policy_loss": -0.01,
-        "kl": None,
-        "action_entropy": 0.69 - 0.4 * share + rng.gauss(0, 0.01),
-        "reflect_entropy": 0.5 - 0.3 * share,
-        "clip_fraction": 0.02 * (1 - share),
-        "approx_kl": 0.001,
-        "gradient_norm": 0.7,
-        "lr": 1e-3,
-        "steps": 2,
-    }
-
-
-def answer(skill: str):
-    """Without skill any legal word; with it, a bet with K and whatever the notes say."""
-
-    def reply(prompt: str) -> str:
-        dice = random.Random(prompt)
-        if "Write a short note" in prompt:
-            return "It bets often. Call with Q."
-        card = re.findall(r"Your card: (\w)", prompt)[-1]
-        if skill == "evil" and card == "K":
-            return EVIL
-        wise = card == "K" or (card == "Q" and "Call with Q" in prompt)
-        move = ("bet" if wise else "pass") if skill else dice.choice(["pass", "bet", "fold"])
-        return f"<action>{move}</action>"
-
-    return reply
-
-
-def play(skill: str, split: str, size: int, keep: str = "both") -> list[MetaEpisode]:
-    setting = Setting(KuhnPoker(), scripted_agent(answer(skill)), Notes(keep=keep))
-    panel = make_panel(KuhnPoker(), Population(train=STYLES), "test", size=size)
-    tasks = [Task(task.environment, task.seed, task.seat, task.opponent, split) for task in panel]
-    return play_groups(setting, [[task] for task in tasks], 0)
-
-
-def store(folder: RunFolder, name: str, metas: list[MetaEpisode]) -> None:
-    evaluation = summarise(metas, KuhnPoker(), Population(train=STYLES), "test")
-    folder.write_evaluation(name, evaluation.to_json())
-    if not name.startswith("select"):
-        write_tasks(folder.path / "evaluations" / f"{name}.tasks.jsonl", evaluation.rows)
-        folder.write_episodes_of(name, metas)
-
-
-def make_run(path, tables, updates: int = 40, size: int = 30) -> RunFolder:
-    """A finished run."""
-    folder = RunFolder.create(path, build_recipe(tables | {"run": {"updates": updates}}))
-    for update in range(1, updates + 1):
-        folder.append_metrics(metrics_of(update, updates))
-        folder.append_timing({"update": update, "play": 1.5, "learn": 1.0, "total": 2.5})
-    for update in range(0, updates + 1, 10):
-        store(folder, f"select_{update:06d}", play("wise" if update > 20 else "", "test", size))
-    for name, skill, keep in (
-        ("before", "", "both"),
-        ("after", "evil", "both"),
-        ("emptied", "evil", "none"),
-    ):
-        store(folder, f"{name}_test", play(skill, "test", size, keep))
-    folder.write_episodes(updates, play("wise", "train", 6))
-    folder.write_summary({"chosen_update": 30, "updates": updates})
-    return folder
+from tests.report_runs import STYLES, make_run, metrics_of, play, store
 
 
 @pytest.fixture(scope="module")
@@ -371,78 +279,6 @@ def test_without_exact_lines_the_report_shows_success(tmp_path, kuhn_tables):
     assert "the success changes by +100.0 %" in run["panels"][0]["verdict"][0]
     draws = run["panels"][0]["stages"][0]["overall"]["episodes"][0]["draws"]
     assert draws["value"] == 1.0
-
-
-# --- TensorBoard
-
-
-def read_events(folder: RunFolder) -> EventAccumulator:
-    found = EventAccumulator(str(folder.path / "tensorboard"))
-    found.Reload()
-    return found
-
-
-def test_events_equal_the_metrics_and_the_evaluations(finished):
-    found, metrics = read_events(finished), finished.metrics()
-    for name in ("score_3", "action_entropy", "episodes"):
-        events = found.Scalars(f"train/{name}")
-        assert [event.step for event in events] == list(range(1, 41))
-        assert [event.value for event in events] == pytest.approx(
-            [record[name] for record in metrics], rel=1e-6
-        )
-    assert "train/kl" not in found.Tags()["scalars"], "None is not a number"
-    assert [(event.step, event.value) for event in found.Scalars("time/total")][:1] == [(1, 2.5)]
-    selections = read_run_results(finished).selections
-    assert (
-        [event.step for event in found.Scalars("select/score_3")]
-        == [update for update, _ in selections]
-        == [0, 10, 20, 30, 40]
-    )
-    assert found.Scalars("select/ceiling_3")[0].value == pytest.approx(0.238, abs=5e-4)
-    assert [event.step for event in found.Scalars("final_test/score_3")] == [0, 30]
-
-
-def test_a_writer_appends_during_the_run_and_a_resumed_run_shows_no_update_twice(
-    tmp_path, kuhn_tables
-):
-    folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
-    writer = EventWriter(folder)
-    for update in (1, 2, 3):
-        folder.append_metrics({"update": update, "score_1": update / 10, "kl": None})
-        writer.add(update, folder.metrics()[-1])
-        assert [event.step for event in read_events(folder).Scalars("train/score_1")] == list(
-            range(1, update + 1)
-        )
-    folder.rewind(2)
-    writer = EventWriter(folder)
-    writer.add(3, {"score_1": 0.7})
-    writer.close()
-    assert [
-        (event.step, round(event.value, 6))
-        for event in read_events(folder).Scalars("train/score_1")
-    ] == [(1, 0.1), (2, 0.2), (3, 0.7)]
-
-
-def test_a_report_during_a_run_does_not_disturb_the_event_writer(tmp_path, kuhn_tables):
-    folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
-    writer = EventWriter(folder)
-    folder.append_metrics({"update": 1, "score_1": 0.1})
-    writer.add(1, {"score_1": 0.1})
-    write_events(folder)
-    writer.add(2, {"score_1": 0.2})
-    assert [event.step for event in read_events(folder).Scalars("train/score_1")] == [1, 2]
-    assert len(list((folder.path / "tensorboard").iterdir())) == 1
-
-
-def test_figures_of_an_evaluation_are_written_at_once(tmp_path, kuhn_tables):
-    folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
-    cell = summarise(play("", "test", 6), KuhnPoker(), Population(train=STYLES), "test").overall
-    writer = EventWriter(folder)
-    writer.add_evaluation(10, cell)
-    events = read_events(folder).Scalars("select/success_2")
-    assert [(event.step, event.value) for event in events] == [
-        (10, pytest.approx(cell.episodes[1].success.value))
-    ]
 
 
 @pytest.mark.parametrize(

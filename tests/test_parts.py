@@ -1,0 +1,87 @@
+"""Recipe parts: every method trains on the recipe of an environment, and parts change one thing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mage.config.errors import ConfigError
+from mage.config.loading import load_recipe, recipe_tables, recipe_toml
+from mage.config.menus import menu
+from mage.reproduce.tables import METHODS
+from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
+
+TINY = (
+    "--run.updates=2",
+    "--run.workers=1",
+    "--run.evaluate_every=0",
+    "--run.save_every=1",
+    "--play.groups=1",
+    "--evaluate.episodes=3",
+    "--evaluate.size=6",
+    "--evaluate.final_size=12",
+    "--engines.slots=64",
+)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("label", [arm.label for arm in METHODS])
+def test_every_method_runs_two_updates_on_the_same_recipe_of_a_world(
+    label: str, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", load_recipe(f"kuhn_poker+{label}", TINY))
+    summary = train(folder.path, Callback(), lambda: False)
+    assert summary["updates"] == len(folder.metrics()) == 2
+    # 1 group x 8 members x 3 episodes, or 1 x 24 x 1: the same number for every method
+    assert [record["episodes"] for record in folder.metrics()] == [24, 24]
+    assert len(summary["after"]["test"]["episodes"]) == 3
+
+
+def test_a_part_does_not_inherit_options_of_the_item_it_replaces() -> None:
+    recipe = load_recipe("kuhn_poker+mage")
+    assert (recipe.returns.kind, recipe.returns.weights, recipe.returns.step_discount) == (
+        "differential",
+        None,
+        0.95,
+    )
+    assert recipe.advantages.options["anchor"] == "global"
+    assert load_recipe("kuhn_poker+mage+anchor_local").advantages.options["anchor"] == "local"
+    assert load_recipe("kuhn_poker+mage").learn == load_recipe("kuhn_poker").learn
+
+
+def test_options_without_effect_are_dropped_from_parts_and_refused_from_users() -> None:
+    assert "reflection_tokens" not in recipe_tables(load_recipe("paper_kuhn_poker+react"))["agent"]
+    with pytest.raises(ConfigError, match=r"agent\.reflection_tokens = 9: has no effect"):
+        load_recipe("kuhn_poker+react", ["--agent.reflection_tokens=9"])
+
+
+def test_a_part_without_a_recipe_and_an_unknown_part_are_refused() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"react is a part of a recipe: write it after a recipe, as in kuhn_poker\+react",
+    ):
+        load_recipe("react")
+    with pytest.raises(ConfigError, match=r"there is no part 'reactt' \(did you mean 'react'\?\)"):
+        load_recipe("kuhn_poker+reactt")
+
+
+@pytest.mark.parametrize("part", [name for name, _ in menu("parts")])
+def test_every_part_fits_the_paper_recipe_and_the_small_one(part: str) -> None:
+    world = "sokoban" if part == "failure_zero" else "tic_tac_toe"
+    for base in (world, f"paper_{world}"):
+        parts = f"mage+{part}" if part.startswith(("published", "anchor", "grouping")) else part
+        assert recipe_toml(load_recipe(f"{base}+{parts}"))
+
+
+def test_each_choice_of_the_published_code_is_a_part_of_its_own() -> None:
+    def credit_options(parts: str) -> set[tuple[str, Any]]:
+        recipe = load_recipe(f"tic_tac_toe+{parts}")
+        return {*recipe.advantages.options.items(), *recipe.returns.model_dump().items()}
+
+    plain = credit_options("mage")
+    names = [name for name, _ in menu("parts") if name.startswith("published_")]
+    changed = [credit_options(f"mage+{name}") - plain for name in names]
+    assert all(len(one) == 1 for one in changed)
+    assert set.union(*changed) == credit_options("as_published") - plain
