@@ -15,6 +15,7 @@ from mage.engines.base import ScriptedEngine, run
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.rows import task_row
+from mage.learn.demonstrations import write_demonstrations
 from mage.memory.amem import AMem
 from mage.memory.base import Memory
 from mage.memory.notes import Notes
@@ -260,3 +261,14 @@ def test_an_unreadable_reply_is_an_illegal_move() -> None:
     row = task_row(meta)
     assert row.illegal == row.replies
     assert row.cut_off == (0, 0, 0)
+
+
+def test_demonstrations_close_the_thought_that_a_prompt_opens() -> None:
+    chat = chat_of(R1)
+    setting = Setting(KuhnPoker(), agent_of(chat, script("")), Notes(keep="both"))
+    task = Task("kuhn_poker", 5, 0, "aggressive", "train")
+    shown = write_demonstrations(setting, [task], 1)
+    moves = [one.turn for one in shown if one.turn.kind == "play"]
+    assert moves
+    assert all(turn.completion.text.startswith("\n</think>\n\n<action>") for turn in moves)
+    assert all(turn.legal for turn in moves)

@@ -224,7 +224,7 @@ class _Table:
         first, *others = (decision.observation for decision in line.decisions[: made + 1])
         prompt = opening_prompt(self.setting, self.seat, number, self._shown(record, first), first)
         for before, following in zip(line.decisions, others, strict=False):
-            prompt += chat.encode(f"<action>{before.word}</action>") + chat.next(following)
+            prompt += self.setting.agent.action_reply(before.word) + chat.next(following)
         return prompt
 
     def _shown(self, record: Record, opening: str) -> str:
@@ -245,11 +245,9 @@ class _Table:
 
     def _ask(self, prompts: list[tuple[Ids, tuple[str, ...]]]) -> list[dict[str, float]]:
         """The probability of each legal move in each situation, given that the move is legal."""
-        chat, learn = self.setting.agent.chat, self.learn
+        agent, learn = self.setting.agent, self.learn
         samples = [
-            _sample(ids, chat.encode(f"<action>{word}</action>"))
-            for ids, legal in prompts
-            for word in legal
+            _sample(ids, agent.action_reply(word)) for ids, legal in prompts for word in legal
         ]
         temperature = self.setting.agent.sampling.temperature
         spoken = iter(

@@ -100,11 +100,12 @@ class DemonstrationPlayer:
             recap = " ".join(
                 ([] if over else [RAN_OUT]) + ([state.recap(self.task.seat)] if known else [])
             )  # the same text as in `play`
-            return factual_note(
-                recap, self.rng, lambda text: len(self.chat.encode(text)) < request.max_tokens
+            end = self.chat.thought_end
+            return end + factual_note(
+                recap, self.rng, lambda text: len(self.chat.encode(end + text)) < request.max_tokens
             )
         self.legal.append(state.legal())
-        text = f"<action>{self._choose_move(state)}</action>"
+        text = f"{self.chat.thought_end}<action>{self._choose_move(state)}</action>"
         if (length := len(self.chat.encode(text))) > request.max_tokens:
             raise ValueError(
                 f"agent.max_tokens = {request.max_tokens} is too small: the answer {text} takes "
@@ -179,7 +180,7 @@ class LabelledPlayer:
                 label, legal = self.labels[turn.prompt_ids]
                 if label is not None:
                     where = Where(meta.group, meta.member, number, index, meta.task.opponent)
-                    reply = self.chat.encode(f"<action>{label}</action>")
+                    reply = self.chat.encode(f"{self.chat.thought_end}<action>{label}</action>")
                     yield Demonstration(replace(turn, choices=()), reply, legal, where)
 
 
