@@ -42,6 +42,7 @@ class Recorder:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.policy_version = engine, engine.policy_version
+        self.context = engine.context
         self.asked: Conversation = []
 
     def sample(self, request: Request) -> PendingSample:
