@@ -32,6 +32,7 @@ def test_a_panel_scatters_around_the_exact_scores(parts) -> None:
     assert found.overall.scores[2] == pytest.approx(sum(cell.scores[2] for cell in seats) / 2)
 
 
+@pytest.mark.e2e
 def test_without_memory_there_are_as_many_situations_as_the_game_has(parts) -> None:
     """Kuhn poker has six situations a seat; prompts of three numbered episodes differ."""
     found = exact_scores(

@@ -37,6 +37,7 @@ def run_tests(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.e2e
 def test_new_items_pass_their_own_tests(tmp_path: Path) -> None:
     for kind in ("environment", "opponent", "memory", "estimator"):
         done = mage_in(tmp_path, "new", kind, f"first_{kind}")

@@ -309,6 +309,7 @@ def test_one_seed_of_a_trained_arm_is_never_significant() -> None:
     assert not Pair("mage", "final", 5, sure, 0.06, trained=True).is_real
 
 
+@pytest.mark.e2e
 def test_unequal_budgets_are_reported(tmp_path: Path) -> None:
     plan = make_plan(
         "table1",

@@ -22,6 +22,7 @@ TINY = (
 )
 
 
+@pytest.mark.e2e
 def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app, ["train", "kuhn_demo", *TINY, "--runs", str(tmp_path), "--run.name=one", "--json"]

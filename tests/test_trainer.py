@@ -72,6 +72,7 @@ def never() -> bool:
     return False
 
 
+@pytest.mark.e2e
 def test_a_run_writes_all_files_of_its_folder(tmp_path: Path) -> None:
     folder, callback = start(tmp_path / "run"), Recorder()
     summary = train(folder.path, callback, never)
@@ -93,6 +94,7 @@ def test_a_run_writes_all_files_of_its_folder(tmp_path: Path) -> None:
     assert meta.episodes[1].reflection is not None
 
 
+@pytest.mark.e2e
 def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(tmp_path: Path) -> None:
     folder = start(tmp_path / "run", run={"updates": 2, "threads": 1, "save_every": 2})
     train(folder.path, Callback(), never)
@@ -147,6 +149,7 @@ def test_a_killed_and_resumed_run_has_the_metrics_of_an_unkilled_one(
         assert killed.read_evaluation(name) == whole.read_evaluation(name)
 
 
+@pytest.mark.e2e
 def test_a_stopped_run_saves_and_can_be_resumed(tmp_path: Path) -> None:
     folder, callback = start(tmp_path / "run"), Recorder()
     with pytest.raises(Stopped):
