@@ -30,9 +30,10 @@ from mage.config.sections import LearnOptions
 from mage.engines.base import ScriptedEngine
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.learn.demonstrations import write_demonstrations
-from mage.learn.learner import Learner, Metrics
+from mage.learn.learner import Learner
 from mage.learn.packing import Layout
 from mage.learn.tries import prepare
+from mage.learn.update_metrics import Metrics
 from mage.memory.notes import Notes
 from mage.models.base import find_model
 from mage.play import Setting

@@ -10,7 +10,7 @@ from mage.config.sections import ReturnOptions
 from mage.credit.advantages.gigpo import estimate
 from mage.credit.samples import assign_credit, make_samples
 from mage.environments.kuhn_poker import KuhnPoker
-from mage.learn.learner import cut, split
+from mage.learn.minibatches import cut, split
 from mage.learn.ranks import Ranks
 from mage.learn.shared_batches import cut_shared, split_shared
 from mage.learn.tries import Row, prepare

@@ -12,7 +12,8 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
-from mage.learn.learner import Learner, cut, split
+from mage.learn.learner import Learner
+from mage.learn.minibatches import cut, split
 from mage.learn.tries import Row, prepare
 from mage.models.adapters import linear_layers, save_adapters
 from mage.models.loading import load_model

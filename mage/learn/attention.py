@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from mage.config.sections import LearnOptions
 from mage.learn.compilation import compiled
 from mage.learn.layers import Mask, attend, run_layers, trie_mask
 from mage.learn.packing import Layout, Packed, Shape
@@ -131,6 +132,13 @@ def attending(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+def best_layout(model: PreTrainedModel, options: LearnOptions) -> Layout:
+    """A trie on CUDA, where attention skips empty blocks; a forest where masks are dense."""
+    if not options.packed:
+        return "rows"
+    return "trie" if model.device.type == "cuda" else "forest"
 
 
 def check_packable(model: PreTrainedModel) -> None:

@@ -4,12 +4,9 @@ It shares its module with the engine that plays. So it switches the attention on
 exit, and it keeps the model in eval mode: with dropout, sampler and learner would differ.
 """
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
 from mage.learn.attention import (
     attending,
+    best_layout,
     check_packable,
     exchange_rate,
     hidden_states,
@@ -31,6 +29,7 @@ from mage.learn.compilation import compile_clock
 from mage.learn.fully_sharded import FullySharded, Idle, idle_rows, scored_by, whole
 from mage.learn.layers import line_length
 from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, token_logprobs
+from mage.learn.minibatches import cut, split
 from mage.learn.owned_state import OwnedState, collect_state
 from mage.learn.packing import (
     Layout,
@@ -44,40 +43,11 @@ from mage.learn.packing import (
 )
 from mage.learn.ranks import Ranks
 from mage.learn.shared_batches import cut_shared, split_shared
-from mage.learn.trainable import Adapters, AllWeights, Trainable
+from mage.learn.trainable import Adapters, AllWeights, Trainable, make_trainable
 from mage.learn.tries import Row, prepare
+from mage.learn.update_metrics import Metrics, Step, measure_update
 from mage.seeds import derive
 from mage.types import Sample
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """Figures of one update. Means are over the reply tokens of all steps unless stated otherwise.
-
-    `kl` is None without a reference. `action_entropy` is the entropy among the legal moves, mean
-    over play samples; `reflect_entropy` is per reflection token. `mismatch` is the mean of
-    |logprob - sampler's logprob| in the first step, before any change. `computed_tokens` is the
-    number of tokens the network computed, `row_tokens` the number without packing.
-    """
-
-    policy_loss: float
-    kl: float | None
-    action_entropy: float
-    reflect_entropy: float
-    clip_fraction: float
-    approx_kl: float
-    ratio_mean: float
-    ratio_max: float
-    mismatch: float
-    gradient_norm: float
-    lr: float
-    entropy_coefficient: float
-    steps: int
-    skipped_steps: int
-    samples: int
-    reply_tokens: int
-    computed_tokens: int
-    row_tokens: int
 
 
 class Learner:
@@ -100,33 +70,22 @@ class Learner:
         start: Path | None = None,
         layout: Layout | None = None,
     ) -> None:
+        self.options, self.seed = options, seed
+        self.temperature, self.total_updates = temperature, total_updates
+        self.ranks = ranks or Ranks()
+        self.module: PreTrainedModel = model.eval()
         self.layout: Layout = layout or best_layout(model, options)
         if self.layout != "rows":
             check_packable(model)
             rate = trie_exchange_rate if self.layout == "trie" else exchange_rate
             self._exchange = rate(model)
-        self.options, self.seed, self.temperature, self.total_updates = (
-            options,
-            seed,
-            temperature,
-            total_updates,
-        )
-        self.ranks = ranks or Ranks()
-        self.module: PreTrainedModel = model.eval()
-        self.trainable: Trainable
+        self.trainable = self._make_trainable(start)
         self._network, self._score_network = self.module, self._score
-        if options.shard == "full" and self.ranks.size > 1:
-            self.trainable = FullySharded(model, self.ranks, reference=options.kl > 0)
+        if isinstance(self.trainable, FullySharded):
             self._network = self.trainable.network
             self._score_network = scored_by(self._network, self._score)
-        else:
-            self.trainable = make_trainable(model, options, seed=seed, start=start)
         self._masters = self.trainable.masters
-        self._owned: OwnedState | None = None
-        if options.shard == "optimizer" and self.ranks.size > 1:
-            self._owned = OwnedState(self._masters, self.ranks)
-            if isinstance(self.trainable, AllWeights):
-                self.trainable.drop_masters(self._owned.owns)
+        self._owned = self._divide_optimizer()
         self._optimizer = torch.optim.AdamW(
             [master for name, master in self._masters.items() if self._owns(name)],
             lr=options.lr,
@@ -134,6 +93,20 @@ class Learner:
             weight_decay=options.weight_decay,
             fused=True,
         )
+
+    def _make_trainable(self, start: Path | None) -> Trainable:
+        if self.options.shard == "full" and self.ranks.size > 1:
+            return FullySharded(self.module, self.ranks, reference=self.options.kl > 0)
+        return make_trainable(self.module, self.options, seed=self.seed, start=start)
+
+    def _divide_optimizer(self) -> OwnedState | None:
+        """With learn.shard = "optimizer": the tensors whose state this rank holds."""
+        if self.options.shard != "optimizer" or self.ranks.size == 1:
+            return None
+        owned = OwnedState(self._masters, self.ranks)
+        if isinstance(self.trainable, AllWeights):
+            self.trainable.drop_masters(owned.owns)
+        return owned
 
     @property
     def is_sharded(self) -> bool:
@@ -172,8 +145,8 @@ class Learner:
                 sums, computed = self.accumulate(
                     batch, entropy=entropy, reference=reference, proximal=proximal
                 )
-                steps.append(_Step(sums, computed, *self._descend()))
-        return self._measure(rows, steps, lr, entropy)
+                steps.append(Step(sums, computed, *self._descend()))
+        return measure_update(rows, steps, self.options, self.ranks, lr=lr, entropy=entropy)
 
     def _minibatches(self, rows: Sequence[Row], seed: int) -> list[list[Row]]:
         """The rows of each optimizer step of an epoch. All workers get the same number of steps."""
@@ -318,47 +291,6 @@ class Learner:
         if self._owned is not None and isinstance(self.trainable, AllWeights):
             self._owned.share(self.trainable.weights())
 
-    def _measure(
-        self, rows: Sequence[Row], steps: Sequence["_Step"], lr: float, entropy: float
-    ) -> Metrics:
-        own = (steps[0].sums, sum((step.sums for step in steps), Sums()), *self._sizes(rows, steps))
-        first, total, samples, replies, computed, in_rows = (
-            sum(parts[1:], parts[0]) for parts in zip(*self.ranks.gather(own), strict=True)
-        )
-        norms = [step.norm for step in steps if step.made]
-        return Metrics(
-            policy_loss=total.policy / total.tokens,
-            kl=total.kl / total.tokens if self.options.kl else None,
-            action_entropy=total.action_entropy / max(1.0, total.plays),
-            reflect_entropy=total.reflection_entropy / max(1.0, total.reflection_tokens),
-            clip_fraction=total.clipped / total.tokens,
-            approx_kl=total.approx_kl / total.tokens,
-            ratio_mean=total.ratio / total.tokens,
-            ratio_max=total.ratio_max,
-            mismatch=first.mismatch / first.tokens,
-            gradient_norm=sum(norms) / max(1, len(norms)),
-            lr=lr,
-            entropy_coefficient=entropy,
-            steps=len(steps),
-            skipped_steps=len(steps) - len(norms),
-            samples=samples,
-            reply_tokens=replies,
-            computed_tokens=computed,
-            row_tokens=in_rows,
-        )
-
-    def _sizes(self, rows: Sequence[Row], steps: Sequence["_Step"]) -> tuple[int, int, int, int]:
-        replies, tokens = (
-            sum(len(row.sample.reply_ids) for row in rows),
-            sum(len(row.ids) for row in rows),
-        )
-        return (
-            len(rows),
-            replies,
-            sum(step.computed for step in steps),
-            tokens * self.options.epochs,
-        )
-
     def save(self, folder: Path, *, update: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint with the whole state of the learner.
 
@@ -402,64 +334,3 @@ class Learner:
                 self._optimizer.state[master][moment] = value.to(master.device)
         self.trainable.publish()
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    sums: Sums
-    computed: int
-    norm: float
-    made: bool
-
-
-def make_trainable(
-    model: PreTrainedModel, options: LearnOptions, *, seed: int = 0, start: Path | None = None
-) -> Trainable:
-    """All weights, or LoRA adapters if `lora_rank` is set."""
-    if not options.lora_rank:
-        return AllWeights(model, reference=options.kl > 0)
-    alpha = 2.0 * options.lora_rank if options.lora_alpha is None else options.lora_alpha
-    return Adapters(model, options.lora_rank, alpha, seed=seed, start=start)
-
-
-def best_layout(model: PreTrainedModel, options: LearnOptions) -> Layout:
-    """A trie on CUDA, where attention skips empty blocks; a forest where masks are dense."""
-    if not options.packed:
-        return "rows"
-    return "trie" if model.device.type == "cuda" else "forest"
-
-
-def cut(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:
-    """Cut the rows into `parts` lists whose lengths differ by at most one.
-
-    Meta-episodes are shuffled as a whole, because their rows share most of their prompts. A cut may
-    divide a meta-episode.
-    """
-
-    def member(row: Row) -> tuple[int, int]:
-        return row.sample.where.group, row.sample.where.member
-
-    units = [list(found) for _, found in groupby(sorted(rows, key=member), key=member)]
-    random.Random(seed).shuffle(units)
-    ordered = [row for unit in units for row in unit]
-    ends = [len(ordered) * part // parts for part in range(parts + 1)]
-    return [ordered[start:end] for start, end in pairwise(ends)]
-
-
-def split(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:
-    """Split the samples into `parts` mini-batches of similar size, in an order drawn from `seed`.
-
-    Whole groups stay together if there are enough of them, because their members share most of
-    their prompts and pack well. Otherwise whole meta-episodes stay together. Parts may be empty.
-    """
-
-    def group(row: Row) -> tuple[int, ...]:
-        return (row.sample.where.group,)
-
-    def member(row: Row) -> tuple[int, ...]:
-        return (row.sample.where.group, row.sample.where.member)
-
-    whose = group if len({group(row) for row in rows}) >= parts else member
-    units = [list(found) for _, found in groupby(sorted(rows, key=whose), key=whose)]
-    random.Random(seed).shuffle(units)
-    return [[row for unit in units[start::parts] for row in unit] for start in range(parts)]

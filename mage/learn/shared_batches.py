@@ -18,7 +18,7 @@ Member = tuple[int, int]  # group, member
 
 
 def split_shared(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> list[list[Row]]:
-    """This rank's rows of the mini-batches that `learner.split` makes of all rows."""
+    """This rank's rows of the mini-batches that `minibatches.split` makes of all rows."""
     sizes = _sizes(rows, ranks)
     by_group = len({group for group, _ in sizes}) >= parts
 
@@ -36,7 +36,7 @@ def split_shared(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> li
 
 
 def cut_shared(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> list[list[Row]]:
-    """This rank's rows of the mini-batches that `learner.cut` makes of all rows."""
+    """This rank's rows of the mini-batches that `minibatches.cut` makes of all rows."""
     sizes = _sizes(rows, ranks)
     order = sorted(sizes)
     random.Random(seed).shuffle(order)

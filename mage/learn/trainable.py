@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mage.config.sections import LearnOptions
 from mage.learn.fully_sharded import FullySharded
 from mage.learn.owned_state import placeholder
 from mage.models.adapters import linear_layers, read_adapters
@@ -221,6 +222,16 @@ def _up(name: str) -> str:
 
 
 Trainable = AllWeights | Adapters | FullySharded
+
+
+def make_trainable(
+    model: PreTrainedModel, options: LearnOptions, *, seed: int = 0, start: Path | None = None
+) -> Trainable:
+    """All weights, or LoRA adapters if `lora_rank` is set."""
+    if not options.lora_rank:
+        return AllWeights(model, reference=options.kl > 0)
+    alpha = 2.0 * options.lora_rank if options.lora_alpha is None else options.lora_alpha
+    return Adapters(model, options.lora_rank, alpha, seed=seed, start=start)
 
 
 def _fresh(model: PreTrainedModel, names: list[str], rank: int, seed: int) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from mage.agent.agent import Agent
 from mage.config.sections import LearnOptions, WarmupOptions
 from mage.engines.base import run
 from mage.environments.base import named
-from mage.learn.attention import check_packable
+from mage.learn.attention import best_layout, check_packable
 from mage.learn.demonstrations import (
     Demonstration,
     Script,
@@ -30,7 +30,6 @@ from mage.learn.demonstrations import (
     label_play,
     write_demonstrations,
 )
-from mage.learn.learner import best_layout
 from mage.learn.supervised import action_entropy, imitate
 from mage.learn.trainable import Adapters, Trainable
 from mage.models.adapters import save_adapters

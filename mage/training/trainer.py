@@ -13,23 +13,19 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from mage.config.menus import find_item
 from mage.credit.samples import assign_credit, make_samples
 from mage.credit.store import write_credits
 from mage.evaluation.figures import Evaluation
-from mage.evaluation.panels import PanelName
-from mage.evaluation.rows import write_tasks
-from mage.evaluation.run import evaluate_panel
-from mage.evaluation.shards import ShardStore
 from mage.learn import checkpoint
 from mage.learn.learner import Learner
 from mage.learn.ranks import RankLost, Ranks, RanksStopped
 from mage.memory.base import Memory
 from mage.models.base import is_adapter
 from mage.play import play_groups
-from mage.run_folder import DamagedError, RunError, RunFolder, lock_run
+from mage.run_folder import RunFolder, lock_run
 from mage.seeds import derive
 from mage.training.build import build_components, fit_to_gpu
 from mage.training.callbacks import Callback, Metrics, Stopped
@@ -43,9 +39,11 @@ from mage.training.dealing import (
 )
 from mage.training.device_errors import explain_device_errors
 from mage.training.distributed import launch_ranks, recipe_of_rank
+from mage.training.evaluations import RunEvaluations, last_score
 from mage.training.memory_usage import memory_usage
 from mage.training.metrics import credit_sums, means, play_sums
 from mage.training.rank_log import log
+from mage.training.resume import check_progress, find_latest, read_best
 from mage.training.stop import StopRequest, StopSignals
 from mage.training.summary import summarise_run
 from mage.training.tasks import draw_tasks
@@ -53,7 +51,6 @@ from mage.training.warm_start import make_warm_start
 from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
 from mage.types import Credit, MetaEpisode, Split
 
-TRANSCRIPTS = 60  # tasks of a final panel whose meta-episodes are stored
 _PHASES = ("play", "credit", "learn")
 
 
@@ -138,6 +135,7 @@ class Trainer:
             ranks=ranks,
             start=source if is_adapter(source) else None,
         )
+        self.evaluations = RunEvaluations(folder, self.components, ranks, callback, stop)
         self.done = 0
         self.best: tuple[float, int] | None = None
         self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
@@ -147,37 +145,22 @@ class Trainer:
 
     def resume(self) -> None:
         """Load the newest whole checkpoint, if there is one; broken ones give a warning."""
-        found = self.ranks.broadcast(self._find_latest() if self.ranks.is_main else None)
+        found = self.ranks.broadcast(find_latest(self.folder) if self.ranks.is_main else None)
         assert found is not None, "rank 0 has searched"
         stored: Sequence[str] = ()
         if found.path is not None:
             loaded = self.learner.load(found.path)
-            self.done, self.best = loaded.update, _read_best(loaded.state)
+            self.done, self.best = loaded.update, read_best(loaded.state)
             stored = loaded.state.get("evaluations", ())
             self.lengths = loaded.state.get("lengths", {})
         self.components.engine.refresh(self.done)
         if self.ranks.is_main:
-            self._check_files(stored)
+            check_progress(self.folder, self.done, stored)
             self.folder.rewind(self.done)
             self.callback.on_start(self.folder, self.done)
             for figures in self.folder.metrics():
                 self.warnings.check(figures)
             self._warn([*found.broken, *self.components.warnings, *start_warnings(self.recipe)])
-
-    def _find_latest(self) -> checkpoint.Latest:
-        checkpoint.recover(self.folder.checkpoints)
-        return checkpoint.latest(self.folder.checkpoints)
-
-    def _check_files(self, evaluations: Sequence[str]) -> None:
-        """Verify the files that the checkpoint depends on."""
-        try:
-            self.folder.check_progress(self.done, evaluations)
-        except DamagedError as error:
-            raise DamagedError(
-                f"{error}\nRestore the file from a copy. Without a copy, move the damaged file and "
-                f"the checkpoints out of {self.folder.path}: training then repeats these updates "
-                "with the same results."
-            ) from None
 
     def run(self) -> Metrics:
         """Train to the end, evaluate the best checkpoint on the final panel; the summary."""
@@ -199,7 +182,8 @@ class Trainer:
         if self.recipe.run.updates == 0:
             return self._evaluate_only()
         if self.done == 0:
-            self._evaluate_start()
+            self._select()
+            self.evaluations.final("before")
         while self.done < self.recipe.run.updates:
             self._update()
             if any(self.ranks.gather(self.stop())):
@@ -324,25 +308,16 @@ class Trainer:
 
     def _evaluate_only(self) -> Metrics:
         """A run without training: evaluate the final panel once."""
-        after = self._final("after")
-        score = next(iter(after.values())).overall.episodes[-1].score
-        assert score is not None, "a panel is never empty"
-        self.best = (score.value, 0)
+        after = self.evaluations.final("after")
+        self.best = (last_score(next(iter(after.values()))), 0)
         self._save()
         return self._close({"after": after})
 
-    def _evaluate_start(self) -> None:
-        self._select()
-        self._final("before")
-
     def _select(self) -> None:
-        """Evaluate on the select panel; the best last-episode score chooses the checkpoint."""
-        split = self.recipe.evaluate.select_split
-        evaluation = self.evaluate(split, "select", f"select_{self.done:06d}")
-        score = evaluation.overall.episodes[-1].score
-        assert score is not None, "a panel is never empty"
-        if self.best is None or score.value > self.best[0]:
-            self.best = (score.value, self.done)
+        """Evaluate on the select panel; the best score chooses the checkpoint."""
+        score = self.evaluations.select(self.done)
+        if self.best is None or score > self.best[0]:
+            self.best = (score, self.done)
             self._save()
 
     def _conclude(self) -> Metrics:
@@ -355,8 +330,9 @@ class Trainer:
         self.best = (self.best[0], self.learner.load(chosen.path).update)
         self._warn(choice_warnings(self.recipe, self.best[1]))
         self.components.engine.refresh(self.best[1])
-        after = self._final("after")
-        emptied = self._final("emptied", cast("Memory", find_item("memory", "notes")(keep="none")))
+        after = self.evaluations.final("after")
+        no_memory = cast("Memory", find_item("memory", "notes")(keep="none"))
+        emptied = self.evaluations.final("emptied", no_memory)
         return self._close({"after": after, "memory_emptied": emptied})
 
     def _close(self, found: dict[str, dict[Split, Evaluation]]) -> Metrics:
@@ -369,80 +345,8 @@ class Trainer:
         self.folder.delete_shards()
         return summary
 
-    def _final(self, name: str, memory: Memory | None = None) -> dict[Split, Evaluation]:
-        return {
-            split: self.evaluate(split, "final", f"{name}_{split}", memory)
-            for split in self.recipe.evaluate.splits
-        }
-
-    def evaluate(
-        self, split: Split, panel: PanelName, name: str, memory: Memory | None = None
-    ) -> Evaluation:
-        """Play a fixed panel with the present weights; rank 0 stores the result."""
-        size = self.recipe.evaluate.size if panel == "select" else self.recipe.evaluate.final_size
-        about = {
-            "of": name,
-            "update": self.components.engine.policy_version,
-            "tasks": size,
-            "episodes": self.recipe.evaluation_episodes(),
-        }
-        log.info("update %d: evaluate %s", self.done, name)
-        with self.stop.section(self.ranks):
-            evaluation, _ = evaluate_panel(
-                self.components.setting(evaluating=True, memory=memory),
-                self.recipe.population(),
-                split,
-                panel,
-                size,
-                self.recipe.evaluation_seats(),
-                final_size=self.recipe.final_tasks(split),
-                with_ceilings=self.recipe.evaluate.ceilings,
-                ranks=self.ranks,
-                on_played=lambda done: self.callback.on_tasks_played(done, size, name),
-                transcripts=TRANSCRIPTS if panel == "final" else 0,
-                store=ShardStore(self.folder.shards(name), about, self.callback.on_warning),
-                on_transcripts=partial(self._write_transcripts, name),
-                read_transcripts=partial(self._read_transcripts, name),
-            )
-        if self.ranks.is_main:
-            self._store_evaluation(name, panel, evaluation)
-        return evaluation
-
-    def _write_transcripts(self, name: str, metas: list[MetaEpisode]) -> None:
-        """Store transcripts, with those that an interrupted evaluation has stored before."""
-        version = self.components.engine.policy_version
-        played = {meta.group for meta in metas}
-        earlier = [
-            meta
-            for meta in self.folder.stored_episodes(name)
-            if meta.policy_version == version and meta.group not in played
-        ]
-        both = sorted([*earlier, *metas], key=lambda meta: meta.group)
-        self.folder.write_episodes_of(name, both)
-
-    def _read_transcripts(self, name: str) -> list[MetaEpisode]:
-        """Those of an interrupted evaluation; none if the file is missing or damaged."""
-        try:
-            return self.folder.read_episodes_of(name) if self.ranks.is_main else []
-        except RunError:
-            return []
-
-    def _store_evaluation(self, name: str, panel: PanelName, evaluation: Evaluation) -> None:
-        if panel == "final":
-            self.folder.delete_evaluation(name)  # it depends on the rows, which are written first
-            write_tasks(self.folder.rows(name), evaluation.rows)
-        self.folder.write_evaluation(name, evaluation.to_json())
-        if panel == "select":
-            self.folder.shards(name).unlink(missing_ok=True)
-        self.callback.on_evaluation(name, self.components.engine.policy_version, evaluation)
-
 
 def _timing(clock: Sequence[float]) -> dict[str, float]:
     """Seconds of every phase, from the times at which the phases began and ended."""
     phases = (after - before for before, after in itertools.pairwise(clock))
     return dict(zip(_PHASES, phases, strict=True)) | {"total": clock[-1] - clock[0]}
-
-
-def _read_best(state: Mapping[str, Any]) -> tuple[float, int] | None:
-    best = state.get("best")
-    return (float(best[0]), int(best[1])) if best else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mage.config.loading import change_recipe, recipe_tables
 from mage.config.recipe import Recipe
-from mage.learn.learner import make_trainable
+from mage.learn.trainable import make_trainable
 from mage.learn.warmup import Warmup, Watch, save_warm, warm_up
 from mage.models.base import base_name, is_adapter
 from mage.training.build import build_components, fit_to_gpu

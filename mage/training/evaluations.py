@@ -1,0 +1,120 @@
+"""The evaluations of a run: its panels are played with the present weights, rank 0 stores them."""
+
+from functools import partial
+
+from mage.config.recipe import Recipe
+from mage.evaluation.figures import Evaluation
+from mage.evaluation.panels import PanelName
+from mage.evaluation.rows import write_tasks
+from mage.evaluation.run import evaluate_panel
+from mage.evaluation.shards import ShardStore
+from mage.learn.ranks import Ranks
+from mage.memory.base import Memory
+from mage.run_folder import RunError, RunFolder
+from mage.training.build import Components
+from mage.training.callbacks import Callback
+from mage.training.rank_log import log
+from mage.training.stop import StopRequest
+from mage.types import MetaEpisode, Split
+
+TRANSCRIPTS = 60  # tasks of a final panel whose meta-episodes are stored
+
+
+def last_score(evaluation: Evaluation) -> float:
+    """The mean score of the last episode; it chooses the checkpoint."""
+    score = evaluation.overall.episodes[-1].score
+    assert score is not None, "a panel is never empty"
+    return score.value
+
+
+class RunEvaluations:
+    """Plays the panels of a run. All ranks take part."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        components: Components,
+        ranks: Ranks,
+        callback: Callback,
+        stop: StopRequest,
+    ) -> None:
+        self.folder, self.components, self.ranks = folder, components, ranks
+        self.callback, self.stop = callback, stop
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.components.recipe
+
+    def select(self, update: int) -> float:
+        """The last-episode score on the select panel, which chooses the checkpoint."""
+        split = self.recipe.evaluate.select_split
+        return last_score(self.evaluate(split, "select", f"select_{update:06d}"))
+
+    def final(self, name: str, memory: Memory | None = None) -> dict[Split, Evaluation]:
+        """The final panel of every split, with the recipe's memory or another one."""
+        return {
+            split: self.evaluate(split, "final", f"{name}_{split}", memory)
+            for split in self.recipe.evaluate.splits
+        }
+
+    def evaluate(
+        self, split: Split, panel: PanelName, name: str, memory: Memory | None = None
+    ) -> Evaluation:
+        """Play a fixed panel with the present weights; rank 0 stores the result."""
+        recipe, version = self.recipe, self.components.engine.policy_version
+        size = recipe.evaluate.size if panel == "select" else recipe.evaluate.final_size
+        about = {
+            "of": name,
+            "update": version,
+            "tasks": size,
+            "episodes": recipe.evaluation_episodes(),
+        }
+        log.info("update %d: evaluate %s", version, name)
+        with self.stop.section(self.ranks):
+            evaluation, _ = evaluate_panel(
+                self.components.setting(evaluating=True, memory=memory),
+                recipe.population(),
+                split,
+                panel,
+                size,
+                recipe.evaluation_seats(),
+                final_size=recipe.final_tasks(split),
+                with_ceilings=recipe.evaluate.ceilings,
+                ranks=self.ranks,
+                on_played=lambda done: self.callback.on_tasks_played(done, size, name),
+                transcripts=TRANSCRIPTS if panel == "final" else 0,
+                store=ShardStore(self.folder.shards(name), about, self.callback.on_warning),
+                on_transcripts=partial(self.write_transcripts, name),
+                read_transcripts=partial(self._read_transcripts, name),
+            )
+        if self.ranks.is_main:
+            self._store(name, panel, evaluation)
+        return evaluation
+
+    def write_transcripts(self, name: str, metas: list[MetaEpisode]) -> None:
+        """Store transcripts, with those that an interrupted evaluation has stored before."""
+        version = self.components.engine.policy_version
+        played = {meta.group for meta in metas}
+        earlier = [
+            meta
+            for meta in self.folder.stored_episodes(name)
+            if meta.policy_version == version and meta.group not in played
+        ]
+        both = sorted([*earlier, *metas], key=lambda meta: meta.group)
+        self.folder.write_episodes_of(name, both)
+
+    def _read_transcripts(self, name: str) -> list[MetaEpisode]:
+        """Those of an interrupted evaluation; none if the file is missing or damaged."""
+        try:
+            return self.folder.read_episodes_of(name) if self.ranks.is_main else []
+        except RunError:
+            return []
+
+    def _store(self, name: str, panel: PanelName, evaluation: Evaluation) -> None:
+        if panel == "final":
+            self.folder.delete_evaluation(name)  # it depends on the rows, which are written first
+            write_tasks(self.folder.rows(name), evaluation.rows)
+        self.folder.write_evaluation(name, evaluation.to_json())
+        if panel == "select":
+            self.folder.shards(name).unlink(missing_ok=True)
+        self.callback.on_evaluation(name, self.components.engine.policy_version, evaluation)
