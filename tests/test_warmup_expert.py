@@ -1,23 +1,29 @@
 """Expert demonstrations: taught moves are the expert's, random moves are played but not taught."""
 
+import itertools
 from collections.abc import Iterator
 from itertools import count
 
 import pytest
 from toys import byte_chat, scripted_agent
 
+from mage.agent.chat import Chat
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.config.sections import WarmupOptions
+from mage.engines.base import ScriptedEngine
 from mage.environments.alfworld import Alfworld
 from mage.environments.base import Environment
 from mage.environments.sokoban import Sokoban
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.environments.webshop import WebShop
 from mage.learn.demonstrations import Demonstration, Script, label_play, write_demonstrations
-from mage.learn.warmup import _enough, _labelled_batches, _panel
+from mage.learn.warmup import _expert_batches, _labelled_batches, _panel, write_chunks
 from mage.memory.notes import Notes
 from mage.play import Setting
+from mage.training.build import Components
+from mage.training.demonstration_pool import DemonstrationPool
+from mage.training.tasks import draw_tasks
 from mage.types import Task
 
 WORLDS = (
@@ -103,11 +109,32 @@ def test_labelled_batches_play_again_when_they_are_used_up() -> None:
 
 def test_turns_of_an_expert_episode_stay_together() -> None:
     world = Sokoban()
-    blocks = _enough(setting(world), tasks(world), 30, 0, Script(expert=True))
-    assert sum(map(len, blocks)) >= 30
-    for block in blocks:
-        assert len({(one.where.group, one.where.episode) for one in block}) == 1
-        assert [one.where.index for one in block] == list(range(len(block)))
+    script = Script(expert=True)
+    batches = _expert_batches(
+        lambda chunks: write_chunks(setting(world), script, chunks), tasks(world), 30, 0
+    )
+    for batch in itertools.islice(batches, 20):
+        assert len(batch) == 30
+        changes = [
+            (one.where, other.where)
+            for one, other in itertools.pairwise(batch)
+            if one.where.index + 1 != other.where.index
+        ]
+        assert len(changes) < 15, "most turns follow the turn before"
+        assert all(after.index == 0 for _, after in changes)
+
+
+def test_processes_write_the_same_demonstrations() -> None:
+    changes = ["--warmup.play=expert", "--warmup.noise=0.2", "--warmup.processes=2"]
+    recipe = load_recipe("sokoban", changes)
+    script = Script(expert=True, noise=0.2)
+    chat = Chat.load(recipe.base_folder())
+    own = Components(recipe, None, chat, ScriptedEngine(lambda request: "", chat.encode)).setting()
+    chunks = [([next(iter(row)) for row in draw_tasks(recipe, -k)][:3], k) for k in range(1, 11)]
+    with DemonstrationPool(recipe, script) as pool:
+        found = list(pool.write(chunks))
+    assert found == list(write_chunks(own, script, chunks))
+    assert sum(map(len, found)) > 30
 
 
 def test_an_environment_without_an_expert_gives_a_clear_message() -> None:
@@ -123,7 +150,5 @@ def test_noise_without_expert_play_is_an_error() -> None:
         load_recipe("sokoban", ["--warmup.noise=0.2"])
     expert = load_recipe("sokoban", ["--warmup.play=expert", "--warmup.noise=0.2"])
     assert expert.warmup.noise == 0.2
-    with pytest.raises(ConfigError, match=r"warmup\.noise"):
-        load_recipe(
-            "sokoban", ["--warmup.play=expert", "--warmup.player=model", "--warmup.noise=0.2"]
-        )
+    with pytest.raises(ConfigError, match=r"warmup\.own_steps"):
+        load_recipe("sokoban", ["--warmup.own_steps=3"])

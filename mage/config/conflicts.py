@@ -64,10 +64,13 @@ _EFFECTS = (
     _Effect(
         "warmup",
         "noise",
-        'with warmup.play = "random" or warmup.player = "model"',
-        lambda r: r.warmup.play == "expert" and r.warmup.player == "script",
+        'with warmup.play = "random"',
+        lambda r: r.warmup.play == "expert",
     ),
-    _Effect("warmup", "player", 'with warmup.play = "random"', lambda r: r.warmup.play == "expert"),
+    *(
+        _Effect("warmup", name, 'with warmup.play = "random"', lambda r: r.warmup.play == "expert")
+        for name in ("own_steps", "processes")
+    ),
     _Effect(
         "returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"
     ),

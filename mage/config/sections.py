@@ -338,10 +338,19 @@ class WarmupOptions(Section):
         lt=1,
         description="share of random moves in expert play; they are played but not taught",
     )
-    player: Literal["script", "model"] = Field(
-        "script",
-        description="who plays the episodes of expert play: the script, or the model itself; the "
-        "expert's moves are taught in both",
+    own_steps: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="further optimizer steps, in which the model plays itself and the expert's "
+        "move is taught in every situation (DAgger)",
+    )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="processes that write expert play while the model learns; the demonstrations "
+        "do not depend on their number",
     )
     batch: int = Field(8, ge=1, description="scripted replies per step")
     lr: float = Field(

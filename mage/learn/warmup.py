@@ -1,8 +1,10 @@
 """Warm-up: a short supervised stage that teaches a small model the answer format, and no skill.
 
 It imitates scripted play (`demonstrations.py`) in float32, with all weights or the recipe's
-adapters. It is measured on held-out situations: the share of readable answers, the share of legal
-moves, and the entropy among the legal moves. RL needs that entropy to explore.
+adapters. With `warmup.own_steps` a second stage follows: the model plays itself, and the expert's
+move is taught in every situation. The warm-up is measured on held-out situations: the share of
+readable answers, the share of legal moves, and the entropy among the legal moves. RL needs that
+entropy to explore.
 """
 
 import itertools
@@ -10,7 +12,7 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ from mage.seeds import derive
 from mage.types import Task
 
 _AT_ONCE = 8  # tasks of scripted play; small, because the last batch may exceed the need
+_WINDOW = 16  # batches of expert play that are shuffled together
 _RISE = 0.1  # share of the steps in which the learning rate rises
 _FALL = 0.1  # fraction of the learning rate that is left at the end
 _KEPT = (
@@ -77,7 +80,8 @@ class Warmup:
     uniform: float
     blind: float
     losses: tuple[float, ...]
-    demonstrations: int  # taught replies
+    demonstrations: int  # taught replies of scripted play
+    own_demonstrations: int  # taught replies in situations of the model's own play
     play: str  # "random" or "expert"
 
     def to_json(self) -> dict[str, Any]:
@@ -85,6 +89,8 @@ class Warmup:
 
 
 Watch = Callable[[str], None]
+Chunk = tuple[list[Task], int]  # tasks and the seed of their scripted play
+Writer = Callable[[Iterable[Chunk]], Iterator[list[Demonstration]]]
 
 
 def warm_up(
@@ -97,28 +103,35 @@ def warm_up(
     learn: LearnOptions,
     trainable: Trainable,
     watch: Watch,
+    own_tasks: Iterator[Task] | None = None,
+    write: Writer | None = None,
 ) -> Warmup:
     """Train `model` in place on scripted play; measure it before and after.
 
-    The agent of `setting` plays with `model`. Of `learn` only the batch sizes are used.
+    The agent of `setting` plays with `model`. Of `learn` only the batch sizes are used. `own_tasks`
+    are for the model's own play. `write` writes expert play; by default this process does.
     """
     if learn.packed:
         check_packable(model)
-    script = Script(options.play == "expert", options.noise)
+    script = make_script(options)
     moves, notes = _panel(setting, tasks, options.turns, derive(seed, "measured"), script)
     count = options.steps * options.batch
-    if options.player == "model":
-        batches = _labelled_batches(setting, tasks, options.batch, derive(seed, "taught"))
+    watch(f"writing {count:,} demonstrations of {options.play} play")
+    if script.expert:
+        write = write or (lambda chunks: write_chunks(setting, script, chunks))
+        batches = _expert_batches(write, tasks, options.batch, derive(seed, "taught"))
     else:
-        watch(f"writing {count:,} demonstrations of {options.play} play")
-        blocks = _enough(setting, tasks, count, derive(seed, "taught"), script)
+        blocks = _enough(setting, tasks, count, derive(seed, "taught"))
         batches = _batches(blocks, options.batch, derive(seed, "order"))
+    if options.own_steps:
+        own = _labelled_batches(setting, own_tasks or tasks, options.batch, derive(seed, "own"))
+        batches = itertools.chain(itertools.islice(batches, options.steps), own)
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
     before = measure(model, setting.agent, moves, notes, learn)
     losses = _teach(model, trainable, batches, options, learn, watch)
     setting.agent.engine.refresh(setting.agent.engine.policy_version + 1)
     watch("measuring again")
-    after = measure(model, setting.agent, moves, notes, learn) if options.steps else before
+    after = measure(model, setting.agent, moves, notes, learn) if losses else before
     uniform = sum(math.log(len(demonstration.legal)) for demonstration in moves) / len(moves)
     return Warmup(
         turns=len(moves),
@@ -129,6 +142,7 @@ def warm_up(
         blind=_blind(moves),
         losses=tuple(losses),
         demonstrations=count,
+        own_demonstrations=options.own_steps * options.batch,
         play=options.play,
     )
 
@@ -152,21 +166,47 @@ def _panel(
     )
 
 
-def _enough(
-    setting: Setting, tasks: Iterator[Task], count: int, seed: int, script: Script
-) -> list[list[Demonstration]]:
-    """At least `count` demonstrations in blocks that stay together when they are shuffled.
+def make_script(options: WarmupOptions) -> Script:
+    """The scripted player of the options."""
+    return Script(options.play == "expert", options.noise)
 
-    A block is one demonstration, or one episode of an expert: the turns of an episode share their
-    prompt, so a batch with whole episodes has fewer tokens to compute.
-    """
+
+def _enough(
+    setting: Setting, tasks: Iterator[Task], count: int, seed: int
+) -> list[list[Demonstration]]:
+    """At least `count` demonstrations of random play; each is a block of its own."""
     blocks: list[list[Demonstration]] = []
-    found = 0
-    while found < count:
-        written = _write_some(setting, tasks, derive(seed, found), script)
-        found += len(written)
-        blocks += _episodes(written) if script.expert else [[one] for one in written]
+    while len(blocks) < count:
+        written = _write_some(setting, tasks, derive(seed, len(blocks)), Script())
+        blocks += [[one] for one in written]
     return blocks
+
+
+def write_chunks(
+    setting: Setting, script: Script, chunks: Iterable[Chunk]
+) -> Iterator[list[Demonstration]]:
+    """The demonstrations of every chunk, written in this process."""
+    return (write_demonstrations(setting, tasks, seed, script) for tasks, seed in chunks)
+
+
+def _expert_batches(
+    write: Writer, tasks: Iterator[Task], size: int, seed: int
+) -> Iterator[list[Demonstration]]:
+    """Endless batches of expert play, written while the model learns.
+
+    Episodes are shuffled within a window of batches. The turns of an episode stay together: they
+    share their prompt, so the batch has fewer tokens to compute.
+    """
+    chunks = (
+        (list(itertools.islice(tasks, _AT_ONCE)), derive(seed, number))
+        for number in itertools.count()
+    )
+    written = write(chunks)
+    for number in itertools.count():
+        blocks: list[list[Demonstration]] = []
+        while sum(map(len, blocks)) < _WINDOW * size:
+            blocks += _episodes(next(written))
+        yield from _batches(blocks, size, derive(seed, number, "order"))
 
 
 def _batches(
@@ -226,13 +266,14 @@ def _teach(
     watch: Watch,
 ) -> list[float]:
     """One optimizer step per batch; every demonstration is used once."""
+    steps = options.steps + options.own_steps
     optimizer = torch.optim.AdamW(
         trainable.masters.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0
     )
     # Demonstrations of random play have short prompts: a forest is enough on every device.
     layout = best_layout(model, learn) if options.play == "expert" else None
     losses = []
-    for step in range(options.steps):
+    for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = lr_at(options, step)
         samples = [demonstration.sample() for demonstration in next(batches)]
@@ -247,18 +288,15 @@ def _teach(
                 trainable=trainable,
             )
         )
-        watch(f"step {step + 1} of {options.steps}, loss {losses[-1]:.3f}")
+        watch(f"step {step + 1} of {steps}, loss {losses[-1]:.3f}")
     return losses
 
 
 def lr_at(options: WarmupOptions, step: int) -> float:
     """The learning rate rises over the first steps and then falls linearly."""
-    rise = max(1, round(_RISE * options.steps))
-    return (
-        options.lr
-        * min(1.0, (step + 1) / rise)
-        * (1 - (1 - _FALL) * step / max(1, options.steps - 1))
-    )
+    steps = options.steps + options.own_steps
+    rise = max(1, round(_RISE * steps))
+    return options.lr * min(1.0, (step + 1) / rise) * (1 - (1 - _FALL) * step / max(1, steps - 1))
 
 
 def measure(

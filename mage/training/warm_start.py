@@ -3,25 +3,40 @@
 The result is a model folder (or adapters) that training starts from.
 """
 
+import gc
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from mage.config.loading import change_recipe, recipe_tables
 from mage.config.recipe import Recipe
 from mage.learn.trainable import make_trainable
-from mage.learn.warmup import Warmup, Watch, save_warm, warm_up
+from mage.learn.warmup import Warmup, Watch, make_script, save_warm, warm_up
 from mage.models.base import base_name, is_adapter
 from mage.training.build import build_components, fit_to_gpu
+from mage.training.demonstration_pool import DemonstrationPool
 from mage.training.tasks import draw_tasks
 from mage.types import Task
+
+_OWN_PLAY = 1_000_000  # first (negative) update number of the tasks that the model plays itself
 
 
 def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
     """Warm up the recipe's model and write it, or its adapters, to `target`.
 
-    A warm-up of 0 steps writes nothing.
+    A warm-up of 0 steps writes nothing. The memory of the GPU is free afterwards.
     """
+    try:
+        return _make_warm_start(recipe, target, watch)
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
     source = recipe.model_folder()
     # A short stage with a small learning rate needs float32. Expert play is a long stage: it uses
     # the number format of training, which is several times faster on a GPU.
@@ -36,17 +51,20 @@ def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
         seed=seed,
         start=source if is_adapter(source) else None,
     )
-    found = warm_up(
-        model,
-        components.setting(),
-        _tasks(recipe),
-        recipe.warmup,
-        seed,
-        learn=recipe.learn,
-        trainable=trainable,
-        watch=watch,
-    )
-    if recipe.warmup.steps:
+    with DemonstrationPool(recipe, make_script(recipe.warmup)) as pool:
+        found = warm_up(
+            model,
+            components.setting(),
+            _tasks(recipe, 1),
+            recipe.warmup,
+            seed,
+            learn=recipe.learn,
+            trainable=trainable,
+            watch=watch,
+            own_tasks=_tasks(recipe, _OWN_PLAY),
+            write=pool.write if recipe.warmup.processes > 1 else None,
+        )
+    if found.losses:
         record = {
             "source": recipe.model.path,
             "seed": seed,
@@ -59,6 +77,6 @@ def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
     return found
 
 
-def _tasks(recipe: Recipe) -> Iterator[Task]:
+def _tasks(recipe: Recipe, first: int) -> Iterator[Task]:
     """Tasks drawn as in training, with negative update numbers: training never repeats them."""
-    return (row[0] for update in itertools.count(1) for row in draw_tasks(recipe, -update))
+    return (row[0] for update in itertools.count(first) for row in draw_tasks(recipe, -update))

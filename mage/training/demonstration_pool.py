@@ -1,0 +1,99 @@
+"""Processes that write expert demonstrations while the model learns.
+
+The demonstrations do not depend on the number of processes: every chunk of tasks has its own seed,
+and chunks come back in their order.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context, resource_tracker
+from types import TracebackType
+
+from mage.agent.chat import Chat
+from mage.config.recipe import Recipe
+from mage.engines.base import ScriptedEngine
+from mage.learn.demonstrations import Demonstration, Script, write_demonstrations
+from mage.learn.warmup import Chunk
+from mage.play import Setting
+from mage.training.build import Components
+
+_AHEAD = 4  # chunks per process that are written before they are needed
+
+
+class DemonstrationPool:
+    """`warmup.processes` processes; they start with the first chunk and end with the block."""
+
+    def __init__(self, recipe: Recipe, script: Script) -> None:
+        self._recipe, self._script = recipe, script
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "DemonstrationPool":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def write(self, chunks: Iterable[Chunk]) -> Iterator[list[Demonstration]]:
+        """The demonstrations of every chunk, in order."""
+        processes = self._recipe.warmup.processes
+        self._executor = ProcessPoolExecutor(
+            processes, get_context("spawn"), _start, (self._recipe, self._script, os.getpid())
+        )
+        waiting: deque[Future[list[Demonstration]]] = deque()
+        for chunk in chunks:
+            with _without_interrupts():  # the first call starts the processes
+                waiting.append(self._executor.submit(_write, chunk))
+            if len(waiting) >= _AHEAD * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Block Ctrl-C until a new process ignores it; this process handles it afterwards."""
+    resource_tracker.ensure_running()  # it unblocks signals when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_setting: Setting
+_script: Script
+
+
+def _start(recipe: Recipe, script: Script, parent: int) -> None:
+    """Build what scripted play needs, in a new process: no model and no engine."""
+    global _setting, _script
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    chat = Chat.load(recipe.base_folder(), recipe.agent.thinking)
+    engine = ScriptedEngine(lambda request: "", chat.encode)  # replaced by the scripted player
+    _setting, _script = Components(recipe, None, chat, engine).setting(), script
+
+
+def _write(chunk: Chunk) -> list[Demonstration]:
+    tasks, seed = chunk
+    return write_demonstrations(_setting, tasks, seed, _script)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended, also by SIGKILL."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
