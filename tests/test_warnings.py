@@ -1,10 +1,12 @@
 """Warnings of a training run: given once, with what to do, in the callback and in the metrics."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mage
+from mage.config.loading import build_recipe
 from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
 
 SMALL = {
@@ -38,10 +40,22 @@ def test_flat_groups_give_a_warning() -> None:
 
 
 def test_a_different_sampler_in_evaluation_gives_a_warning() -> None:
-    same = {"evaluate.temperature": 1.0, "evaluate.top_p": 1.0, "evaluate.top_k": 0}
-    assert start_warnings(mage.load_recipe("kuhn_poker", same)) == []
-    (line,) = start_warnings(mage.load_recipe("kuhn_poker", same | {"evaluate.temperature": 0.5}))
+    assert start_warnings(mage.load_recipe("kuhn_poker")) == []
+    (line,) = start_warnings(mage.load_recipe("kuhn_poker", {"evaluate.temperature": 0.5}))
     assert "temperature 0.5 in evaluation, 1.0 in training" in line
+
+
+def test_evaluation_samples_as_training_unless_the_recipe_says_otherwise(
+    kuhn_tables: dict[str, dict[str, Any]],
+) -> None:
+    tables = kuhn_tables | {"agent": {"temperature": 0.9, "top_k": 5}}
+    assert build_recipe(tables).evaluation_sampler() == (0.9, 1.0, 5)
+    recipe = build_recipe(tables | {"evaluate": {"temperature": 0.0}})
+    assert (recipe.evaluation_sampler(), recipe.training_sampler()) == (
+        (0.0, 1.0, 5),
+        (0.9, 1.0, 5),
+    )
+    assert start_warnings(build_recipe(tables)) == []
 
 
 def test_the_untrained_checkpoint_as_the_best_one_gives_a_warning() -> None:

@@ -52,7 +52,7 @@ class _Effect:
 
 
 def _samples_at_random(recipe: Recipe) -> bool:
-    return recipe.evaluate.temperature > 0
+    return recipe.evaluation_sampler().temperature > 0
 
 
 def _multi_agent(recipe: Recipe) -> bool:

@@ -28,6 +28,7 @@ from mage.config.sections import (
     PlayOptions,
     ReturnOptions,
     RunOptions,
+    Sampler,
     Seats,
     Section,
     WarmupOptions,
@@ -106,6 +107,19 @@ class Recipe(Section):
     def final_tasks(self, split: Split) -> int:
         """Tasks of the final panel of a split; 0 if the split has none."""
         return self.evaluate.final_size if split in self.evaluate.splits else 0
+
+    def training_sampler(self) -> Sampler:
+        """How replies are sampled in training."""
+        return Sampler(self.agent.temperature, self.agent.top_p, self.agent.top_k)
+
+    def evaluation_sampler(self) -> Sampler:
+        """How replies are sampled in evaluation: as in training, unless [evaluate] says more."""
+        own, train = self.evaluate, self.training_sampler()
+        return Sampler(
+            train.temperature if own.temperature is None else own.temperature,
+            train.top_p if own.top_p is None else own.top_p,
+            train.top_k if own.top_k is None else own.top_k,
+        )
 
     def evaluation_episodes(self) -> int:
         """Episodes of a meta-episode in evaluation."""

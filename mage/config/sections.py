@@ -3,7 +3,7 @@
 A menu section is a `Choice`: the name of an item and the options of that item.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -364,6 +364,14 @@ class WarmupOptions(Section):
     )
 
 
+class Sampler(NamedTuple):
+    """How a token is drawn."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+
+
 class EvaluateOptions(Section):
     """[evaluate]: the fixed panels, and how replies are sampled in evaluation."""
 
@@ -373,11 +381,20 @@ class EvaluateOptions(Section):
     final_size: int = Field(
         1200, ge=1, description="tasks of the final panel (it gives the reported figures)"
     )
-    temperature: float = Field(
-        0.7, ge=0, le=10, description="sampling temperature; 0 = the most likely token"
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="sampling temperature; 0 = the most likely token; not given = as in agent",
     )
-    top_p: float = Field(0.8, gt=0, le=1, description="nucleus sampling; 1 = off")
-    top_k: int = Field(20, ge=0, description="sample among the k most likely tokens; 0 = off")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="nucleus sampling; 1 = off; not given = as in agent"
+    )
+    top_k: int | None = Field(
+        None,
+        ge=0,
+        description="sample among the k most likely tokens; 0 = off; not given = as in agent",
+    )
     episodes: int = Field(0, ge=0, le=100, description="episodes in a meta-episode; 0 = as in play")
     seats: Seats | None = Field(
         None, description="seat of the agent in evaluation; not given = as in play"

@@ -44,11 +44,9 @@ class Components:
         return self.model
 
     def agent(self, evaluating: bool) -> Agent:
-        own, test = self.recipe.agent, self.recipe.evaluate
-        draw = test if evaluating else own
-        sampling = SamplingOptions(
-            draw.temperature, draw.top_p, draw.top_k, own.max_tokens, own.reflection_tokens
-        )
+        own, recipe = self.recipe.agent, self.recipe
+        draw = recipe.evaluation_sampler() if evaluating else recipe.training_sampler()
+        sampling = SamplingOptions(*draw, own.max_tokens, own.reflection_tokens)
         environment = self.recipe.environment()
         examples = worked_examples(environment, own.examples) if own.examples else ()
         return Agent(self.engine, self.chat, sampling, examples, own.window)

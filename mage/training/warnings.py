@@ -17,18 +17,18 @@ LIMITS = {"illegal_rate": 0.5, "flat_groups": 0.8}  # shares above which there i
 
 def start_warnings(recipe: Recipe) -> list[str]:
     """Warnings that the recipe alone gives."""
-    train, test = recipe.agent, recipe.evaluate
+    train, test = recipe.training_sampler(), recipe.evaluation_sampler()
     different = [
         f"{name} {there} in evaluation, {here} in training"
-        for name in ("temperature", "top_p", "top_k")
-        if (there := getattr(test, name)) != (here := getattr(train, name))
+        for name, there, here in zip(train._fields, test, train, strict=True)
+        if there != here
     ]
     if not recipe.run.updates or not different:
         return []
     return [
         f"evaluation samples differently from training ({'; '.join(different)}), so scores of "
-        "training and evaluation are not comparable. Set [evaluate] and [agent] to the same "
-        "values if they should be."
+        "training and evaluation are not comparable. Remove these options from [evaluate] if they "
+        "should be: evaluation then samples as training does."
     ]
 
 
