@@ -3,7 +3,9 @@
 import itertools
 import json
 import math
+import os
 import random
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from typer.testing import CliRunner
 from mage.agent.agent import Agent, SamplingOptions, read_action
 from mage.agent.chat import Chat
 from mage.cli.main import app
-from mage.config.loading import build_recipe, recipe_tables
+from mage.config.loading import build_recipe, load_recipe, recipe_tables
 from mage.config.sections import LearnOptions, WarmupOptions
 from mage.engines.local import LocalEngine
 from mage.environments.base import Environment
@@ -33,6 +35,10 @@ from mage.memory.notes import Notes
 from mage.models.base import SHIPPED
 from mage.models.loading import load_model
 from mage.play import RAN_OUT, Setting
+from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback, Stopped
+from mage.training.stop import StopSignals
+from mage.training.trainer import train
 from mage.types import Task
 
 BYTES = byte_chat()
@@ -366,3 +372,24 @@ def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path: Path)
         app, ["evaluate", str(tmp_path / "one"), "--size", "4", "--checkpoint", "latest"]
     )
     assert done.exit_code == 0, done.output
+
+
+def test_a_signal_stops_a_warmup_at_once(tmp_path: Path) -> None:
+    changes = [
+        "--warmup.first=true",
+        "--warmup.steps=10000",
+        "--warmup.batch=1",
+        "--warmup.turns=2",
+    ]
+    folder = RunFolder.create(tmp_path / "run", load_recipe("kuhn_demo", changes))
+    lines: list[str] = []
+
+    class Stopper(Callback):
+        def on_warmup(self, line: str) -> None:
+            lines.append(line)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with StopSignals() as stop, pytest.raises(Stopped):
+        train(folder.path, Stopper(), stop)
+    assert len(lines) == 1
+    assert not folder.warm.exists(), "the resumed run does the warm-up again"

@@ -79,9 +79,12 @@ def train(
         held.enter_context(explain_device_errors(folder))
         if ranks.broadcast(folder.is_finished):
             return folder.read_summary() if ranks.is_main else {}
-        with ranks.together():
-            if ranks.is_main and folder.recipe.warmup.first and not folder.warm.exists():
-                make_warm_start(folder.recipe, folder.warm, callback.on_warmup)
+        try:
+            with request.section(ranks), ranks.together():
+                if ranks.is_main and folder.recipe.warmup.first and not folder.warm.exists():
+                    make_warm_start(folder.recipe, folder.warm, callback.on_warmup)
+        except RanksStopped:
+            return _stopped(ranks, path)
         if joined:
             return _train(ranks, path, callback, request)
         return launch_ranks(
@@ -109,10 +112,15 @@ def _train(
             trainer = Trainer(RunFolder.open(path), ranks, callback or Callback(), stop)
             trainer.resume()
     except RanksStopped:
-        if ranks.is_main:
-            raise Stopped(str(path)) from None
-        return {}
+        return _stopped(ranks, path)
     return trainer.run()
+
+
+def _stopped(ranks: Ranks, path: Path) -> Metrics:
+    """The end of a run that is stopped before its first update."""
+    if ranks.is_main:
+        raise Stopped(str(path)) from None
+    return {}
 
 
 class Trainer:
