@@ -11,6 +11,7 @@ import json
 import random
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -145,14 +146,19 @@ def bootstrap_chat() -> Chat:
     return finish_tokenizer(tokenizer)
 
 
-def finish_tokenizer(tokenizer: Tokenizer) -> Chat:
+def finish_tokenizer(
+    tokenizer: Tokenizer, phrases: Sequence[str] = (), template: str = TEMPLATE
+) -> Chat:
+    """Add the tokens of the chat format, and one token for each of `phrases`."""
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
     )
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TAGS])
-    return Chat(tokenizer, TEMPLATE, {}, (tokenizer.token_to_id("<|end|>"),))
+    tokenizer.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in (*TAGS, *phrases)]
+    )
+    return Chat(tokenizer, template, {}, (tokenizer.token_to_id("<|end|>"),))
 
 
 def train_tokenizer(texts: list[str], vocabulary: int) -> Tokenizer:
@@ -225,11 +231,13 @@ def supervise(
             print(f"step {step} loss {loss:.4f} at {time.time() - began:.0f} s", flush=True)
 
 
-def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+def save(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path, template: str = TEMPLATE
+) -> None:
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save(str(out / "tokenizer.json"))
-    (out / "chat_template.jinja").write_text(TEMPLATE)
+    (out / "chat_template.jinja").write_text(template)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|end|>",

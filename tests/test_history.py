@@ -241,7 +241,7 @@ def test_a_window_makes_long_episodes_fit() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["kuhn_demo", "rps", "kuhn_poker", "kuhn_reflections", "tic_tac_toe", "sokoban", "alfworld"],
+    ["demo", "kuhn_demo", "kuhn_poker", "kuhn_reflections", "tic_tac_toe", "sokoban", "alfworld"],
 )
 def test_the_prompts_of_a_shipped_recipe_fit_its_context(name: str) -> None:
     recipe = load_recipe(name)

@@ -42,6 +42,9 @@ TINY = [
 ]
 
 
+PAPER_TABLES = [name for name in TABLES if name != "returns"]  # the paper has no such experiment
+
+
 def tiny_plan(
     *only: str, name: Name = "table1", seeds: tuple[int, ...] = (0,), world: str = "kuhn_poker"
 ) -> Plan:
@@ -62,8 +65,9 @@ def never() -> bool:
 # --- Plans
 
 
-@pytest.mark.parametrize("name", list(TABLES))
-@pytest.mark.parametrize("scale", ["small", "paper"])
+@pytest.mark.parametrize(
+    ("name", "scale"), [(name, "small") for name in TABLES] + [(n, "paper") for n in PAPER_TABLES]
+)
 def test_every_table_can_be_planned_with_equal_budgets_and_one_panel(
     name: Name, scale: str
 ) -> None:
@@ -82,6 +86,30 @@ def test_the_small_table_takes_less_than_three_hours_on_two_cores() -> None:
     )
     assert plan.core_seconds is not None
     assert plan.core_seconds / 2 < 3 * 3600
+
+
+def test_the_table_of_returns_gives_every_method_its_own_returns() -> None:
+    """Values of the papers: discounts .95 and .6, rewards at the end of an episode."""
+    jobs = {job.arm.label: job for job in make_plan("returns").jobs}
+    options = {label: job.recipe.returns for label, job in jobs.items()}
+    kinds = {label: one.kind for label, one in options.items()}
+    assert kinds == {
+        "gigpo": "single",
+        "lamer": "cumulative",
+        "mage": "differential",
+        "final": "final",
+    }
+    assert not any(one.per_turn for one in options.values())
+    for label in ("lamer", "mage"):
+        assert (options[label].step_discount, options[label].episode_discount) == (0.95, 0.6)
+    assert options["final"].weights == (0.25, 0.25, 1.0)
+    assert jobs["gigpo"].recipe.play.episodes == 1
+    assert jobs["mage"].recipe.population().pool("test") == {"dirichlet-0.5": 1.0}
+
+
+def test_a_table_without_an_environment_of_the_scale_is_refused() -> None:
+    with pytest.raises(ValueError, match="returns has no environment of scale paper"):
+        make_plan("returns", scale="paper")
 
 
 def test_a_budget_sets_the_updates() -> None:

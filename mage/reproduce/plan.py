@@ -99,6 +99,11 @@ def make_plan(
     """All runs of a table. `budget`: training episodes per run. `overrides` change every recipe."""
     table, size = TABLES[name], SCALES[scale]
     chosen = tuple(worlds) or tuple(world for world in size.worlds if world in table.worlds)
+    if not chosen:
+        raise ValueError(
+            f"table {name} has no environment of scale {scale}: use --scale small, or name "
+            f"environments with --environment ({', '.join(table.worlds)})"
+        )
     _check_names("world", chosen, table.worlds, f"table {name}")
     _check_names("arm", only, [arm.label for arm in table.arms], f"table {name}")
     extra = [*overrides, *([f"--model.path={model}"] if model else [])]

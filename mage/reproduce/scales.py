@@ -50,7 +50,7 @@ class Scale:
 SCALES: Mapping[Name, Scale] = {
     "small": Scale(
         base="{}",
-        worlds=("kuhn_poker", "tic_tac_toe"),
+        worlds=("kuhn_poker", "tic_tac_toe", "demo"),
         every=("--run.workers=1", "--run.threads=1"),
         by_world={
             "kuhn_poker": (
@@ -66,6 +66,14 @@ SCALES: Mapping[Name, Scale] = {
                 "--run.save_every=18",
                 "--run.evaluate_every=18",
                 "--run.episodes_every=0",
+            ),
+            # The methods credit whole games, and their two advantages add up. With game rewards of
+            # -1 to 1 these are as large as those of the recipe, so the entropy bonus fits.
+            "demo": (
+                "--run.updates=72",
+                "--run.save_every=12",
+                "--run.episodes_every=0",
+                "--environments.reward_scale=1.0",
             ),
         },
         # GRPO divides by the standard deviation of the rewards (6 to 8 here), so its advantages

@@ -14,6 +14,7 @@ Name = Literal[
     "table1",
     "ood",
     "rewards",
+    "returns",
     "population",
     "grouping",
     "anchor",
@@ -99,6 +100,11 @@ TABLES: Mapping[Name, Table] = {
             Arm("single", ("mage", "returns_single")),
             Arm("final", ("final",)),
         ),
+    ),
+    "returns": Table(
+        "Returns of the methods against opponents that training never meets",
+        _arms("gigpo", "lamer", "mage", "final"),
+        worlds=("demo",),
     ),
     "population": Table(
         "Whom the agent meets in training",
