@@ -16,7 +16,10 @@ from mage.cli.main import app
         (["alfworld", "--environments.data={folder}/gone"], ["{folder}/gone"]),
         (["webshop", "--environments.data={folder}/gone"], ["there is no folder {folder}/gone"]),
         (["demo", "--agent.window=0"], ["agent.window = 0: must be greater than or equal to 1"]),
-        (["demo", "--engines.context=20"], ["engines.context = 20 is smaller than one prompt"]),
+        (
+            ["kuhn_demo", "--engines.context=20"],
+            ["engines.context = 20 is smaller than one prompt"],
+        ),
         (["demoo"], ["there is no recipe 'demoo' (did you mean 'demo'?)"]),
         (["demo+mag"], ["there is no part 'mag' (did you mean 'mage'?)"]),
         (["demo+react+"], ["there is no part ''"]),

@@ -70,8 +70,7 @@ SCALES: Mapping[Name, Scale] = {
             # The methods credit whole games, and their two advantages add up. With game rewards of
             # -1 to 1 these are as large as those of the recipe, so the entropy bonus fits.
             "demo": (
-                "--run.updates=72",
-                "--run.save_every=12",
+                "--run.updates=64",
                 "--run.episodes_every=0",
                 "--environments.reward_scale=1.0",
             ),
