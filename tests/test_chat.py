@@ -82,3 +82,34 @@ def test_a_template_in_the_tokenizer_config_is_found(tmp_path: Path) -> None:
     config["chat_template"] = (SHIPPED / "embedded" / "chat_template.jinja").read_text()
     folder = folder_with(tmp_path, chat_template="", tokenizer_config=json.dumps(config))
     assert Chat.load(folder).first("a", "b") == Chat.load(SHIPPED / "embedded").first("a", "b")
+
+
+_SHOWN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+_LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        (_LOOP + _SHOWN, "needs more than"),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "recursion"),
+        ("{{ 'a' * 10**10 }}", "MemoryError|needs more than"),
+        ("{{ 'a'.ljust(10**10) }}", "MemoryError|needs more than"),
+        ("{{ 'a' * 2000000 }}" + _SHOWN, "more than 1,048,576 characters"),
+        ("{% for a in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "more than 1,048,576"),
+        ("x" * 2_000_000, "has 2,000,000 characters"),
+    ],
+    ids=["loop", "recursion", "product", "filter", "large", "many", "long"],
+)
+def test_a_template_without_end_or_with_a_huge_output_is_stopped(
+    template: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mage.agent.chat_template.SECONDS", 1)
+    with pytest.raises(ValueError, match=fault):
+        Chat(byte_chat().tokenizer, template, {}, (0,))
+
+
+def test_a_template_with_filters_renders_in_the_child_as_here() -> None:
+    plain = Chat(byte_chat().tokenizer, _SHOWN, {}, (0,))
+    filtered = Chat(byte_chat().tokenizer, _SHOWN.replace("m.role", "m.role|trim"), {}, (0,))
+    assert filtered.first("rules", "go") == plain.first("rules", "go")

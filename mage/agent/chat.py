@@ -15,23 +15,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from mage.agent.chat_template import render_template
 from mage.agent.thoughts import CLOSE, is_thinking
 
-# A template is a program of a stranger; jinja's sandbox raises these for forbidden operations.
-_TEMPLATE_ERRORS = (
-    TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 Ids = tuple[int, ...]
 Thinking = Literal["auto", "on", "off"]
 LARGEST_FILE = 1 << 28  # bytes of a tokenizer file; the largest public ones have about 40 MB
@@ -155,18 +143,8 @@ def _render(template: str, special: dict[str, str], thinking: Thinking = "auto")
         {"role": "user", "content": again},
     ]
     switch = {} if thinking == "auto" else {"enable_thinking": thinking == "on"}
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    try:
-        return environment.from_string(template).render(
-            messages=messages, add_generation_prompt=True, **special, **switch
-        )
-    except _TEMPLATE_ERRORS as error:
-        raise ValueError(
-            "the chat template cannot render system, user and assistant messages: "
-            f"{error or type(error).__name__}"
-        ) from None
+    values = {"messages": messages, "add_generation_prompt": True, **special, **switch}
+    return render_template(template, values)
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str:

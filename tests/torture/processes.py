@@ -1,0 +1,137 @@
+"""Run the command line in a forked process, which can be killed at a chosen moment.
+
+A fork costs milliseconds, while a new interpreter needs seconds to import torch. The parent must
+not have used torch before: the child would inherit its thread pools without their threads.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended: its exit code (negative: the signal) and its output."""
+
+    code: int
+    output: str
+
+    @property
+    def was_killed(self) -> bool:
+        return self.code == -signal.SIGKILL
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """When a process gets SIGKILL: after some seconds, or before a file operation below a folder.
+
+    File operations are counted from 1. They are opening for writing, renaming and deleting, so
+    such a kill meets the middle of a save.
+    """
+
+    seconds: float | None = None
+    operation: int | None = None
+    folder: Path | None = None
+
+
+def call(
+    function: Callable[[], Any], output: Path, kill: Kill | None = None, limit: float = 600
+) -> Ended:
+    """Call a function in a child process. `limit` only ends a child that hangs."""
+    pid = os.fork()
+    if pid == 0:
+        _become_child(output)
+        if kill is not None and kill.operation is not None:
+            assert kill.folder is not None, "operations are counted below a folder"
+            count_operations(kill.folder, kill_at(kill.operation))
+        os._exit(_code_of(function))
+    seconds = limit if kill is None or kill.seconds is None else kill.seconds
+    code = _wait(pid, seconds)
+    text = output.read_text(errors="replace") if output.is_file() else ""
+    if code is None and seconds == limit:
+        return Ended(1, f"{text}\nthe process did not end within {limit:g} s")
+    return Ended(-signal.SIGKILL if code is None else code, text)
+
+
+def command(words: Sequence[str]) -> Callable[[], None]:
+    """A call of the command line."""
+
+    def run() -> None:
+        from mage.cli.main import app
+
+        sys.argv = ["mage", *words]
+        app(list(words), prog_name="mage")
+
+    return run
+
+
+def count_operations(folder: Path, on_operation: Callable[[int], None]) -> None:
+    """Call a function before every file operation below a folder, with its number."""
+    place, done = str(folder), 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal done
+        if event not in _WRITES and not (event == "open" and _opens_to_write(arguments)):
+            return
+        if any(isinstance(one, str | Path) and str(one).startswith(place) for one in arguments):
+            done += 1
+            on_operation(done)
+
+    sys.addaudithook(hook)
+
+
+def kill_at(operation: int) -> Callable[[int], None]:
+    def check(number: int) -> None:
+        if number == operation:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return check
+
+
+def _opens_to_write(arguments: tuple[Any, ...]) -> bool:
+    flags = arguments[2] if len(arguments) > 2 else 0
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+def _become_child(output: Path) -> None:
+    os.setsid()
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for number in (1, 2):
+        os.dup2(handle, number)
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+
+
+def _code_of(function: Callable[[], Any]) -> int:
+    try:
+        function()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _wait(pid: int, seconds: float) -> int | None:
+    """The exit code; None if the process had to be killed after some seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.killpg(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return None if code == -signal.SIGKILL else code

@@ -1,0 +1,23 @@
+"""What a torture test found, and the table of all of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Number of attempts of a test, and one line for every failure."""
+
+    test: str
+    attempts: int
+    failures: tuple[str, ...] = ()
+
+
+def table(results: Iterable[Result]) -> str:
+    """The results as a Markdown table, with the failures below it."""
+    results = list(results)
+    rows = [
+        f"| {one.test} | {one.attempts:,} | {len(one.failures):,} |" for one in results
+    ]
+    failures = [f"FAILED {one.test}: {line}" for one in results for line in one.failures]
+    return "\n".join(["| test | attempts | failures |", "|---|---|---|", *rows, *failures])

@@ -1,0 +1,56 @@
+"""The small runs that the torture tests kill and damage."""
+
+from pathlib import Path
+
+RECIPE = """
+[run]
+updates = 3
+save_every = 1
+evaluate_every = 2
+episodes_every = 1
+threads = 1
+[environments]
+name = "kuhn_poker"
+[opponents.train]
+conservative = 0.5
+aggressive = 0.5
+[play]
+episodes = 2
+groups = 2
+members = 2
+[agent]
+max_tokens = 8
+reflection_tokens = 8
+[engines]
+name = "local"
+slots = 16
+context = 512
+[learn]
+lr = 1e-3
+minibatches = 1
+[evaluate]
+size = 4
+final_size = 4
+ceilings = false
+temperature = 1.0
+top_p = 1.0
+top_k = 0
+"""
+WARMUP = """
+[warmup]
+steps = 2
+batch = 4
+"""
+
+
+def write_recipe(folder: Path, text: str = RECIPE, name: str = "tiny") -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+def train_words(recipe: Path, runs: Path, name: str, *overrides: str) -> list[str]:
+    """The words that start a run, or that continue it if it has begun."""
+    if (runs / name / "recipe.toml").is_file():
+        return ["train", "--resume", str(runs / name)]
+    return ["train", str(recipe), f"--run.name={name}", "--runs", str(runs), *overrides]
