@@ -114,7 +114,8 @@ def test_a_run_is_opened_with_the_recipe_it_was_created_with(
 def test_versions_are_those_of_the_installed_packages(run: RunFolder) -> None:
     import numpy
 
-    stored = json.loads((run.path / "versions.json").read_text())
+    stored = run.read_versions()
+    assert stored.pop("recipe_sha256")
     assert stored == versions()
     assert stored["packages"]["numpy"] == numpy.__version__
 
@@ -268,6 +269,54 @@ def test_an_evaluation_that_a_checkpoint_depends_on_must_exist(run: RunFolder) -
     run.check_progress(0, ["before"])
     with pytest.raises(DamagedError, match=r"select_000000\.json is missing"):
         run.check_progress(0, ["before", "select_000000"])
+
+
+def test_evaluations_that_changed_places_are_reported(run: RunFolder) -> None:
+    one = run.write_evaluation("select_000000", {"score": 0.25})
+    two = run.write_evaluation("select_000002", {"score": 0.5})
+    first = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(first)
+    with pytest.raises(DamagedError, match=r"it holds the evaluation select_000002"):
+        run.read_evaluation("select_000000")
+
+
+def test_transcripts_that_changed_places_are_reported(run: RunFolder) -> None:
+    source, target = run.write_episodes(5, []), run.write_episodes(6, [])
+    target.write_bytes(source.read_bytes())
+    with pytest.raises(DamagedError, match=r"content of another file \(step_000005\.jsonl\)"):
+        run.read_episodes(6)
+
+
+def test_a_finished_evaluation_that_is_missing_is_reported(run: RunFolder) -> None:
+    path = run.write_evaluation("after_test", {"score": 0.25})
+    run.write_summary({"evaluations": ["after_test"]})
+    run.check_evaluations()
+    path.unlink()
+    with pytest.raises(DamagedError, match=r"after_test\.json is missing"):
+        run.check_evaluations()
+    path.parent.rmdir()
+    path.parent.write_text("a file")
+    with pytest.raises(DamagedError, match="evaluations is damaged: it is not a folder"):
+        run.check_evaluations()
+
+
+def test_a_recipe_that_was_changed_after_the_start_is_refused(run: RunFolder) -> None:
+    path = run.path / "recipe.toml"
+    path.write_text(path.read_text().replace("seed = 0", "seed = 1"))
+    with pytest.raises(DamagedError, match=r"recipe\.toml was changed after the run began"):
+        RunFolder.open(run.path)
+
+
+def test_changed_and_missing_versions_are_reported(run: RunFolder) -> None:
+    path = run.path / "versions.json"
+    path.write_text(path.read_text().replace('"run_format": 2', '"run_format": 1'))
+    with pytest.raises(DamagedError, match=r"versions\.json does not match its checksum"):
+        RunFolder.open(run.path)
+    path.unlink()
+    (run.path / "metrics.sha256").write_text("")
+    with pytest.raises(DamagedError, match=r"versions\.json is missing"):
+        RunFolder.open(run.path)
 
 
 HOLD = """

@@ -100,4 +100,3 @@ def _render_in_child(template: str, values: str) -> str:
 
 def _failed(reason: str) -> str:
     return f"the chat template cannot render system, user and assistant messages: {reason[:500]}"
-

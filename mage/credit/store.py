@@ -4,16 +4,15 @@ One JSON line for each turn, in the order of the update. The viewer shows why a 
 from these records and from the meta-episodes of the same update.
 """
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from mage.run_folder import RunError, write_atomic
+from mage.run_folder import RunError
+from mage.run_folder.files import read_packed, write_packed
 from mage.types import Credit
 
 
@@ -43,8 +42,7 @@ _CREDIT = TypeAdapter(TurnCredit)
 def write_credits(run: Path, update: int, credits: Iterable[Credit]) -> Path:
     """Store the credit of all turns of an update in a run folder."""
     text = "".join(json.dumps(asdict(_record(credit))) + "\n" for credit in credits)
-    data = gzip.compress(text.encode(), compresslevel=5, mtime=0)
-    return write_atomic(_path(run, f"step_{update:06d}"), data)
+    return write_packed(_path(run, f"step_{update:06d}"), text)
 
 
 def read_credits(run: Path, name: str) -> list[TurnCredit]:
@@ -52,10 +50,10 @@ def read_credits(run: Path, name: str) -> list[TurnCredit]:
     path = _path(run, name)
     if not path.is_file():
         return []
+    lines = read_packed(path)
     try:
-        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
         return [_CREDIT.validate_python(json.loads(line)) for line in lines]
-    except (OSError, EOFError, zlib.error, ValidationError, ValueError) as error:
+    except (ValidationError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged and cannot be read ({type(error).__name__})") from None
 
 

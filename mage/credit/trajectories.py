@@ -75,14 +75,17 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
+_LARGEST = 1e12  # rewards and costs; sums and squares of much larger numbers are not finite
+
+
 class _Turn(_Record):
     state: str
-    cost: float = Field(0.0, le=0)
+    cost: float = Field(0.0, le=0, ge=-_LARGEST)
 
 
 class _Episode(_Record):
-    reward: float
-    reflection_cost: float | None = Field(None, le=0)
+    reward: float = Field(ge=-_LARGEST, le=_LARGEST)
+    reflection_cost: float | None = Field(None, le=0, ge=-_LARGEST)
     turns: list[_Turn]
 
 

@@ -147,7 +147,15 @@ def verify(path: Path) -> frozenset[str]:
             raise ValueError(
                 f"checkpoint {path} is broken: {name} does not have the SHA-256 of its manifest"
             )
+    _check_update(path)
     return frozenset(files)
+
+
+def _check_update(path: Path) -> None:
+    """A checkpoint that was moved to the place of another one is found by its update."""
+    update = json.loads((path / STATE).read_text())["update"]
+    if path.name.startswith("update_") and update_of(path) != update:
+        raise ValueError(f"checkpoint {path} is broken: it is the checkpoint of update {update}")
 
 
 def _manifest(path: Path) -> dict[str, dict[str, Any]]:

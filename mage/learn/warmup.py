@@ -37,6 +37,7 @@ from mage.learn.trainable import Adapters, Trainable
 from mage.models.adapters import save_adapters
 from mage.models.base import atomic_folder, copy_permissions
 from mage.play import Setting
+from mage.run_folder.files import write_checksums
 from mage.seeds import derive
 from mage.types import Task
 
@@ -374,6 +375,7 @@ def save_warm(
         else:
             save_model(trainable.model, source, partial)
         (partial / "warmup.json").write_text(json.dumps(record, indent=1) + "\n")
+        write_checksums(partial)
 
 
 def save_model(model: PreTrainedModel, source: Path, target: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from mage.config.menus import PACKAGE
 from mage.models.checks import read_object, read_tensors
+from mage.run_folder.files import sync_files
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
@@ -258,6 +259,7 @@ def atomic_folder(place: Path) -> Iterator[Path]:
         folder = Path(beside) / "new"
         folder.mkdir()
         yield folder
+        sync_files(folder)
         if place.exists():
             place.rename(Path(beside) / "old")
         folder.rename(place)

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from mage.evaluation.figures import Cell, EpisodeFigures, Evaluation
 from mage.evaluation.rows import TaskRow, read_tasks
 from mage.evaluation.statistics import Estimate
-from mage.run_folder import Json, RunError, RunFolder, read_json
+from mage.run_folder import Json, RunError, RunFolder
 from mage.types import Split
 
 Stage = Literal["before", "after", "emptied"]
@@ -134,6 +134,7 @@ class RunResults:
 
 
 def read_run_results(folder: RunFolder) -> RunResults:
+    folder.check_evaluations()
     names = folder.evaluation_names()
     finals = {(stage, split): f"{stage}_{split}" for split in SPLITS for stage in STAGES}
     selections = sorted(
@@ -151,7 +152,7 @@ def read_run_results(folder: RunFolder) -> RunResults:
         chosen_update=_chosen(cells) if summary is None else int(summary["chosen_update"]),
         finished=summary is not None,
         seconds=float(sum(record["total"] for record in folder.timing())),
-        versions=_read_versions(folder),
+        versions=folder.read_versions(),
     )
 
 
@@ -176,11 +177,6 @@ def _chosen(selections: tuple[tuple[int, Cell], ...]) -> int | None:
         if (score := cell.episodes[-1].score) is not None
     }
     return max(scores, key=lambda update: scores[update]) if scores else None
-
-
-def _read_versions(folder: RunFolder) -> Json:
-    path = folder.path / "versions.json"
-    return read_json(path) if path.is_file() else {}
 
 
 def _unbounded(value: Any) -> Any:

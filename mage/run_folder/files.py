@@ -5,10 +5,13 @@ appended and synced to the disk: an incomplete last line, which a kill can leave
 the file is next used. Sealed files carry the SHA-256 of their content, so changes are detected.
 """
 
+import gzip
 import hashlib
+import io
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -101,6 +104,37 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# -- folders
+
+CHECKSUMS = "checksums.json"  # in a folder: the SHA-256 of its files
+
+
+def write_checksums(folder: Path) -> Path:
+    """Record the checksums of all files of a folder in one more file."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    sums = {name: file_digest(folder / name) for name in names if name != CHECKSUMS}
+    return write_sealed(folder / CHECKSUMS, {"files": sums})
+
+
+def verify_checksums(folder: Path) -> None:
+    """Raise DamagedError if a file was changed or deleted; without checksums nothing is checked."""
+    if not (folder / CHECKSUMS).exists():
+        return
+    for name, digest in read_sealed(folder / CHECKSUMS, required=True)["files"].items():
+        if not (folder / name).is_file():
+            raise DamagedError(f"{folder / name} is missing")
+        if file_digest(folder / name) != digest:
+            raise DamagedError(
+                f"{folder / name} does not match its checksum: it was changed after it was written"
+            )
+
+
+def sync_files(folder: Path) -> None:
+    """Write all files of a folder to the disk, before the folder is renamed."""
+    for path in (*folder.iterdir(), folder):
+        sync_folder(path)
+
+
 # -- files of lines
 
 
@@ -154,6 +188,38 @@ def parse_lines(path: Path, lines: Iterable[bytes]) -> list[Json]:
     return found
 
 
+# -- packed files of lines: the name of the file is stored in the gzip header
+
+
+def write_packed(path: Path, text: str) -> Path:
+    """Write lines as a gzip file, which has a checksum; equal lines give equal files."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(path.name, "wb", compresslevel=5, fileobj=packed, mtime=0) as file:
+        file.write(text.encode())
+    return write_atomic(path, packed.getvalue())
+
+
+def read_packed(path: Path) -> list[bytes]:
+    """The lines of a packed file."""
+    try:
+        data = path.read_bytes()
+        lines = gzip.decompress(data).splitlines()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DamagedError(
+            f"{path} is damaged and cannot be read ({type(error).__name__})"
+        ) from None
+    written = _packed_name(data)
+    if written is not None and written != path.name.removesuffix(".gz"):
+        raise DamagedError(f"{path} is damaged: it holds the content of another file ({written})")
+    return lines
+
+
+def _packed_name(data: bytes) -> str | None:
+    """The name in a gzip header (RFC 1952); files of old versions of MAGE have none."""
+    flags = data[3] if len(data) > 3 else 0
+    return data[10:].partition(b"\0")[0].decode("latin-1") if flags & 0x0C == 0x08 else None
+
+
 def finite(value: Any) -> Any:
     """The value without nan and infinity, which JSON cannot hold: they become null."""
     if isinstance(value, Mapping):
@@ -172,7 +238,7 @@ def cannot(verb: str, path: Path, error: OSError) -> RunError:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in a folder durable, so that it survives a power failure."""
+    """Make a rename in a folder, or the content of a file, survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -7,11 +7,11 @@ evaluations/NAME.json                     checkpoints/    warm/ (if it began wit
 evaluations/NAME.tasks.jsonl              summary.json    .lock  the process that uses the run
 """
 
-import gzip
+import hashlib
 import itertools
 import json
 import re
-import zlib
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -32,11 +32,13 @@ from mage.run_folder.files import (
     parse_lines,
     read_json,
     read_lines,
+    read_packed,
     read_sealed,
     to_line,
+    verify_checksums,
     write_atomic,
-    write_json,
     write_lines,
+    write_packed,
     write_sealed,
 )
 from mage.run_folder.update_lines import UpdateLines
@@ -45,6 +47,8 @@ from mage.types import MetaEpisode
 
 _META_EPISODE = TypeAdapter(MetaEpisode)
 _ROWS = "rows_sha256"  # in an evaluation: the checksum of its task rows
+_NAME = "name"  # in an evaluation: its name, so that exchanged files are found
+_RECIPE = "recipe_sha256"  # in versions.json: the checksum of recipe.toml
 
 
 class RunFolder:
@@ -73,9 +77,11 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise cannot("create", path, error) from None
-        write_json(path / "versions.json", versions())
+        text = recipe_toml(recipe).encode()
+        digest = hashlib.sha256(text).hexdigest()
+        write_sealed(path / "versions.json", versions() | {_RECIPE: digest})
         # The recipe is written last: a folder with a recipe is complete.
-        write_atomic(path / "recipe.toml", recipe_toml(recipe).encode())
+        write_atomic(path / "recipe.toml", text)
         return cls(path, recipe)
 
     @classmethod
@@ -84,18 +90,38 @@ class RunFolder:
         path = Path(path)
         if not (path / "recipe.toml").is_file():
             raise RunError(f"{path} is not a run folder: it has no recipe.toml.{_list_runs(path)}")
-        return cls(path, load_recipe(path / "recipe.toml"))
+        folder = cls(path, load_recipe(path / "recipe.toml"))
+        folder._check_recipe()
+        return folder
+
+    def _check_recipe(self) -> None:
+        """Options that change during a run would give figures that no recipe explains."""
+        path = self.path / "recipe.toml"
+        if self.read_versions().get(_RECIPE, file_digest(path)) != file_digest(path):
+            raise DamagedError(
+                f"{path} was changed after the run began. Restore the file from a copy; to train "
+                f"with changed options, start a new run: mage train {path} --run.name=NAME"
+            )
+
+    def read_versions(self) -> Json:
+        """The software of the run; empty for a folder that is not a whole run."""
+        path = self.path / "versions.json"
+        if not path.is_file() and not path.is_symlink():
+            if (self.path / "metrics.sha256").exists():
+                raise DamagedError(f"{path} is missing")
+            return {}
+        return read_sealed(path, required=False)
 
     @property
     def is_checked(self) -> bool:
         """Whether the files carry checksums; those of old versions of MAGE do not."""
-        path = self.path / "versions.json"
-        return path.is_file() and read_json(path).get("run_format", 1) != 1
+        return bool(self.read_versions().get("run_format", 1) != 1)
 
     def begun_recipe(self) -> Recipe:
         """The recipe that training uses: it starts from the run's own warm-up, if there is one."""
         if not self.warm.exists():
             return self.recipe
+        verify_checksums(self.warm)
         return change_recipe(self.recipe, [f"--model.path={self.warm}"])
 
     # -- figures of every update
@@ -141,6 +167,14 @@ class RunFolder:
                 for path in (self.path / "episodes").glob(f"{self._episodes_name(step)}.*"):
                     path.unlink()
 
+    def delete_leftovers(self) -> None:
+        """Delete the temporary files of killed processes; the caller holds the lock."""
+        for place in (self.path, self.path / "episodes", self.path / "evaluations"):
+            for path in place.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
+        for path in self.path.glob(f".{self.warm.name}-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
     def check_progress(self, update: int, evaluations: Iterable[str]) -> None:
         """Verify what a checkpoint of an update depends on: its metrics and evaluations."""
         if not self.is_checked:
@@ -165,12 +199,10 @@ class RunFolder:
 
     def write_episodes_of(self, name: str, metas: Iterable[MetaEpisode]) -> Path:
         """Store meta-episodes under a name, such as that of an evaluation."""
-        path = self.path / "episodes" / f"{name}.jsonl.gz"
         text = "".join(
             json.dumps(meta, default=_as_dict, separators=(",", ":")) + "\n" for meta in metas
         )
-        write_atomic(path, gzip.compress(text.encode(), compresslevel=5, mtime=0))
-        return path
+        return write_packed(self.path / "episodes" / f"{name}.jsonl.gz", text)
 
     def read_episodes(self, update: int) -> list[MetaEpisode]:
         """The stored meta-episodes of an update."""
@@ -184,10 +216,10 @@ class RunFolder:
         path = self.path / "episodes" / f"{name}.jsonl.gz"
         if not path.is_file():
             raise RunError(f"there is no {path}")
+        lines = read_packed(path)
         try:
-            lines = gzip.decompress(path.read_bytes()).decode().splitlines()
             return [_META_EPISODE.validate_python(json.loads(line)) for line in lines]
-        except (OSError, EOFError, zlib.error, ValidationError, ValueError) as error:
+        except (ValidationError, ValueError, RecursionError) as error:
             raise RunError(
                 f"{path} is damaged and cannot be read ({type(error).__name__})"
             ) from None
@@ -216,11 +248,15 @@ class RunFolder:
         """Store an evaluation with its checksum and that of its task rows, written before."""
         rows = self.rows(name)
         seal = {_ROWS: file_digest(rows)} if rows.is_file() else {}
-        return write_sealed(self._evaluation(name), {**result, **seal})
+        return write_sealed(self._evaluation(name), {**result, _NAME: name, **seal})
 
     def read_evaluation(self, name: str) -> Json:
         """A stored evaluation; it and its task rows are verified."""
         result = read_sealed(self._evaluation(name), required=self.is_checked)
+        if (written := result.pop(_NAME, name)) != name:
+            raise DamagedError(
+                f"{self._evaluation(name)} is damaged: it holds the evaluation {written}"
+            )
         digest, rows = result.pop(_ROWS, None), self.rows(name)
         if digest is not None and not rows.is_file():
             raise DamagedError(f"{rows} is missing")
@@ -241,7 +277,27 @@ class RunFolder:
         return self.path / "evaluations" / f"{name}.json"
 
     def evaluation_names(self) -> list[str]:
-        return sorted(path.stem for path in (self.path / "evaluations").glob("*.json"))
+        folder = self.path / "evaluations"
+        if folder.exists() and not folder.is_dir():
+            raise DamagedError(f"{folder} is damaged: it is not a folder")
+        return sorted(path.stem for path in folder.glob("*.json"))
+
+    def check_evaluations(self) -> None:
+        """Raise DamagedError if an evaluation that this run has finished is missing."""
+        stored = self.evaluation_names()
+        for name in self._finished_evaluations():
+            if name not in stored:
+                raise DamagedError(f"{self._evaluation(name)} is missing")
+
+    def _finished_evaluations(self) -> list[str]:
+        """The names in the summary, or in the newest checkpoint of an unfinished run."""
+        if self.is_finished:
+            return list(self.read_summary().get("evaluations", ()))
+        states = sorted(self.checkpoints.glob("update_*/state.json"))
+        if not states or not self.is_checked:
+            return []
+        state = read_json(states[-1]).get("state")
+        return list(state.get("evaluations", ())) if isinstance(state, dict) else []
 
     def shards(self, name: str) -> Path:
         """The file of the finished shards of an evaluation."""

@@ -8,7 +8,8 @@ from typing import Any
 from mage.credit.store import read_credits
 from mage.evaluation.rows import read_tasks
 from mage.learn import checkpoint
-from mage.run_folder import RunError, RunFolder, read_json
+from mage.run_folder import RunError, RunFolder
+from mage.run_folder.files import verify_checksums
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,13 @@ class RunCheck:
 
 def check_run(folder: RunFolder) -> RunCheck:
     """Read every file of a run and verify its checksum."""
-    versions = list(_fault(read_json, folder.path / "versions.json"))
+    versions = list(_fault(folder.read_versions))
     if versions:  # without the format of the run nothing else can be judged
         return RunCheck(tuple(versions), ())
     faults = [
         *check_files(folder),
         *_fault(folder.timing),
+        *_fault(verify_checksums, folder.warm),
         *_check_episodes(folder),
         *_check_checkpoints(folder),
         *_check_summary(folder),
@@ -36,7 +38,8 @@ def check_run(folder: RunFolder) -> RunCheck:
 
 def check_files(folder: RunFolder) -> list[str]:
     """The faults of the small files: metrics and evaluations."""
-    return [*_fault(folder.metrics), *_check_evaluations(folder)]
+    names = list(_fault(folder.evaluation_names)) or list(_fault(folder.check_evaluations))
+    return [*_fault(folder.metrics), *names, *(() if names else _check_evaluations(folder))]
 
 
 def _fault(read: Callable[..., Any], *arguments: Any) -> Iterator[str]:

@@ -32,6 +32,7 @@ def summarise_run(
         "seed": recipe.run.seed,
         "updates": updates,
         "chosen_update": chosen_update,
+        "evaluations": folder.evaluation_names(),
         "seconds": sum(record["total"] for record in folder.timing()),
         **stages,
     }

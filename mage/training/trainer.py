@@ -76,6 +76,7 @@ def train(
             folder = RunFolder.open(path)
             if ranks.is_main:
                 held.enter_context(lock_run(folder.path, wait=wait_for_lock))
+                folder.delete_leftovers()
         held.enter_context(explain_device_errors(folder))
         if ranks.broadcast(folder.is_finished):
             return folder.read_summary() if ranks.is_main else {}

@@ -4,11 +4,9 @@ Files are read without building records, because a page of 10,000 meta-episodes 
 lines of the files that were read last stay in memory.
 """
 
-import gzip
 import json
 import math
 import re
-import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from mage.config.errors import ConfigError
-from mage.run_folder import Json, RunError, RunFolder
+from mage.run_folder import Json, RunFolder
+from mage.run_folder.files import read_packed
 from mage.viewer.runs import stored_names
 
 FILES_KEPT = 3
@@ -118,7 +117,7 @@ class Transcripts:
         path = self._path(folder, name)
         key = (path, path.stat().st_mtime_ns)
         if key not in self._files:
-            self._files[key] = _read_lines(path)
+            self._files[key] = read_packed(path)
             while len(self._files) > FILES_KEPT:
                 self._files.popitem(last=False)
         self._files.move_to_end(key)
@@ -133,13 +132,6 @@ class Transcripts:
         if folder.path not in self._tokenizers:
             self._tokenizers[folder.path] = _load_tokenizer(folder)
         return self._tokenizers[folder.path]
-
-
-def _read_lines(path: Path) -> list[bytes]:
-    try:
-        return gzip.decompress(path.read_bytes()).splitlines()
-    except (OSError, EOFError, zlib.error) as error:
-        raise RunError(f"{path} is damaged and cannot be read ({type(error).__name__})") from None
 
 
 def _without_ids(line: bytes) -> bytes:

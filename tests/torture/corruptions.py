@@ -81,7 +81,7 @@ def edit_value(path: Path, rng: random.Random) -> None:
     number = 0 if whole else rng.randrange(len(lines))
     try:
         value = json.loads(b"\n".join(lines) if whole else lines[number])
-    except ValueError:
+    except (ValueError, RecursionError):
         edit_lines(path, rng)
         return
     text = json.dumps(_replaced(value, rng)).encode()

@@ -4,6 +4,8 @@ A fork costs milliseconds, while a new interpreter needs seconds to import torch
 not have used torch before: the child would inherit its thread pools without their threads.
 """
 
+import gc
+import importlib
 import os
 import signal
 import sys
@@ -46,6 +48,7 @@ def call(
     function: Callable[[], Any], output: Path, kill: Kill | None = None, limit: float = 600
 ) -> Ended:
     """Call a function in a child process. `limit` only ends a child that hangs."""
+    gc.freeze()  # the child then copies fewer pages
     pid = os.fork()
     if pid == 0:
         _become_child(output)
@@ -59,6 +62,39 @@ def call(
     if code is None and seconds == limit:
         return Ended(1, f"{text}\nthe process did not end within {limit:g} s")
     return Ended(-signal.SIGKILL if code is None else code, text)
+
+
+def call_here(words: Sequence[str]) -> Ended:
+    """Call the command line in this process: for commands that do not compute with torch."""
+    from typer.testing import CliRunner
+
+    from mage.cli.main import app
+
+    done = CliRunner().invoke(app, list(words))
+    text = done.output
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        text += "".join(traceback.format_exception(done.exception))
+    return Ended(done.exit_code, text)
+
+
+def preload(function: Callable[[], Any], output: Path) -> Ended:
+    """Call a function in a child and import its modules here, so that later children have them."""
+    listed = output.with_suffix(".modules")
+
+    def run() -> None:
+        try:
+            function()
+        finally:
+            listed.write_text("\n".join(sys.modules))
+
+    ended = call(run, output)
+    for name in listed.read_text().splitlines():
+        if name not in sys.modules and not name.startswith("__"):
+            try:
+                importlib.import_module(name)
+            except Exception:  # some modules can only be imported by their own package
+                continue
+    return ended
 
 
 def command(words: Sequence[str]) -> Callable[[], None]:

@@ -16,8 +16,6 @@ class Result:
 def table(results: Iterable[Result]) -> str:
     """The results as a Markdown table, with the failures below it."""
     results = list(results)
-    rows = [
-        f"| {one.test} | {one.attempts:,} | {len(one.failures):,} |" for one in results
-    ]
+    rows = [f"| {one.test} | {one.attempts:,} | {len(one.failures):,} |" for one in results]
     failures = [f"FAILED {one.test}: {line}" for one in results for line in one.failures]
     return "\n".join(["| test | attempts | failures |", "|---|---|---|", *rows, *failures])
