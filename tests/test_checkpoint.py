@@ -197,3 +197,11 @@ def test_a_damaged_best_checkpoint_is_replaced_by_the_newest_whole_one(tmp_path:
     found = checkpoint.best_whole(tmp_path, 1)
     assert found.path == tmp_path / "update_000003"
     assert "state.json is missing; update_000003 is used instead" in found.broken[0]
+
+
+def test_a_checkpoint_in_the_place_of_another_one_is_reported(tmp_path: Path) -> None:
+    one, two = (checkpoint.save(tmp_path, make(update)) for update in (1, 2))
+    one.rename(tmp_path / "aside")
+    two.rename(one)
+    with pytest.raises(ValueError, match="it is the checkpoint of update 2"):
+        checkpoint.verify(one)

@@ -155,6 +155,7 @@ def test_without_json_the_verb_prints_a_table(tmp_path: Path) -> None:
         ('{"trajectories": []}', "line 2: trajectories: must have at least 1 item"),
         ('{"trajectories": [{"group": 0, "member": 0}]}', "trajectories.0.episodes is missing"),
         (LOST_WON.replace("-10", "NaN", 1), "line 2: trajectories.0.episodes.0.reward: must be a"),
+        (LOST_WON.replace("-10", "1e300", 1), "reward: must be less than or equal to 1000"),
         (LOST_WON.replace('"a"', "3", 1), "turns.0.state: must be a valid string"),
         (LOST_WON.replace('"cost": -1', '"cost": 1'), "turns.0.cost: must be less than or equal"),
         (LOST_WON.replace('"cost": -1', '"cots": 1'), "turns.0.cots is unknown"),

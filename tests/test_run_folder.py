@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
+from mage.credit.store import write_credits
 from mage.run_folder import (
     DamagedError,
     RunError,
@@ -25,7 +26,7 @@ from mage.run_folder import (
     versions,
     write_atomic,
 )
-from mage.run_folder.files import append_line
+from mage.run_folder.files import append_line, write_checksums
 from mage.run_folder.update_lines import UpdateLines
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 
@@ -364,6 +365,44 @@ def test_missing_and_damaged_episodes_are_reported(run: RunFolder) -> None:
     path.write_bytes(path.read_bytes()[:-6])
     with pytest.raises(RunError, match="is damaged and cannot be read"):
         run.read_episodes(5)
+
+
+def test_only_the_transcripts_of_the_newest_updates_are_kept(run: RunFolder) -> None:
+    for update in (10, 20, 30, 40):
+        run.write_episodes(update, [])
+        write_credits(run.path, update, [])
+    run.write_episodes_of("before_test", [])
+    run.prune_episodes(0)
+    assert run.episode_steps() == [10, 20, 30, 40]
+    run.prune_episodes(2)
+    assert run.episode_steps() == [30, 40]
+    names = sorted(path.name for path in (run.path / "episodes").iterdir())
+    assert names == [
+        "before_test.jsonl.gz",
+        "step_000030.credit.jsonl.gz",
+        "step_000030.jsonl.gz",
+        "step_000040.credit.jsonl.gz",
+        "step_000040.jsonl.gz",
+    ]
+
+
+def test_temporary_files_of_a_killed_process_are_deleted(run: RunFolder) -> None:
+    left = [run.path / ".metrics.jsonl.7.tmp", run.path / "episodes" / ".step_000001.7.tmp"]
+    for path in left:
+        path.write_text("half")
+    (run.path / ".warm-abc" / "new").mkdir(parents=True)
+    run.delete_leftovers()
+    assert [path for path in run.path.rglob(".*") if path.name != ".lock"] == []
+
+
+def test_a_changed_warm_start_is_reported(run: RunFolder) -> None:
+    run.warm.mkdir()
+    (run.warm / "model.safetensors").write_bytes(b"weights")
+    write_checksums(run.warm)
+    run.begun_recipe()
+    (run.warm / "model.safetensors").write_bytes(b"weighty")
+    with pytest.raises(DamagedError, match=r"model\.safetensors does not match its checksum"):
+        run.begun_recipe()
 
 
 def test_evaluations_and_the_summary_are_read_back(run: RunFolder) -> None:

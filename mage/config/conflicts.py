@@ -72,6 +72,12 @@ _EFFECTS = (
         for name in ("own_steps", "processes")
     ),
     _Effect(
+        "run",
+        "keep_transcripts",
+        "while run.episodes_every = 0",
+        lambda r: r.run.episodes_every > 0,
+    ),
+    _Effect(
         "returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"
     ),
     _Effect(

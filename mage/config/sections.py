@@ -43,6 +43,12 @@ class RunOptions(Section):
     episodes_every: int = Field(
         10, ge=0, description="updates between stored transcripts; 0 = none"
     )
+    keep_transcripts: int = Field(
+        50,
+        ge=0,
+        description="stored updates whose transcripts are kept, the newest ones; 0 = all; those "
+        "of evaluations are always kept",
+    )
     workers: int = Field(
         1,
         ge=1,

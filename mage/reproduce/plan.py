@@ -29,6 +29,7 @@ _IDLE = (
     "save_every",
     "keep",
     "episodes_every",
+    "keep_transcripts",
     "loggers",
 )  # options of [run] that do not change results
 

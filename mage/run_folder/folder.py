@@ -162,10 +162,7 @@ class RunFolder:
         for name in self.evaluation_names():
             if (found := re.fullmatch(r"select_(\d+)", name)) and int(found[1]) > update:
                 self._evaluation(name).unlink()
-        for step in self.episode_steps():
-            if step > update:
-                for path in (self.path / "episodes").glob(f"{self._episodes_name(step)}.*"):
-                    path.unlink()
+        self._delete_episodes(step for step in self.episode_steps() if step > update)
 
     def delete_leftovers(self) -> None:
         """Delete the temporary files of killed processes; the caller holds the lock."""
@@ -203,6 +200,15 @@ class RunFolder:
             json.dumps(meta, default=_as_dict, separators=(",", ":")) + "\n" for meta in metas
         )
         return write_packed(self.path / "episodes" / f"{name}.jsonl.gz", text)
+
+    def prune_episodes(self, keep: int) -> None:
+        """Delete the transcripts of all but the newest `keep` stored updates; 0 keeps all."""
+        self._delete_episodes(self.episode_steps()[:-keep] if keep else ())
+
+    def _delete_episodes(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            for path in (self.path / "episodes").glob(f"{self._episodes_name(step)}.*"):
+                path.unlink()
 
     def read_episodes(self, update: int) -> list[MetaEpisode]:
         """The stored meta-episodes of an update."""

@@ -285,6 +285,7 @@ class Trainer:
             if self.ranks.is_main:
                 self.folder.write_episodes(self.done, metas)
                 write_credits(self.folder.path, self.done, credits)
+                self.folder.prune_episodes(run.keep_transcripts)
         if last or due(run.evaluate_every):
             self._select()
         if due(run.save_every):
