@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.torture.corruptions import CORRUPTIONS
 from tests.torture.processes import Ended, call, call_here, command, count_operations, preload
-from tests.torture.result import Result
+from tests.torture.result import Result, show_progress
 from tests.torture.runs import train_words, write_recipe
 
 # Wall-clock times and copies of the figures: nothing reads them back.
@@ -82,7 +82,8 @@ def torture(place: Path, attempts: int, seed: int) -> Result:
     for number in range(attempts):
         attempt = _damage(place, good, number, rng)
         faults = _judge(good, attempt, number)
-        failures += [f"attempt {number}: {attempt.what}: {one}" for one in faults]
+        failures += (found := [f"attempt {number}: {attempt.what}: {one}" for one in faults])
+        show_progress("damaged run folders", number + 1, attempts, found)
         shutil.rmtree(place / "attempt", ignore_errors=True)
     return Result("damaged run folders", attempts, tuple(failures))
 
@@ -108,7 +109,7 @@ def _judge(good: Good, attempt: Attempt, number: int) -> list[str]:
     faults = _check(good, attempt, call_here(["check", str(attempt.run)]))
     if not attempt.is_finished:
         return faults + _resume(good, attempt, log)
-    name = SHOWN[number // 3 % len(SHOWN)]
+    name = _TURNS[number % len(_TURNS)]
     ended, shown = show(name, attempt.run, attempt.out, log)
     return faults + _messages(name, ended) + _figures(good, name, ended, shown)
 
@@ -189,7 +190,7 @@ def show(
         "report": ["report", str(run), "--json"],
         "finished": ["train", "--resume", str(run), "--json"],
         "evaluate": ["evaluate", str(run), "--json"],
-        "view": ["view", str(run), "--export", str(out)],
+        "view": ["view", str(run), "--export", str(out), "--episodes=1"],
         "export": ["export", str(run), "--out", str(out)],
     }[name]
     in_child = name == "evaluate" or how is not call
@@ -240,6 +241,8 @@ _READERS: dict[str, Callable[[Path, Path, Ended], Any]] = {
     "export": _export_of,
 }
 SHOWN = tuple(_READERS)
+# Cheap commands have more turns. Numbers that 3 divides are runs that are resumed.
+_TURNS = ("export", "evaluate", "view", "report", "export", "evaluate", "view", "finished")
 
 
 def _messages(name: str, ended: Ended, allowed: tuple[int, ...] = (0, 2)) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.torture.processes import Ended, Kill, call, command, count_operations, preload
-from tests.torture.result import Result
+from tests.torture.result import Result, show_progress
 from tests.torture.runs import RECIPE, WARMUP, train_words, write_recipe
 
 # Wall-clock times, logs, and copies of the figures that have times in them.
@@ -116,10 +116,12 @@ def _torture_one(place: Path, kind: Kind, seed: int) -> Result:
         ended = _attempt(place, kind, folder, _moment(rng, good, folder))
         left -= ended.was_killed
         if not ended.was_killed:
-            failures += _compare(kind, good, folder, ended)
+            failures += (found := _compare(kind, good, folder, ended))
+            show_progress(kind.name, kind.kills - left, kind.kills, found)
             shutil.rmtree(folder)
             folder.mkdir()
-    failures += _compare(kind, good, folder, _attempt(place, kind, folder, None))
+    failures += (found := _compare(kind, good, folder, _attempt(place, kind, folder, None)))
+    show_progress(kind.name, 0, kind.kills, found)
     shutil.rmtree(place)
     return Result(f"SIGKILL: {kind.name}", kind.kills, tuple(failures))
 

@@ -1,5 +1,6 @@
 """What a torture test found, and the table of all of them."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,15 @@ class Result:
     test: str
     attempts: int
     failures: tuple[str, ...] = ()
+
+
+def show_progress(test: str, done: int, of: int, failures: Iterable[str] = ()) -> None:
+    """One line on the standard error for every failure, and one for every 50th attempt."""
+    for line in failures:
+        sys.stderr.write(f"FAILED {test}: {line}\n")
+    if done % 50 == 0:
+        sys.stderr.write(f"{test}: {done:,} of {of:,}\n")
+    sys.stderr.flush()
 
 
 def table(results: Iterable[Result]) -> str:
