@@ -1,4 +1,4 @@
-# `make demo`, `make check`, `make test`. Each creates the virtual environment first.
+# `make demo`, `make check`, `make test`, `make torture`. Each creates the virtual environment first.
 
 # The first of these that is Python 3.11 or 3.12; `make PYTHON=/path/to/python3.12 test` uses another.
 PYTHON ?= $(firstword $(foreach candidate,python3 python3.12 python3.11,\
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := mage tests benchmarks scripts examples
 
-.PHONY: demo check test lint bench docs venv clean
+.PHONY: demo check test torture lint bench docs venv clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -36,6 +36,10 @@ check: lint
 # Everything, each test once.
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# Kills, damaged files, fuzzed input, full disks: about 20 minutes. `make test` has a short form.
+torture: $(STAMP)
+	$(BIN)/python -m tests.torture
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,peers]'

@@ -10,7 +10,8 @@ import platform
 import shutil
 from pathlib import Path
 
-from mage.run_folder import RunFolder
+from mage.run_folder import RunFolder, read_json
+from mage.run_folder.files import write_sealed
 from mage.viewer.report import write_report
 
 _TRANSCRIPTS = 60_000  # characters: about ten of them
@@ -22,7 +23,8 @@ def keep(run: Path, target: Path) -> None:
     write_report(folder)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for name in ("recipe.toml", "metrics.jsonl", "timing.jsonl", "report/curves.png"):
+    figures = ("metrics.jsonl", "metrics.sha256", "timing.jsonl")
+    for name in ("recipe.toml", *figures, "report/curves.png"):
         if (run / name).is_file():
             shutil.copy(run / name, target / Path(name).name)
     for name, change in (
@@ -30,9 +32,10 @@ def keep(run: Path, target: Path) -> None:
         ("versions.json", {"platform": platform.system()}),
     ):
         if (run / name).is_file():
-            content = json.loads((run / name).read_text()) | change
-            content.pop("sha256", None)  # the checksum of the content before the change
-            (target / name).write_text(json.dumps(content, indent=1) + "\n")
+            content = read_json(run / name) | change
+            for key in ("sha256", "evaluations"):  # its checksum before the change; files not kept
+                content.pop(key, None)
+            write_sealed(target / name, content)
     finals = [name for name in folder.evaluation_names() if not name.startswith("select_")]
     for name in finals:
         shutil.copy(run / "evaluations" / f"{name}.json", target / f"{name}.json")

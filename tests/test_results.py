@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mage.cli.main import app
+from mage.viewer.runs import list_run
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 RESULTS = Path(__file__).parent.parent / "results"
@@ -45,6 +46,7 @@ def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path: Path) -> No
     assert not [name for name in files if name.endswith(".safetensors")]
     assert json.loads((tmp_path / "kept" / "summary.json").read_text())["run"] == "one"
     assert len(json.loads((tmp_path / "kept" / "select.json").read_text())) == 2
+    assert list_run("kept", tmp_path / "kept")["state"] == "finished"
 
 
 @pytest.mark.parametrize(
@@ -56,3 +58,5 @@ def test_results_in_the_repository_are_small_and_name_no_machine(folder: Path) -
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
     for path in folder.glob("*.json"):
         assert "/tmp/" not in path.read_text()
+    if (folder / "recipe.toml").is_file():
+        assert list_run(folder.name, folder)["state"] in ("finished", "stopped")

@@ -1,7 +1,7 @@
 """The report of a run: curves, transcripts, TensorBoard events, and the viewer's page in one file.
 
-A report can be written at any time, also while the run is active or after it was killed. It shows
-the results that exist and leaves out the others.
+A report can be written whenever no process uses the run, also after a kill. It shows the
+results that exist and leaves out the others.
 """
 
 from pathlib import Path

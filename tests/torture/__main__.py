@@ -1,100 +1,63 @@
 """`python -m tests.torture`: run all torture tests and print one table.
 
-`--short` uses small numbers (a minute or two); `--only PART` runs one part.
+Every part runs in its own process, two at a time. `--only PART` runs one part in this process.
 """
 
 import argparse
+import json
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from tests.torture.parts import FULL, PARTS, SHORT
 from tests.torture.result import Result, table
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How many attempts every part makes."""
-
-    kills: float
-    damages: int
-    replies: int
-    configurations: int
-    trajectories: int
-    disks: int
-
-
-FULL = Sizes(1.0, 500, 1_000_000, 10_000, 5_000, 8)
-SHORT = Sizes(0.05, 12, 4_000, 300, 100, 1)
-Part = Callable[[Path, Sizes, int], list[Result]]
-
-
-def kills(place: Path, sizes: Sizes, seed: int) -> list[Result]:
-    from tests.torture import kills as part
-
-    return part.torture(place, part.kinds(place, sizes.kills), seed)
-
-
-def damage(place: Path, sizes: Sizes, seed: int) -> list[Result]:
-    from tests.torture import damage as part
-
-    return [part.torture(place, sizes.damages, seed)]
-
-
-def replies(place: Path, sizes: Sizes, seed: int) -> list[Result]:
-    from tests.torture import replies as part
-
-    return part.torture(sizes.replies, seed)
-
-
-def configurations(place: Path, sizes: Sizes, seed: int) -> list[Result]:
-    from tests.torture import configurations as part
-    from tests.torture import trajectories
-
-    return [
-        *part.torture(place, sizes.configurations, seed),
-        trajectories.torture(place, sizes.trajectories, seed),
-    ]
-
-
-def disks(place: Path, sizes: Sizes, seed: int) -> list[Result]:
-    from tests.torture import disks as part
-
-    return part.torture(place, sizes.disks, seed)
-
-
-def suites(place: Path, sizes: Sizes, seed: int) -> list[Result]:
-    from tests.torture import suites as part
-
-    return part.torture()
-
-
-# Parts that fork come first: they need a process that has not computed with torch.
-PARTS: dict[str, Part] = {
-    "kills": kills,
-    "damage": damage,
-    "disks": disks,
-    "replies": replies,
-    "configurations": configurations,
-    "suites": suites,
-}
 
 
 def main() -> int:
     """Print the table; the exit code is 1 if a test has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
-    parser.add_argument("--short", action="store_true", help="small numbers")
-    parser.add_argument("--only", choices=PARTS, action="append", help="only this part")
+    parser.add_argument("--short", action="store_true", help="small numbers of attempts")
+    parser.add_argument("--only", choices=PARTS, help="run this part only")
+    parser.add_argument("--jobs", type=int, default=2, help="parts at a time")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="also write the results to a JSON file")
     given = parser.parse_args()
-    results: list[Result] = []
-    for name in given.only or PARTS:
-        with tempfile.TemporaryDirectory(prefix="torture-") as place:
-            sys.stderr.write(f"{name}\n")
-            results += PARTS[name](Path(place), SHORT if given.short else FULL, given.seed)
+    options = [f"--seed={given.seed}", *(["--short"] if given.short else [])]
+    with tempfile.TemporaryDirectory(prefix="torture-") as place:
+        if given.only:
+            sizes = SHORT if given.short else FULL
+            results = PARTS[given.only](Path(place), sizes, given.seed)
+        else:
+            results = _run_parts(Path(place), options, given.jobs)
+    if given.out:
+        given.out.write_text(json.dumps([asdict(one) for one in results]))
     sys.stdout.write(table(results) + "\n")
     return 1 if any(one.failures for one in results) else 0
+
+
+def _run_parts(place: Path, options: Sequence[str], jobs: int) -> list[Result]:
+    waiting, running = list(PARTS), dict[str, subprocess.Popen[bytes]]()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            name = waiting.pop(0)
+            words = [f"--only={name}", f"--out={place / name}.json", *options]
+            running[name] = subprocess.Popen(
+                [sys.executable, "-m", "tests.torture", *words], stdout=subprocess.DEVNULL
+            )
+        time.sleep(0.5)
+        running = {name: process for name, process in running.items() if process.poll() is None}
+    return [one for name in PARTS for one in _read(place / f"{name}.json", name)]
+
+
+def _read(path: Path, name: str) -> list[Result]:
+    if not path.is_file():
+        return [Result(name, 0, ("the part ended without a result",))]
+    found = json.loads(path.read_text())
+    return [Result(one["test"], one["attempts"], tuple(one["failures"])) for one in found]
 
 
 if __name__ == "__main__":

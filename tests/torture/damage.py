@@ -262,6 +262,7 @@ def _warns(ended: Ended) -> bool:
         "checksum",
         "cannot be read",
         "is not",
+        "instead of the best one",
         '"finished": false',
     )
     return any(word in ended.output for word in words)

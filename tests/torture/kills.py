@@ -44,35 +44,43 @@ class Measured:
 
 def torture(place: Path, kinds: tuple[Kind, ...], seed: int) -> list[Result]:
     """Kill every kind of run; the results name the kind."""
-    return [_torture_one(place / kind.name.replace(" ", "_"), kind, seed) for kind in kinds]
+    return [
+        _torture_one(place / kind.name.replace(" ", "_"), kind, seed)
+        for kind in kinds
+        if kind.kills
+    ]
 
 
 def kinds(place: Path, scale: float = 1.0) -> tuple[Kind, ...]:
-    """All kinds; with `scale` 1 more than 50 kills in total."""
+    """Kinds of runs with one process; `scale` is a factor on the number of kills."""
     tiny = write_recipe(place)
     warm = write_recipe(place, RECIPE + WARMUP, "warm")
-
-    def train(recipe: Path, *overrides: str) -> Words:
-        return lambda folder: train_words(recipe, folder, "run", *overrides)
-
-    def kills(number: int) -> int:
-        return max(1, round(number * scale))
-
-    two = "--run.workers=2"
+    alone = ("--run.updates=0", "--evaluate.final_size=300")
     return (
-        Kind("train, one process", train(tiny), kills(16)),
-        Kind("train with LoRA and warm-up", train(warm, "--learn.lora_rank=2"), kills(10)),
-        Kind(
-            "evaluation without training",
-            train(tiny, "--run.updates=0", "--evaluate.final_size=300"),
-            kills(8),
-        ),
-        Kind("mage warmup", lambda folder: _warm_words(warm, folder), kills(6)),
-        Kind("mage report", lambda folder: _report_words(tiny, folder), kills(4)),
-        Kind("train, two workers, members", train(tiny, two, "--run.deal=members"), kills(5)),
-        Kind("train, two workers, groups", train(tiny, two, "--run.deal=groups"), kills(4)),
-        Kind("reproduction", _reproduce_words, kills(4)),
+        Kind("train", _train(tiny), _scaled(16, scale)),
+        Kind("train, LoRA, warm-up first", _train(warm, "--learn.lora_rank=2"), _scaled(10, scale)),
+        Kind("evaluation without training", _train(tiny, *alone), _scaled(8, scale)),
+        Kind("mage warmup", lambda folder: _warm_words(warm, folder), _scaled(6, scale)),
+        Kind("mage report", lambda folder: _report_words(tiny, folder), _scaled(4, scale)),
     )
+
+
+def kinds_with_workers(place: Path, scale: float = 1.0) -> tuple[Kind, ...]:
+    """Kinds of runs with several processes."""
+    tiny, two = write_recipe(place), "--run.workers=2"
+    return (
+        Kind("two workers, members", _train(tiny, two, "--run.deal=members"), _scaled(4, scale)),
+        Kind("two workers, groups", _train(tiny, two, "--run.deal=groups"), _scaled(4, scale)),
+        Kind("reproduction", _reproduce_words, _scaled(4, scale)),
+    )
+
+
+def _scaled(kills: int, scale: float) -> int:
+    return round(kills * scale)
+
+
+def _train(recipe: Path, *overrides: str) -> Words:
+    return lambda folder: train_words(recipe, folder, "run", *overrides)
 
 
 def _warm_words(recipe: Path, folder: Path) -> list[str]:
@@ -86,8 +94,6 @@ def _report_words(recipe: Path, folder: Path) -> list[str]:
 
 
 def _reproduce_words(folder: Path) -> list[str]:
-    options = [line for line in RECIPE.splitlines() if line.startswith("updates")]
-    assert options, "the recipe names its updates"
     return [
         "reproduce",
         "table1",

@@ -38,6 +38,7 @@ top_k = 0
 """
 WARMUP = """
 [warmup]
+first = true
 steps = 2
 batch = 4
 """

@@ -151,7 +151,7 @@ def report(
 ) -> None:
     """Write the curves, transcripts and page of a run and show its table.
 
-    This also works while the run is active.
+    The run may be unfinished. While it is active, use `mage view`: it only reads.
     """
     _report(RunFolder.open(run), as_json)
 

@@ -1,0 +1,48 @@
+"""The short form of `make torture`: every part with small numbers, on the same code.
+
+The attacks of `suites` are tests of their own. Kills of several processes are in test_stop.py.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mage.config.loading import load_recipe
+from tests.torture.parts import PARTS, SHORT
+from tests.torture.result import Result, table
+
+
+@pytest.mark.parametrize("part", ["replies", "configurations"])
+def test_fuzzed_input_gives_data_or_one_message(part: str, tmp_path: Path) -> None:
+    results = PARTS[part](tmp_path, SHORT, 7)
+    assert sum(one.attempts for one in results) >= 400
+    assert not [line for one in results for line in one.failures]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("part", ["kills", "damage", "disks"])
+def test_killed_damaged_and_full_runs_lose_nothing(part: str) -> None:
+    """In a process of its own: the part forks, and this one may have computed with torch."""
+    words = [sys.executable, "-m", "tests.torture", "--short", "--only", part, "--seed", "7"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| test | attempts | failures |" in done.stdout
+
+
+def test_the_table_counts_attempts_and_lists_failures() -> None:
+    found = table([Result("kills", 50), Result("damages", 1_000, ("attempt 3: wrong",))])
+    assert found.splitlines() == [
+        "| test | attempts | failures |",
+        "|---|---|---|",
+        "| kills | 50 | 0 |",
+        "| damages | 1,000 | 1 |",
+        "FAILED damages: attempt 3: wrong",
+    ]
+
+
+def test_the_recipes_of_the_torture_tests_load(tmp_path: Path) -> None:
+    from tests.torture.runs import RECIPE, WARMUP, write_recipe
+
+    assert load_recipe(write_recipe(tmp_path, RECIPE + WARMUP)).warmup.first

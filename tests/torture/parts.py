@@ -1,0 +1,93 @@
+"""The parts of the torture tests and their sizes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.torture.result import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many attempts every part makes; `kills` is a factor."""
+
+    kills: float
+    damages: int
+    replies: int
+    configurations: int
+    trajectories: int
+    disks: int
+    updates: int
+
+
+FULL = Sizes(1.0, 500, 1_000_000, 10_000, 5_000, 8, 1_000)
+SHORT = Sizes(0.06, 10, 3_000, 300, 100, 1, 20)
+Part = Callable[[Path, Sizes, int], list[Result]]
+
+
+# Each part imports what it needs: parts that fork must not have computed with torch.
+
+
+def kills(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import kills as part
+
+    return part.torture(place, part.kinds(place, sizes.kills), seed)
+
+
+def kills_of_workers(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import kills as part
+
+    return part.torture(place, part.kinds_with_workers(place, sizes.kills), seed)
+
+
+def damage(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import damage as part
+
+    return [part.torture(place, sizes.damages, seed)]
+
+
+def replies(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import replies as part
+
+    return part.torture(sizes.replies, seed)
+
+
+def configurations(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import configurations as part
+    from tests.torture import trajectories
+
+    return [
+        *part.torture(place, sizes.configurations, seed),
+        trajectories.torture(place, sizes.trajectories, seed),
+    ]
+
+
+def disks(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import disks as part
+
+    return part.torture(place, sizes.disks, seed)
+
+
+def long_run(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import long_run as part
+
+    return [part.torture(place, sizes.updates)]
+
+
+def suites(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import suites as part
+
+    return part.torture()
+
+
+# The longest parts come first, so that no long part runs alone at the end.
+PARTS: dict[str, Part] = {
+    "damage": damage,
+    "long_run": long_run,
+    "kills": kills,
+    "kills_of_workers": kills_of_workers,
+    "replies": replies,
+    "disks": disks,
+    "suites": suites,
+    "configurations": configurations,
+}
