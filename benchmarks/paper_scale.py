@@ -280,7 +280,7 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parse(words)
     records: list[dict[str, Any]] = []
     failures: list[str] = []
-    with tempfile.TemporaryDirectory(dir=_fast_folder()) as scratch:
+    with tempfile.TemporaryDirectory(dir=fast_folder()) as scratch:
         model = given.folder or Path(scratch) / "model"
         if not (model / "config.json").is_file():
             began = time.perf_counter()
@@ -309,7 +309,7 @@ def _measure(
         _write(given.out, given, records, [])
 
 
-def _fast_folder() -> str | None:
+def fast_folder() -> str | None:
     """A folder in memory, if there is one: the weights of 4 B parameters are 8 GB."""
     return "/dev/shm" if Path("/dev/shm").is_dir() and torch.cuda.is_available() else None
 

@@ -95,13 +95,13 @@ class Learner:
         )
 
     def _make_trainable(self, start: Path | None) -> Trainable:
-        if self.options.shard == "full" and self.ranks.size > 1:
+        if self.options.shard == "full" and self.ranks.has_group:
             return FullySharded(self.module, self.ranks, reference=self.options.kl > 0)
         return make_trainable(self.module, self.options, seed=self.seed, start=start)
 
     def _divide_optimizer(self) -> OwnedState | None:
         """With learn.shard = "optimizer": the tensors whose state this rank holds."""
-        if self.options.shard != "optimizer" or self.ranks.size == 1:
+        if self.options.shard != "optimizer" or not self.ranks.has_group:
             return None
         owned = OwnedState(self._masters, self.ranks)
         if isinstance(self.trainable, AllWeights):

@@ -59,8 +59,10 @@ class Ranks:
     may raise.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, *, has_group: bool | None = None) -> None:
         self.rank, self.size = rank, size
+        # A process group exists, so tensors can travel. torchrun makes one for one rank too.
+        self.has_group = size > 1 if has_group is None else has_group
         self.waiting = False  # inside a gather, which a signal must not interrupt
         self.deals_members = False  # members, not groups, are dealt: batches span all ranks
         self.logs: Path | None = None  # the run folder, where ranks write their logs
@@ -174,7 +176,7 @@ class Ranks:
         Gradients travel in buckets of 32 MB: a small message costs as much as a large one, and one
         message for all would need a second copy of all gradients.
         """
-        if self.size == 1:
+        if not self.has_group:
             return
         for bucket in make_buckets(list(parameters)):
             flat = torch.cat([_gradient(one).flatten() for one in bucket])

@@ -66,7 +66,7 @@ def join_group(
 ) -> Iterator[Ranks]:
     """Join the process group and watch the other ranks."""
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    ranks = Ranks(rank, size)
+    ranks = Ranks(rank, size, has_group=True)
     ranks.logs = folder
     stopped: Stopped | None = None
     try:

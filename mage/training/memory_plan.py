@@ -8,6 +8,7 @@ recompute and the micro-batch size are chosen so that learning fits.
 
 from dataclasses import dataclass, replace
 
+from mage.config.menus import engine_fields
 from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice, LearnOptions
 from mage.models.shapes import ModelShape
@@ -49,11 +50,12 @@ class MemoryPlan:
     recompute: bool
     lora_rank: int
     reasons: tuple[str, ...]
+    sampler: float = 0  # an engine with its own weights and pool (vLLM)
 
     @property
     def static(self) -> float:
         """Held in both phases."""
-        return self.weights + self.masters + self.optimizer + self.reference
+        return self.weights + self.masters + self.optimizer + self.reference + self.sampler
 
     @property
     def pool(self) -> float:
@@ -77,6 +79,7 @@ class MemoryPlan:
 
     def parts(self) -> dict[str, float]:
         """Gigabytes of every part, in the order of the table."""
+        sampler = {"sampler": self.sampler / GB} if self.sampler else {}
         return {
             "weights": self.weights / GB,
             "masters": self.masters / GB,
@@ -86,6 +89,7 @@ class MemoryPlan:
             "activations": self.activations / GB,
             "engine": self.engine / GB,
             "key/value pool": self.pool / GB,
+            **sampler,
         }
 
     def learned_tokens(self) -> float:
@@ -111,7 +115,7 @@ def plan_memory(
     """The plan of a recipe for a card of `memory` bytes; `ranks` is run.workers by default.
 
     With learn.shard = "optimizer" every rank holds an equal part of masters and optimizer state,
-    with "full" also of the gradients.
+    with "full" also of the gradients. vLLM holds its share of the card in both phases.
     """
     learn = recipe.learn
     share = 1 if learn.shard == "none" else ranks or recipe.run.workers
@@ -120,6 +124,8 @@ def plan_memory(
     number = 2 if half_precision else 4
     slots, context = int(options.get("slots", 1024)), int(options.get("context", 2048))
     needed = min(slots, recipe.play.groups * recipe.play.members)
+    sampler = memory * sampler_share(recipe)
+    engine = 2 * _PREFILL_TOKENS * shape.layer_values * number + 0.5 * GB
     plan = MemoryPlan(
         shape=shape,
         usable=memory * _USABLE - _CONTEXT,
@@ -129,16 +135,26 @@ def plan_memory(
         reference=number * shape.parameters if learn.kl and not learn.lora_rank else 0,
         gradients=_gradients(shape, learn, number) / (share if learn.shard == "full" else 1),
         activations=0,
-        engine=2 * _PREFILL_TOKENS * shape.layer_values * number + 0.5 * GB,
-        slot=context * shape.cached_values * number,
+        engine=0 if sampler else engine,
+        slot=0 if sampler else context * shape.cached_values * number,
         slots=needed,
         slots_asked=slots,
         micro_tokens=0,
         recompute=False,
         lora_rank=learn.lora_rank,
         reasons=(),
+        sampler=sampler,
     )
     return _choose_slots(_choose_way(plan, learn, number), recipe)
+
+
+def sampler_share(recipe: Recipe) -> float:
+    """The share of the GPU that the engine takes for its own weights and pool: engines.gpu_memory.
+
+    0 for the local engine, which shares the weights of the learner.
+    """
+    option = (engine_fields(recipe.engines.name) or {}).get("gpu_memory")
+    return float(recipe.engines.options.get("gpu_memory", option.default)) if option else 0.0
 
 
 def _trained(shape: ModelShape, learn: LearnOptions) -> int:
@@ -213,6 +229,9 @@ def _sizes() -> tuple[int, ...]:
 
 
 def _choose_slots(plan: MemoryPlan, recipe: Recipe) -> MemoryPlan:
+    if plan.sampler:
+        reason = f"the engine holds {plan.sampler / GB:.0f} GB (engines.gpu_memory)"
+        return replace(plan, slots=plan.slots_asked, reasons=(*plan.reasons, reason))
     room = plan.usable - plan.static - plan.engine
     slots = max(0, min(plan.slots, int(room // plan.slot) - 1))
     groups, members = recipe.play.groups, recipe.play.members
@@ -254,9 +273,8 @@ def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:
             f"What would make it fit:\n{ways}\n`mage plan` shows every part."
         )
     learn = {"micro_tokens": plan.micro_tokens, "recompute": plan.recompute}
-    engine = EngineChoice(
-        name=recipe.engines.name, **{**recipe.engines.options, "slots": plan.slots}
-    )
+    slots = {} if plan.sampler else {"slots": plan.slots}
+    engine = EngineChoice(name=recipe.engines.name, **{**recipe.engines.options, **slots})
     return recipe.model_copy(
         update={"learn": recipe.learn.model_copy(update=learn), "engines": engine}
     )

@@ -76,9 +76,6 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
 @contextmanager
 def join_torchrun(world: World) -> Iterator[Ranks]:
     """Join the ranks to one group."""
-    if world.size == 1 and not torch.cuda.is_available():
-        yield Ranks()
-        return
     if world.is_one_host:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = choose_backend(world)

@@ -23,6 +23,7 @@ PHASES = {
     "activations": "learn",
     "engine": "play",
     "key/value pool": "play",
+    "sampler": "play, learn",
 }
 
 

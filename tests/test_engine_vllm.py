@@ -1,0 +1,299 @@
+"""The vLLM engine gives the tokens and logprobs of plain transformers, as the local engine does.
+
+Every test runs with a small stand-in for vLLM, and with vLLM itself where it is installed. vLLM
+starts slowly, so all tests share one engine: they change the weights of its model and refresh it.
+"""
+
+import importlib.util
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import vllm_toys
+from scipy.stats import chisquare
+from toys import byte_chat
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from mage.agent.chat import Chat
+from mage.config.loading import load_recipe
+from mage.engines.base import run
+from mage.engines.vllm import VllmEngine
+from mage.models.base import find_model
+from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
+from mage.types import Completion, Request
+
+CONTEXT = 160
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,  # vLLM refuses smaller ones on a CPU
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+}
+OTHER = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
+KINDS = ["stand-in", pytest.param("vllm", marks=OTHER)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "stand-in":
+            vllm_toys.install(patch)
+        yield request.param
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return byte_chat()
+
+
+@pytest.fixture(scope="module")
+def shared(kind: str, chat: Chat) -> VllmEngine:
+    return VllmEngine(make_model(chat), chat, slots=8, context=CONTEXT, eager=True)
+
+
+@pytest.fixture
+def engine(shared: VllmEngine, chat: Chat) -> VllmEngine:
+    """The shared engine with the first weights."""
+    shared.model.load_state_dict(make_model(chat).state_dict())
+    shared.refresh(0)
+    return shared
+
+
+def make_model(chat: Chat) -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    size = chat.tokenizer.get_vocab_size()
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, vocab_size=size)).eval()
+
+
+def make_prompts(count: int, chat: Chat) -> list[tuple[int, ...]]:
+    rng, size = random.Random(0), chat.tokenizer.get_vocab_size()
+    return [tuple(rng.choices(range(3, size), k=rng.randrange(1, 60))) for _ in range(count)]
+
+
+def answer(engine: VllmEngine, requests: list[Request]) -> list[Completion]:
+    async def ask(request: Request) -> Completion:
+        return await engine.sample(request)
+
+    return run([ask(request) for request in requests])
+
+
+@torch.inference_mode()
+def plain_logits(model: Any, ids: tuple[int, ...]) -> torch.Tensor:
+    return model(torch.tensor([ids])).logits[0]
+
+
+def repeat(model: Any, chat: Chat, text: str) -> None:
+    """Weights with which the model repeats `text`: its layers add 0, its head maps to the next."""
+    ids = chat.encode(text)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.lm_head.weight.zero_()
+        for token, following in zip(ids, ids[1:] + ids[:1], strict=True):
+            model.lm_head.weight[following] += model.model.embed_tokens.weight[token]
+
+
+def test_greedy_replies_equal_those_of_transformers_generate(
+    engine: VllmEngine, chat: Chat
+) -> None:
+    prompts = make_prompts(10, chat)
+    replies = answer(engine, [Request(ids, 10, 0, 0.0) for ids in prompts])
+    for ids, reply in zip(prompts, replies, strict=True):
+        expected = engine.model.generate(
+            torch.tensor([ids]),
+            max_new_tokens=10,
+            do_sample=False,
+            eos_token_id=list(chat.end_ids),
+            pad_token_id=0,
+        )
+        assert reply.token_ids == tuple(expected[0, len(ids) :].tolist())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_equal_those_of_a_plain_forward(
+    temperature: float, engine: VllmEngine, chat: Chat
+) -> None:
+    prompts = make_prompts(10, chat)
+    replies = answer(engine, [Request(ids, 8, i, temperature) for i, ids in enumerate(prompts)])
+    for ids, reply in zip(prompts, replies, strict=True):
+        logits = plain_logits(engine.model, ids + reply.token_ids)[len(ids) - 1 : -1] / temperature
+        expected = logits.log_softmax(-1)[range(len(reply.token_ids)), reply.token_ids]
+        np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
+
+
+def test_a_reply_depends_on_its_seed_and_not_on_its_batch(engine: VllmEngine, chat: Chat) -> None:
+    requests = [Request(ids, 10, 100 + i) for i, ids in enumerate(make_prompts(12, chat))]
+    crowd = answer(engine, requests)
+    alone = [answer(engine, [replace(request)])[0] for request in requests[:4]]
+    assert [reply.token_ids for reply in alone] == [reply.token_ids for reply in crowd[:4]]
+    other = answer(engine, [replace(request, seed=-request.seed) for request in requests])
+    assert sum(a.token_ids == b.token_ids for a, b in zip(crowd, other, strict=True)) < 3
+
+
+@pytest.mark.parametrize(
+    ("stop", "reply", "finish"),
+    [
+        (("d>",), "bé<ad>", "stop"),
+        (("é",), "bé", "stop"),  # this letter is two tokens
+        ((), "bé<ad> bé<a", "length"),
+        (("zz",), "bé<ad> bé<a", "length"),
+    ],
+)
+def test_a_reply_ends_where_a_stop_string_first_appears(
+    stop: tuple[str, ...], reply: str, finish: str, engine: VllmEngine, chat: Chat
+) -> None:
+    repeat(engine.model, chat, "bé<ad> ")
+    engine.refresh(1)
+    (completion,) = answer(engine, [Request(chat.encode(" "), 13, 0, 0.0, stop=stop)])
+    assert (completion.text, completion.finish) == (reply, finish)
+    assert completion.token_ids == chat.encode(reply)
+    assert not engine.open
+
+
+def test_the_end_token_is_kept_in_the_ids_and_not_in_the_text(
+    engine: VllmEngine, chat: Chat
+) -> None:
+    repeat(engine.model, chat, "ok<|end|>")
+    engine.refresh(1)
+    (completion,) = answer(engine, [Request(chat.encode("o"), 9, 0, 0.0, stop=("!",))])
+    end = chat.end_ids[0]
+    assert (completion.token_ids, completion.text, completion.finish) == (
+        (*chat.encode("k"), end),
+        "k",
+        "eos",
+    )
+
+
+def test_a_prompt_that_fills_the_context_gives_an_empty_reply(engine: VllmEngine) -> None:
+    full, tight = answer(
+        engine, [Request((5,) * CONTEXT, 4, 0), Request((5,) * (CONTEXT - 2), 4, 0)]
+    )
+    assert full == Completion((), (), "", "overflow", 0)
+    assert (len(tight.token_ids), tight.finish) == (2, "length")
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.6), (8, 0.7)])
+def test_samples_and_logprobs_follow_the_truncated_softmax(
+    top_k: int, top_p: float, engine: VllmEngine, chat: Chat
+) -> None:
+    from test_engine_local import truncated  # the same rule in a slow implementation
+
+    ids = make_prompts(1, chat)[0]
+    expected = truncated(plain_logits(engine.model, ids)[-1], top_k, top_p)
+    requests = [Request(ids, 1, seed, top_k=top_k, top_p=top_p) for seed in range(400)]
+    replies = answer(engine, requests)
+    tokens = [reply.token_ids[0] for reply in replies]
+    np.testing.assert_allclose(
+        [reply.logprobs[0] for reply in replies], expected[tokens].log(), atol=1e-4
+    )
+    counts = np.bincount(tokens, minlength=len(expected))
+    assert not counts[expected == 0].any()
+    likely = expected.numpy() * len(tokens) >= 5
+    seen = np.append(counts[likely], counts[~likely].sum())
+    wanted = np.append(expected[likely], expected[~likely].sum()) * len(tokens)
+    assert chisquare(seen[wanted > 0], wanted[wanted > 0]).pvalue > 1e-3
+
+
+def test_new_weights_are_used_after_a_refresh_and_not_before(
+    engine: VllmEngine, chat: Chat
+) -> None:
+    requests = [Request(ids, 6, 0, 0.0) for ids in make_prompts(6, chat)]
+    before = answer(engine, requests)
+    with torch.no_grad():
+        for weight in engine.model.parameters():
+            weight.mul_(1.3).add_(0.02)
+    still = answer(engine, [replace(request) for request in requests])
+    assert [reply.token_ids for reply in still] == [reply.token_ids for reply in before]
+    engine.refresh(7)
+    for request in requests:
+        (reply,) = answer(engine, [replace(request)])
+        logits = plain_logits(engine.model, request.prompt_ids + reply.token_ids)
+        best = logits[len(request.prompt_ids) - 1 : -1].argmax(-1)
+        assert reply.token_ids == tuple(best.tolist())
+        assert reply.policy_version == 7
+
+
+def test_open_replies_start_again_with_the_new_weights(engine: VllmEngine, chat: Chat) -> None:
+    request = Request(make_prompts(1, chat)[0], 12, 3, stop=("zz",))
+    (whole,) = answer(engine, [replace(request)])
+    engine.submit(request)
+    assert not [one for _ in range(4) for one in engine.step()]
+    engine.refresh(2)
+    found: list[tuple[Request, Completion]] = []
+    while not found:
+        found = engine.step()
+    assert found == [(request, replace(whole, policy_version=2))]
+
+
+def test_weights_of_experts_have_the_names_of_a_checkpoint(chat: Chat) -> None:
+    """transformers holds the experts of a layer in one tensor; a checkpoint and vLLM do not."""
+    small = SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**small, vocab_size=300))
+    engine = VllmEngine.__new__(VllmEngine)
+    engine.model = model
+    names = dict(engine._weights())
+    assert names["model.layers.0.mlp.experts.3.down_proj.weight"].shape == (64, 32)
+    assert not any("gate_up_proj" in name for name in names)
+
+
+def test_a_missing_package_is_one_message(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ValueError, match=r"needs the package vllm.* pip install \"mage-rl\[vllm\]"):
+        VllmEngine(make_model(chat), chat)
+
+
+def write_folder(folder: Path) -> Path:
+    """A model with head_dim 64, a tied embedding and the tokenizer of the embedded model."""
+    source = find_model("embedded")
+    size = Chat.load(source).tokenizer.get_vocab_size()
+    torch.manual_seed(0)
+    config = Qwen3Config(**SIZES | {"tie_word_embeddings": True}, vocab_size=size)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    return folder
+
+
+@pytest.mark.e2e
+def test_two_updates_with_vllm_have_a_small_mismatch(kind: str, tmp_path: Path) -> None:
+    recipe = load_recipe(
+        "kuhn_poker",
+        [
+            f"--model.path={write_folder(tmp_path / 'model')}",
+            "--engines.name=vllm",
+            "--engines.slots=32",
+            "--engines.context=512",
+            "--engines.eager=true",
+            "--run.updates=2",
+            "--run.workers=1",
+            "--run.threads=1",
+            "--run.evaluate_every=0",
+            "--run.episodes_every=0",
+            "--play.groups=2",
+            "--play.members=2",
+            "--agent.max_tokens=4",
+            "--learn.lr=0.01",
+            "--evaluate.size=2",
+            "--evaluate.final_size=2",
+        ],
+    )
+    folder = RunFolder.create(tmp_path / "run", recipe)
+    train(folder.path, Callback(), lambda: False)
+    first, second = folder.metrics()
+    # The learner's logprobs equal vLLM's, so vLLM had the weights of the first update too.
+    assert max(first["mismatch"], second["mismatch"]) < 1e-4
+    assert first["gradient_norm"] > 0
