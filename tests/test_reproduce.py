@@ -21,6 +21,7 @@ from mage.cli.verbs.reproduce import read_seeds
 from mage.config.loading import load_recipe, recipe_tables
 from mage.evaluation.statistics import Difference, Estimate
 from mage.reproduce.action_shares import count_choices, shares
+from mage.reproduce.executors import LocalExecutor
 from mage.reproduce.page import write_page
 from mage.reproduce.plan import Plan, episodes_of_update, make_plan, open_runs
 from mage.reproduce.results import Pair, read_results
@@ -213,7 +214,7 @@ def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(
     shutil.copytree(
         tmp_path / "a" / "runs", tmp_path / "b" / "runs"
     )  # like runs from another machine
-    copied = Runner(plan, tmp_path / "b" / "runs", 1)
+    copied = Runner(plan, tmp_path / "b" / "runs", LocalExecutor(1))
     reports: list[RunnerProgress] = []
     assert copied.run(reports.append, never)
     assert reports == [], "no worker starts, because nothing is left to run"
@@ -223,7 +224,7 @@ def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(
 def test_a_stopped_reproduction_reports_it_and_leaves_no_worker(
     tmp_path: Path,
 ) -> None:
-    runner = Runner(tiny_plan("mage"), tmp_path, 1)
+    runner = Runner(tiny_plan("mage"), tmp_path, LocalExecutor(1))
     assert not runner.run(
         ignore, lambda: (tmp_path / "kuhn_poker-mage-seed0" / "worker.log").is_file()
     )

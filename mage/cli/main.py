@@ -18,6 +18,7 @@ import mage
 from mage.cli.verbs import (
     catalog,
     ceilings,
+    cluster,
     credit,
     evaluate,
     export,
@@ -36,6 +37,7 @@ from mage.config.menus import PACKAGE
 
 VERBS = (
     train,
+    cluster,
     warmup,
     evaluate,
     ceilings,

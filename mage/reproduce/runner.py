@@ -4,20 +4,20 @@ Progress is read from the run folders, so processes exchange nothing, and runs f
 or from before a kill count. The runner never deletes a run folder.
 """
 
-import os
-import subprocess
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mage.config.errors import EXIT_STOPPED
+from mage.reproduce.executors import LOG, Executor, Worker
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
 from mage.run_folder import RunFolder
+from mage.training.ray_nodes import LOST
 
-LOG = "worker.log"
 _TICK = 0.5
+_TRIES = 3  # starts of a run whose node is lost
 _TRAINING = 0.9  # fraction of the work of a run that is training, for the progress bar
 
 
@@ -42,13 +42,14 @@ class Failure:
 
 @dataclass
 class Runner:
-    """Starts workers for the jobs that are not done, `size` at a time."""
+    """Starts workers for the jobs that are not done, as many at a time as the executor has room."""
 
     plan: Plan
     runs: Path
-    size: int
+    executor: Executor
     failures: list[Failure] = field(default_factory=list)
-    working: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    working: dict[str, Worker] = field(default_factory=dict)
+    starts: Counter[str] = field(default_factory=Counter)
 
     def run(self, report: Callable[[RunnerProgress], None], stop: Callable[[], bool]) -> bool:
         """Run the missing jobs; False if `stop` ended it early. `failures` holds failed runs."""
@@ -63,10 +64,11 @@ class Runner:
         pace = _Progress(self.plan, self.runs)
         try:
             while (waiting or self.working) and not stop():
-                while waiting and len(self.working) < self.size:
+                while waiting and len(self.working) < self.executor.size:
                     self._start(waiting.pop(0))
                 time.sleep(_TICK)
-                self._collect()
+                lost = self._collect()
+                waiting += [job for job in self.plan.jobs if job.name in lost]
                 report(pace.standing(tuple(self.working)))
             return not (waiting or self.working)
         finally:
@@ -76,36 +78,28 @@ class Runner:
         path = self.runs / job.name
         if not (path / "recipe.toml").is_file():
             RunFolder.create(path, job.recipe)
-        command = [sys.executable, "-m", "mage.reproduce.worker", str(path)]
-        threads = (
-            dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-            if job.recipe.run.threads == 1
-            else {}
-        )
-        with open(path / LOG, "ab") as log:
-            # A session of its own, so that only the runner receives Ctrl-C.
-            self.working[job.name] = subprocess.Popen(
-                command,
-                env=os.environ | threads,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self.starts[job.name] += 1
+        self.working[job.name] = self.executor.start(path, job.recipe)
 
-    def _collect(self) -> None:
-        for name, process in list(self.working.items()):
-            if process.poll() is not None:
-                del self.working[name]
-                if process.returncode not in (0, EXIT_STOPPED):
-                    self.failures.append(Failure(name, _last_lines(self.runs / name / LOG)))
+    def _collect(self) -> set[str]:
+        """Remove workers that have ended; the names of runs to start again on another node."""
+        lost: set[str] = set()
+        for name, worker in list(self.working.items()):
+            if worker.poll() is None:
+                continue
+            del self.working[name]
+            if worker.returncode == LOST and self.starts[name] < _TRIES:
+                lost.add(name)
+            elif worker.returncode not in (0, EXIT_STOPPED):
+                self.failures.append(Failure(name, _last_lines(self.runs / name / LOG)))
+        return lost
 
     def _stop_workers(self) -> None:
         """Ask all workers to stop and wait until they have saved."""
-        for process in self.working.values():
-            process.terminate()
-        for process in self.working.values():
-            process.wait()
+        for worker in self.working.values():
+            worker.terminate()
+        for worker in self.working.values():
+            worker.wait()
         self.working.clear()
 
 

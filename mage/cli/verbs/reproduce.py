@@ -4,7 +4,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from mage.config.errors import EXIT_STOPPED
 from mage.reproduce import scales, tables
 
 if TYPE_CHECKING:
+    from mage.reproduce.executors import Executor
     from mage.reproduce.plan import Plan
     from mage.reproduce.runner import Runner, RunnerProgress
     from mage.training.stop import StopSignals
@@ -63,7 +64,14 @@ def reproduce(
             help="Training episodes of a run. Default: as in the scale.",
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs in parallel. 0: one per core.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Runs in parallel. 0: one per GPU, or one per core.")
+    ] = 0,
+    executor: Annotated[
+        Literal["local", "ray"],
+        typer.Option(help="Where runs work: on this machine, or on a Ray cluster."),
+    ] = "local",
+    per_gpu: Annotated[int, typer.Option(min=1, help="Runs that share one GPU.")] = 1,
     out: Annotated[
         Path,
         typer.Option(
@@ -95,10 +103,25 @@ def reproduce(
     )
     if missing := find_missing(plan):
         raise UsageError("\n- ".join(["--scale paper needs more than this machine has:", *missing]))
-    size = jobs or os.cpu_count() or 1
-    _show_plan(plan, out, size)
+    _show_plan(plan, out, jobs or os.cpu_count() or 1)
     if not dry_run:
-        _run(plan, out, size)
+        _run(plan, out, _make_executor(plan, executor, jobs, per_gpu))
+
+
+def _make_executor(plan: "Plan", name: str, jobs: int, per_gpu: int) -> "Executor":
+    from mage.reproduce.executors import LocalExecutor, RayExecutor, visible_gpus
+
+    if name == "ray":
+        return RayExecutor(jobs, per_gpu)
+    on_gpu = any(job.recipe.run.device in ("auto", "cuda") for job in plan.jobs)
+    gpus = visible_gpus() if on_gpu else ()
+    chosen = LocalExecutor(jobs, gpus, per_gpu)
+    if chosen.size < jobs:
+        console(stderr=True).print(
+            f"--jobs {jobs} is more than {len(gpus)} GPUs can hold: {chosen.size} runs at a time. "
+            "--per-gpu N puts N runs on each GPU."
+        )
+    return chosen
 
 
 def read_seeds(text: str) -> list[int]:
@@ -163,13 +186,13 @@ def _show_plan(plan: "Plan", out: Path, size: int) -> None:
     err.print(f"{len(plan.jobs)} runs in {out / 'runs'}, {len(left)} to do; {cost}", soft_wrap=True)
 
 
-def _run(plan: "Plan", out: Path, size: int) -> None:
+def _run(plan: "Plan", out: Path, executor: "Executor") -> None:
     from mage.reproduce.runner import Runner
     from mage.training.stop import StopSignals
 
     err = console(stderr=True)
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    runner = Runner(plan, out / "runs", size)
+    runner = Runner(plan, out / "runs", executor)
     with StopSignals(lambda _: err.print("Stopping. Active runs are saved first.")) as interrupt:
         finished = _follow(runner, err, interrupt)
     for failure in runner.failures:

@@ -1,0 +1,85 @@
+"""`mage cluster`: train a recipe on a Ray cluster, with all output in this terminal."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mage.api.menus import names
+from mage.cli.terminal import UsageError
+from mage.cli.verbs.arguments import OVERRIDES, split_words
+from mage.config.loading import load_recipe
+
+verbs = typer.Typer()
+
+
+@verbs.command(
+    context_settings=OVERRIDES,
+    epilog="Example: mage cluster paper_alfworld --ranks 16 --runs /shared/runs --run.name=first",
+)
+def cluster(
+    ctx: typer.Context,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE", help="A name of `mage list recipes` or a .toml file."),
+    ] = None,
+    ranks: Annotated[
+        int, typer.Option(min=1, help="Processes that share the work of an update.")
+    ] = 1,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs of a rank; 0 = train on CPUs.")] = 1.0,
+    cpus: Annotated[float, typer.Option(min=0.1, help="CPU cores of a rank.")] = 1.0,
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The head node; auto = this host's cluster.")
+    ] = "auto",
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Continue this run folder.")
+    ] = None,
+    runs: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Folder of new run folders, on shared storage."),
+    ] = Path("runs"),
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="Restarts after a lost node or a killed rank.")
+    ] = 3,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Use as many nodes as possible, not as few.")
+    ] = False,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for free nodes.")
+    ] = 600.0,
+) -> None:
+    """Train a recipe on a Ray cluster: the ranks are those of torchrun.
+
+    Needs the package ray on all nodes, and run folder, models and data on storage that all nodes
+    share. Any option of the recipe can be changed with --section.option=value.
+    """
+    name, overrides = split_words(recipe, ctx.args)
+    if resume is None and name is None:
+        raise UsageError(
+            f"no recipe is given. Name one of {names('recipes')}, or a .toml file. "
+            "To continue a run, use --resume RUN."
+        )
+    if name is not None:
+        load_recipe(name, overrides)  # a mistake is reported before the cluster is used
+    words = ["train", *([name] if name else []), *overrides, "--runs", str(runs.resolve())]
+    words += ["--resume", str(resume.resolve())] if resume else []
+    from mage.training.cluster import ClusterJob, run_on_cluster
+    from mage.training.ray_nodes import connect
+    from mage.training.stop import StopSignals  # loads torch
+
+    job = ClusterJob(tuple(words), ranks, cpus, gpus, spread, max_restarts, wait)
+    ray = connect(address)
+    with StopSignals(_say) as stop:
+        code = run_on_cluster(ray, job, _show, stop)
+    ray.shutdown()
+    raise typer.Exit(code)
+
+
+def _show(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _say(line: str) -> None:
+    _show(f"{line}\n")
