@@ -13,6 +13,7 @@ from learn_toys import make_model, make_sample
 
 from mage.config.loading import load_recipe
 from mage.config.sections import LearnOptions
+from mage.learn import ranks as gradient_messages
 from mage.learn.learner import Learner
 from mage.learn.owned_state import assign_owners
 from mage.learn.ranks import RankFailed, RankLost, Ranks, RanksStopped
@@ -22,6 +23,9 @@ from mage.training.memory_plan import plan_memory
 from mage.training.stop import StopRequest
 from mage.training.watch import Peer, Watch, describe_loss
 from mage.types import Sample, Where
+
+# What is trained: name, number format of the weights, LoRA rank.
+KINDS = (("all", torch.float32, 0), ("half", torch.bfloat16, 0), ("lora", torch.float32, 2))
 
 
 def make_samples() -> list[Sample]:
@@ -74,11 +78,7 @@ def compare(first: Any, second: Any) -> float:
 def check_sharding(ranks: Ranks, folder: Path) -> dict[str, float]:
     """The largest difference between sharded and replicated ranks."""
     found = {}
-    for name, dtype, rank in (
-        ("all", torch.float32, 0),
-        ("half", torch.bfloat16, 0),
-        ("lora", torch.float32, 2),
-    ):
+    for name, dtype, rank in KINDS:
         model = make_model(exact=False).to(dtype)
         models = [copy.deepcopy(model) for _ in range(2)]
         for one, shard in zip(models, ("none", "optimizer"), strict=True):
@@ -97,6 +97,25 @@ def check_members(ranks: Ranks, folder: Path) -> float:
     train(Ranks(), make_samples(), one, folder / f"one_{ranks.rank}")
     train(ranks, own_samples(ranks), many, folder / "many")
     return compare(one, many)
+
+
+def check_overlap(ranks: Ranks, folder: Path) -> dict[str, float]:
+    """Differences between sums that start during the backward pass and sums after it."""
+    found = {}
+    gradient_messages._BUCKET, before = 64, gradient_messages._BUCKET  # many buckets
+    for name, dtype, rank in KINDS:
+        models = [make_model(exact=False).to(dtype) for _ in range(2)]
+        options = LearnOptions(lr=0.01, minibatches=2, micro_tokens=24, lora_rank=rank)
+        learners = [Learner(model, options, seed=1, ranks=ranks) for model in models]
+        assert learners[1]._sum is not None, "several ranks sum their gradients"
+        learners[1]._sum.ready = lambda master: None  # type: ignore[method-assign]
+        for learner in learners:
+            learner.update(own_samples(ranks), entropy=0.01, update=0)
+        found[name] = compare(*models)
+        found[f"{name} early"] = learners[0]._sum.early  # type: ignore[union-attr]
+        found[f"{name} late"] = learners[1]._sum.early
+    gradient_messages._BUCKET = before
+    return found
 
 
 def check_full(ranks: Ranks, folder: Path) -> dict[str, float]:
@@ -148,6 +167,7 @@ def check_all(ranks: Ranks, folder: Path, stop: Any = None) -> dict[str, Any]:
     torch.set_num_threads(1)
     found = {"messages": check_messages(ranks), "sharding": check_sharding(ranks, folder)}
     found["full"] = check_full(ranks, folder)
+    found["overlap"] = check_overlap(ranks, folder)
     return found | {"members": check_members(ranks, folder)}
 
 
@@ -162,6 +182,10 @@ def test_ranks_agree_and_sharded_state_equals_replicated_state(tmp_path: Path, s
     for name in ("all", "half", "lora"):
         assert found["sharding"][name] == 0.0, name
         assert found["sharding"][f"{name} moved"] > 1e-3, name
+    for name in ("all", "half", "lora"):
+        assert found["overlap"][name] == 0.0, name
+        assert found["overlap"][f"{name} early"] > 3, name
+        assert found["overlap"][f"{name} late"] == 0, name
     assert found["members"] < 1e-12
     assert max(found["full"].values()) < 1e-10
 

@@ -27,6 +27,7 @@ from mage.learn.attention import (
 )
 from mage.learn.compilation import compile_clock
 from mage.learn.fully_sharded import FullySharded, Idle, idle_rows, scored_by, whole
+from mage.learn.gradient_sum import GradientSum
 from mage.learn.layers import line_length
 from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, token_logprobs
 from mage.learn.minibatches import cut, split
@@ -86,6 +87,7 @@ class Learner:
             self._score_network = scored_by(self._network, self._score)
         self._masters = self.trainable.masters
         self._owned = self._divide_optimizer()
+        self._sum = self._make_sum()
         self._optimizer = torch.optim.AdamW(
             [master for name, master in self._masters.items() if self._owns(name)],
             lr=options.lr,
@@ -107,6 +109,12 @@ class Learner:
         if isinstance(self.trainable, AllWeights):
             self.trainable.drop_masters(owned.owns)
         return owned
+
+    def _make_sum(self) -> GradientSum | None:
+        """The sum of gradients over the ranks; FSDP makes its own."""
+        if not self.ranks.has_group or isinstance(self.trainable, FullySharded):
+            return None
+        return GradientSum(self.ranks, list(self._masters.values()))
 
     @property
     def is_sharded(self) -> bool:
@@ -230,7 +238,7 @@ class Learner:
         }
         readings, computed = list[Reading](), 0
         with attending(self._network, self.layout):
-            for packed in self._batches(rows):
+            for packed, is_last in _mark_last(self._batches(rows)):
                 if isinstance(packed, Idle):
                     packed.take_part(self._score_network)
                     continue
@@ -246,7 +254,7 @@ class Learner:
                     normaliser=normaliser,
                     **own,
                 )
-                self._backward(loss)
+                self._backward(loss, is_last)
                 readings.append(reading)
                 computed += packed.tokens
         return read(readings), computed
@@ -259,20 +267,25 @@ class Learner:
         missing = max(self.ranks.gather(len(own))) - len(own)
         return [*own, *[Idle(next(iter(self.pack(idle_rows()))))] * missing]
 
-    def _backward(self, loss: torch.Tensor) -> None:
+    def _backward(self, loss: torch.Tensor, is_last: bool) -> None:
+        """Add the gradient of a micro-batch; in the last one, complete gradients are sent."""
         if isinstance(self.trainable, FullySharded):
             (loss * self.ranks.size).backward()  # FSDP takes the mean over the ranks
+            return
+        if self._sum is not None and is_last:
+            with self.trainable.watching(self._sum.ready):
+                loss.backward()
         else:
             loss.backward()
-            self.trainable.collect()
+        self.trainable.collect()
 
     def _descend(self) -> tuple[float, bool]:
         """Make an optimizer step. Returns the gradient norm and whether it was finite.
 
         A step with an infinite or NaN gradient is skipped.
         """
-        if not isinstance(self.trainable, FullySharded):
-            self.ranks.sum_gradients(self._masters.values())
+        if self._sum is not None:
+            self._sum.finish()
         norm = float(whole(clip_grad_norm_(self._masters.values(), self.options.grad_clip)))
         finite = norm < float("inf")
         if finite:
@@ -334,3 +347,14 @@ class Learner:
                 self._optimizer.state[master][moment] = value.to(master.device)
         self.trainable.publish()
         return found
+
+
+def _mark_last(batches: Iterable[Packed | Idle]) -> Iterator[tuple[Packed | Idle, bool]]:
+    """The micro-batches, each with whether it is the last one."""
+    waiting: Packed | Idle | None = None
+    for batch in batches:
+        if waiting is not None:
+            yield waiting, False
+        waiting = batch
+    if waiting is not None:
+        yield waiting, True

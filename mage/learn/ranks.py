@@ -9,7 +9,7 @@ it has failed: then all ranks leave their work at the same gather.
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from mage.config.errors import DeviceError
 
 Item = TypeVar("Item")
-_BUCKET = 2**23  # gradient values that travel in one message: 32 MB in float32
+_BUCKET = 2**23  # values that travel in one message: 32 MB in float32
 _SHORT, _LONG = 5e-5, 2e-3  # seconds between two looks at a message that has not arrived
 _EXPLAIN = 3.0  # seconds to find out which rank is lost
 
@@ -168,42 +168,26 @@ class Ranks:
             f"the connection to another rank is lost: {str(error).splitlines()[0]}"
         ) from error
 
-    # -- gradients
-
-    def sum_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Replace every gradient by its sum over all ranks.
-
-        Gradients travel in buckets of 32 MB: a small message costs as much as a large one, and one
-        message for all would need a second copy of all gradients.
-        """
-        if not self.has_group:
-            return
-        for bucket in make_buckets(list(parameters)):
-            flat = torch.cat([_gradient(one).flatten() for one in bucket])
-            self._all_reduce(flat)
-            for one, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
-                one.grad = part.view_as(one)
-
-    def _all_reduce(self, tensor: torch.Tensor) -> None:
-        self._wait(dist.all_reduce(tensor, async_op=True), tensor)
+    # -- tensors
 
     def send_tensor(self, tensor: torch.Tensor, owner: int) -> None:
         """Overwrite a contiguous tensor with that of the rank `owner`."""
-        self._wait(dist.broadcast(tensor, src=owner, async_op=True), tensor)
+        self.wait_for(dist.broadcast(tensor, src=owner, async_op=True), tensor)
 
-    def _wait(self, work: Any, tensor: torch.Tensor) -> None:
+    def wait_for(self, work: Any, tensor: torch.Tensor) -> None:
+        """Wait until a collective call on this tensor is done."""
         if tensor.device.type == "cpu":
             self._finish(work)
         else:
             work.wait()
 
 
-def _gradient(one: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(one) if one.grad is None else one.grad
-
-
 def make_buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Parameters in order, in lists of about `_BUCKET` values of one dtype."""
+    """Parameters in order, in lists of about `_BUCKET` values of one dtype.
+
+    A small message costs as much as a large one, and one message for all parameters would need a
+    second copy of all of them.
+    """
     bucket: list[torch.Tensor] = []
     for one in parameters:
         full = sum(held.numel() for held in bucket) + one.numel() > _BUCKET

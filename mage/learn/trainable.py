@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -45,10 +46,22 @@ class AllWeights:
     def collect(self) -> None:
         """Add the gradient of a micro-batch to the masters, in float32 to keep small terms."""
         for name, master in self.masters.items():
-            parameter = self.model.get_parameter(name)
-            if parameter is not master and parameter.grad is not None:
-                _add_gradient(master, parameter.grad.to(master.dtype))
-                parameter.grad = None
+            _collect_one(master, self.model.get_parameter(name))
+
+    @contextmanager
+    def watching(self, ready: Callable[[Tensor], None]) -> Iterator[None]:
+        """Around a backward pass: collect every gradient when it is complete and report it."""
+
+        def watch(parameter: Tensor, master: Tensor) -> Any:
+            def collect(parameter: Tensor) -> None:
+                _collect_one(master, parameter)
+                ready(master)
+
+            return parameter.register_post_accumulate_grad_hook(collect)
+
+        masters = self.masters.items()
+        with _hooks([watch(self.model.get_parameter(name), master) for name, master in masters]):
+            yield
 
     def drop_masters(self, owns: Callable[[str], bool]) -> None:
         """Free the float32 copies of the weights that another rank owns."""
@@ -119,6 +132,12 @@ class Adapters:
         """Project the gradient of a micro-batch onto A and B."""
         for stack in self._stacks:
             stack.collect()
+
+    @contextmanager
+    def watching(self, ready: Callable[[Tensor], None]) -> Iterator[None]:
+        """Around a backward pass: project a stack as soon as its gradients are complete."""
+        with _hooks([hook for stack in self._stacks for hook in stack.watch(ready)]):
+            yield
 
     @torch.no_grad()
     def set_master(self, name: str, value: Tensor) -> None:
@@ -192,6 +211,21 @@ class _Stack:
                 part.grad = own
         for weight in self.weights:
             weight.grad = None
+
+    def watch(self, ready: Callable[[Tensor], None]) -> list[Any]:
+        """Hooks that project the gradients when the last weight of the stack has its own."""
+        missing = set(map(id, self.weights))
+
+        def note(weight: Tensor) -> None:
+            missing.discard(id(weight))
+            if missing:
+                return
+            with torch.no_grad():
+                self.collect()
+            for master in self.masters.values():
+                ready(master)
+
+        return [weight.register_post_accumulate_grad_hook(note) for weight in self.weights]
 
     @torch.no_grad()
     def write(self, down: Tensor, up: Tensor) -> None:
@@ -268,8 +302,23 @@ def _base_weights(
     return found
 
 
-def _add_gradient(master: Tensor, gradient: Tensor) -> None:
-    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+@torch.no_grad()
+def _collect_one(master: Tensor, parameter: Tensor) -> None:
+    """Move the gradient of a half-precision weight to its master."""
+    if parameter is not master and parameter.grad is not None:
+        gradient = parameter.grad.to(master.dtype)
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        parameter.grad = None
+
+
+@contextmanager
+def _hooks(handles: list[Any]) -> Iterator[None]:
+    """Hooks that are removed on exit."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _master(parameter: torch.nn.Parameter) -> Tensor:
