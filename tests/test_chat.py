@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mage.agent.agent import episode_text, system_text
 from mage.agent.chat import Chat
+from mage.environments.rock_paper_scissors import RockPaperScissors
 from mage.models.base import SHIPPED
 from tests.toys import byte_chat
 
@@ -113,3 +115,17 @@ def test_a_template_with_filters_renders_in_the_child_as_here() -> None:
     plain = Chat(byte_chat().tokenizer, _SHOWN, {}, (0,))
     filtered = Chat(byte_chat().tokenizer, _SHOWN.replace("m.role", "m.role|trim"), {}, (0,))
     assert filtered.first("rules", "go") == plain.first("rules", "go")
+
+
+def test_a_turn_of_the_demo_has_eight_tokens_and_other_texts_keep_their_characters() -> None:
+    """By hand: end, user, throws, number of the throw, assistant; then tag, throw, tag."""
+    chat = Chat.load(SHIPPED / "embedded-rps")
+    assert len(chat.next("scissors-paper. Throw 2.")) == 5
+    assert len(chat.encode("<action>rock</action>")) == 3
+    memory = "Game 1: rock-paper, scissors-rock, paper-paper. Score -2.\n"
+    game = RockPaperScissors()
+    text = episode_text(game, 0, memory.strip(), 2, 3, "Throw 1.")
+    # system message 4, user 1, throws of a game 1, record 7, opening 1, assistant 1
+    assert len(chat.first(system_text(game), text)) == 15
+    for other in (text, episode_text(RockPaperScissors(throws=7), 0, memory, 5, 9, "Throw 1.")):
+        assert chat.decode(chat.encode(other)) == other

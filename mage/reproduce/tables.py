@@ -105,6 +105,7 @@ TABLES: Mapping[Name, Table] = {
         "Returns of the methods against opponents that training never meets",
         _arms("gigpo", "lamer", "mage", "final"),
         worlds=("demo",),
+        measures={("demo", "test"): "score"},
     ),
     "population": Table(
         "Whom the agent meets in training",
