@@ -76,7 +76,8 @@ class Example:
 class Agent:
     """A model with its chat format and sampling parameters.
 
-    `examples`: see `worked_examples`. `window`: latest turns that are shown in full; None = all.
+    `examples`: see `worked_examples`. `window`: latest turns that are shown in full; None = all;
+    0 = the present observation alone, without any past turn.
     """
 
     engine: Sampler

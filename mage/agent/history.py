@@ -2,7 +2,9 @@
 
 The prompt is append-only while all turns fit. If the window or the context is exceeded, the oldest
 turns are folded into one line that names their actions. The first turn is always shown, because it
-contains the task. Example with `window = 2` after five turns:
+contains the task. `window = 0` shows no past turn: every prompt is an opening with the present
+observation, for environments whose observation is complete. Example with `window = 2` after five
+turns:
 
     opening, reply 1, (turns 2 to 3 in one line) observation 4, reply 4, observation 5, reply 5, ...
 """
@@ -66,8 +68,11 @@ class History:
         return prompt
 
     def fold_more(self, prompt: Prompt, message: str) -> Prompt | None:
-        """The same prompt with one more turn folded; None if only the first turn is left."""
-        if prompt.folded + 1 >= len(self.turns):
+        """The same prompt with one more turn folded; None if only the first turn is left.
+
+        With `window = 0` a prompt has no past turns.
+        """
+        if self.window == 0 or prompt.folded + 1 >= len(self.turns):
             return None
         return self._prompt(message, prompt.folded + 1)
 

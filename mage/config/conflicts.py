@@ -217,7 +217,7 @@ def _check_opponents(recipe: Recipe, origin: Origin) -> list[str]:
         origin.mistake(f"opponents.{split}.{show_key(name)}", share, fault)
         for split, pool in recipe.opponents.model_dump().items()
         for name, share in pool.items()
-        if (fault := _opponent_fault(name, share, environment))
+        if (fault := _opponent_fault(name, share, split, environment))
     ]
     splits = recipe.evaluate.splits
     if "ood" in splits and not recipe.opponents.ood:
@@ -226,7 +226,7 @@ def _check_opponents(recipe: Recipe, origin: Origin) -> list[str]:
     return messages
 
 
-def _opponent_fault(name: str, share: float, environment: Any) -> str | None:
+def _opponent_fault(name: str, share: float, split: str, environment: Any) -> str | None:
     if share <= 0:
         return "a share must be greater than 0"
     base = importlib.import_module("mage.opponents.base")
@@ -236,6 +236,8 @@ def _opponent_fault(name: str, share: float, environment: Any) -> str | None:
         return f"{error}{did_you_mean(name.split('-')[0], base.known())}".replace(
             "Input should be", "must be"
         )
+    if opponent.trains_only and split != "train":
+        return f"{name} plays in training only: it belongs in opponents.train"
     if opponent.plays(environment):
         return None
     fitting = ", ".join(base.fitting(environment))

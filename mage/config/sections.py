@@ -158,9 +158,9 @@ class AgentOptions(Section):
     )
     window: int | None = Field(
         None,
-        ge=1,
+        ge=0,
         description="latest turns of an episode that the prompt shows in full; "
-        "older ones are named in one line; not given = all",
+        "older ones are named in one line; 0 = the present observation only; not given = all",
     )
     max_tokens: int = Field(256, ge=1, description="token limit of a reply with an action")
     reflection_tokens: int = Field(256, ge=1, description="token limit of a reflection")

@@ -2,16 +2,26 @@
 
 The score of a game is the mean over its throws: +1 for a throw won, -1 for a throw lost. A throw of
 both players is written `rock-paper`: the reader's own throw, then the opponent's.
+
+For long games, `summary = "predictors"` makes every observation complete: the last throws, and for
+each throw the records of ten simple predictors (`_throw_predictors.py`). Combine it with
+`agent.window = 0`, which shows the present observation only.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from mage.environments._throw_predictors import Predictors
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
 
 THROWS = ("rock", "paper", "scissors")
 Round = tuple[str, str]  # one's own throw, the other's throw
+_PREDICTORS = (
+    "Ten simple predictors watch the game. The digits after a throw say for each predictor how "
+    "well its rule that leads to this throw did lately: 0 is bad, 3 is even, 9 is good."
+)
 
 
 class RockPaperScissorsState(OpenSpielState):
@@ -19,22 +29,48 @@ class RockPaperScissorsState(OpenSpielState):
 
     environment: "RockPaperScissors"
 
+    def __init__(self, environment: "RockPaperScissors", seed: int) -> None:
+        super().__init__(environment, seed)
+        self._rounds: tuple[list[Round], list[Round]] = ([], [])  # as each seat knows them
+        self._predictors: dict[int, Predictors] = {}  # by seat, only if they are asked for
+
+    def __copy__(self) -> "RockPaperScissorsState":
+        """A copy with records of its own: the game tree continues copies in different ways."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__, _rounds=([], []), _predictors={})
+        return twin
+
     def word(self, action: int) -> str:
         return THROWS[action]
 
     def number(self, word: str) -> int:
         return THROWS.index(word)
 
-    def rounds(self, seat: int) -> list[Round]:
+    def rounds(self, seat: int) -> Sequence[Round]:
         """All finished throws as this seat knows them."""
-        words = [word for _, word in self.moves]
-        pairs = zip(words[0::2], words[1::2], strict=False)
-        return [(pair[seat], pair[1 - seat]) for pair in pairs]
+        known = self._rounds[seat]
+        for at in range(2 * len(known), len(self.moves) - 1, 2):
+            pair = self.moves[at][1], self.moves[at + 1][1]
+            known.append((pair[seat], pair[1 - seat]))
+        return known
 
     def observe(self, seat: int) -> str:
         rounds = self.rounds(seat)
         last = f"{'-'.join(rounds[-1])}. " if rounds else ""
+        if self.environment.summary == "predictors":
+            return f"{last}Next throw.\n{self._summary(seat)}"
         return f"{last}Throw {len(rounds) + 1}."
+
+    def predictors(self, seat: int) -> Predictors:
+        """The predictors of this seat with all finished throws."""
+        known = self._predictors.setdefault(seat, Predictors())
+        for own, other in self.rounds(seat)[len(known.pairs) :]:
+            known.add((THROWS.index(own), THROWS.index(other)))
+        return known
+
+    def _summary(self, seat: int) -> str:
+        rows = zip(THROWS, self.predictors(seat).digits(), strict=True)
+        return "\n".join(f"{throw} {''.join(map(str, digits))}" for throw, digits in rows)
 
     def anchor(self, seat: int) -> str:
         """The number of the throw: every throw of a repeated game is the same decision."""
@@ -44,6 +80,8 @@ class RockPaperScissorsState(OpenSpielState):
         return tuple(score / self.environment.throws for score in self.spiel.returns())
 
     def recap(self, seat: int) -> str:
+        if self.environment.summary == "predictors":
+            return f"Score {self.scores()[seat] * self.environment.throws:+g}."
         throws = ", ".join("-".join(pair) for pair in self.rounds(seat))
         return f"{throws}. Score {self.scores()[seat] * self.environment.throws:+g}."
 
@@ -55,6 +93,11 @@ class RockPaperScissors(OpenSpiel):
     scores_every_turn: ClassVar[bool] = True
     game: Literal["matrix_rps"] = Field("matrix_rps", description="OpenSpiel's name of the game")
     throws: int = Field(3, ge=1, le=1000, description="throws in one game (one episode)")
+    summary: Literal["none", "predictors"] = Field(
+        "none",
+        description="what an observation shows besides the last throws: nothing, or the records of "
+        "ten simple predictors in this game",
+    )
     max_turns: int = Field(
         0, description="replies in one episode, illegal ones included; 0 = twice the throws"
     )
@@ -83,13 +126,16 @@ class RockPaperScissors(OpenSpiel):
         return RockPaperScissorsState(self, seed)
 
     def rules(self) -> str:
-        return (
+        rules = (
             "You play rock-paper-scissors against one opponent. Rock beats scissors, scissors "
             "beats paper, paper beats rock. Both players throw at the same time. "
             "rock-paper means: you threw rock, the opponent threw paper."
         )
+        return f"{rules} {_PREDICTORS}" if self.summary == "predictors" else rules
 
     def instance(self, seat: int) -> str:
+        if self.summary == "predictors":
+            return "A game has many throws."  # the same prompt for games of every length
         return "1 throw a game." if self.throws == 1 else f"{self.throws} throws a game."
 
     def example_action(self) -> str:

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pyspiel
 from transformers import PreTrainedModel
 
 from mage.agent.chat import Ids
 from mage.config.sections import LearnOptions
 from mage.engines.base import run
 from mage.environments.base import Environment
-from mage.environments.openspiel import OpenSpiel, OpenSpielState
+from mage.environments.openspiel import OpenSpiel, OpenSpielState, load_game
 from mage.evaluation.game_tree import TooLarge, chanced, moved, roots
 from mage.learn.supervised import reply_logprobs
 from mage.memory.base import Entry
@@ -39,18 +40,20 @@ class Decision(NamedTuple):
 
 
 Situation = tuple[Decision, ...]
+Choice = tuple[OpenSpielState, str]  # a position and the move that was made in it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
     """One way through a game: the deal's chance, both sides' decisions, the recap and the score.
 
-    `answers` are the opponent's decisions as (position, move).
+    `choices` are the agent's decisions and `answers` the opponent's, as (position, move).
     """
 
     chance: float
     decisions: tuple[Decision, ...]
-    answers: tuple[tuple[OpenSpielState, str], ...]
+    choices: tuple[Choice, ...]
+    answers: tuple[Choice, ...]
     recap: str
     score: float
 
@@ -70,13 +73,16 @@ class Exact:
 
     `unread`: mean probability, over situations, of replies that are not a legal move in its plain
     spelling; move probabilities are conditional on a legal move. `left_out`: the largest total
-    probability, over opponents and seats, of the records that were not followed.
+    probability, over opponents and seats, of the records that were not followed. `exploitability`:
+    what a best response wins against the policy of the first episode, mean of both seats, minus the
+    value of the game; None if OpenSpiel cannot compute it for this game.
     """
 
     cells: tuple[ExactCell, ...]
     situations: int
     unread: float
     left_out: float
+    exploitability: float | None = None
 
     @property
     def overall(self) -> ExactCell:
@@ -118,7 +124,25 @@ def exact_scores(
     ]
     situations = sum(table.situations for table in tables)
     unread = sum(table.unread for table in tables) / situations
-    return Exact((*summary, *cells), situations, unread, max(table.left_out for table in tables))
+    return Exact(
+        cells=(*summary, *cells),
+        situations=situations,
+        unread=unread,
+        left_out=max(table.left_out for table in tables),
+        exploitability=_exploitability(setting.environment, tables),
+    )
+
+
+def _exploitability(game: Environment, tables: Sequence["_Table"]) -> float | None:
+    """Exploitability of the policy of the first episode, by OpenSpiel."""
+    assert isinstance(game, OpenSpiel), "checked before"
+    spiel = load_game(game.spiel_game())
+    kind = spiel.get_type()
+    sums = (pyspiel.GameType.Utility.ZERO_SUM, pyspiel.GameType.Utility.CONSTANT_SUM)
+    if kind.utility not in sums or not kind.provides_information_state_string:
+        return None
+    policy = {name: moves for table in tables for name, moves in table.first_policy().items()}
+    return float(pyspiel.exploitability(spiel, policy))
 
 
 def _check(setting: Setting) -> None:
@@ -159,6 +183,7 @@ class _Table:
         self.lines = list(_lines(setting.environment, seat))
         self.remembers = bool(self._shown((self.lines[0].recap,), ""))
         self.situations, self.unread, self.left_out = 0, 0.0, 0.0
+        self.first: dict[Situation, dict[str, float]] = {}  # the policy of the first episode
         answers = {name: [_likely(line, name, seat) for line in self.lines] for name in opponents}
         chances: dict[str, dict[Record, float]] = {name: {(): 1.0} for name in opponents}
         self.scores: dict[str, tuple[float, ...]] = dict.fromkeys(opponents, ())
@@ -211,6 +236,9 @@ class _Table:
             )
         )
 
+        if number == 0:
+            self.first = {situation: moves for (_, situation), moves in table.items()}
+
         def product(record: Record, line: Line) -> float:
             return math.prod(
                 table[record, _situation(line, made)][decision.word]
@@ -218,6 +246,16 @@ class _Table:
             )
 
         return {record: [product(record, line) for line in self.lines] for record in records}
+
+    def first_policy(self) -> dict[str, list[tuple[int, float]]]:
+        """The policy of the first episode by OpenSpiel's information states and actions."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for line in self.lines:
+            for made, (state, _) in enumerate(line.choices):
+                moves = self.first[_situation(line, made)]
+                name = state.spiel.information_state_string(self.seat)
+                found[name] = [(state.number(word), chance) for word, chance in moves.items()]
+        return found
 
     def _prompt(self, number: int, record: Record, line: Line, made: int) -> Ids:
         chat = self.setting.agent.chat
@@ -290,32 +328,38 @@ def _likely(line: Line, opponent: str, seat: int) -> float:
 def _lines(game: Environment, seat: int) -> Iterator[Line]:
     """All ways through a game, those of probability 0 included."""
     assert isinstance(game, OpenSpiel), "checked before"
-    stack: list[tuple[float, OpenSpielState, Situation, tuple[tuple[OpenSpielState, str], ...]]] = [
-        (chance, root, (), ()) for chance, root in roots(game)
+    stack: list[tuple[float, OpenSpielState, Situation, tuple[Choice, ...], tuple[Choice, ...]]] = [
+        (chance, root, (), (), ()) for chance, root in roots(game)
     ]
     count = 0
     while stack:
-        chance, state, decisions, answers = stack.pop()
+        chance, state, decisions, choices, answers = stack.pop()
         if state.spiel.is_terminal():
             count += 1
             if count > MAX_LINES:
                 raise TooLarge(
                     f"{game.game} has more than {MAX_LINES} lines of play; no exact scores"
                 )
-            yield Line(chance, decisions, answers, state.recap(seat), state.scores()[seat])
+            yield Line(chance, decisions, choices, answers, state.recap(seat), state.scores()[seat])
         elif state.spiel.is_chance_node():
             stack += [
-                (chance * likely, chanced(state, action), decisions, answers)
+                (chance * likely, chanced(state, action), decisions, choices, answers)
                 for action, likely in state.spiel.chance_outcomes()
             ]
         elif state.spiel.current_player() == seat:
             here = state.observe(seat), state.legal()
             stack += [
-                (chance, moved(state, word), (*decisions, Decision(*here, word)), answers)
+                (
+                    chance,
+                    moved(state, word),
+                    (*decisions, Decision(*here, word)),
+                    (*choices, (state, word)),
+                    answers,
+                )
                 for word in state.legal()
             ]
         else:
             stack += [
-                (chance, moved(state, word), decisions, (*answers, (state, word)))
+                (chance, moved(state, word), decisions, choices, (*answers, (state, word)))
                 for word in state.legal()
             ]

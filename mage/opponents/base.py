@@ -36,11 +36,17 @@ class Opponent(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str]
     policy_is: ClassVar[Knowledge] = "exact"  # exact ceilings need "exact"
+    trains_only: ClassVar[bool] = False  # a part of a training run: it plays in no evaluation
 
     @classmethod
     def plays(cls, environment: Environment) -> bool:
         """Whether it can play this environment; the default is every environment."""
         return True
+
+    @classmethod
+    def players(cls) -> tuple[str, ...]:
+        """The names of all players, if this is a fixed population such as `roshambo`."""
+        return ()
 
     @abstractmethod
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
@@ -148,8 +154,13 @@ class Population(BaseModel):
     ood: dict[str, float] = {}
 
     def pool(self, split: Split) -> dict[str, float]:
-        """The shares of a split, which sum to 1; `test` is the training pool unless it is set."""
-        chosen = getattr(self, split) or (self.train if split == "test" else {})
+        """The shares of a split, which sum to 1.
+
+        Unless it is set, `test` is the training pool without opponents that only train.
+        """
+        chosen: dict[str, float] = getattr(self, split) or (self.train if split == "test" else {})
+        if split != "train":
+            chosen = {name: share for name, share in chosen.items() if not find(name).trains_only}
         total = sum(chosen.values())
         return {name: share / total for name, share in chosen.items()} if total else {}
 
@@ -201,6 +212,20 @@ def find(name: str) -> Opponent:
         raise ValueError(
             f"opponent {name!r}: {where} = {first['input']!r}: {first['msg']}"
         ) from None
+
+
+def members(population: str) -> tuple[str, ...]:
+    """The players of a population: `roshambo` (all its programs), or names with commas between."""
+    kinds = known()
+    names = [
+        one
+        for name in population.split(",")
+        for one in ((kinds[name].players() if name in kinds else ()) or (name,))
+    ]
+    for name in names:
+        if isinstance(find(name), Family) and find(name).model_dump()["seed"] is None:
+            raise ValueError(f"{name} is a family; name players of it, for example {name}-0")
+    return tuple(dict.fromkeys(names))
 
 
 def option_names(kind: type[Opponent]) -> list[str]:

@@ -1,9 +1,9 @@
 """The programs of the RoShamBo competition, as OpenSpiel ships them.
 
 `roshambo-greenberg` is one of 43 programs that people wrote. They are for tests: no shipped recipe
-trains against them. A program keeps state between its throws, so every running game has a live
-program, which is stepped once a throw. If a game is not the continuation of what its program has
-seen, the program is built anew and replays the game. It starts anew in every episode.
+trains against them. A program keeps state between its throws, so every running game (a `State`)
+has a live program, which is stepped once a throw. The first question about a game builds a program
+and replays the throws so far. A program starts anew in every episode.
 
 All programs draw from the C library's random numbers. Every match has its own state of that
 generator, seeded from the game's seed and active only while its program runs. So matches are
@@ -46,45 +46,42 @@ class RoShamBo(Opponent):
         return program
 
     @classmethod
+    def players(cls) -> tuple[str, ...]:
+        return tuple(f"{cls.name}-{name}" for name in sorted(pyspiel.roshambo_bot_names()))
+
+    @classmethod
     def plays(cls, environment: Environment) -> bool:
         return is_kind_of(environment, "rock_paper_scissors")
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         """The program's next throw with probability 1: the game's seed fixes its choices."""
         assert isinstance(state, RockPaperScissorsState), "it plays rock-paper-scissors only"
-        throws = [(THROWS.index(one), THROWS.index(two)) for one, two in state.rounds(0)]
         match = _matches().get(state)
-        if match is None or not match.is_continued_by(self.program, seat, throws):
+        if match is None or (match.program, match.seat) != (self.program, seat):
             match = Match(self.program, seat, derive(state.seed, "roshambo", self.program))
             _matches()[state] = match
-        return {THROWS[match.throw_after(throws)]: 1.0}
+        for one, two in state.rounds(0)[match.seen :]:
+            match.see((THROWS.index(one), THROWS.index(two)))
+        return {THROWS[match.next]: 1.0}
 
 
 class Match:
-    """A program in a running match."""
+    """A program in a running match. `next` is its next throw after all throws that it has seen."""
 
     def __init__(self, program: str, seat: int, seed: int) -> None:
-        self.program, self.seat = program, seat
-        self.throws: list[Pair] = []
+        self.program, self.seat, self.seen = program, seat, 0
         self._numbers = ctypes.create_string_buffer(_RANDOM_BYTES)
         before = _c_library().initstate(seed % 2**31, self._numbers, _RANDOM_BYTES)
         self._bot = pyspiel.make_roshambo_bot(seat, program)
         _c_library().setstate(before)
         self._game = _game().new_initial_state()
-        self._next = self._step()
+        self.next = self._step()
 
-    def is_continued_by(self, program: str, seat: int, throws: list[Pair]) -> bool:
-        """Whether these throws begin with all throws that this program has seen."""
-        same = (program, seat) == (self.program, self.seat)
-        return same and throws[: len(self.throws)] == self.throws
-
-    def throw_after(self, throws: list[Pair]) -> int:
-        """The program's next throw after these throws of both seats."""
-        for pair in throws[len(self.throws) :]:
-            self._game.apply_actions(list(pair))
-            self.throws.append(pair)
-            self._next = self._step()
-        return self._next
+    def see(self, pair: Pair) -> None:
+        """Take in one throw of both seats."""
+        self._game.apply_actions(list(pair))
+        self.seen += 1
+        self.next = self._step()
 
     def _step(self) -> int:
         with self._own_random_numbers():

@@ -1,7 +1,7 @@
 """One episode against the task's opponent, and the reflection after it."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from mage.agent.agent import (
@@ -15,7 +15,7 @@ from mage.agent.chat import Ids
 from mage.agent.history import History, PastTurn, Prompt
 from mage.environments.base import Environment, State
 from mage.memory.base import Memory
-from mage.opponents.base import meet, move_rng
+from mage.opponents.base import Opponent, meet, move_rng
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, Move, Task, Turn
 
@@ -26,7 +26,11 @@ FORFEITED, RAN_OUT = "You gave no legal move and forfeited.", "The turns ran out
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Everything that a meta-episode needs besides its task."""
+    """Everything that a meta-episode needs besides its task.
+
+    `rivals` are opponents that exist in this process only, by the name in the task: the frozen
+    copies of a league.
+    """
 
     environment: Environment
     agent: Agent
@@ -36,6 +40,11 @@ class Setting:
     stop_on_success: bool = False
     illegal_penalty: float = 0.5
     length_penalty: float = 0.0
+    rivals: Mapping[str, Opponent] = field(default_factory=dict)
+
+    def meet(self, task: Task) -> Opponent:
+        """The player on the other side of a task."""
+        return self.rivals.get(task.opponent) or meet(task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ async def play_episode(
     memory = ""
     ending: Ending = "finished"
     while True:
-        await _let_opponent_move(environment, place, state, moves)
+        await _let_opponent_move(setting, place, state, moves)
         if state.turn() is None:
             break
         if len(turns) == environment.max_turns:
@@ -94,12 +103,11 @@ def opening_text(environment: Environment, seat: int, observation: str) -> str:
 
 
 async def _let_opponent_move(
-    environment: Environment, place: Place, state: State, moves: list[Move]
+    setting: Setting, place: Place, state: State, moves: list[Move]
 ) -> None:
     while (mover := state.turn()) is not None and mover != place.task.seat:
-        action = await meet(place.task).think(
-            state, mover, move_rng(place.task, environment, place.number, len(moves))
-        )
+        rng = move_rng(place.task, setting.environment, place.number, len(moves))
+        action = await setting.meet(place.task).think(state, mover, rng)
         moves.append(Move(mover, action))
         state.apply(action)
 
@@ -125,10 +133,10 @@ async def _take_turn(
     agent, seat = setting.agent, place.task.seat
     observation = state.observe(seat)
     message = observation if not turns or turns[-1].legal else illegal_text(observation)
-    if turns:
+    if turns and agent.window != 0:
         prompt = history.next(message)
     else:
-        prompt = history.begin(opening_prompt(setting, seat, place.number, memory, observation))
+        prompt = history.begin(opening_prompt(setting, seat, place.number, memory, message))
     seed = derive(place.seed, place.number, len(turns))
     prompt, completion = await _reply(agent, history, prompt, message, seed)
     turn, written = _judge(setting, state, seat, prompt, completion)

@@ -125,16 +125,17 @@ class _RandomPlayer:
     async def _play_episode(self, number: int, notebook: Notebook) -> list[int]:
         environment, agent = self.setting.environment, self.setting.agent
         state = environment.start(environment.episode_seed(self.seed, number))
-        history, opening, sizes = agent.history(), "", list[int]()
+        history, opening, memory, sizes = agent.history(), "", "", list[int]()
         while (mover := state.turn()) is not None and len(sizes) < environment.max_turns:
             action = random_move(state, self.rng)
             if mover == self.seat:
                 observation = state.observe(mover)
-                if sizes:
-                    prompt = history.next(observation)
-                else:
+                if not sizes:
                     opening = f"{environment.instance(mover)} {observation}"
                     memory = await notebook.show(opening, self._ask)
+                if sizes and agent.window != 0:
+                    prompt = history.next(observation)
+                else:
                     ids = opening_prompt(self.setting, mover, number, memory, observation)
                     prompt = history.begin(ids)
                 sizes.append(len(prompt.ids))

@@ -10,10 +10,10 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from mage.config.menus import find_item
 from mage.credit.samples import assign_credit, make_samples
@@ -40,6 +40,7 @@ from mage.training.dealing import (
 from mage.training.device_errors import explain_device_errors
 from mage.training.distributed import launch_ranks, recipe_of_rank
 from mage.training.evaluations import RunEvaluations, last_score
+from mage.training.league import LeagueTable, league_of
 from mage.training.memory_usage import memory_usage
 from mage.training.metrics import credit_sums, means, play_sums
 from mage.training.rank_log import log
@@ -145,12 +146,20 @@ class Trainer:
             start=source if is_adapter(source) else None,
         )
         self.evaluations = RunEvaluations(folder, self.components, ranks, callback, stop)
+        self.league = self._make_league(source if is_adapter(source) else None)
         self.done = 0
         self.best: tuple[float, int] | None = None
         self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
         self._saved: tuple[int, tuple[float, int] | None] | None = None
         self._whole = True  # the weights are those after update `done`
         self.warnings = UpdateWarnings()
+
+    def _make_league(self, start: Path | None) -> LeagueTable | None:
+        """The frozen copies of the agent, if they are among the training opponents."""
+        name = league_of(self.recipe)
+        if name is None:
+            return None
+        return LeagueTable(name, self.folder.path / "league", self.components, start)
 
     def resume(self) -> None:
         """Load the newest whole checkpoint, if there is one; broken ones give a warning."""
@@ -162,6 +171,8 @@ class Trainer:
             self.done, self.best = loaded.update, read_best(loaded.state)
             stored = loaded.state.get("evaluations", ())
             self.lengths = loaded.state.get("lengths", {})
+            if self.league is not None:
+                self.league.from_state(loaded.state["league"])
         self.components.engine.refresh(self.done)
         if self.ranks.is_main:
             check_progress(self.folder, self.done, stored)
@@ -221,6 +232,9 @@ class Trainer:
         counted = credit.everyone if not self.ranks.deals_members or self.ranks.is_main else []
         sums = self.ranks.gather(play_sums(metas) | credit_sums(counted))
         figures: Metrics = {"update": number} | means(sums) | learned
+        if self.league is not None:
+            self.league.learn_scores(metas, self.ranks)
+            figures |= self.league.figures()
         if lines := self.warnings.check(figures):
             figures["warnings"] = lines
         engine = {f"play_{name}": seconds - spent[name] for name, seconds in played.items()}
@@ -231,8 +245,12 @@ class Trainer:
     def _play(self, number: int) -> list[MetaEpisode]:
         """This rank's meta-episodes of an update."""
         tasks_PG = draw_tasks(self.recipe, number)
-        play = partial(play_groups, self.components.setting(), gather=self.ranks.gather)
-        seed = derive(self.recipe.run.seed, "play", number)
+        setting, seed = self.components.setting(), derive(self.recipe.run.seed, "play", number)
+        if self.league is not None:
+            self.league.grow(self.done, self.learner.trainable, self.ranks)
+            tasks_PG, rivals = self.league.deal(tasks_PG, seed)
+            setting = replace(setting, rivals=rivals)
+        play = partial(play_groups, setting, gather=self.ranks.gather)
         if self.ranks.deals_members:
             rank_of = deal_members(tasks_PG, self.ranks.size, self.lengths)
             return play(tasks_PG, seed, mine=lambda *place: rank_of[place] == self.ranks.rank)
@@ -252,6 +270,8 @@ class Trainer:
         entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
         samples = make_samples(credits, reflections=self.done >= self.recipe.learn.reflect_from)
         self.components.engine.release()
+        if self.league is not None:
+            self.league.release()
         count, seconds = self.learner.compilations()
         with self.learner.reporting(self.callback.on_compile):
             learned = asdict(self.learner.update(samples, entropy=entropy, update=self.done))
@@ -300,11 +320,13 @@ class Trainer:
         if self._saved == (self.done, self.best):
             return
         log.info("update %d: save", self.done)
-        state = {
+        state: dict[str, Any] = {
             "best": self.best,
             "evaluations": self.folder.evaluation_names(),
             "lengths": self.lengths,
         }
+        if self.league is not None:
+            state["league"] = self.league.to_state()
         self.learner.save(self.folder.checkpoints, update=self.done, state=state)
         self._saved = (self.done, self.best)
         if self.ranks.is_main:

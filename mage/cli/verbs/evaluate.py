@@ -1,14 +1,13 @@
 """`mage evaluate`: the figures of an agent on a fixed panel."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from mage.cli.terminal import PIPE, UsageError, console, say
-from mage.cli.terminal.tables import plain_table
+from mage.cli.verbs import exact_table, population_table
 from mage.cli.verbs.arguments import (
     OVERRIDES,
     AsJson,
@@ -17,7 +16,6 @@ from mage.cli.verbs.arguments import (
     print_json,
     split_words,
 )
-from mage.environments.base import SEATS
 from mage.run_folder import RunFolder
 from mage.types import Split
 
@@ -75,10 +73,18 @@ def evaluate(
     memory: MemoryOf = None,
     panel: Panel = "final",
     exact: IsExact = False,
+    players: exact_table.Players = 100,
     compare: Compare = None,
+    population: population_table.Population = None,
+    throws: population_table.Throws = None,
+    matches: population_table.Matches = 2,
+    references: population_table.References = "",
+    page: population_table.Page = None,
     as_json: AsJson = False,
 ) -> None:
     """Play a fixed panel and show every figure with its 95 % interval.
+
+    With --population, play matches against every member of a named population instead.
 
     Any option of the recipe can be changed with --section.option=value.
     """
@@ -93,10 +99,22 @@ def evaluate(
     from mage.evaluation.compare import compare as compare_pairs
 
     notes = None if memory is None else make_notes(memory)
+    if population is None and (throws or references or page):
+        raise UsageError("--throws, --references and --page need --population.")
+    if population is not None:
+        if exact or compare or size:
+            raise UsageError("--population plays no panel. Leave out --exact, --compare, --size.")
+        overrides += [f"--environments.throws={throws}"] if throws else []
+        candidate = find_candidate(name, overrides, checkpoint, say)
+        population_table.show_population(
+            candidate, population, matches, references, notes, page, as_json
+        )
+        return
     if exact:
         if compare or size or panel != "final":
             raise UsageError("--exact plays no panel. Leave out --compare, --size and --panel.")
-        _evaluate_exactly(find_candidate(name, overrides, checkpoint, say), split, notes, as_json)
+        candidate = find_candidate(name, overrides, checkpoint, say)
+        exact_table.show_exact(candidate, split, notes, players, as_json)
         return
     candidates = [find_candidate(one, overrides, checkpoint, say) for one in chosen]
     found = [_play(candidate, split, panel, size, notes) for candidate in candidates]
@@ -187,43 +205,6 @@ def _show_evaluations(
             f"left out because the window is narrow: {', '.join(hidden)}; --json shows all",
             style="dim",
         )
-
-
-def _evaluate_exactly(one: "Candidate", split: Split, notes: Any, as_json: bool) -> None:
-    from mage.evaluation.exact import exact_scores
-
-    with console(stderr=True).status(f"{one.title}: computing the policy in every situation"):
-        recipe, setting = (
-            one.components.recipe,
-            one.components.setting(evaluating=True, memory=notes),
-        )
-        found = exact_scores(
-            setting, one.components.weights(), recipe.population().pool(split), recipe.learn
-        )
-    keep = "as in the recipe" if notes is None else notes.keep
-    if as_json:
-        print_json(
-            {"of": one.title, "update": one.update, "split": split, "memory": keep, **asdict(found)}
-        )
-        return
-    rows = [
-        (
-            cell.opponent or "all",
-            "both" if cell.seat is None else SEATS[cell.seat],
-            *(f"{score:+.4f}" for score in cell.scores),
-        )
-        for cell in found.cells
-    ]
-    episodes = [f"episode {number + 1}" for number in range(len(found.overall.scores))]
-    title = f"{one.title}, update {one.update}: exact score per episode, "
-    title += f"{split} opponents, memory {keep}"
-    out = console()
-    out.print(plain_table(("opponent", "seat", *episodes), rows, title))
-    out.print(
-        f"{found.situations:,} situations; replies that are not legal moves {found.unread:.2%}; "
-        f"probability of courses that were left out {found.left_out:.1e}",
-        style="dim",
-    )
 
 
 def _bill(one: "Candidate") -> dict[str, dict[str, float]]:

@@ -1,0 +1,155 @@
+"""The table of `mage evaluate --population`: a player against every member of a population."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mage.cli.terminal import console
+from mage.cli.terminal.tables import plain_table
+from mage.cli.verbs.arguments import print_json
+
+if TYPE_CHECKING:  # these are slow to load
+    from mage.api.agents import Candidate
+    from mage.evaluation.population import PopulationResult
+    from mage.evaluation.statistics import Estimate
+
+Population = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Play every member: roshambo, or names with commas."),
+]
+Throws = Annotated[int | None, typer.Option(min=1, help="Throws of an episode, with --population.")]
+Matches = Annotated[int, typer.Option(min=1, help="Matches against each member.")]
+References = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES",
+        help="Opponents that play the same matches, with commas: bayes-pairs,predictors-best. "
+        "members: every member of the population.",
+    ),
+]
+Page = Annotated[Path | None, typer.Option(help="Write the whole table to this Markdown file.")]
+_HEADER = ("opponent", "mean return", "95 % interval", "beaten")
+
+
+def show_population(
+    candidate: "Candidate",
+    population: str,
+    matches: int,
+    references: str,
+    memory: Any,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Play all matches of the candidate and of the references; print the tables."""
+    from mage.evaluation import population as played
+    from mage.opponents.base import members
+
+    setting = candidate.components.setting(evaluating=True, memory=memory)
+    world, title = setting.environment, f"{candidate.title}, update {candidate.update}"
+    tasks = played.make_matches(world, population, matches)
+    names = [one for name in references.split(",") if name for one in _expand(name, population)]
+    units, done = int(world.model_dump().get("throws", 1)), 0
+    with console(stderr=True).status(f"{title}: {len(tasks)} matches") as status:
+
+        def count(row: object) -> None:
+            nonlocal done
+            done += 1
+            status.update(f"{title}: match {done} of {len(tasks)}")
+
+        results = [played.summarise_matches(title, played.play_agent(setting, tasks, count), units)]
+        for number, name in enumerate(names, start=1):
+            status.update(f"reference {name}, {number} of {len(names)}")
+            found = played.play_reference(name, world, tasks, setting.episodes)
+            results.append(played.summarise_matches(name, found, units))
+    about = {
+        "population": population,
+        "members": len(members(population)),
+        "matches": matches,
+        "episodes": setting.episodes,
+        "throws": units,
+    }
+    if page is not None:
+        page.write_text(_markdown(results, about), encoding="utf-8")
+    if as_json:
+        print_json(about | {"players": [result.to_json() for result in results]})
+        return
+    _print(results, about)
+
+
+def _expand(name: str, population: str) -> tuple[str, ...]:
+    from mage.opponents.base import members
+
+    return members(population) if name == "members" else (name,)
+
+
+def _describe(about: dict[str, Any]) -> str:
+    shape = f"{about['episodes']} x {about['throws']} throws"
+    return (
+        f"{about['members']} members of {about['population']}, "
+        f"{about['matches']} matches of {shape} against each"
+    )
+
+
+def _print(results: list["PopulationResult"], about: dict[str, Any]) -> None:
+    out = console()
+    out.print(plain_table(_HEADER, _member_rows(results[0]), results[0].player))
+    header, rows = _summary(results)
+    out.print(plain_table(header, rows, _describe(about)))
+
+
+def _member_rows(result: "PopulationResult") -> list[tuple[str, ...]]:
+    ordered = sorted(result.against, key=lambda one: one.mean_return.value)
+    return [
+        (
+            one.member,
+            f"{one.mean_return.value:+.1f}",
+            _interval(one.mean_return),
+            "yes" if one.is_surely_beaten else "perhaps" if one.is_beaten else "no",
+        )
+        for one in ordered
+    ]
+
+
+def _summary(results: list["PopulationResult"]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """One line per player: its population return, the number of members beaten, the worst."""
+    header: tuple[str, ...] = (
+        "player",
+        "population return",
+        "95 % interval",
+        "beaten",
+        "surely",
+        "worst",
+    )
+    several = len(results[0].by_episode) > 1
+    if several:
+        header += ("score a throw by episode",)
+    rows: list[tuple[str, ...]] = []
+    for result in results:
+        row = (
+            result.player,
+            f"{result.population_return.value:+.1f}",
+            _interval(result.population_return),
+            f"{result.beaten}",
+            f"{result.surely_beaten}",
+            f"{result.worst.mean_return.value:+.1f} ({result.worst.member})",
+        )
+        by_episode = " ".join(f"{episode.value:+.3f}" for episode in result.by_episode)
+        rows.append((*row, by_episode) if several else row)
+    return header, rows
+
+
+def _interval(one: "Estimate") -> str:
+    return "-" if one.count < 2 else f"[{one.low:+.0f}, {one.high:+.0f}]"
+
+
+def _markdown(results: list["PopulationResult"], about: dict[str, Any]) -> str:
+    header, rows = _summary(results)
+    parts = [f"# {results[0].player}", f"{_describe(about)}.", _pipe_table(header, rows)]
+    parts.append(_pipe_table(_HEADER, _member_rows(results[0])))
+    return "\n\n".join(parts) + "\n"
+
+
+def _pipe_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

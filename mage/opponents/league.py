@@ -1,0 +1,83 @@
+"""The league: frozen earlier copies of the agent as opponents.
+
+`league-20` in a training pool stands for all copies so far. A copy is taken before the first update
+and after every 20 updates. Each update draws a few copies, hard ones more often: a copy counts
+exp(-hardness * s), where s is the agent's mean score against it. `league-20-1.0-2-40` is the copy
+that was taken after update 40. `mage.training.league` keeps the copies and their weights.
+
+A copy is stationary: it plays without memory and sees the running episode only.
+"""
+
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from pydantic import ConfigDict, Field, PrivateAttr
+
+from mage.agent.agent import Agent, episode_text
+from mage.agent.history import History, PastTurn
+from mage.environments.base import Environment, State
+from mage.opponents.base import Knowledge, Opponent
+from mage.seeds import derive
+
+
+class League(Opponent):
+    """Frozen earlier copies of the agent; only in opponents.train."""
+
+    name: ClassVar[str] = "league"
+    policy_is: ClassVar[Knowledge] = "unknown"
+    trains_only: ClassVar[bool] = True
+    every: int = Field(20, ge=1, description="updates between two new copies")
+    hardness: float = Field(
+        1.0, ge=0, le=100, description="how much more often hard copies play; 0 = all equally often"
+    )
+    at_once: int = Field(2, ge=1, le=16, description="copies that play in one update")
+    copy_of: int | None = Field(
+        None, ge=0, description="the update after which the copy was taken; set by training"
+    )
+
+    @classmethod
+    def plays(cls, environment: Environment) -> bool:
+        return environment.multi_agent
+
+    def policy(self, state: State, seat: int) -> Mapping[str, float]:
+        raise ValueError(f"{self.name} plays in training only: its copies belong to a run")
+
+    def freeze(self, agent: Agent, environment: Environment) -> "FrozenAgent":
+        """A player for the copies: the engine of this agent holds the weights of one of them."""
+        return FrozenAgent(agent=agent, environment=environment)
+
+    def copy_name(self, update: int) -> str:
+        """The name of the copy that was taken after an update."""
+        return f"{self.name}-{self.every}-{self.hardness}-{self.at_once}-{update}"
+
+
+class FrozenAgent(Opponent):
+    """One copy: an agent whose engine holds frozen weights. Tasks of its name are given to it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    policy_is: ClassVar[Knowledge] = "unknown"
+    agent: Any  # an Agent
+    environment: Any  # an Environment
+    _histories: WeakKeyDictionary[State, History] = PrivateAttr(default_factory=WeakKeyDictionary)
+
+    def policy(self, state: State, seat: int) -> Mapping[str, float]:
+        raise ValueError("a frozen copy has no exact policy; it is asked with `think`")
+
+    async def think(self, state: State, seat: int, rng: random.Random) -> str:
+        """The copy's move; a random legal move if its reply names none."""
+        agent: Agent = self.agent
+        observation = state.observe(seat)
+        known = self._histories.get(state)
+        if known is None or agent.window == 0:
+            known = self._histories[state] = agent.history()
+            text = episode_text(self.environment, seat, "", 1, 1, observation)
+            prompt = known.begin(agent.begin(self.environment, text))
+        else:
+            prompt = known.next(observation)
+        completion = await agent.reply(prompt.ids, derive(rng.getrandbits(60), "league"))
+        written = agent.read(completion)
+        known.add(PastTurn(observation, agent.past_reply(completion, written), written))
+        action = None if written is None else state.read(written)
+        return rng.choice(state.legal()) if action is None else action

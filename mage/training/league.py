@@ -1,0 +1,204 @@
+"""Frozen copies of the agent in training: their weights, their scores, and which of them play.
+
+The weights of a copy are one file in the run folder. The checkpoint holds the list of copies with
+the SHA-256 of their files and the agent's scores against them, so a resumed run draws the same
+copies and ends with the same metrics. Copies play in engines of their own with a second set of
+weights, which is overwritten when another copy plays.
+"""
+
+import copy
+import hashlib
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from mage.agent.agent import Agent
+from mage.config.recipe import Recipe
+from mage.learn.learner import make_trainable
+from mage.learn.ranks import Ranks
+from mage.learn.trainable import Trainable
+from mage.opponents.base import Opponent, find
+from mage.run_folder import DamagedError
+from mage.seeds import derive
+from mage.training.build import Components
+from mage.types import MetaEpisode, Task
+
+_MEMORY = 0.5  # weight of the newest update in the mean score against a copy
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A frozen copy. `score` is the agent's mean score against it, recent updates first."""
+
+    update: int
+    sha256: str
+    score: float = 0.0
+    met: int = 0  # updates in which it has played
+
+
+def league_of(recipe: Recipe) -> str | None:
+    """The name of the league in the training pool, if there is one."""
+    names = [name for name in recipe.population().pool("train") if find(name).trains_only]
+    if len(names) > 1:
+        raise ValueError(f"opponents.train has several leagues ({', '.join(names)}); use one")
+    if names and recipe.learn.shard != "none":
+        raise ValueError('a league needs learn.shard = "none": every rank holds whole copies')
+    return names[0] if names else None
+
+
+def draw_copies(
+    copies: Sequence[Copy], hardness: float, count: int, rng: random.Random
+) -> list[Copy]:
+    """Up to `count` different copies, hard ones more often."""
+    left, drawn = list(copies), list[Copy]()
+    while left and len(drawn) < count:
+        weights = [math.exp(-hardness * one.score) for one in left]
+        drawn.append(rng.choices(left, weights)[0])
+        left.remove(drawn[-1])
+    return drawn
+
+
+class LeagueTable:
+    """All copies of a run, and the engines in which the drawn ones play."""
+
+    def __init__(self, name: str, folder: Path, components: Components, start: Path | None) -> None:
+        self.name, self.folder, self.components = name, folder, components
+        options: Any = find(name)  # a League: menu items are known by name only
+        self.options = options
+        self.copies: list[Copy] = []
+        self.players = [_Player(options, components, start) for _ in range(options.at_once)]
+
+    # -- growth
+
+    def grow(self, update: int, trainable: Trainable, ranks: Ranks) -> None:
+        """Take a copy of the agent if one is due after this update."""
+        if update % self.options.every or any(one.update == update for one in self.copies):
+            return
+        if ranks.is_main:
+            self._write(update, trainable)
+        ranks.barrier()
+        self.copies.append(Copy(update, _hash(self._path(update))))
+
+    def _write(self, update: int, trainable: Trainable) -> None:
+        self.folder.mkdir(exist_ok=True)
+        partial = self._path(update).with_suffix(".partial")
+        held = {name: value.detach().cpu().contiguous() for name, value in _masters(trainable)}
+        save_file(held, partial)
+        partial.replace(self._path(update))
+
+    def _path(self, update: int) -> Path:
+        return self.folder / f"update_{update:06d}.safetensors"
+
+    # -- play
+
+    def deal(
+        self, tasks_PG: Sequence[Sequence[Task]], seed: int
+    ) -> tuple[list[list[Task]], dict[str, Opponent]]:
+        """Tasks with copies in place of the league, and the players of these copies."""
+        rng = random.Random(derive(seed, "league"))
+        drawn = draw_copies(self.copies, self.options.hardness, self.options.at_once, rng)
+        names = [self.options.copy_name(one.update) for one in drawn]
+        for player, one in zip(self.players, drawn, strict=False):
+            player.load(self._path(one.update), one.sha256, one.update)
+        rivals = {name: player.opponent for name, player in zip(names, self.players, strict=False)}
+        dealt = [
+            [
+                replace(task, opponent=names[group % len(names)])
+                if task.opponent == self.name
+                else task
+                for task in row
+            ]
+            for group, row in enumerate(tasks_PG)
+        ]
+        return dealt, rivals
+
+    def learn_scores(self, metas: Sequence[MetaEpisode], ranks: Ranks) -> None:
+        """Update the mean scores against the copies that have just played."""
+        shares = ranks.gather(_sums(metas))
+        self.copies = [
+            self._with_score(one, [share[name] for share in shares if name in share])
+            for one in self.copies
+            for name in [self.options.copy_name(one.update)]
+        ]
+
+    def _with_score(self, one: Copy, sums: Sequence[tuple[float, int]]) -> Copy:
+        games = sum(count for _, count in sums)
+        if not games:
+            return one
+        score = math.fsum(total for total, _ in sums) / games
+        weight = 1.0 if one.met == 0 else _MEMORY
+        return replace(one, score=one.score + weight * (score - one.score), met=one.met + 1)
+
+    def figures(self) -> dict[str, float]:
+        """Metrics of an update."""
+        met = [one.score for one in self.copies if one.met]
+        hardest = {"league_hardest": min(met)} if met else {}
+        return {"league_copies": float(len(self.copies)), **hardest}
+
+    def release(self) -> None:
+        """Free memory that only play needs."""
+        for player in self.players:
+            player.engine.release()
+
+    # -- checkpoint
+
+    def to_state(self) -> list[list[float | str]]:
+        return [[one.update, one.sha256, one.score, one.met] for one in self.copies]
+
+    def from_state(self, state: Sequence[Sequence[Any]]) -> None:
+        """The copies of a checkpoint; a missing or changed file is an error."""
+        self.copies = [Copy(int(a), str(b), float(c), int(d)) for a, b, c, d in state]
+        for one in self.copies:
+            _check(self._path(one.update), one.sha256)
+
+
+class _Player:
+    """A second set of weights with its own engine."""
+
+    def __init__(self, options: Any, components: Components, start: Path | None) -> None:
+        recipe = components.recipe
+        self.model = copy.deepcopy(components.weights())
+        learn = recipe.learn.model_copy(update={"kl": 0.0})
+        self.trainable = make_trainable(self.model, learn, seed=recipe.run.seed, start=start)
+        self.engine = recipe.engine()(self.model, components.chat)
+        agent: Agent = replace(components.agent(evaluating=False), engine=self.engine)
+        self.opponent: Opponent = options.freeze(agent, recipe.environment())
+
+    def load(self, path: Path, sha256: str, update: int) -> None:
+        """Take the weights of a copy."""
+        _check(path, sha256)
+        for name, value in load_file(path).items():
+            self.trainable.set_master(name, value)
+        self.trainable.publish()
+        self.engine.refresh(update)
+
+
+def _masters(trainable: Trainable) -> list[tuple[str, Any]]:
+    return list(trainable.masters.items())
+
+
+def _sums(metas: Sequence[MetaEpisode]) -> Mapping[str, tuple[float, int]]:
+    """Sum of scores and number of episodes, by opponent."""
+    found: dict[str, tuple[float, int]] = {}
+    for meta in metas:
+        total, count = found.get(meta.task.opponent, (0.0, 0))
+        scores = [episode.score for episode in meta.episodes]
+        found[meta.task.opponent] = total + math.fsum(scores), count + len(scores)
+    return found
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _check(path: Path, sha256: str) -> None:
+    if not path.is_file() or _hash(path) != sha256:
+        raise DamagedError(
+            f"{path} is missing or damaged. It holds the weights of a frozen copy of the league. "
+            "Restore the file, or start the run again"
+        )

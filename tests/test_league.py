@@ -1,0 +1,108 @@
+"""The league: frozen copies grow with training, hard ones play more, and a resumed run is equal."""
+
+import math
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from mage.config.errors import ConfigError
+from mage.config.loading import load_recipe
+from mage.engines.base import run
+from mage.environments.kuhn_poker import KuhnPoker
+from mage.opponents.base import Population, find
+from mage.run_folder import DamagedError, RunFolder
+from mage.training.callbacks import Callback, Stopped
+from mage.training.league import Copy, draw_copies
+from mage.training.trainer import train
+from tests.toys import scripted_agent
+
+SMALL = [
+    "--run.updates=3",
+    "--run.workers=1",
+    "--run.threads=1",
+    "--run.save_every=1",
+    "--run.keep=5",
+    "--run.evaluate_every=0",
+    "--run.episodes_every=0",
+    '--opponents.train={"league-2" = 0.5, aggressive = 0.5}',
+    "--play.groups=4",
+    "--play.members=2",
+    "--engines.slots=16",
+    "--engines.context=512",
+    "--evaluate.size=1",
+    "--evaluate.final_size=1",
+    "--evaluate.ceilings=false",
+]
+
+
+def test_a_hard_copy_plays_more_often() -> None:
+    """Scores 0 and ln 2 with hardness 1: weights 1 and 1/2, so probabilities 2/3 and 1/3."""
+    copies = [Copy(0, "", math.log(2)), Copy(20, "", 0.0)]
+    rng = random.Random(0)
+    first = Counter(draw_copies(copies, 1.0, 1, rng)[0].update for _ in range(6000))
+    assert first[20] / 6000 == pytest.approx(2 / 3, abs=0.03)
+    even = Counter(draw_copies(copies, 0.0, 1, rng)[0].update for _ in range(6000))
+    assert even[20] / 6000 == pytest.approx(1 / 2, abs=0.03)
+    assert {one.update for one in draw_copies(copies, 1.0, 5, rng)} == {0, 20}
+
+
+def test_a_league_plays_in_no_evaluation() -> None:
+    pool = Population(train={"league-20": 1.0, "random": 1.0}).pool
+    assert pool("train") == {"league-20": 0.5, "random": 0.5}
+    assert pool("test") == {"random": 1.0}
+    with pytest.raises(ConfigError, match="training only"):
+        load_recipe("kuhn_demo", ['--opponents.test={"league-20" = 1.0}'])
+
+
+def test_a_frozen_agent_sees_its_own_turns_and_answers_bad_replies_with_a_legal_move() -> None:
+    """It has no memory, so its first prompt is game 1 of 1."""
+    seen: list[str] = []
+
+    def reply(text: str) -> str:
+        seen.append(text)
+        return "<action>pass</action>" if len(seen) == 1 else "nothing"
+
+    world, agent = KuhnPoker(), scripted_agent(reply)
+    player = find("league-20").freeze(agent, world)  # type: ignore[attr-defined]
+    state = world.start(0)
+
+    async def play() -> list[str]:
+        moves = [await player.think(state, 0, random.Random(0))]
+        state.apply(moves[0])
+        state.apply("bet")
+        return [*moves, await player.think(state, 0, random.Random(0))]
+
+    ((first, second),) = run([play()])
+    assert first == "pass"
+    assert second in ("pass", "bet")
+    assert "Game 1 of 1" in seen[0]
+    assert seen[1].startswith(seen[0])
+    assert "opponent bet" in seen[1][len(seen[0]) :]
+
+
+@pytest.mark.e2e
+def test_a_resumed_run_has_the_same_metrics_and_the_same_copies(tmp_path: Path) -> None:
+    recipe = load_recipe("kuhn_demo", SMALL)
+    whole = RunFolder.create(tmp_path / "whole", recipe)
+    train(whole.path, Callback(), lambda: False)
+    cut = RunFolder.create(tmp_path / "cut", recipe)
+    with pytest.raises(Stopped):
+        train(cut.path, Callback(), lambda: True)  # stops after update 1
+    train(cut.path, Callback(), lambda: False)
+    assert cut.metrics() == whole.metrics()
+    assert [line["league_copies"] for line in whole.metrics()] == [1, 1, 2]
+    copies = sorted(path.name for path in (whole.path / "league").iterdir())
+    assert copies == ["update_000000.safetensors", "update_000002.safetensors"]
+    start = load_file(recipe.model_folder() / "model.safetensors")
+    frozen = load_file(whole.path / "league" / copies[0])
+    assert all(bool((start[name] == value).all()) for name, value in frozen.items())
+    second = load_file(whole.path / "league" / copies[1])
+    trained = load_file(whole.path / "checkpoints" / "update_000002" / "model.safetensors")
+    assert all(bool((trained[name] == value).all()) for name, value in second.items())
+    (cut.path / "league" / copies[0]).write_bytes(b"")
+    (cut.path / "summary.json").unlink()
+    with pytest.raises(DamagedError, match="frozen copy"):
+        train(cut.path, Callback(), lambda: False)
