@@ -6,7 +6,7 @@ format. What to do with the summary comes from reinforcement learning alone.
 
     python scripts/make_embedded_roshambo.py --out mage/models/shipped/embedded-roshambo
 
-The shipped model was made with the default options on one thread, in about a minute.
+The shipped model was made with the default options on one thread (one minute of computing).
 """
 
 import argparse
@@ -35,7 +35,7 @@ from mage.memory.notes import Notes
 from mage.play import Setting, play_groups
 from mage.types import Request, Sample, Task
 
-WORLD = RockPaperScissors(throws=30, summary="predictors")
+WORLD = RockPaperScissors(throws=10, summary="predictors")
 
 
 def random_throw(rng: random.Random, request: Request) -> str:
@@ -67,8 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--batch", type=int, default=4, help="games a step")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=8, help="games a step")
     parser.add_argument("--lr", type=float, default=3e-3)
     shape_names = ("HIDDEN", "LAYERS", "HEADS", "KV", "FF")
     parser.add_argument(
@@ -79,7 +79,10 @@ def main() -> None:
     torch.set_num_threads(1)
     chat = make_tokenizer()
     model = build_model(Shape(*args.shape), chat.tokenizer.get_vocab_size(), chat)
-    print(f"{chat.tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters")
+    print(
+        f"{chat.tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters",
+        flush=True,
+    )
     supervise(model, [collect(chat, 200, args.seed)], args.steps, args.batch, args.lr, args.seed)
     save(model, chat.tokenizer, args.out)
 

@@ -102,8 +102,19 @@ def test_play_keeps_the_window_and_counts_folded_turns() -> None:
     assert task_row(meta).folded == (len(turns) - 4,)
 
 
-@pytest.mark.parametrize("value", ["0", "-3", "1.5", "many"])
-def test_a_window_of_zero_is_one_message_with_exit_code_2(value: str) -> None:
+def test_a_window_of_zero_shows_the_present_observation_only() -> None:
+    agent = scripted_agent(lambda prompt: "<action>wait</action>")
+    turns = play(replace(agent, window=0)).episodes[0].turns
+    assert len(turns) > 4
+    for turn in turns:
+        text = text_of(turn.prompt_ids)
+        assert text.count("<|user|>") == 1
+        assert turn.observation in text
+        assert turn.folded == 0
+
+
+@pytest.mark.parametrize("value", ["-1", "-3", "1.5", "many"])
+def test_a_wrong_window_is_one_message_with_exit_code_2(value: str) -> None:
     done = CliRunner().invoke(app, ["train", "kuhn_demo", f"--agent.window={value}"])
     assert done.exit_code == 2
     assert "agent.window" in done.stderr

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
 # Models in the package: for Kuhn poker and Tic-Tac-Toe, for Sokoban and ALFWorld, and for
 # rock-paper-scissors.
-EMBEDDED = ("embedded", "embedded-worlds", "embedded-rps")
+EMBEDDED = ("embedded", "embedded-worlds", "embedded-rps", "embedded-roshambo")
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SHIPPED = PACKAGE / "models" / "shipped"  # models and adapters in the package
 ORIGIN = "origin.json"

@@ -19,9 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from mage.agent.agent import Agent
 from mage.config.recipe import Recipe
-from mage.learn.learner import make_trainable
 from mage.learn.ranks import Ranks
-from mage.learn.trainable import Trainable
+from mage.learn.trainable import Trainable, make_trainable
 from mage.opponents.base import Opponent, find
 from mage.run_folder import DamagedError
 from mage.seeds import derive

@@ -79,6 +79,7 @@ def evaluate(
     throws: population_table.Throws = None,
     matches: population_table.Matches = 2,
     references: population_table.References = "",
+    agent: population_table.WithAgent = True,
     page: population_table.Page = None,
     as_json: AsJson = False,
 ) -> None:
@@ -102,12 +103,14 @@ def evaluate(
     if population is None and (throws or references or page):
         raise UsageError("--throws, --references and --page need --population.")
     if population is not None:
+        if not (agent or references):
+            raise UsageError("--no-agent leaves nobody to play. Add --references.")
         if exact or compare or size:
             raise UsageError("--population plays no panel. Leave out --exact, --compare, --size.")
         overrides += [f"--environments.throws={throws}"] if throws else []
         candidate = find_candidate(name, overrides, checkpoint, say)
         population_table.show_population(
-            candidate, population, matches, references, notes, page, as_json
+            candidate, population, matches, references, notes, agent, page, as_json
         )
         return
     if exact:

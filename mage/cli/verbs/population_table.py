@@ -28,6 +28,9 @@ References = Annotated[
         "members: every member of the population.",
     ),
 ]
+WithAgent = Annotated[
+    bool, typer.Option("--agent/--no-agent", help="Play the agent, or the references only.")
+]
 Page = Annotated[Path | None, typer.Option(help="Write the whole table to this Markdown file.")]
 _HEADER = ("opponent", "mean return", "95 % interval", "beaten")
 
@@ -38,6 +41,7 @@ def show_population(
     matches: int,
     references: str,
     memory: Any,
+    with_agent: bool,
     page: Path | None,
     as_json: bool,
 ) -> None:
@@ -57,7 +61,10 @@ def show_population(
             done += 1
             status.update(f"{title}: match {done} of {len(tasks)}")
 
-        results = [played.summarise_matches(title, played.play_agent(setting, tasks, count), units)]
+        results = []
+        if with_agent:
+            found = played.play_agent(setting, tasks, count)
+            results.append(played.summarise_matches(title, found, units))
         for number, name in enumerate(names, start=1):
             status.update(f"reference {name}, {number} of {len(names)}")
             found = played.play_reference(name, world, tasks, setting.episodes)
