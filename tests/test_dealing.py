@@ -1,5 +1,6 @@
 """Members dealt to ranks: the same credit and mini-batches for any number of ranks."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from mage.learn.shared_batches import cut_shared, split_shared
 from mage.learn.tries import Row, prepare
 from mage.memory.notes import Notes
 from mage.play import Setting, play_groups
-from mage.training.dealing import deal_members, share_credit
+from mage.training.dealing import SharedQueue, deal_members, share_credit
 from mage.types import MetaEpisode, Task
 
 TASKS_PG = [[Task("kuhn_poker", group, group % 2, "random", "train")] * 4 for group in range(5)]
@@ -67,6 +68,26 @@ def test_every_member_is_dealt_once_in_runs_of_equal_expected_length(size: int) 
     assert sum(loads) == 44
     assert max(loads) - 44 / size <= 3
     assert min(loads) > 0
+
+
+@pytest.mark.parametrize("order", ["01" * 20, "0" * 40, "1" * 40, "0111011" * 6])
+def test_every_member_is_taken_once_whichever_rank_has_room(order: str) -> None:
+    counts: Counter[str] = Counter()
+
+    class CountingRanks(Ranks):
+        def count(self, name: str) -> int:
+            counts[name] += 1
+            return counts[name] - 1
+
+    rank_of = deal_members(TASKS_PG, 2, {})
+    queues = [SharedQueue(CountingRanks(rank, 2), rank_of, "update 1") for rank in range(2)]
+    waiting = [queue.choose(list(rank_of)) for queue in queues]
+    taken: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
+    for rank in map(int, order):
+        taken[rank] += [place for place in [next(waiting[rank], None)] if place is not None]
+    assert sorted(taken[0] + taken[1]) == list(rank_of)
+    if set(order) == {"0"}:
+        assert taken[0] == list(rank_of), "its own members first, then those of rank 1"
 
 
 def test_two_ranks_share_equal_members_in_halves() -> None:

@@ -10,19 +10,24 @@ from typing import Any
 import pytest
 import torch
 from learn_toys import make_model, make_sample
+from toys import scripted_agent
 
 from mage.config.loading import load_recipe
 from mage.config.sections import LearnOptions
+from mage.environments.kuhn_poker import KuhnPoker
 from mage.learn import ranks as gradient_messages
 from mage.learn.learner import Learner
 from mage.learn.owned_state import assign_owners
 from mage.learn.ranks import RankFailed, RankLost, Ranks, RanksStopped
+from mage.memory.notes import Notes
 from mage.models.shapes import PRESETS
+from mage.play import Setting, play_groups
+from mage.training.dealing import SharedQueue
 from mage.training.distributed import launch_ranks
 from mage.training.memory_plan import plan_memory
 from mage.training.stop import StopRequest
 from mage.training.watch import Peer, Watch, describe_loss
-from mage.types import Sample, Where
+from mage.types import Sample, Task, Where
 
 # What is trained: name, number format of the weights, LoRA rank.
 KINDS = (("all", torch.float32, 0), ("half", torch.bfloat16, 0), ("lora", torch.float32, 2))
@@ -118,6 +123,29 @@ def check_overlap(ranks: Ranks, folder: Path) -> dict[str, float]:
     return found
 
 
+def check_queue(ranks: Ranks) -> tuple[int, bool]:
+    """All members are dealt to rank 0, but the last rank plays first and takes all of them.
+
+    Returns the number that rank 0 has played, and whether its results are those of one process.
+    """
+    agent = scripted_agent(
+        lambda prompt: f"<action>{'bet' if len(prompt) % 3 else 'pass'}</action>"
+    )
+    agent.engine.capacity = 2
+    setting = Setting(KuhnPoker(), agent, Notes(keep="both"))
+    tasks = [[Task("kuhn_poker", group, group % 2, "random", "train")] * 2 for group in range(3)]
+    rank_of = {(group, member): 0 for group in range(3) for member in range(2)}
+    queue = SharedQueue(ranks, rank_of, "test")
+    assert queue.is_useful(agent.engine.capacity)
+    if ranks.rank != ranks.size - 1:
+        ranks.barrier()
+    played = play_groups(setting, tasks, 7, choose=queue.choose)
+    if ranks.rank == ranks.size - 1:
+        ranks.barrier()
+    found = queue.give_back(played)
+    return len(played), found == (play_groups(setting, tasks, 7) if ranks.is_main else [])
+
+
 def check_full(ranks: Ranks, folder: Path) -> dict[str, float]:
     """The largest difference between one process and FSDP2, in float64; rank 2 has no work."""
     ranks.deals_members = True
@@ -168,6 +196,7 @@ def check_all(ranks: Ranks, folder: Path, stop: Any = None) -> dict[str, Any]:
     found = {"messages": check_messages(ranks), "sharding": check_sharding(ranks, folder)}
     found["full"] = check_full(ranks, folder)
     found["overlap"] = check_overlap(ranks, folder)
+    found["queue"] = check_queue(ranks)
     return found | {"members": check_members(ranks, folder)}
 
 
@@ -186,6 +215,7 @@ def test_ranks_agree_and_sharded_state_equals_replicated_state(tmp_path: Path, s
         assert found["overlap"][name] == 0.0, name
         assert found["overlap"][f"{name} early"] > 3, name
         assert found["overlap"][f"{name} late"] == 0, name
+    assert found["queue"] == (0, True)
     assert found["members"] < 1e-12
     assert max(found["full"].values()) < 1e-10
 

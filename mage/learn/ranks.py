@@ -66,6 +66,7 @@ class Ranks:
         self.waiting = False  # inside a gather, which a signal must not interrupt
         self.deals_members = False  # members, not groups, are dealt: batches span all ranks
         self.logs: Path | None = None  # the run folder, where ranks write their logs
+        self.store: Any = None  # the store through which the ranks have met
         self.check: Callable[[], None] = lambda: None
         self.after_gather: Callable[[], None] = lambda: None
 
@@ -103,6 +104,10 @@ class Ranks:
     def total(self, number: float) -> float:
         """The sum of one number over all ranks."""
         return sum(self.gather(number))
+
+    def count(self, name: str) -> int:
+        """How often `count(name)` was called before, on all ranks together."""
+        return int(self.store.add(f"count/{name}", 1)) - 1
 
     def send_stop(self) -> None:
         """Tell all ranks to stop, at their next gather."""

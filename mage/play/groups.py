@@ -13,7 +13,10 @@ from mage.seeds import derive
 from mage.types import MetaEpisode, Task
 
 Gather = Callable[[Any], list[Any]]  # collects one item from every worker
-Mine = Callable[[int, int], bool]  # whether this rank plays a member of a group
+Place = tuple[int, int]  # group, member
+# The members that this rank plays, of those that all ranks play. It may be a generator: then the
+# next member is chosen when the engine has room for it.
+Choose = Callable[[Sequence[Place]], Iterable[Place]]
 Kept = TypeVar("Kept")
 Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes of the member
 
@@ -25,13 +28,13 @@ def play_groups(
     on_done: Callable[[MetaEpisode], None] | None = None,
     *,
     numbers: Sequence[int] | None = None,
-    mine: Mine = lambda group, member: True,
+    choose: Choose = lambda places: places,
     gather: Gather = lambda item: [item],
 ) -> list[MetaEpisode]:
     """Play all members of all groups concurrently; `tasks_PG[p][g]` is the task of member g.
 
     All members of a group have the same task, unless groups are mixed. A rank that plays a part of
-    the groups gives their `numbers`, because seeds depend on them; `mine` selects members. With a
+    the groups gives their `numbers`, because seeds depend on them; `choose` selects members. With a
     memory that persists between tasks, groups 0..k-1 are played first, then k..2k-1, and so on;
     `gather` collects the episodes of the other ranks.
     """
@@ -39,7 +42,7 @@ def play_groups(
     metas: list[MetaEpisode] = []
     for wave in _waves(list(groups), setting.memory.tasks_at_once, gather):
         chosen = {group: groups[group] for group in wave}
-        played = play_wave(setting, chosen, seed, lambda meta: meta, on_done, mine)
+        played = play_wave(setting, chosen, seed, lambda meta: meta, on_done, choose)
         metas += played
         if setting.memory.tasks_at_once is not None:
             entries = in_order(gather([keep_entries(setting, meta) for meta in played]))
@@ -53,7 +56,7 @@ def play_wave(
     seed: int,
     keep: Callable[[MetaEpisode], Kept],
     on_done: Callable[[Kept], None] | None = None,
-    mine: Mine = lambda group, member: True,
+    choose: Choose = lambda places: places,
 ) -> list[Kept]:
     """Play the members of some groups concurrently. `keep` reduces each finished meta-episode."""
 
@@ -62,12 +65,8 @@ def play_wave(
             await play_meta_episode(setting, task, group, member, derive(seed, group, member))
         )
 
-    games = (
-        play(group, member, task)
-        for group, tasks in groups.items()
-        for member, task in enumerate(tasks)
-        if mine(group, member)
-    )
+    places = [(group, member) for group, tasks in groups.items() for member in range(len(tasks))]
+    games = (play(group, member, groups[group][member]) for group, member in choose(places))
     return run(games, on_done, setting.agent.engine.capacity)
 
 

@@ -3,10 +3,14 @@
 Meta-episodes, not groups, are dealt to the ranks. Each rank gets a run of consecutive members with
 about the same expected number of tokens, so most groups stay whole and share their prompts. For
 the credit only places, returns and anchors travel; token ids stay where they were played.
+
+Where an engine has fewer slots than members, some members wait. A rank that has room and no member
+of its own left plays a waiting member of another rank and sends the result to it before learning.
+So results do not depend on which rank has played a member.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
@@ -49,6 +53,46 @@ def deal_members(
         place: min(size - 1, int(size * middle / total))
         for (place, _), middle in zip(members, middles, strict=True)
     }
+
+
+class SharedQueue:
+    """The members of all ranks, in the order of their ranks; every member is played once.
+
+    A rank takes its own members first. The number of members that were taken of each rank is
+    counted in the store of the ranks.
+    """
+
+    def __init__(self, ranks: Ranks, rank_of: Mapping[Member, int], name: str) -> None:
+        self.ranks, self.rank_of, self.name = ranks, rank_of, name
+
+    def own(self, places: Sequence[Member]) -> list[Member]:
+        """The members that were dealt to this rank."""
+        return [place for place in places if self.rank_of[place] == self.ranks.rank]
+
+    def is_useful(self, capacity: int | None) -> bool:
+        """Whether members wait on any rank. All ranks must call this."""
+        waits = capacity is not None and capacity < len(self.own(list(self.rank_of)))
+        return any(self.ranks.gather(waits))
+
+    def choose(self, places: Sequence[Member]) -> Iterator[Member]:
+        """The members that this rank plays; each is taken when the engine has room for it."""
+        size = self.ranks.size
+        for owner in ((self.ranks.rank + shift) % size for shift in range(size)):
+            own = [place for place in places if self.rank_of[place] == owner]
+            key = f"{self.name}/{places[:1]}/{owner}"
+            while own and (taken := self.ranks.count(key)) < len(own):
+                yield own[taken]
+
+    def give_back(self, metas: Sequence[MetaEpisode]) -> list[MetaEpisode]:
+        """All members of this rank in order, also those that other ranks have played."""
+        rank = self.ranks.rank
+
+        def owner(meta: MetaEpisode) -> int:
+            return self.rank_of[meta.group, meta.member]
+
+        moved = chain(*self.ranks.gather([meta for meta in metas if owner(meta) != rank]))
+        own = [meta for meta in chain(metas, moved) if owner(meta) == rank]
+        return sorted(own, key=lambda meta: (meta.group, meta.member))
 
 
 def task_kind(task: Task) -> str:

@@ -67,7 +67,7 @@ def join_group(
     """Join the process group and watch the other ranks."""
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     ranks = Ranks(rank, size, has_group=True)
-    ranks.logs = folder
+    ranks.logs, ranks.store = folder, store
     stopped: Stopped | None = None
     try:
         peer = Peer(rank, socket.gethostname(), os.getpid())

@@ -32,6 +32,7 @@ from mage.training.callbacks import Callback, Metrics, Stopped
 from mage.training.context import check_overflow
 from mage.training.dealing import (
     SharedCredit,
+    SharedQueue,
     collect_metas,
     deal_members,
     measure_lengths,
@@ -253,7 +254,10 @@ class Trainer:
         play = partial(play_groups, setting, gather=self.ranks.gather)
         if self.ranks.deals_members:
             rank_of = deal_members(tasks_PG, self.ranks.size, self.lengths)
-            return play(tasks_PG, seed, mine=lambda *place: rank_of[place] == self.ranks.rank)
+            queue = SharedQueue(self.ranks, rank_of, f"update {number}")
+            if queue.is_useful(self.components.engine.capacity):
+                return queue.give_back(play(tasks_PG, seed, choose=queue.choose))
+            return play(tasks_PG, seed, choose=queue.own)
         numbers = self.ranks.split(range(len(tasks_PG)))
         return play(self.ranks.split(tasks_PG), seed, numbers=numbers)
 
