@@ -86,8 +86,8 @@ class LLMEngine:
         assert not unknown
         assert set(missing) <= {"lm_head.weight"}  # tied to the embedding
 
-    def reset_prefix_cache(self) -> None:
-        pass
+    def reset_prefix_cache(self) -> bool:
+        return True
 
     def add_request(self, name: str, prompt: dict[str, list[int]], params: SamplingParams) -> None:
         ids = prompt["prompt_token_ids"]

@@ -34,6 +34,8 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, without a GPU
 }
 
+_DRAIN = 8  # steps after which the cache must be empty
+
 
 @dataclass(slots=True)
 class _Open:
@@ -139,10 +141,18 @@ class VllmEngine(Engine):
         if self.open:
             self.engine.abort_request(list(self.open))
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
-        self.engine.reset_prefix_cache()
+        self._empty_cache()
         waiting, self.open = list(self.open.values()), {}
         for one in waiting:
             self.submit(one.request)
+
+    def _empty_cache(self) -> None:
+        """Drop keys and values of the old weights. A step in flight may still hold some of them."""
+        for _ in range(_DRAIN):
+            if self.engine.reset_prefix_cache():
+                return
+            self.engine.step()
+        raise RuntimeError("vLLM does not empty its prefix cache: set engines.prefix_cache = false")
 
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights under their names in a checkpoint, which vLLM knows."""
