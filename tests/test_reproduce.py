@@ -258,7 +258,7 @@ def test_a_failed_run_is_reported_and_the_others_finish(tmp_path: Path) -> None:
     broken = RunFolder.create(tmp_path / plan.jobs[0].name, plan.jobs[0].recipe)
     (broken.path / "checkpoints").rmdir()
     (broken.path / "checkpoints").write_text("no folder")
-    runner = Runner(plan, tmp_path, 2)
+    runner = Runner(plan, tmp_path, LocalExecutor(2))
     assert runner.run(ignore, never)
     assert [failure.name for failure in runner.failures] == ["kuhn_poker-react"]
     assert "checkpoints" in runner.failures[0].text
