@@ -365,6 +365,9 @@ def test_missing_and_damaged_episodes_are_reported(run: RunFolder) -> None:
     path.write_bytes(path.read_bytes()[:-6])
     with pytest.raises(RunError, match="is damaged and cannot be read"):
         run.read_episodes(5)
+    path.write_bytes(b"")
+    with pytest.raises(RunError, match="is damaged: it is empty"):
+        run.read_episodes(5)
 
 
 def test_only_the_transcripts_of_the_newest_updates_are_kept(run: RunFolder) -> None:

@@ -208,6 +208,8 @@ def read_packed(path: Path) -> list[bytes]:
         raise DamagedError(
             f"{path} is damaged and cannot be read ({type(error).__name__})"
         ) from None
+    if not data:
+        raise DamagedError(f"{path} is damaged: it is empty")
     written = _packed_name(data)
     if written is not None and written != path.name.removesuffix(".gz"):
         raise DamagedError(f"{path} is damaged: it holds the content of another file ({written})")
