@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mage.credit.store import TurnCredit, read_credits
-from mage.run_folder import Json, RunError, RunFolder
+from mage.run_folder import Json, RunError, RunFolder, write_atomic
 from mage.viewer.runs import stored_names
 from mage.viewer.transcripts import Transcripts
 
@@ -114,8 +114,7 @@ def _credit(credit: TurnCredit | None) -> Json:
 
 def _write_jsonl(target: Path, rows: list[Json], folder: RunFolder) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    write_atomic(target, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _write_parquet(target: Path, rows: list[Json], folder: RunFolder) -> None:

@@ -1,6 +1,6 @@
 """`python -m tests.torture`: run all torture tests and print one table.
 
-Every part runs in its own process, two at a time. `--only PART` runs one part in this process.
+Every part runs in its own process, two at a time. `--only PART` runs it here.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.torture.parts import FULL, PARTS, SHORT
+from tests.torture.parts import FULL, PARTS, SHORT, Sizes
 from tests.torture.result import Result, table
 
 
@@ -21,25 +21,35 @@ def main() -> int:
     """Print the table; the exit code is 1 if a test has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("--short", action="store_true", help="small numbers of attempts")
-    parser.add_argument("--only", choices=PARTS, help="run this part only")
+    parser.add_argument("--only", choices=PARTS, action="append", help="run this part only")
     parser.add_argument("--jobs", type=int, default=2, help="parts at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="also write the results to a JSON file")
     given = parser.parse_args()
     options = [f"--seed={given.seed}", *(["--short"] if given.short else [])]
-    with tempfile.TemporaryDirectory(prefix="torture-") as place:
-        if given.only:
-            sizes = SHORT if given.short else FULL
-            results = PARTS[given.only](Path(place), sizes, given.seed)
-        else:
-            results = _run_parts(Path(place), options, given.jobs)
+    if given.only:
+        sizes = SHORT if given.short else FULL
+        results = [one for name in given.only for one in _run_here(name, sizes, given.seed)]
+    else:
+        results = _run_parts(options, given.jobs)
     if given.out:
         given.out.write_text(json.dumps([asdict(one) for one in results]))
     sys.stdout.write(table(results) + "\n")
     return 1 if any(one.failures for one in results) else 0
 
 
-def _run_parts(place: Path, options: Sequence[str], jobs: int) -> list[Result]:
+def _run_here(name: str, sizes: Sizes, seed: int) -> list[Result]:
+    with tempfile.TemporaryDirectory(prefix="torture-") as place:
+        return PARTS[name](Path(place), sizes, seed)
+
+
+def _run_parts(options: Sequence[str], jobs: int) -> list[Result]:
+    with tempfile.TemporaryDirectory(prefix="torture-") as place:
+        _start_parts(Path(place), options, jobs)
+        return [one for name in PARTS for one in _read(Path(place) / f"{name}.json", name)]
+
+
+def _start_parts(place: Path, options: Sequence[str], jobs: int) -> None:
     waiting, running = list(PARTS), dict[str, subprocess.Popen[bytes]]()
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -50,7 +60,6 @@ def _run_parts(place: Path, options: Sequence[str], jobs: int) -> list[Result]:
             )
         time.sleep(0.5)
         running = {name: process for name, process in running.items() if process.poll() is None}
-    return [one for name in PARTS for one in _read(place / f"{name}.json", name)]
 
 
 def _read(path: Path, name: str) -> list[Result]:

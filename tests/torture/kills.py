@@ -127,7 +127,7 @@ def _torture_one(place: Path, kind: Kind, seed: int) -> Result:
             shutil.rmtree(folder)
             folder.mkdir()
     failures += (found := _compare(kind, good, folder, _attempt(place, kind, folder, None)))
-    show_progress(kind.name, 0, kind.kills, found)
+    show_progress(kind.name, kind.kills, kind.kills, found)
     shutil.rmtree(place)
     return Result(f"SIGKILL: {kind.name}", kind.kills, tuple(failures))
 

@@ -15,10 +15,10 @@ class Result:
 
 
 def show_progress(test: str, done: int, of: int, failures: Iterable[str] = ()) -> None:
-    """One line on the standard error for every failure, and one for every 50th attempt."""
+    """One line on the standard error for every failure, every 50th attempt and the last one."""
     for line in failures:
         sys.stderr.write(f"FAILED {test}: {line}\n")
-    if done % 50 == 0:
+    if done % 50 == 0 or done == of:
         sys.stderr.write(f"{test}: {done:,} of {of:,}\n")
     sys.stderr.flush()
 
