@@ -33,7 +33,7 @@ def keep(run: Path, target: Path) -> None:
     ):
         if (run / name).is_file():
             content = read_json(run / name) | change
-            for key in ("sha256", "evaluations"):  # its checksum before the change; files not kept
+            for key in ("sha256", "evaluations"):  # its checksum before the change; not kept
                 content.pop(key, None)
             write_sealed(target / name, content)
     finals = [name for name in folder.evaluation_names() if not name.startswith("select_")]

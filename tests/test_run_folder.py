@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
-from mage.credit.store import write_credits
+from mage.credit.store import read_credits, write_credits
 from mage.run_folder import (
     DamagedError,
     RunError,
@@ -278,8 +278,15 @@ def test_evaluations_that_changed_places_are_reported(run: RunFolder) -> None:
     first = one.read_bytes()
     one.write_bytes(two.read_bytes())
     two.write_bytes(first)
-    with pytest.raises(DamagedError, match=r"it holds the evaluation select_000002"):
+    with pytest.raises(DamagedError, match=r"content of another file \(select_000002\.json\)"):
         run.read_evaluation("select_000000")
+
+
+def test_a_summary_in_the_place_of_the_versions_is_reported(run: RunFolder) -> None:
+    summary, versions = run.write_summary({"gain": 0.5}), run.path / "versions.json"
+    versions.write_bytes(summary.read_bytes())
+    with pytest.raises(DamagedError, match=r"content of another file \(summary\.json\)"):
+        RunFolder.open(run.path)
 
 
 def test_transcripts_that_changed_places_are_reported(run: RunFolder) -> None:
@@ -368,6 +375,15 @@ def test_missing_and_damaged_episodes_are_reported(run: RunFolder) -> None:
     path.write_bytes(b"")
     with pytest.raises(RunError, match="is damaged: it is empty"):
         run.read_episodes(5)
+
+
+def test_a_credit_file_that_is_a_broken_link_is_reported(run: RunFolder) -> None:
+    path = write_credits(run.path, 5, [])
+    path.unlink()
+    assert read_credits(run.path, "step_000005") == []
+    path.symlink_to("gone")
+    with pytest.raises(RunError, match="is damaged and cannot be read"):
+        read_credits(run.path, "step_000005")
 
 
 def test_only_the_transcripts_of_the_newest_updates_are_kept(run: RunFolder) -> None:

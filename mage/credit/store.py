@@ -48,7 +48,7 @@ def write_credits(run: Path, update: int, credits: Iterable[Credit]) -> Path:
 def read_credits(run: Path, name: str) -> list[TurnCredit]:
     """The credit of the turns stored under a name such as `step_000040`; empty if there is none."""
     path = _path(run, name)
-    if not path.is_file():
+    if not path.exists() and not path.is_symlink():
         return []
     lines = read_packed(path)
     try:

@@ -18,6 +18,7 @@ from typing import Any
 
 Json = dict[str, Any]
 SEAL = "sha256"  # the key of the checksum in a sealed JSON file
+_FILE = "file"  # the key of its own name, so that files that changed places are found
 
 
 class RunError(ValueError):
@@ -64,8 +65,8 @@ def read_json(path: Path) -> Json:
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> Path:
-    """Write a JSON object with a checksum of its content."""
-    return write_json(path, seal(value))
+    """Write a JSON object with its file name and a checksum of its content."""
+    return write_json(path, seal({**value, _FILE: path.name}))
 
 
 def seal(value: Mapping[str, Any]) -> Json:
@@ -90,6 +91,8 @@ def read_sealed(path: Path, *, required: bool) -> Json:
     if content is None:
         fault = "does not match its checksum" if SEAL in value else f"has no checksum ({SEAL})"
         raise DamagedError(f"{path} {fault}: it was changed after it was written")
+    if (written := content.pop(_FILE, path.name)) != path.name:
+        raise DamagedError(f"{path} is damaged: it holds the content of another file ({written})")
     return content
 
 

@@ -47,7 +47,6 @@ from mage.types import MetaEpisode
 
 _META_EPISODE = TypeAdapter(MetaEpisode)
 _ROWS = "rows_sha256"  # in an evaluation: the checksum of its task rows
-_NAME = "name"  # in an evaluation: its name, so that exchanged files are found
 _RECIPE = "recipe_sha256"  # in versions.json: the checksum of recipe.toml
 
 
@@ -254,15 +253,11 @@ class RunFolder:
         """Store an evaluation with its checksum and that of its task rows, written before."""
         rows = self.rows(name)
         seal = {_ROWS: file_digest(rows)} if rows.is_file() else {}
-        return write_sealed(self._evaluation(name), {**result, _NAME: name, **seal})
+        return write_sealed(self._evaluation(name), {**result, **seal})
 
     def read_evaluation(self, name: str) -> Json:
         """A stored evaluation; it and its task rows are verified."""
         result = read_sealed(self._evaluation(name), required=self.is_checked)
-        if (written := result.pop(_NAME, name)) != name:
-            raise DamagedError(
-                f"{self._evaluation(name)} is damaged: it holds the evaluation {written}"
-            )
         digest, rows = result.pop(_ROWS, None), self.rows(name)
         if digest is not None and not rows.is_file():
             raise DamagedError(f"{rows} is missing")

@@ -46,7 +46,9 @@ def read_group_credit(folder: RunFolder, transcripts: Transcripts, name: str, gr
 
 def _read_credits(folder: RunFolder, name: str) -> tuple[TurnCredit, ...]:
     path = folder.path / "episodes" / f"{name}.credit.jsonl.gz"
-    return _cached_credits(folder.path, name, path.stat().st_mtime_ns) if path.is_file() else ()
+    if not path.exists() and not path.is_symlink():
+        return ()
+    return _cached_credits(folder.path, name, path.lstat().st_mtime_ns)
 
 
 @lru_cache(maxsize=3)
