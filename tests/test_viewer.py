@@ -371,3 +371,10 @@ def test_an_export_never_replaces_a_file(runs: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 2
     assert (tmp_path / "there").read_text() == "mine"
+
+
+def test_an_export_of_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["view", str(tmp_path), "--export", str(tmp_path / "page")])
+    assert done.exit_code == 2
+    assert "there is no run in" in done.stderr
+    assert not (tmp_path / "page").exists()

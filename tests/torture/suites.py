@@ -22,7 +22,7 @@ def torture() -> list[Result]:
 
 
 def _run(name: str, files: list[str]) -> Result:
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     counts = re.findall(r"(\d+) (?:passed|failed|error)", done.stdout)
     failures = re.findall(r"^(?:FAILED|ERROR) (.*)$", done.stdout, re.MULTILINE)

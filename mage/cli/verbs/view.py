@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mage.cli.terminal import console
+from mage.cli.terminal import UsageError, console
 
 verbs = typer.Typer()
 
@@ -36,6 +36,9 @@ def view(
     library = Library(places or [Path("runs")])
     err = console(stderr=True)
     if export is not None:
+        if not library.runs and not library.tables:
+            named = ", ".join(map(str, library.places))
+            raise UsageError(f"there is no run in {named}: name a run folder (with recipe.toml)")
         from mage.viewer.export import collect, write_folder
 
         data = collect(
