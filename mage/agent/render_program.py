@@ -43,13 +43,20 @@ def render(template: str, values: dict[str, Any], longest: int) -> str:
     return "".join(pieces)
 
 
+def _limit(kind: int, value: int) -> None:
+    try:
+        resource.setrlimit(kind, (value, value))
+    except (ValueError, OSError):  # macOS refuses limits on memory; the time limit remains
+        return
+
+
 def main() -> None:
     given = json.loads(sys.stdin.buffer.read())
     sys.path[:] = given["path"]
     from jinja2.exceptions import TemplateError
 
-    resource.setrlimit(resource.RLIMIT_CPU, (given["seconds"], given["seconds"]))
-    resource.setrlimit(resource.RLIMIT_AS, (given["memory"], given["memory"]))
+    _limit(resource.RLIMIT_CPU, given["seconds"])
+    _limit(resource.RLIMIT_AS, given["memory"])
     try:
         found = {"text": render(given["template"], given["values"], given["longest"])}
     except (TemplateError, *PYTHON_ERRORS) as error:

@@ -20,7 +20,7 @@ class Sizes:
     updates: int
 
 
-FULL = Sizes(1.0, 500, 1_000_000, 10_000, 5_000, 8, 1_000)
+FULL = Sizes(1.0, 500, 1_000_000, 10_000, 5_000, 4, 1_000)
 SHORT = Sizes(0.06, 10, 3_000, 300, 100, 1, 20)
 Part = Callable[[Path, Sizes, int], list[Result]]
 
