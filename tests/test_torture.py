@@ -22,6 +22,7 @@ def test_fuzzed_input_gives_data_or_one_message(part: str, tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(3_000)  # it needs 70 s of processor time
 def test_killed_runs_damaged_folders_and_full_disks_lose_nothing() -> None:
     """In a process of its own: the parts fork, and this one may have computed with torch."""
     parts = ("--only=kills", "--only=damage", "--only=disks")

@@ -45,7 +45,7 @@ class Kill:
 
 
 def call(
-    function: Callable[[], Any], output: Path, kill: Kill | None = None, limit: float = 600
+    function: Callable[[], Any], output: Path, kill: Kill | None = None, limit: float = 3_000
 ) -> Ended:
     """Call a function in a child process. `limit` only ends a child that hangs."""
     gc.freeze()  # the child then copies fewer pages
