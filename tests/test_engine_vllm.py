@@ -51,7 +51,10 @@ def kind(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "stand-in":
             vllm_toys.install(patch)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # faster for a tiny model
         yield request.param
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +113,7 @@ def repeat(model: Any, chat: Chat, text: str) -> None:
 def test_greedy_replies_equal_those_of_transformers_generate(
     engine: VllmEngine, chat: Chat
 ) -> None:
-    prompts = make_prompts(10, chat)
+    prompts = make_prompts(5, chat)
     replies = answer(engine, [Request(ids, 10, 0, 0.0) for ids in prompts])
     for ids, reply in zip(prompts, replies, strict=True):
         expected = engine.model.generate(
@@ -127,7 +130,7 @@ def test_greedy_replies_equal_those_of_transformers_generate(
 def test_logprobs_equal_those_of_a_plain_forward(
     temperature: float, engine: VllmEngine, chat: Chat
 ) -> None:
-    prompts = make_prompts(10, chat)
+    prompts = make_prompts(5, chat)
     replies = answer(engine, [Request(ids, 8, i, temperature) for i, ids in enumerate(prompts)])
     for ids, reply in zip(prompts, replies, strict=True):
         logits = plain_logits(engine.model, ids + reply.token_ids)[len(ids) - 1 : -1] / temperature
@@ -136,10 +139,10 @@ def test_logprobs_equal_those_of_a_plain_forward(
 
 
 def test_a_reply_depends_on_its_seed_and_not_on_its_batch(engine: VllmEngine, chat: Chat) -> None:
-    requests = [Request(ids, 10, 100 + i) for i, ids in enumerate(make_prompts(12, chat))]
+    requests = [Request(ids, 10, 100 + i) for i, ids in enumerate(make_prompts(6, chat))]
     crowd = answer(engine, requests)
-    alone = [answer(engine, [replace(request)])[0] for request in requests[:4]]
-    assert [reply.token_ids for reply in alone] == [reply.token_ids for reply in crowd[:4]]
+    alone = [answer(engine, [replace(request)])[0] for request in requests[:2]]
+    assert [reply.token_ids for reply in alone] == [reply.token_ids for reply in crowd[:2]]
     other = answer(engine, [replace(request, seed=-request.seed) for request in requests])
     assert sum(a.token_ids == b.token_ids for a, b in zip(crowd, other, strict=True)) < 3
 
@@ -186,7 +189,7 @@ def test_a_prompt_that_fills_the_context_gives_an_empty_reply(engine: VllmEngine
     assert (len(tight.token_ids), tight.finish) == (2, "length")
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.6), (8, 0.7)])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (8, 0.7)])
 def test_samples_and_logprobs_follow_the_truncated_softmax(
     top_k: int, top_p: float, engine: VllmEngine, chat: Chat
 ) -> None:
@@ -194,7 +197,7 @@ def test_samples_and_logprobs_follow_the_truncated_softmax(
 
     ids = make_prompts(1, chat)[0]
     expected = truncated(plain_logits(engine.model, ids)[-1], top_k, top_p)
-    requests = [Request(ids, 1, seed, top_k=top_k, top_p=top_p) for seed in range(400)]
+    requests = [Request(ids, 1, seed, top_k=top_k, top_p=top_p) for seed in range(200)]
     replies = answer(engine, requests)
     tokens = [reply.token_ids[0] for reply in replies]
     np.testing.assert_allclose(
