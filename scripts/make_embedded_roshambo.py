@@ -67,8 +67,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=8, help="games a step")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=2, help="games a step")
     parser.add_argument("--lr", type=float, default=3e-3)
     shape_names = ("HIDDEN", "LAYERS", "HEADS", "KV", "FF")
     parser.add_argument(

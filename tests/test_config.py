@@ -323,7 +323,7 @@ def test_toml_text_is_read_back_unchanged(tables: Tables) -> None:
             {"opponents": {"train": {"mtcs-100": 1.0}}},
             [
                 "unknown opponent 'mtcs-100'",
-                "known opponents: aggressive, biased",
+                "known opponents: aggressive, bayes, biased",
                 "(did you mean 'mcts'?)",
             ],
         ),
@@ -488,7 +488,7 @@ def test_the_message_for_a_malformed_override_shows_the_form(recipe_file: Path, 
         ),
         ('--opponents.train."os.system"=1', 'opponents.train."os.system" = 1.0'),
         ('--"".""=1', '[""] is unknown'),
-        ("--agent.window=0", "agent.window = 0: must be greater than or equal to 1"),
+        ("--agent.window=-1", "agent.window = -1: must be greater than or equal to 0"),
     ],
 )
 def test_hostile_overrides_have_one_message(recipe_file: Path, text: str, message: str) -> None:

@@ -136,6 +136,6 @@ def test_allocation_meets_every_share_to_within_one(count: int, seed: int) -> No
 
 
 def test_pools_are_normalised_and_test_falls_back_to_train() -> None:
-    population = Population(train={"a": 3, "b": 1})
-    assert population.pool("train") == population.pool("test") == {"a": 0.75, "b": 0.25}
+    population = Population(train={"random": 3, "cfr": 1})
+    assert population.pool("train") == population.pool("test") == {"random": 0.75, "cfr": 0.25}
     assert population.pool("ood") == {}

@@ -147,6 +147,7 @@ def test_one_command_writes_the_table(tmp_path: Path) -> None:
     words = ["evaluate", "roshambo", "--population", "roshambo-rockbot,roshambo-copybot"]
     words += ["--throws", "4", "--episodes", "2", "--page", str(page), "--json"]
     words += ["--references", "bayes-fixed,members", "--engines.slots=8", "--run.workers=1"]
+    words += ["--environments.max_turns=100"]  # a run folder stores the limit of its own throws
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)

@@ -6,7 +6,6 @@ copies and ends with the same metrics. Copies play in engines of their own with 
 weights, which is overwritten when another copy plays.
 """
 
-import copy
 import hashlib
 import math
 import random
@@ -21,6 +20,8 @@ from mage.agent.agent import Agent
 from mage.config.recipe import Recipe
 from mage.learn.ranks import Ranks
 from mage.learn.trainable import Trainable, make_trainable
+from mage.models.base import is_adapter
+from mage.models.loading import load_model
 from mage.opponents.base import Opponent, find
 from mage.run_folder import DamagedError
 from mage.seeds import derive
@@ -65,12 +66,11 @@ def draw_copies(
 class LeagueTable:
     """All copies of a run, and the engines in which the drawn ones play."""
 
-    def __init__(self, name: str, folder: Path, components: Components, start: Path | None) -> None:
+    def __init__(self, name: str, folder: Path, components: Components) -> None:
         self.name, self.folder, self.components = name, folder, components
-        options: Any = find(name)  # a League: menu items are known by name only
-        self.options = options
+        self.options: Any = find(name)  # a League: menu items are known by name only
         self.copies: list[Copy] = []
-        self.players = [_Player(options, components, start) for _ in range(options.at_once)]
+        self.players: list[_Player] = []  # made when copies play for the first time
 
     # -- growth
 
@@ -102,6 +102,8 @@ class LeagueTable:
         rng = random.Random(derive(seed, "league"))
         drawn = draw_copies(self.copies, self.options.hardness, self.options.at_once, rng)
         names = [self.options.copy_name(one.update) for one in drawn]
+        while len(self.players) < len(drawn):
+            self.players.append(_Player(self.options, self.components))
         for player, one in zip(self.players, drawn, strict=False):
             player.load(self._path(one.update), one.sha256, one.update)
         rivals = {name: player.opponent for name, player in zip(names, self.players, strict=False)}
@@ -159,9 +161,11 @@ class LeagueTable:
 class _Player:
     """A second set of weights with its own engine."""
 
-    def __init__(self, options: Any, components: Components, start: Path | None) -> None:
+    def __init__(self, options: Any, components: Components) -> None:
         recipe = components.recipe
-        self.model = copy.deepcopy(components.weights())
+        source = recipe.model_folder()  # adapters need the weights of the start
+        self.model = load_model(source, recipe.model.dtype, recipe.run.device)
+        start = source if is_adapter(source) else None
         learn = recipe.learn.model_copy(update={"kl": 0.0})
         self.trainable = make_trainable(self.model, learn, seed=recipe.run.seed, start=start)
         self.engine = recipe.engine()(self.model, components.chat)

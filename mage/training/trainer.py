@@ -147,7 +147,7 @@ class Trainer:
             start=source if is_adapter(source) else None,
         )
         self.evaluations = RunEvaluations(folder, self.components, ranks, callback, stop)
-        self.league = self._make_league(source if is_adapter(source) else None)
+        self.league = self._make_league()
         self.done = 0
         self.best: tuple[float, int] | None = None
         self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
@@ -155,12 +155,12 @@ class Trainer:
         self._whole = True  # the weights are those after update `done`
         self.warnings = UpdateWarnings()
 
-    def _make_league(self, start: Path | None) -> LeagueTable | None:
+    def _make_league(self) -> LeagueTable | None:
         """The frozen copies of the agent, if they are among the training opponents."""
         name = league_of(self.recipe)
         if name is None:
             return None
-        return LeagueTable(name, self.folder.path / "league", self.components, start)
+        return LeagueTable(name, self.folder.path / "league", self.components)
 
     def resume(self) -> None:
         """Load the newest whole checkpoint, if there is one; broken ones give a warning."""

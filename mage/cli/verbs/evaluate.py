@@ -107,7 +107,7 @@ def evaluate(
             raise UsageError("--no-agent leaves nobody to play. Add --references.")
         if exact or compare or size:
             raise UsageError("--population plays no panel. Leave out --exact, --compare, --size.")
-        overrides += [f"--environments.throws={throws}"] if throws else []
+        overrides += population_table.throw_options(throws)
         candidate = find_candidate(name, overrides, checkpoint, say)
         population_table.show_population(
             candidate, population, matches, references, notes, agent, page, as_json
