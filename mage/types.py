@@ -6,7 +6,7 @@ A `MetaEpisode` is the unit that is grouped, stored, shown and resumed. Axis suf
 (groups), `_G` members of a group, `_T` tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["play", "reflect"]
@@ -16,6 +16,7 @@ Finish = Literal["stop", "eos", "length", "overflow"]  # overflow: the prompt di
 Split = Literal["train", "test", "ood"]
 # (position in the reply, the tokens that legal moves have there)
 Choices = tuple[tuple[int, tuple[int, ...]], ...]
+UNSTORED = {"stored": False}  # metadata of a field that transcripts do not contain
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,9 @@ class Turn:
     the token sequences of legal moves diverge, with the possible tokens. `penalty` (0 or negative)
     is for an illegal or too long reply. It does not contain the task reward. `cut_off`: the reply
     reached its length limit inside a thought. `folded`: number of past turns that the prompt shows
-    in one line only. `overflow`: prompt and reply do not fit into the context.
+    in one line only. `overflow`: prompt and reply do not fit into the context. `legal_moves` are
+    the moves that were possible. They are not stored with transcripts, so a turn that was read
+    from a file has none.
     """
 
     kind: Kind
@@ -80,6 +83,7 @@ class Turn:
     cut_off: bool = False
     folded: int = 0
     overflow: bool = False
+    legal_moves: tuple[str, ...] = field(default=(), compare=False, metadata=UNSTORED)
 
     @property
     def illegal(self) -> bool:

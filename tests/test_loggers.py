@@ -38,6 +38,8 @@ class FakeTracker(ModuleType):
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         for call in ("init", "log", "set_experiment", "start_run", "log_params", "log_metrics"):
             setattr(self, call, self._make(call, broken))
+        self.end_run = lambda: None
+        self.search_runs = lambda **options: []
 
     def _make(self, call: str, broken: str) -> Any:
         def take(*args: Any, **options: Any) -> None:
@@ -86,6 +88,28 @@ def test_mlflow_gets_parameters_and_metrics(
     run_events(CallbackList(make_loggers(["mlflow"], print)), new_folder(tmp_path / "run"))
     calls = [call for call, _, _ in tracker.calls]
     assert calls == ["set_experiment", "start_run", "log_params", "log_metrics", "log_metrics"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
+def test_the_real_packages_log_offline_and_keep_the_runs_of_a_process_apart(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(name)
+    monkeypatch.chdir(tmp_path)
+    for variable, value in {
+        "WANDB_MODE": "offline",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+    }.items():
+        monkeypatch.setenv(variable, value)
+    warnings: list[str] = []
+    for run in ("one", "two"):
+        run_events(CallbackList(make_loggers([name], warnings.append)), new_folder(tmp_path / run))
+    assert warnings == []
+    if name == "mlflow":
+        runs = sys.modules["mlflow"].search_runs(search_all_experiments=True, output_format="list")
+        assert sorted(run.info.run_name for run in runs) == ["one", "two"]
+        assert [run.data.metrics["train/score_1"] for run in runs] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("broken", ["init", "log", "import"])

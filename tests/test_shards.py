@@ -104,9 +104,10 @@ def test_a_changed_shard_is_played_again_with_a_warning(tmp_path: Path) -> None:
 def test_transcripts_of_an_interrupted_evaluation_are_kept(tmp_path: Path) -> None:
     folder = start(tmp_path / "run")
     metas = play(Notes(keep="none"))[1]
-    evaluations = Trainer(folder, Ranks(), Callback(), StopRequest()).evaluations
-    evaluations.write_transcripts("after_test", metas[:3])
-    evaluations.write_transcripts("after_test", metas[2:])
+    trainer = Trainer(folder, Ranks(), Callback(), StopRequest())
+    agent, transcripts = trainer.components.agent(False), trainer.evaluations.transcripts
+    transcripts.write_panel("after_test", agent, metas[:3])
+    transcripts.write_panel("after_test", agent, metas[2:])
     assert folder.read_episodes_of("after_test") == metas
 
 

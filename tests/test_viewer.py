@@ -365,6 +365,21 @@ def test_parquet_and_the_folder_hold_the_rows_of_the_json_lines(
         assert "path: data/train.parquet" in (target / "README.md").read_text()
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "hf"])
+def test_the_datasets_library_reads_every_format(runs: Path, tmp_path: Path, form: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    target = tmp_path / f"turns.{form}"
+    command = ["export", str(runs / "one"), "--format", form, "--out", str(target)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    files = {} if form == "hf" else {"data_files": str(target)}
+    kind = {"hf": str(target), "jsonl": "json", "parquet": "parquet"}[form]
+    found = datasets.load_dataset(kind, cache_dir=str(tmp_path / "cache"), **files)
+    rows = list(dataset_rows(RunFolder.open(runs / "one")))
+    assert sum(map(len, found.values())) == len(rows)
+    replies = sorted(row["reply"] for split in found.values() for row in split)
+    assert replies == sorted(row["reply"] for row in rows)
+
+
 def test_an_export_never_replaces_a_file(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
     command = ["export", str(runs / "one"), "--out", str(tmp_path / "there")]

@@ -141,6 +141,22 @@ class Agent:
         """
         return _diverging(self.chat, completion.token_ids, legal)
 
+    def spell_moves(
+        self, completion: Completion, legal: tuple[str, ...]
+    ) -> tuple[Ids, tuple[Ids, ...]]:
+        """The ids of a reply before its move, and the ids of every legal move in its place.
+
+        A move includes the end of the action. For a reply without an action the moves are whole
+        replies.
+        """
+        opening = self.chat.encode("<action>")
+        spelled = tuple(self.chat.encode(f"<action>{word}</action>") for word in legal)
+        start = _find_opening(completion.token_ids, opening)
+        if start is None:
+            return (), tuple(self.action_reply(word) for word in legal)
+        shared = len(opening) if all(ids[: len(opening)] == opening for ids in spelled) else 0
+        return completion.token_ids[: start + shared], tuple(ids[shared:] for ids in spelled)
+
     def is_thinking(self, completion: Completion) -> bool:
         """Whether a reply ends inside a thought."""
         return is_thinking(completion.text, self.chat.opens_thought)
@@ -176,11 +192,7 @@ class Agent:
 @lru_cache(maxsize=TEXTS_KEPT)
 def _diverging(chat: Chat, reply: Ids, legal: tuple[str, ...]) -> Choices:
     spelled = [chat.encode(f"<action>{word}</action>") for word in legal]
-    opening = chat.encode("<action>")
-    start = next(
-        (at for at in range(len(reply) - 1, -1, -1) if reply[at : at + len(opening)] == opening),
-        None,
-    )
+    start = _find_opening(reply, chat.encode("<action>"))
     if start is None:
         return ()
     written, found = reply[start:], []
@@ -191,6 +203,12 @@ def _diverging(chat: Chat, reply: Ids, legal: tuple[str, ...]) -> Choices:
         if len(tokens) > 1:
             found.append((start + place, tuple(tokens)))
     return tuple(found)
+
+
+def _find_opening(reply: Ids, opening: Ids) -> int | None:
+    """Where the last action of a reply begins."""
+    places = range(len(reply) - 1, -1, -1)
+    return next((at for at in places if reply[at : at + len(opening)] == opening), None)
 
 
 def _join(first: Completion, second: Completion) -> Completion:

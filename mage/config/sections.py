@@ -49,6 +49,9 @@ class RunOptions(Section):
         description="stored updates whose transcripts are kept, the newest ones; 0 = all; those "
         "of evaluations are always kept",
     )
+    move_probabilities: bool = Field(
+        True, description="store the probabilities of all legal moves with the transcripts"
+    )
     workers: int = Field(
         1,
         ge=1,

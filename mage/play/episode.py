@@ -183,6 +183,7 @@ def _judge(
         cut_off=action is None and agent.is_cut_off(completion),
         folded=prompt.folded,
         overflow=overflow or not prompt.fits,
+        legal_moves=legal,
     )
     return turn, written
 

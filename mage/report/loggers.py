@@ -130,7 +130,12 @@ class WandbCallback(FiguresCallback):
         self.module = importlib.import_module(module)
 
     def on_start(self, folder: RunFolder, update: int) -> None:
-        options = {"resume": "allow", "id": _identity(folder), "dir": str(folder.path)}
+        options = {
+            "resume": "allow",
+            "id": _identity(folder),
+            "dir": str(folder.path),
+            "reinit": "finish_previous",  # a second run of this process has its own figures
+        }
         self.module.init(
             project=PROJECT,
             name=folder.path.name,
@@ -149,14 +154,22 @@ def _identity(folder: RunFolder) -> str:
 
 
 class MlflowCallback(FiguresCallback):
-    """MLflow: the recipe as parameters, the figures as metrics."""
+    """MLflow: the recipe as parameters, the figures as metrics. A resumed run continues its own."""
 
     def __init__(self) -> None:
         self.module = importlib.import_module("mlflow")
 
     def on_start(self, folder: RunFolder, update: int) -> None:
+        identity = _identity(folder)
         self.module.set_experiment(PROJECT)
-        self.module.start_run(run_name=folder.path.name)
+        self.module.end_run()  # an earlier run of this process, if one is open
+        earlier = self.module.search_runs(
+            filter_string=f"tags.`mage.run` = '{identity}'", output_format="list"
+        )
+        if earlier:
+            self.module.start_run(run_id=earlier[0].info.run_id)
+        else:
+            self.module.start_run(run_name=folder.path.name, tags={"mage.run": identity})
         tables = recipe_tables(folder.recipe).items()
         flat = {
             f"{section}.{key}": value for section, table in tables for key, value in table.items()

@@ -196,16 +196,25 @@ def parse_lines(path: Path, lines: Iterable[bytes]) -> list[Json]:
 
 def write_packed(path: Path, text: str) -> Path:
     """Write lines as a gzip file, which has a checksum; equal lines give equal files."""
+    return write_atomic(path, pack(path, text))
+
+
+def pack(path: Path, text: str) -> bytes:
+    """Lines as one gzip member with the name of its file."""
     packed = io.BytesIO()
     with gzip.GzipFile(path.name, "wb", compresslevel=5, fileobj=packed, mtime=0) as file:
         file.write(text.encode())
-    return write_atomic(path, packed.getvalue())
+    return packed.getvalue()
 
 
 def read_packed(path: Path) -> list[bytes]:
     """The lines of a packed file."""
+    return unpack(path, path.read_bytes())
+
+
+def unpack(path: Path, data: bytes) -> list[bytes]:
+    """The lines of one or more gzip members of a packed file."""
     try:
-        data = path.read_bytes()
         lines = gzip.decompress(data).splitlines()
     except (OSError, EOFError, zlib.error) as error:
         raise DamagedError(

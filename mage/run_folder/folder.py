@@ -2,7 +2,7 @@
 
 recipe.toml    the resolved options       metrics.jsonl   one line per update, reproducible
 versions.json  the software it ran with   metrics.sha256  checksums of these lines
-episodes/step_000040.jsonl.gz             timing.jsonl    wall-clock times of every update
+episodes/NAME.jsonl.gz, NAME.index.json   timing.jsonl    wall-clock times of every update
 evaluations/NAME.json                     checkpoints/    warm/ (if it began with a warm-up)
 evaluations/NAME.tasks.jsonl              summary.json    .lock  the process that uses the run
 """
@@ -13,7 +13,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from mage.config.errors import did_you_mean
 from mage.config.loading import change_recipe, load_recipe, recipe_toml
 from mage.config.recipe import Recipe
+from mage.run_folder.episode_files import write_meta_episodes
 from mage.run_folder.files import (
     DamagedError,
     Json,
@@ -38,9 +38,9 @@ from mage.run_folder.files import (
     verify_checksums,
     write_atomic,
     write_lines,
-    write_packed,
     write_sealed,
 )
+from mage.run_folder.kept import is_kept, kept_names, read_kept
 from mage.run_folder.update_lines import UpdateLines
 from mage.run_folder.versions import versions
 from mage.types import MetaEpisode
@@ -195,10 +195,9 @@ class RunFolder:
 
     def write_episodes_of(self, name: str, metas: Iterable[MetaEpisode]) -> Path:
         """Store meta-episodes under a name, such as that of an evaluation."""
-        text = "".join(
-            json.dumps(meta, default=_as_dict, separators=(",", ":")) + "\n" for meta in metas
-        )
-        return write_packed(self.path / "episodes" / f"{name}.jsonl.gz", text)
+        path = self.path / "episodes" / f"{name}.jsonl.gz"
+        write_meta_episodes(path, metas)
+        return path
 
     def prune_episodes(self, keep: int) -> None:
         """Delete the transcripts of all but the newest `keep` stored updates; 0 keeps all."""
@@ -257,6 +256,8 @@ class RunFolder:
 
     def read_evaluation(self, name: str) -> Json:
         """A stored evaluation; it and its task rows are verified."""
+        if is_kept(self.path):
+            return read_kept(self.path, name, self.recipe.environments.name)
         result = read_sealed(self._evaluation(name), required=self.is_checked)
         digest, rows = result.pop(_ROWS, None), self.rows(name)
         if digest is not None and not rows.is_file():
@@ -278,6 +279,8 @@ class RunFolder:
         return self.path / "evaluations" / f"{name}.json"
 
     def evaluation_names(self) -> list[str]:
+        if is_kept(self.path):
+            return kept_names(self.path)
         folder = self.path / "evaluations"
         if folder.exists() and not folder.is_dir():
             raise DamagedError(f"{folder} is damaged: it is not a folder")
@@ -337,10 +340,3 @@ def choose_path(runs: str | Path, recipe: Recipe, title: str) -> Path:
         for number in itertools.count(1)
         if not (path := Path(runs) / f"{title}-{number}").exists()
     )
-
-
-def _as_dict(record: Any) -> Json:
-    assert is_dataclass(record), (
-        f"only records and plain values are stored, not {type(record).__name__}"
-    )
-    return {field.name: getattr(record, field.name) for field in fields(record)}

@@ -8,6 +8,7 @@ from typing import Any
 from mage.credit.store import read_credits
 from mage.evaluation.rows import read_tasks
 from mage.learn import checkpoint
+from mage.learn.stored_moves import read_moves
 from mage.run_folder import RunError, RunFolder
 from mage.run_folder.files import verify_checksums
 
@@ -62,6 +63,8 @@ def _check_episodes(folder: RunFolder) -> Iterator[str]:
         name = path.name.removesuffix(".jsonl.gz")
         if name.endswith(".credit"):
             yield from _fault(read_credits, folder.path, name.removesuffix(".credit"))
+        elif name.endswith(".moves"):
+            yield from _fault(read_moves, folder.path, name.removesuffix(".moves"))
         else:
             yield from _fault(folder.read_episodes_of, name)
 

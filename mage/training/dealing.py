@@ -128,7 +128,9 @@ def collect_metas(metas: Sequence[MetaEpisode], ranks: Ranks) -> list[MetaEpisod
 
 
 def _without_tokens(turn: Turn) -> Turn:
-    return replace(turn, observation="", prompt_ids=(), completion=_NOTHING, choices=())
+    return replace(
+        turn, observation="", prompt_ids=(), completion=_NOTHING, choices=(), legal_moves=()
+    )
 
 
 def _key(where: Where) -> tuple[int, int, int, int]:

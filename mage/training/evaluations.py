@@ -10,14 +10,13 @@ from mage.evaluation.run import evaluate_panel
 from mage.evaluation.shards import ShardStore
 from mage.learn.ranks import Ranks
 from mage.memory.base import Memory
-from mage.run_folder import RunError, RunFolder
+from mage.run_folder import RunFolder
 from mage.training.build import Components
 from mage.training.callbacks import Callback
 from mage.training.rank_log import log
 from mage.training.stop import StopRequest
-from mage.types import MetaEpisode, Split
-
-TRANSCRIPTS = 60  # tasks of a final panel whose meta-episodes are stored
+from mage.training.transcripts import TRANSCRIPTS, TranscriptStore
+from mage.types import Split
 
 
 def last_score(evaluation: Evaluation) -> float:
@@ -40,6 +39,7 @@ class RunEvaluations:
     ) -> None:
         self.folder, self.components, self.ranks = folder, components, ranks
         self.callback, self.stop = callback, stop
+        self.transcripts = TranscriptStore(folder, ranks, components)
 
     @property
     def recipe(self) -> Recipe:
@@ -70,9 +70,10 @@ class RunEvaluations:
             "episodes": recipe.evaluation_episodes(),
         }
         log.info("update %d: evaluate %s", version, name)
+        setting = self.components.setting(evaluating=True, memory=memory)
         with self.stop.section(self.ranks):
             evaluation, _ = evaluate_panel(
-                self.components.setting(evaluating=True, memory=memory),
+                setting,
                 recipe.population(),
                 split,
                 panel,
@@ -84,31 +85,12 @@ class RunEvaluations:
                 on_played=lambda done: self.callback.on_tasks_played(done, size, name),
                 transcripts=TRANSCRIPTS if panel == "final" else 0,
                 store=ShardStore(self.folder.shards(name), about, self.callback.on_warning),
-                on_transcripts=partial(self.write_transcripts, name),
-                read_transcripts=partial(self._read_transcripts, name),
+                on_transcripts=partial(self.transcripts.write_panel, name, setting.agent),
+                read_transcripts=partial(self.transcripts.read_panel, name),
             )
         if self.ranks.is_main:
             self._store(name, panel, evaluation)
         return evaluation
-
-    def write_transcripts(self, name: str, metas: list[MetaEpisode]) -> None:
-        """Store transcripts, with those that an interrupted evaluation has stored before."""
-        version = self.components.engine.policy_version
-        played = {meta.group for meta in metas}
-        earlier = [
-            meta
-            for meta in self.folder.stored_episodes(name)
-            if meta.policy_version == version and meta.group not in played
-        ]
-        both = sorted([*earlier, *metas], key=lambda meta: meta.group)
-        self.folder.write_episodes_of(name, both)
-
-    def _read_transcripts(self, name: str) -> list[MetaEpisode]:
-        """Those of an interrupted evaluation; none if the file is missing or damaged."""
-        try:
-            return self.folder.read_episodes_of(name) if self.ranks.is_main else []
-        except RunError:
-            return []
 
     def _store(self, name: str, panel: PanelName, evaluation: Evaluation) -> None:
         if panel == "final":

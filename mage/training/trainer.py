@@ -17,11 +17,11 @@ from typing import Any, cast
 
 from mage.config.menus import find_item
 from mage.credit.samples import assign_credit, make_samples
-from mage.credit.store import write_credits
 from mage.evaluation.figures import Evaluation
 from mage.learn import checkpoint
 from mage.learn.learner import Learner
 from mage.learn.ranks import RankLost, Ranks, RanksStopped
+from mage.learn.stored_moves import TurnMoves
 from mage.memory.base import Memory
 from mage.models.base import is_adapter
 from mage.play import play_groups
@@ -33,7 +33,6 @@ from mage.training.context import check_overflow
 from mage.training.dealing import (
     SharedCredit,
     SharedQueue,
-    collect_metas,
     deal_members,
     measure_lengths,
     share_credit,
@@ -222,6 +221,8 @@ class Trainer:
             metas = self._play(number)
         played = self.components.engine.spent()
         clock.append(time.perf_counter())
+        stored = self._is_due(self.recipe.run.episodes_every, number)
+        moves = self.evaluations.transcripts.score_update(metas) if stored else []
         credit = self._assign(metas)
         clock.append(time.perf_counter())
         log.info("update %d: learn", number)
@@ -241,7 +242,7 @@ class Trainer:
         engine = {f"play_{name}": seconds - spent[name] for name, seconds in played.items()}
         self._record(figures, _timing(clock) | compiling | engine | memory_usage())
         check_overflow(figures, self.recipe)
-        self._store(metas, credit.everyone)
+        self._store(metas, credit.everyone, moves)
 
     def _play(self, number: int) -> list[MetaEpisode]:
         """This rank's meta-episodes of an update."""
@@ -295,25 +296,23 @@ class Trainer:
             for line in lines:
                 self.callback.on_warning(line)
 
-    def _store(self, metas: Sequence[MetaEpisode], credits: Sequence[Credit]) -> None:
+    def _store(
+        self,
+        metas: Sequence[MetaEpisode],
+        credits: Sequence[Credit],
+        moves: Sequence[TurnMoves],
+    ) -> None:
         """Write transcripts, evaluate and save, each if this update is one of its turns."""
         run = self.recipe.run
-        last = self.done == run.updates
-
-        def due(every: int) -> bool:
-            return bool(every) and (last or self.done % every == 0)
-
-        if due(run.episodes_every):
-            if self.ranks.deals_members:
-                metas = collect_metas(metas, self.ranks)
-            if self.ranks.is_main:
-                self.folder.write_episodes(self.done, metas)
-                write_credits(self.folder.path, self.done, credits)
-                self.folder.prune_episodes(run.keep_transcripts)
-        if last or due(run.evaluate_every):
+        if self._is_due(run.episodes_every, self.done):
+            self.evaluations.transcripts.write_update(self.done, metas, credits, moves)
+        if self.done == run.updates or self._is_due(run.evaluate_every, self.done):
             self._select()
-        if due(run.save_every):
+        if self._is_due(run.save_every, self.done):
             self._save()
+
+    def _is_due(self, every: int, update: int) -> bool:
+        return bool(every) and (update == self.recipe.run.updates or update % every == 0)
 
     def _save(self) -> None:
         if self.ranks.is_main or self.learner.is_sharded:

@@ -155,9 +155,8 @@ def _part(name: str, row: _Row, rows: Sequence[_Row], value: Any) -> Json:
 
 def _sentences(row: _Row, compared: Sequence[Json]) -> list[str]:
     credit = row.credit
-    parts = " + ".join(
-        f"{_signed(value)} ({name.replace('_', ' ')})" for name, value in credit.parts.items()
-    )
+    terms = [f"{_signed(value)} ({name.replace('_', ' ')})" for name, value in credit.parts.items()]
+    parts = " ".join([*terms[:1], *(f"{term[0]} {term[1:]}" for term in terms[1:])])
     return [
         f"Advantage {_signed(credit.advantage)} = {parts}.",
         *(_part_sentence(row, part) for part in compared),

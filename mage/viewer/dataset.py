@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mage.credit.store import TurnCredit, read_credits
+from mage.learn.stored_moves import read_moves
 from mage.run_folder import Json, RunError, RunFolder, write_atomic
 from mage.viewer.runs import stored_names
 from mage.viewer.transcripts import Transcripts
 
 Format = Literal["jsonl", "parquet", "hf"]
 _Key = tuple[int, int, int, int]
+_TEXTS = ("prompt", "action", "advantage_parts", "move_probabilities")  # may be missing
 
 
 def write_dataset(folder: RunFolder, target: Path, form: Format) -> int:
@@ -39,10 +41,16 @@ def dataset_rows(folder: RunFolder) -> Iterator[Json]:
             (one.group, one.member, one.episode, one.index): one
             for one in read_credits(folder.path, name)
         }
+        moves: dict[_Key, str] = {
+            (one.group, one.member, one.episode, one.index): json.dumps(dict(one.moves))
+            for one in read_moves(folder.path, name)
+        }
         for number in range(transcripts.count(folder, name)):
             meta = transcripts.stored(folder, name, number)
             prompts = transcripts.prompts_or_none(folder, name, number)
-            yield from _meta_rows(folder, name, number, meta, prompts, credits)
+            for row in _meta_rows(folder, name, number, meta, prompts, credits):
+                place = (row["group"], row["member"], row["episode"], row["turn"])
+                yield row | {"move_probabilities": moves.get(place)}
 
 
 def _meta_rows(
@@ -127,7 +135,12 @@ def _write_parquet(target: Path, rows: list[Json], folder: RunFolder) -> None:
             "or use --format jsonl"
         ) from None
     target.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(arrow.Table.from_pylist(rows), target)
+    schema = arrow.Table.from_pylist(rows).schema
+    for place, field in enumerate(schema):
+        if arrow.types.is_null(field.type):  # a column without values in this file
+            kind = arrow.string() if field.name in _TEXTS else arrow.float64()
+            schema = schema.set(place, field.with_type(kind))
+    parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), target)
 
 
 def _write_folder(target: Path, rows: list[Json], folder: RunFolder) -> None:
@@ -147,7 +160,8 @@ def _card(rows: list[Json], folder: RunFolder) -> str:
         "agent: a move (`kind` is `play`) or a reflection (`kind` is `reflect`, `turn` is -1).\n\n"
         "`return`, `episode_return`, `advantage` and `advantage_parts` are the credit that "
         "training used; they are null for evaluations. `score` is in units of the game, `reward` "
-        "is the task reward of the episode.\n"
+        "is the task reward of the episode. `move_probabilities` is a JSON object with the "
+        "probabilities of the legal moves, null where they were not stored.\n"
     )
 
 

@@ -24,6 +24,7 @@ SCRIPTS = (
     "boards.js",
     "table.js",
     "runs.js",
+    "panels.js",
     "run.js",
     "episodes.js",
     "meta.js",
@@ -139,8 +140,11 @@ def _collect_run(
 ) -> Iterator[tuple[str, Any]]:
     folder = library.open(id)
     yield f"run/{id}", library.get(f"run/{id}") | {"path": folder.path.name}
+    if (folder.path / "transcripts.md").is_file():
+        yield f"run/{id}/text", library.get(f"run/{id}/text")
     for name in panel_names(folder):
-        yield f"run/{id}/tasks/{name}", library.get(f"run/{id}/tasks/{name}")
+        for part in ("tasks", "kinds"):
+            yield f"run/{id}/{part}/{name}", library.get(f"run/{id}/{part}/{name}")
     for name in stored_names(folder):
         yield from _collect_set(library, folder, id, name, episodes, parts)
 

@@ -15,7 +15,8 @@ from typing import Any
 from mage.run_folder import Json, RunError, RunFolder, read_json
 from mage.viewer.comparison import compare_runs
 from mage.viewer.credit import read_group_credit
-from mage.viewer.runs import describe_run, list_run, panel_tasks
+from mage.viewer.kinds import panel_kinds
+from mage.viewer.runs import describe_run, list_run, panel_tasks, read_text
 from mage.viewer.transcripts import Transcripts
 
 DEPTH = 4  # levels of folders below a given folder in which runs are searched
@@ -89,6 +90,10 @@ class Library:
                 return describe_run(folder)
             case ["tasks", name]:
                 return panel_tasks(folder, name)
+            case ["text"]:
+                return {"text": read_text(folder)}
+            case ["kinds", name]:
+                return panel_kinds(folder, name)
             case ["index", name]:
                 return self.transcripts.index(folder, name)
             case ["meta", name, number] if number.isdigit():

@@ -21,6 +21,7 @@ from mage.report.run_results import (
 )
 from mage.report.verdict import tell_verdict
 from mage.run_folder import Json, RunError, RunFolder
+from mage.run_folder.kept import is_kept
 from mage.training.warnings import choice_warnings, start_warnings
 from mage.types import Split
 
@@ -58,11 +59,12 @@ def _read_brief(folder: RunFolder) -> RunResults:
 
 def _row(results: RunResults) -> Json:
     folder = results.folder
+    kept = is_kept(folder.path)  # the times of its files are those of the copy
     last = results.selections[-1][1] if results.selections else None
     final = results.finals.get(("after", "test"))
     cell = final.overall if final is not None else last
     return {
-        "title": results.title,
+        "title": folder.path.name,
         "environment": results.environment,
         "opponents": sorted(folder.recipe.population().pool("train")),
         "state": state_of(results),
@@ -70,7 +72,7 @@ def _row(results: RunResults) -> Json:
         "total": folder.recipe.run.updates,
         "seed": folder.recipe.run.seed,
         "seconds": results.seconds,
-        "started": (folder.path / "recipe.toml").stat().st_mtime,
+        "started": None if kept else (folder.path / "recipe.toml").stat().st_mtime,
         "measure": results.measure.metric,
         "percent": results.measure.percent,
         "score": None if cell is None else _last(cell, results),
@@ -104,6 +106,8 @@ def state_of(results: RunResults) -> str:
     """finished, running or stopped: an unfinished run is running while its files change."""
     if results.finished:
         return "finished"
+    if is_kept(results.folder.path):
+        return "stopped"
     paths = [results.folder.path, *results.folder.path.glob("*.jsonl")]
     paths += [results.folder.path / "evaluations", *results.folder.path.glob("evaluations/*")]
     newest = max(path.stat().st_mtime for path in paths if path.exists())
@@ -127,6 +131,7 @@ def describe_run(folder: RunFolder) -> Json:
         ],
         "panels": [_panel(results, split) for split in results.splits],
         "stored": stored_names(folder),
+        "has_text": (folder.path / "transcripts.md").is_file(),
         "recipe": recipe_tables(folder.recipe),
         "toml": recipe_toml(folder.recipe),
         "versions": results.versions,
@@ -175,6 +180,12 @@ def _pairs(results: RunResults, split: Split) -> list[Json]:
     return found
 
 
+def read_text(folder: RunFolder) -> str:
+    """The transcripts of kept results, which have no other ones; empty if there are none."""
+    path = folder.path / "transcripts.md"
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
 def tasks_path(folder: RunFolder, name: str) -> Path:
     return folder.path / "evaluations" / f"{name}.tasks.jsonl"
 
@@ -202,8 +213,12 @@ def panel_tasks(folder: RunFolder, name: str) -> Json:
 def stored_names(folder: RunFolder) -> list[str]:
     """The names of stored meta-episodes: final panels first, then training from the newest."""
     names = {path.name for path in (folder.path / "episodes").glob("*.jsonl.gz")}
-    plain = {name.removesuffix(".jsonl.gz") for name in names if ".credit." not in name}
+    plain = {name.removesuffix(".jsonl.gz") for name in names if name.count(".") == 2}
     steps = sorted((name for name in plain if name.startswith("step_")), reverse=True)
-    order = {"after": 0, "emptied": 1, "before": 2}
-    panels = sorted(plain - set(steps), key=lambda name: (order.get(name.split("_")[0], 3), name))
-    return [*panels, *steps]
+    return [*sorted(plain - set(steps), key=_panel_order), *steps]
+
+
+def _panel_order(name: str) -> tuple[int, int, str]:
+    stage, _, split = name.partition("_")
+    stages, splits = {"after": 0, "emptied": 1, "before": 2}, {"test": 0, "ood": 1}
+    return stages.get(stage, 3), splits.get(split, 2), name

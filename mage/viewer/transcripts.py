@@ -1,74 +1,53 @@
 """Stored meta-episodes as JSON for the page: an index of a file, one meta-episode, its prompts.
 
 Files are read without building records, because a page of 10,000 meta-episodes must open fast. The
-lines of the files that were read last stay in memory.
+tables of contents of the files that were read last stay in memory.
 """
 
 import json
 import math
-import re
 from collections import OrderedDict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from mage.config.errors import ConfigError
+from mage.learn.stored_moves import TurnMoves, read_moves
 from mage.run_folder import Json, RunFolder
-from mage.run_folder.files import read_packed
+from mage.run_folder.episode_files import COLUMNS, Contents, read_contents, read_member
 from mage.viewer.runs import stored_names
 
-FILES_KEPT = 3
-_NUMBERS = re.compile(rb'"(prompt_ids|logprobs)":\[[^\]]*\]')
-COLUMNS = (
-    "number",
-    "group",
-    "member",
-    "opponent",
-    "seat",
-    "seed",
-    "scores",
-    "outcomes",
-    "gain",
-    "illegal",
-    "cut_off",
-    "replies",
-    "tokens",
-    "reflects",
-)
+FILES_KEPT = 64
+MEMBERS_KEPT = 4  # unpacked parts of files
 
 
 class Transcripts:
-    """Reads stored meta-episodes; keeps the newest files and tokenizers in memory."""
+    """Reads stored meta-episodes; keeps the newest tables of contents and tokenizers in memory."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[tuple[Path, int], list[bytes]] = OrderedDict()
-        self._indices: dict[tuple[Path, int], Json] = {}
+        self._contents: OrderedDict[tuple[Path, int], Contents] = OrderedDict()
+        self._members: OrderedDict[tuple[Path, int, int], list[bytes]] = OrderedDict()
         self._tokenizers: dict[Path, Tokenizer | None] = {}
 
     def index(self, folder: RunFolder, name: str) -> Json:
         """One row for each meta-episode of a file, with the fields that filters need."""
-        path = self._path(folder, name)
-        key = (path, path.stat().st_mtime_ns)
-        if key not in self._indices:
-            lines = enumerate(self._lines(folder, name))
-            rows = [_index_row(number, json.loads(_without_ids(line))) for number, line in lines]
-            self._indices[key] = {"name": name, "columns": COLUMNS, "rows": rows}
-        return self._indices[key]
+        return {"name": name, "columns": COLUMNS, "rows": self._read(folder, name).rows}
 
     def group(self, folder: RunFolder, name: str, group: int) -> list[tuple[int, Json]]:
         """The stored meta-episodes of a group, each with its number in the file."""
-        lines = self._lines(folder, name)
-        start = f'"group":{group},'.encode()
-        found = [(number, json.loads(line)) for number, line in enumerate(lines) if start in line]
-        return [(number, meta) for number, meta in found if meta["group"] == group]
+        place = COLUMNS.index("group")
+        numbers = [row[0] for row in self._read(folder, name).rows if row[place] == group]
+        return [(number, self.stored(folder, name, number)) for number in numbers]
 
     def count(self, folder: RunFolder, name: str) -> int:
-        return len(self._lines(folder, name))
+        return len(self._read(folder, name).rows)
 
     def meta(self, folder: RunFolder, name: str, number: int) -> Json:
         """One meta-episode: tasks, memories, moves, replies with token probabilities."""
         stored, tokenizer = self.stored(folder, name, number), self._tokenizer(folder)
+        moves = _moves_of(folder, name, stored["group"], stored["member"])
         return {
             "name": name,
             "number": number,
@@ -78,7 +57,10 @@ class Transcripts:
             "member": stored["member"],
             "policy_version": stored["policy_version"],
             "memories": stored["memories"],
-            "episodes": [_episode(episode, tokenizer) for episode in stored["episodes"]],
+            "episodes": [
+                _episode(episode, tokenizer, moves.get(k, {}))
+                for k, episode in enumerate(stored["episodes"])
+            ],
             "has_tokens": tokenizer is not None,
         }
 
@@ -108,20 +90,30 @@ class Transcripts:
 
     def stored(self, folder: RunFolder, name: str, number: int) -> Any:
         """A meta-episode as it was stored."""
-        lines = self._lines(folder, name)
-        if number >= len(lines):
-            raise LookupError(f"{name} holds {len(lines)} meta-episodes")
-        return json.loads(lines[number])
+        contents = self._read(folder, name)
+        if number >= len(contents.rows):
+            raise LookupError(f"{name} holds {len(contents.rows)} meta-episodes")
+        member, line = contents.place(number)
+        return json.loads(self._lines(self._path(folder, name), contents, member)[line])
 
-    def _lines(self, folder: RunFolder, name: str) -> list[bytes]:
+    def _lines(self, path: Path, contents: Contents, member: int) -> list[bytes]:
+        key = (path, path.stat().st_mtime_ns, member)
+        if key not in self._members:
+            self._members[key] = read_member(path, contents, member)
+            while len(self._members) > MEMBERS_KEPT:
+                self._members.popitem(last=False)
+        self._members.move_to_end(key)
+        return self._members[key]
+
+    def _read(self, folder: RunFolder, name: str) -> Contents:
         path = self._path(folder, name)
         key = (path, path.stat().st_mtime_ns)
-        if key not in self._files:
-            self._files[key] = read_packed(path)
-            while len(self._files) > FILES_KEPT:
-                self._files.popitem(last=False)
-        self._files.move_to_end(key)
-        return self._files[key]
+        if key not in self._contents:
+            self._contents[key] = read_contents(path)
+            while len(self._contents) > FILES_KEPT:
+                self._contents.popitem(last=False)
+        self._contents.move_to_end(key)
+        return self._contents[key]
 
     def _path(self, folder: RunFolder, name: str) -> Path:
         if name not in stored_names(folder):
@@ -134,12 +126,25 @@ class Transcripts:
         return self._tokenizers[folder.path]
 
 
-def _without_ids(line: bytes) -> bytes:
-    """A stored line without its long lists of numbers, which an index does not need.
+def _moves_of(
+    folder: RunFolder, name: str, group: int, member: int
+) -> dict[int, dict[int, TurnMoves]]:
+    """The stored probabilities of a meta-episode: by episode, then by turn."""
+    path = folder.path / "episodes" / f"{name}.moves.jsonl.gz"
+    if not path.is_file():
+        return {}
+    found: dict[int, dict[int, TurnMoves]] = {}
+    for one in _cached_moves(folder.path, name, path.stat().st_mtime_ns).get((group, member), ()):
+        found.setdefault(one.episode, {})[one.index] = one
+    return found
 
-    A quote inside of a JSON string is escaped, so no text of a model matches the pattern.
-    """
-    return _NUMBERS.sub(rb'"\1":[]', line)
+
+@lru_cache(maxsize=4)
+def _cached_moves(run: Path, name: str, changed: int) -> dict[tuple[int, int], list[TurnMoves]]:
+    found: dict[tuple[int, int], list[TurnMoves]] = {}
+    for one in read_moves(run, name):
+        found.setdefault((one.group, one.member), []).append(one)
+    return found
 
 
 def _load_tokenizer(folder: RunFolder) -> Tokenizer | None:
@@ -151,41 +156,21 @@ def _load_tokenizer(folder: RunFolder) -> Tokenizer | None:
     return Tokenizer.from_file(str(path)) if path.is_file() else None
 
 
-def _index_row(number: int, stored: Json) -> list[Any]:
-    episodes, task = stored["episodes"], stored["task"]
-    turns = [turn for episode in episodes for turn in episode["turns"]]
-    scores = [episode["score"] for episode in episodes]
-    return [
-        number,
-        stored["group"],
-        stored["member"],
-        task["opponent"],
-        task["seat"],
-        str(task["seed"]),
-        scores,
-        "".join(episode["outcome"][0] for episode in episodes),
-        scores[-1] - scores[0],
-        sum(not turn["legal"] for turn in turns),
-        sum(turn["completion"]["finish"] == "length" for turn in turns),
-        len(turns),
-        sum(len(turn["completion"]["token_ids"]) for turn in turns),
-        sum(episode["reflection"] is not None for episode in episodes),
-    ]
-
-
-def _episode(stored: Json, tokenizer: Tokenizer | None) -> Json:
+def _episode(stored: Json, tokenizer: Tokenizer | None, moves: dict[int, TurnMoves]) -> Json:
     plain = {
         name: stored[name]
         for name in ("moves", "score", "reward", "outcome", "ending", "recap", "regret")
     }
     reflection = stored["reflection"]
     return plain | {
-        "reflection": None if reflection is None else _turn(reflection, tokenizer),
-        "turns": [_turn(turn, tokenizer) for turn in stored["turns"]],
+        "reflection": None if reflection is None else _turn(reflection, tokenizer, None),
+        "turns": [
+            _turn(turn, tokenizer, moves.get(index)) for index, turn in enumerate(stored["turns"])
+        ],
     }
 
 
-def _turn(stored: Json, tokenizer: Tokenizer | None) -> Json:
+def _turn(stored: Json, tokenizer: Tokenizer | None, moves: TurnMoves | None) -> Json:
     completion = stored["completion"]
     plain = {
         name: stored[name]
@@ -197,7 +182,13 @@ def _turn(stored: Json, tokenizer: Tokenizer | None) -> Json:
         "prompt_tokens": len(stored["prompt_ids"]),
         "tokens": None if tokenizer is None else _tokens(completion, tokenizer),
         "choices": None if tokenizer is None else _choices(stored, tokenizer),
+        "chances": None if moves is None else _chances(moves),
     }
+
+
+def _chances(moves: TurnMoves) -> Json:
+    """All legal moves of a turn with their probabilities."""
+    return {"count": moves.count, "legal": moves.legal, "moves": moves.moves}
 
 
 def _tokens(completion: Json, tokenizer: Tokenizer) -> list[list[Any]]:

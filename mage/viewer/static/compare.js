@@ -57,7 +57,7 @@
         (
           one,
         ) => html`<tr><td class="left">${one.number}</td><td
-          class="left">${mage.clean(one.opponent) || "–"}</td><td>${mage.seat(one.seat)}</td>
+          class="left">${mage.clean(one.opponent) || "–"}</td><td>${one.opponent ? mage.seat(one.seat) : "–"}</td>
         <td>${one.first.map((value) => mage.score(value, 1)).join(" ")}</td>
           <td>${side(first, panel.first, one.number)}</td>
         <td>${one.second.map((value) => mage.score(value, 1)).join(" ")}</td>
@@ -82,18 +82,49 @@
       ? ["before training", "after training"]
       : [mage.clean(first.title), mage.clean(second.title)];
     if (!value.panels.length)
-      return html`<p class="quiet">These runs have no final panel in common.</p>`;
+      return html`<p class="quiet">There is no paired difference: the runs have no final panel in
+        common, or their task rows are not stored (kept results have none).</p>`;
     return value.panels.map(
       (panel) => html`<h3>${mage.setName(panel.second)}</h3>
       ${
         panel.same_panel
-          ? html`<${mage.PairTable} panel=${panel} measure=${second.measure}
-            names=${`${names[1]} − ${names[0]}`} />
+          ? html`<${mage.PairTable} measure=${second.measure}
+            pairs=${[{name: `${names[1]} − ${names[0]}`, episodes: panel.episodes}]} />
             <${Changed} panel=${panel} first=${first} second=${second} names=${names} />`
           : html`<p
             class="quiet">The two panels hold different tasks, so there is no paired difference.</p>`
       }`,
     );
+  }
+
+  // The final panels of all runs, each with its own interval.
+  function Finals({runs}) {
+    const splits = [...new Set(runs.flatMap((run) => run.panels.map((one) => one.split)))];
+    return splits.map((split) => {
+      const rows = runs.flatMap((run) => {
+        const panel = run.panels.find((one) => one.split === split);
+        const stage = panel && panel.stages.find((one) => one.stage === "after");
+        return stage ? [{run, measure: panel.measure, cell: stage.overall}] : [];
+      });
+      if (rows.length < 2) return null;
+      const measure = rows.every((row) => row.measure === "score") ? "score" : "success";
+      const percent = measure === "success";
+      const count = Math.max(...rows.map((row) => row.cell.episodes.length));
+      const numbers = [...Array(count).keys()];
+      return html`<h3>${mage.capital(mage.splitName(split))} panel, after training: ${measure}</h3>
+        <div class="scroll"><table class="finals"><thead><tr><th class="left">run</th>
+        <th>tasks</th>${numbers.map((k) => html`<th>episode ${k + 1}</th>`)}<th>gain</th></tr>
+        </thead><tbody>${rows.map(({run, cell}) => {
+          const last = cell.episodes[cell.episodes.length - 1];
+          return html`<tr class="first"><td class="left"><i class="swatch"
+            style=${`background:${run.colour}`}></i>${mage.clean(run.title)}</td>
+          <td>${cell.tasks.toLocaleString("en")}</td>
+          ${numbers.map((k) => html`<td><${mage.Estimate}
+            found=${cell.episodes[k] && cell.episodes[k][measure]} percent=${percent} /></td>`)}
+          <td><${mage.Estimate} found=${percent ? last.success_gain : last.score_gain}
+            percent=${percent} signed=${true} /></td></tr>`;
+        })}</tbody></table></div>`;
+    });
   }
 
   mage.CompareView = ({ids}) => {
@@ -140,8 +171,8 @@
           ].filter((line) => line.xs.length),
         ])}
         bounds=${mage.boundsOf(coloured[0])} />
-      <${mage.SmallPlots} runs=${coloured} sync="compare" /><h2>Options that differ</h2><${Options}
-        runs=${runs} />`
+      <${mage.SmallPlots} runs=${coloured} sync="compare" /><h2>Final figures</h2><${Finals}
+        runs=${coloured} /><h2>Options that differ</h2><${Options} runs=${runs} />`
       }
       <h2>Paired difference ${!same && runs.length > 1 && html`<small>${pick(1)} − ${pick(0)}
         </small>`}</h2>

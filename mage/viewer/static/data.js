@@ -42,9 +42,11 @@ window.mage = {};
   };
 
   // A hook: {value, error}. `every(value)` gives the seconds until the next load, 0 for never.
+  // Without a path nothing is loaded.
   mage.useData = (path, every = () => 0) => {
     const [state, setState] = useState({path, value: cache.get(path), error: null});
     useEffect(() => {
+      if (!path) return undefined;
       let active = true;
       let timer = 0;
       async function step(fresh) {

@@ -47,11 +47,36 @@
           : row.gain === 0)) &&
     (!filters.illegal || (filters.illegal === "yes") === row.illegal > 0);
 
+  const brief = (value) => mage.score(value, Number.isInteger(value) ? 0 : 2);
+  const scoresText = (scores) =>
+    scores.length <= 5
+      ? scores.map(brief).join("  ")
+      : `${brief(scores[0])} → ${brief(scores[scores.length - 1])}`;
+
   const Select = ({name, title, options, filters, set}) => html`<label>${title}
     <select name=${name} value=${filters[name]}
       onChange=${(event) => set({...filters, [name]: event.target.value})}>
       <option value="">all</option>${options.map(([value, text]) => html`<option
         value=${value}>${text}</option>`)}</select></label>`;
+
+  // Kept results have some transcripts as text: headings and paragraphs are enough to read them.
+  function Written({id, run}) {
+    const {value, error} = mage.useData(run.has_text ? `run/${id}/text` : null);
+    if (!run.has_text)
+      return html`<p
+        class="quiet empty">No meta-episodes are stored. Set run.episodes_every in the recipe.</p>`;
+    if (!value) return html`<${mage.Loading} error=${error} />`;
+    const [, ...parts] = value.text.split(/^(?=###? )/m);
+    return html`<p class="quiet">These are kept results with some transcripts as text.</p>
+      ${parts.map((part) => {
+        const [title, ...lines] = part.split("\n");
+        const text = lines.join("\n").trim();
+        return title.startsWith("###")
+          ? html`<details class="written"><summary>${mage.clean(title.slice(4))}</summary>
+              <${mage.Text} text=${text} kind="block" /></details>`
+          : html`<h3>${mage.clean(title.slice(3))}</h3>${text && html`<p class="quiet">${mage.clean(text)}</p>`}`;
+      })}`;
+  }
 
   mage.EpisodesView = ({id, run, query}) => {
     const sets = useSets(id, run.stored);
@@ -68,10 +93,9 @@
       k: () => setAt(Math.max(0, at - 1)),
       Enter: () => sorted[at] && (location.hash = open(sorted[at])),
     });
-    if (!run.stored.length)
-      return html`<p
-        class="quiet empty">No meta-episodes are stored. Set run.episodes_every in the recipe.</p>`;
+    if (!run.stored.length) return html`<${Written} id=${id} run=${run} />`;
     const opponents = [...new Set(all.map((row) => row.opponent))].filter(Boolean).sort();
+    const longest = rows.reduce((most, row) => Math.max(most, row.outcomes.length), 0);
     const loading = Object.keys(sets).length < run.stored.length;
     const left = run.stored.reduce(
       (sum, name) => sum + (sets[name] ? sets[name].stored - sets[name].rows.length : 0),
@@ -83,10 +107,14 @@
         ${opponents.length > 0 && html`<${Select} name="opponent" title="Opponent"
           filters=${filters} set=${setFilters}
           options=${opponents.map((one) => [one, mage.clean(one)])} />`}
-        <${Select} name="seat" title="Seat" filters=${filters} set=${setFilters} options=${[
-          ["0", "first"],
-          ["1", "second"],
-        ]} />
+        ${
+          opponents.length > 0 &&
+          html`<${Select} name="seat" title="Seat" filters=${filters} set=${setFilters}
+          options=${[
+            ["0", "first"],
+            ["1", "second"],
+          ]} />`
+        }
         <${Select} name="outcome" title="Last episode" filters=${filters} set=${setFilters}
           options=${[
           ["w", "won"],
@@ -109,7 +137,7 @@
           id="count">${rows.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} meta-episodes${loading ? ", loading …" : ""}${left > 0 ? `; ${left.toLocaleString("en")} more are not in this copy` : ""}</span>
       </div>
       <${mage.VirtualList} rows=${sorted} selected=${at}
-        columns="minmax(190px,2fr) minmax(110px,1.2fr) 70px 110px minmax(130px,1.3fr) 80px 70px 70px 80px"
+        columns=${`minmax(190px,2fr) minmax(110px,1.2fr) 70px ${Math.max(90, 15 * longest + 16)}px minmax(130px,1.3fr) 80px 70px 70px 80px`}
         header=${html`${[
           ["set", "set", "left"],
           ["opponent", "opponent", "left"],
@@ -130,12 +158,12 @@
           on,
         ) => html`<a class=${`vrow ${on ? "at" : ""}`} role="row" key=${`${row.set}/${row.number}`}
           href=${open(row)}>
-          <span class="left">${mage.setName(row.set)} <small
-            class="quiet">#${row.number}${row.set.startsWith("step") ? ` g${row.group} m${row.member}` : ""}</small></span>
-          <span class="left">${mage.clean(row.opponent) || "–"}</span><span>${mage.seat(row.seat)}
-            </span>
+          <span class="left"><small class="quiet">#${row.number}</small> ${mage.setName(row.set)} <small
+            class="quiet">${row.set.startsWith("step") ? `g${row.group} m${row.member}` : ""}</small></span>
+          <span class="left">${mage.clean(row.opponent) || "–"}</span><span
+            class=${row.opponent ? "" : "quiet"}>${row.opponent ? mage.seat(row.seat) : "–"}</span>
           <span class="left"><${mage.Cells} outcomes=${row.outcomes} scores=${row.scores} /></span>
-          <span>${row.scores.map((one) => mage.score(one, Number.isInteger(one) ? 0 : 2)).join("  ")}</span>
+          <span>${scoresText(row.scores)}</span>
           <span class=${row.gain > 0 ? "up" : row.gain < 0 ? "down" : "quiet"}>${mage.score(row.gain, Number.isInteger(row.gain) ? 0 : 2)}</span>
           <span class=${row.illegal ? "down" : "quiet"}>${row.illegal}</span><span
             class=${row.cut_off ? "down" : "quiet"}>${row.cut_off}</span><span>${row.tokens}</span>

@@ -22,10 +22,12 @@
     const size = Math.abs(value);
     return sign(
       size !== 0 && (size < 0.001 || size >= 1e6)
-        ? value.toExponential(2)
+        ? value.toExponential(2).replace(/\.?0+e/, "e")
         : String(Number(value.toPrecision(4))),
     );
   };
+  mage.p = (value) => value.toFixed(3).replace(/^0/, "");
+  mage.splitName = (split) => ({ood: "out-of-domain"})[split] || split;
   mage.duration = (seconds) => {
     if (seconds < 60) return `${Math.round(seconds)} s`;
     const minutes = Math.round(seconds / 60);
@@ -46,9 +48,13 @@
     if (!found) return html`<span class="quiet">–</span>`;
     const show = (value) =>
       percent ? (signed && value >= 0 ? "+" : "") + mage.percent(value) : mage.score(value);
+    const range = (low, high) =>
+      percent && !signed
+        ? `${sign((100 * low).toFixed(1))} to ${mage.percent(high)}`
+        : `${show(low)} to ${show(high)}`;
     const bounded = found.low !== null && found.high !== null && found.low !== undefined;
     return html`<span class="estimate">${show(found.value)}
-      ${bounded && html`<small>${show(found.low)} to ${show(found.high)}</small>`}</span>`;
+      ${bounded && html`<small>${range(found.low, found.high)}</small>`}</span>`;
   };
 
   // Control and direction characters become visible signs, so that a text cannot hide anything.
@@ -89,7 +95,7 @@
     if (step) return `training, update ${Number(step[1])}`;
     const stages = {after: "after training", before: "before training", emptied: "without memory"};
     const [stage, ...split] = name.split("_");
-    return stages[stage] ? `${split.join(" ")} panel, ${stages[stage]}` : name;
+    return stages[stage] ? `${mage.splitName(split.join(" "))} panel, ${stages[stage]}` : name;
   };
   mage.capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
   mage.link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;

@@ -18,11 +18,41 @@
     )}</pre>`;
   }
 
+  const SHOWN = 6; // legal moves that are visible at first
+
+  // All legal moves of a turn with their stored probabilities; the played move is marked.
+  function Chances({turn}) {
+    const {moves, count, legal} = turn.chances;
+    const [all, setAll] = useState(false);
+    const own = moves.findIndex(([move]) => turn.legal && move === turn.action);
+    const shown = moves.filter((_, k) => all || k < SHOWN || k === own);
+    const bar = (chance) => `width:${Math.max(0.5, 100 * chance)}%`;
+    return html`<div class="chances" role="list" aria-label="Probabilities of the legal moves">
+      ${shown.map(
+        ([move, chance]) => html`<div role="listitem" class=${move === turn.action ? "own" : ""}>
+        <span class="move" title=${mage.clean(move)}>${mage.clean(move)}</span>
+        <span class="track"><i style=${bar(chance)}></i></span>
+        <span class="chance">${mage.percent(chance, 1)}</span></div>`,
+      )}
+      ${
+        shown.length < moves.length &&
+        html`<button class="small" onClick=${() => setAll(true)}>
+          ${moves.length - shown.length} more of ${count} legal moves</button>`
+      }
+      ${
+        legal < 0.995 &&
+        html`<div class="none"><span class="move">no legal move</span>
+          <span class="track"><i style=${bar(1 - legal)}></i></span>
+          <span class="chance">${mage.percent(1 - legal, 1)}</span></div>`
+      }</div>`;
+  }
+
+  // Without stored probabilities: the sampled token among the tokens of legal moves.
   const Choices = ({choices}) =>
     choices &&
     choices.map(
       (one) => html`<div class="choices" title="The place of the reply where legal moves differ">
-    <span class="bar"><i style=${`width:${100 * (one.probability || 0)}%`}></i></span>
+    <span class="track"><i style=${`width:${100 * (one.probability || 0)}%`}></i></span>
     <span><b>${mage.clean(one.chosen)}</b> ${mage.percent(one.probability, 1)}, of ${one.options
       .map((text) => mage.clean(text).trim())
       .slice(0, 12)
@@ -106,7 +136,7 @@
       ${turn.kind === "play" && html`<details open=${!board}><summary>state</summary><${mage.Text}
         text=${turn.observation} /></details>`}
       <${Reply} turn=${turn} />
-      <${Choices} choices=${turn.choices} />
+      ${turn.chances ? html`<${Chances} turn=${turn} />` : html`<${Choices} choices=${turn.choices} />`}
       <div class="badges">
         ${turn.kind === "play" && html`<span
           class=${`badge ${turn.legal ? "" : "bad"}`}>${turn.action === null ? "no action found" : `${turn.legal ? "" : "illegal: "}${mage.clean(turn.action).slice(0, 80)}`}</span>`}
@@ -199,7 +229,7 @@
     if (!meta) return html`<${mage.Loading} error=${error} />`;
     const {task} = meta;
     return html`<p
-      class="quiet">${task.environment}${task.opponent && ` against ${mage.clean(task.opponent)}`}, ${mage.seat(task.seat)} seat · task ${String(task.seed)} · group ${meta.group}, member ${meta.member} · policy of update ${meta.policy_version}</p>
+      class="quiet">${task.environment}${task.opponent && ` against ${mage.clean(task.opponent)}, ${mage.seat(task.seat)} seat`} · task ${String(task.seed)} · group ${meta.group}, member ${meta.member} · policy of update ${meta.policy_version}</p>
       <div class="columns">${meta.episodes.map((_, k) => html`<${Column} key=${k} id=${id}
         name=${name} meta=${meta} number=${k} credits=${credits} focus=${focus} />`)}</div>`;
   };

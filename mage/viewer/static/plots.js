@@ -4,6 +4,7 @@
   const {html, useRef, useLayoutEffect, useState} = htmPreact;
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  mage.ink = () => colour("--ink");
   mage.smooth = (values) => {
     const half = Math.floor(values.length / 80) + (values.length > 10 ? 1 : 0);
     return values.map((value, k) => {
@@ -129,7 +130,7 @@
           time: false,
           range: (u, low, high) =>
             high > low
-              ? [low - 0.015 * (high - low), high + 0.015 * (high - low)]
+              ? [low - 0.03 * (high - low), high + 0.03 * (high - low)]
               : [low - 1, high + 1],
         },
         y: {range: yRange(lines, bounds, zero)},
@@ -146,7 +147,7 @@
           size: 58,
           values: (u, values) =>
             values.map((value) =>
-              percent ? `${Math.round(1000 * value) / 10} %` : mage.short(value),
+              percent ? `${Number((100 * value).toPrecision(3))} %` : mage.short(value),
             ),
         },
       ],
@@ -159,7 +160,7 @@
           width: line.points ? 0 : line.faint ? 1 : 2,
           dash: line.dash,
           spanGaps: true,
-          points: {show: !line.points && line.xs.length < 2, size: 6},
+          points: {show: line.dots || (!line.points && line.xs.length < 2), size: 6},
         })),
       ],
       hooks: {

@@ -1,7 +1,7 @@
 // One run: warnings, figures, curves, panels, recipe.
 "use strict";
 (function () {
-  const {html, useState} = htmPreact;
+  const {html} = htmPreact;
   const TABS = [
     ["", "Overview"],
     ["episodes", "Meta-episodes"],
@@ -20,13 +20,19 @@
       href=${name ? mage.link("run", id, name) : mage.link("run", id)}>${title}</a>`,
     )}</nav>`;
 
+  // At most four episodes; the last one of training is among them if panels are longer.
+  mage.shownEpisodes = ({episodes, recipe}) => {
+    if (episodes <= 4) return [...Array(episodes).keys()];
+    const trained = recipe.play.episodes;
+    const last = episodes - 1;
+    const between =
+      trained < episodes && trained > 1 ? [1, trained - 1] : [last / 3, (2 * last) / 3];
+    return [...new Set([0, ...between.map(Math.round), last])];
+  };
+
   // Score lines by episode: smoothed training and the select panel with intervals.
   function scoreLines(run) {
-    const count = run.episodes;
-    const shown =
-      count <= 4
-        ? [...Array(count).keys()]
-        : [0, Math.round((count - 1) / 3), Math.round((2 * (count - 1)) / 3), count - 1];
+    const shown = mage.shownEpisodes(run);
     return shown.flatMap((k, place) => {
       const shade = mage.episodeColours[place % mage.episodeColours.length];
       const base = {label: `episode ${k + 1}`, colour: shade};
@@ -100,126 +106,41 @@
       (one) => html`<li>⚠ ${mage.clean(mage.capital(one))}</li>`,
     )}</ul>`;
 
-  function Tiles({panel, run}) {
-    const percent = panel.measure !== "score";
-    const first = panel.stages[0].overall;
-    const last = first.episodes[first.episodes.length - 1];
-    return html`<div class="tiles">
-      ${panel.stages.map((one) => {
-        const end = one.overall.episodes[one.overall.episodes.length - 1];
-        return html`<div class="tile">
-        <${mage.Estimate} found=${end[panel.measure]} percent=${percent} />
-          <span>episode ${end.episode}, ${one.title}</span></div>`;
-      })}
-      ${panel.measure === "score" && first.non_adapting !== null && html`<div class="tile exact">
-        <span class="estimate">${mage.score(first.non_adapting)}<small>exact</small></span>
-        <span>best without adapting</span></div>`}
-      ${panel.measure === "score" && last.ceiling !== null && html`<div class="tile exact"><span
-        class="estimate">${mage.score(last.ceiling)}<small>exact</small></span>
-        <span>best learner, episode ${last.episode}</span></div>`}
-    </div>`;
-  }
-
-  function PanelTable({panel}) {
-    const MEASURES = [
-      ["score", "score", false],
-      ["success", "success", true],
-      ["pass_at", "Pass@k", true],
-      ["draws", "draws", true],
-      ["regret", "regret of a turn", false],
-    ];
-    const stages = panel.stages;
-    const count = stages[0].overall.episodes.length;
-    const bounded = stages[0].overall.non_adapting !== null;
-    const rows = MEASURES.flatMap(([name, title, percent]) => {
-      const any = stages.some((one) =>
-        one.overall.episodes.some(
-          (episode) => episode[name] && (name !== "draws" || episode[name].value > 0),
-        ),
-      );
-      return any ? [...Array(count).keys()].map((k) => ({name, title, percent, k})) : [];
-    });
-    return html`<div class="scroll"><table><thead><tr><th class="left">figure</th><th>episode</th>
-      ${stages.map((one) => html`<th>${one.title}
-        </th>`)}${bounded && html`<th>best without adapting</th><th>best learner</th>`}</tr></thead>
-      <tbody>${rows.map(
-        (
-          row,
-        ) => html`<tr class=${row.k ? "" : "first"}><td class="left">${row.k ? "" : row.title}</td>
-          <td>${row.k + 1}</td>
-        ${stages.map((one) => html`<td><${mage.Estimate}
-          found=${one.overall.episodes[row.k] && one.overall.episodes[row.k][row.name]}
-          percent=${row.percent} /></td>`)}
-        ${
-          bounded &&
-          html`<td>${row.name === "score" ? mage.score(stages[0].overall.non_adapting) : "–"}</td>
-          <td>${row.name === "score" ? mage.score(stages[0].overall.episodes[row.k].ceiling) : "–"}
-            </td>`
-        }</tr>`,
-      )}</tbody></table></div>`;
-  }
-
-  function Cells({title, panel, name}) {
-    const shown = panel.stages.find((one) => one.stage === "after") || panel.stages[0];
-    const cells = shown[name];
-    if (cells.length < 2) return null;
-    const percent = panel.measure !== "score";
-    return html`<h3>${title}, ${shown.title}</h3><div class="scroll"><table><thead><tr><th
-      class="left">${name === "by_seat" ? "seat" : "opponent"}</th><th>tasks</th>
-      ${cells[0].episodes.map((one) => html`<th>episode ${one.episode}</th>`)}<th>gain</th>
-      ${!percent && html`<th>best without adapting</th><th>best response</th>`}</tr></thead><tbody>
-      ${cells.map((cell) => {
-        const last = cell.episodes[cell.episodes.length - 1];
-        return html`<tr class="first">
-        <td class="left">${name === "by_seat" ? mage.seat(cell.seat) : mage.clean(cell.opponent) || "–"}</td><td>${cell.tasks.toLocaleString("en")}</td>
-        ${cell.episodes.map((one) => html`<td><${mage.Estimate} found=${one[panel.measure]}
-          percent=${percent} /></td>`)}
-        <td><${mage.Estimate} found=${percent ? last.success_gain : last.score_gain}
-          percent=${percent} signed=${true} /></td>
-        ${!percent && html`<td>${mage.score(cell.non_adapting)}</td>
-          <td>${mage.score(cell.best_response)}</td>`}</tr>`;
-      })}</tbody></table></div>`;
-  }
-
-  mage.PairTable = ({panel, measure, names}) => {
-    const percent = measure !== "score";
-    return html`<div class="scroll"><table class="pairs"><thead><tr><th
-      class="left">difference</th><th>episode</th><th>${percent ? "success" : "score"}</th>
-      <th>p</th><th>tasks</th></tr></thead>
-      <tbody>${panel.episodes.map((one) => {
-        const found = one[percent ? "success" : "score"];
-        return html`<tr><td class="left">${names}</td><td>${one.episode}</td>
-        <td><${mage.Estimate} found=${found.difference} percent=${percent} signed=${true} /></td>
-        <td>${found.p_value < 0.001 ? "< 0.001" : found.p_value.toFixed(3)}</td>
-          <td>${found.difference.count.toLocaleString("en")}</td></tr>`;
-      })}</tbody></table></div>`;
-  };
-
   function Overview({id, run}) {
     const several = run.panels.length > 1;
     return html`<${Warnings} warnings=${run.warnings} />
       ${run.panels.map(
         (
           panel,
-        ) => html`${several && html`<h2>${panel.split} panel</h2>`}<${Tiles} panel=${panel}
-          run=${run} />
+        ) => html`${several && html`<h2>${mage.capital(mage.splitName(panel.split))} panel</h2>`}<${mage.Tiles}
+          panel=${panel} />
         <ul class="verdict">${panel.verdict.map((one) => html`<li>${one}</li>`)}</ul>`,
       )}
-      <${mage.Plot} title=${`${run.percent ? "Success" : "Score"} by episode, over training`}
+      <div class=${several ? "pair" : ""}>${run.panels.map(
+        (panel) =>
+          panel.stages[0].overall.episodes.length > 1 &&
+          html`<${mage.EpisodeCurve} key=${panel.split} panel=${panel} />`,
+      )}</div>
+      ${
+        run.updates > 0 &&
+        html`<${mage.Plot} title=${`${run.percent ? "Success" : "Score"} by episode, over training`}
         percent=${run.percent} height=${340} sync="run"
         note="Lines: training, smoothed. Points: select panel with 95 % intervals. Drag to zoom, double-click to reset."
-        lines=${scoreLines(run)} bounds=${mage.boundsOf(run)} />
+        lines=${scoreLines(run)} bounds=${mage.boundsOf(run)} />`
+      }
       <${mage.SmallPlots} runs=${[run]} sync="run" />
       ${run.panels.map(
-        (panel) => html`<h2>Figures of the ${panel.split} panel</h2><${PanelTable} panel=${panel} />
-        ${panel.pairs.map(
-          (pair) => html`<${mage.PairTable} panel=${pair} measure=${panel.measure}
-          names=${`after training − ${pair.against === "before" ? "before training" : "without memory"}`} />`,
-        )}
-        <${Cells} title="By opponent" panel=${panel} name="by_opponent" /><${Cells} title="By seat"
-          panel=${panel} name="by_seat" />`,
+        (panel) => html`<h2>Figures of the ${mage.splitName(panel.split)} panel</h2><${mage.PanelTable}
+          panel=${panel} />
+        <${mage.PairTable} measure=${panel.measure} pairs=${panel.pairs.map((pair) => ({
+          name: `after training − ${pair.against === "before" ? "before training" : "without memory"}`,
+          episodes: pair.episodes,
+        }))} />
+        <${mage.CellTable} title="By opponent" panel=${panel} name="by_opponent" />
+        <${mage.CellTable} title="By seat" panel=${panel} name="by_seat" />
+        <${mage.KindTable} id=${id} panel=${panel} />`,
       )}
-      ${run.panels.length > 0 && html`<p><a
+      ${run.panels.some((panel) => panel.pairs.length) && html`<p><a
         href=${mage.link("compare", `${id},${id}`)}>Compare before and after training, task by task</a></p>`}`;
   }
 

@@ -81,7 +81,7 @@
               <td class="left"><${mage.State} state=${run.state} /></td>
               <td class="left"><${mage.Progress} done=${run.updates} total=${run.total} /></td>
               <td><${mage.Estimate} found=${run.score} percent=${run.percent} /></td>
-              <td>${mage.duration(run.seconds)}</td><td>${mage.date(run.started)}</td>`
+              <td>${mage.duration(run.seconds)}</td><td>${run.started === null ? "–" : mage.date(run.started)}</td>`
           }
         </tr>`,
         )}</tbody></table></div>`
@@ -92,8 +92,7 @@
         <ul class="tables">${value.tables.map(
           (
             table,
-          ) => html`<li key=${table.id}><a href=${mage.link("table", table.id)}>${table.table}</a>
-          <span class="quiet">${table.scale} scale, model ${table.model}, ${(table.seeds || []).length} seeds, ${(table.worlds || []).join(", ")}</span></li>`,
+          ) => html`<li key=${table.id}><a href=${mage.link("table", table.id)}>${table.table}</a>${" "}<span class="quiet">${table.scale} scale, model ${table.model}, ${(table.seeds || []).length} seeds, ${(table.worlds || []).join(", ")}</span></li>`,
         )}</ul>`
       }`;
   };

@@ -2,9 +2,9 @@
 "use strict";
 (function () {
   const {html, useState, useRef, useLayoutEffect, useEffect} = htmPreact;
-  const WIDTH = 9,
-    HEIGHT = 13,
-    GAP = 7; // pixels of a cell, and between lines of tasks
+  const [NARROW, WIDE] = [9, 22]; // pixels of a cell; few tasks have wide cells
+  const HEIGHT = 13;
+  const GAP = 7; // pixels between lines of tasks
   const COLOURS = {w: "--won", d: "--drawn", l: "--lost"};
 
   function usePanel(id, name, hasTasks) {
@@ -12,6 +12,7 @@
     useEffect(() => {
       let active = true;
       setState(null);
+      if (!name) return undefined;
       const path = `run/${id}/${hasTasks ? "tasks" : "index"}/${name}`;
       mage
         .load(path)
@@ -44,7 +45,7 @@
 
   function Block({id, name, tasks, episodes, sorted, stored}) {
     const place = useRef(null);
-    const [columns, setColumns] = useState(0);
+    const [grid, setGrid] = useState({across: 1, cell: NARROW});
     const [tip, setTip] = useState(null);
     const order = sorted
       ? [...tasks].sort((a, b) =>
@@ -56,12 +57,13 @@
       const canvas = place.current;
       const draw = () => {
         const width = canvas.parentElement.clientWidth;
-        const across = Math.max(1, Math.floor(width / WIDTH));
+        const cell = Math.min(WIDE, Math.max(NARROW, Math.floor(width / order.length)));
+        const across = Math.max(1, Math.floor(width / cell));
         const lines = Math.ceil(order.length / across);
         const ratio = devicePixelRatio || 1;
-        canvas.width = across * WIDTH * ratio;
+        canvas.width = across * cell * ratio;
         canvas.height = lines * step * ratio;
-        canvas.style.width = `${across * WIDTH}px`;
+        canvas.style.width = `${across * cell}px`;
         canvas.style.height = `${lines * step}px`;
         const ctx = canvas.getContext("2d");
         ctx.scale(ratio, ratio);
@@ -70,14 +72,14 @@
           [...task.outcomes].forEach((one, episode) => {
             ctx.fillStyle = style.getPropertyValue(COLOURS[one]);
             ctx.fillRect(
-              (k % across) * WIDTH,
+              (k % across) * cell,
               Math.floor(k / across) * step + episode * HEIGHT,
-              WIDTH - 1.5,
+              cell - 1.5,
               HEIGHT - 1.5,
             );
           }),
         );
-        setColumns(across);
+        setGrid({across, cell});
       };
       draw();
       const watch = new ResizeObserver(draw);
@@ -87,8 +89,8 @@
     const find = (event) => {
       const box = place.current.getBoundingClientRect();
       const k =
-        Math.floor((event.clientY - box.top) / step) * columns +
-        Math.floor((event.clientX - box.left) / WIDTH);
+        Math.floor((event.clientY - box.top) / step) * grid.across +
+        Math.floor((event.clientX - box.left) / grid.cell);
       return order[k];
     };
     const move = (event) => {
@@ -114,7 +116,7 @@
       ${
         tip &&
         html`<div class="tip"
-          style=${`left:${Math.max(0, tip.left)}px;top:${tip.top + 18}px`}>task ${tip.task.number}, ${mage.seat(tip.task.seat)} seat
+          style=${`left:${Math.max(0, tip.left)}px;top:${tip.top + 18}px`}>task ${tip.task.number}${tip.task.opponent && `, ${mage.seat(tip.task.seat)} seat`}
         <br />scores ${tip.task.scores.map((one) => mage.score(one, 1)).join(", ")}${tip.task.number < stored ? html`<br /><b>click to read it</b>` : ""}</div>`
       }</div>`;
   }
@@ -139,7 +141,7 @@
     const [name, setName] = useState(query.set || names[0] || "");
     const [sorted, setSorted] = useState(true);
     const found = usePanel(id, name, panels.includes(name));
-    if (!names.length) return html`<p class="quiet empty">No panel has been played yet.</p>`;
+    if (!names.length) return html`<p class="quiet empty">The outcomes of single tasks are not stored here.</p>`;
     if (!found || found.error) return html`<${mage.Loading} error=${found && found.error} />`;
     const episodes = Math.max(...found.tasks.map((task) => task.outcomes.length));
     const stored = run.stored.includes(name) ? (panels.includes(name) ? 60 : Infinity) : 0;

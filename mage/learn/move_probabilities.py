@@ -1,0 +1,133 @@
+"""The probability of every legal move in played turns, computed from the weights that played them.
+
+The legal moves of a turn are scored as replies to its prompt, and all replies share the prompt, so
+a turn costs little more than one reading of it. A reply with text before its action is kept up to
+`<action>`: the probabilities are those of the move, given that text. They are at the temperature
+of the sampler, before top-k and top-p.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from transformers import PreTrainedModel
+
+from mage.agent.agent import Agent
+from mage.agent.chat import Ids
+from mage.config.sections import LearnOptions
+from mage.learn.stored_moves import MOST_LISTED, TurnMoves
+from mage.learn.supervised import reply_logprobs
+from mage.types import MetaEpisode, Sample, Turn, Where
+
+MOST_TOKENS = 1_000_000  # a set is scored up to this size, from its first meta-episode on
+_AT_ONCE = 4_000_000  # tokens of prompts and moves that are held as arrays at a time
+_TREE_TOKENS = 2048  # a dense attention mask of a larger tree costs more than the shared prompt
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A turn: the ids before its move, and the ids of every legal move."""
+
+    where: Where
+    prompt: Ids
+    moves: tuple[str, ...]
+    spelled: tuple[Ids, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(self.prompt) + len(ids) for ids in self.spelled)
+
+
+def move_probabilities(
+    model: PreTrainedModel, agent: Agent, metas: Sequence[MetaEpisode], learn: LearnOptions
+) -> list[TurnMoves]:
+    """The probabilities of the legal moves of all turns, at most `MOST_TOKENS` tokens of them.
+
+    `agent` is the one that played. Turns whose legal moves are unknown are left out.
+    """
+    questions = list(_first_questions(agent, metas))
+    chances: dict[tuple[Ids, Ids], float] = {}
+    for part in _parts(questions):
+        chances |= _score(model, agent.sampling.temperature or 1.0, part, learn)
+    return [_answer(one, [chances[one.prompt, ids] for ids in one.spelled]) for one in questions]
+
+
+def _first_questions(agent: Agent, metas: Iterable[MetaEpisode]) -> Iterator[_Question]:
+    """The turns of the first meta-episodes.
+
+    The prompts of an episode extend each other, so its cost is its longest prompt and its moves.
+    """
+    room = MOST_TOKENS
+    for meta in metas:
+        found = [_episode_questions(agent, meta, k) for k in range(len(meta.episodes))]
+        room -= sum(map(_cost, found))
+        if room < 0:
+            return
+        yield from chain(*found)
+
+
+def _cost(questions: Sequence[_Question]) -> int:
+    longest = max((len(one.prompt) for one in questions), default=0)
+    return longest + sum(len(ids) for one in questions for ids in one.spelled)
+
+
+def _episode_questions(agent: Agent, meta: MetaEpisode, number: int) -> list[_Question]:
+    opponent = meta.task.opponent
+    return [
+        _question(agent, turn, Where(meta.group, meta.member, number, index, opponent))
+        for index, turn in enumerate(meta.episodes[number].turns)
+        if turn.legal_moves and not turn.overflow
+    ]
+
+
+def _question(agent: Agent, turn: Turn, where: Where) -> _Question:
+    before, spelled = agent.spell_moves(turn.completion, turn.legal_moves)
+    return _Question(where, turn.prompt_ids + before, turn.legal_moves, spelled)
+
+
+def _parts(questions: Iterable[_Question]) -> Iterator[list[_Question]]:
+    part: list[_Question] = []
+    size = 0
+    for one in questions:
+        part.append(one)
+        size += one.tokens
+        if size > _AT_ONCE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _score(
+    model: PreTrainedModel, temperature: float, questions: Sequence[_Question], learn: LearnOptions
+) -> dict[tuple[Ids, Ids], float]:
+    """The probability of every different pair of prompt and move."""
+    pairs = {(one.prompt, ids): one.where for one in questions for ids in one.spelled}
+    samples = [
+        Sample(prompt, ids, (0.0,) * len(ids), 0.0, (), "play", where)
+        for (prompt, ids), where in pairs.items()
+    ]
+    logprobs = reply_logprobs(
+        model,
+        samples,
+        temperature=temperature,
+        tree_tokens=_TREE_TOKENS,
+        micro_tokens=learn.tokens_at_once,
+        packed=learn.packed,
+    )
+    return {pair: math.exp(value) for pair, value in zip(pairs, logprobs, strict=True)}
+
+
+def _answer(question: _Question, chances: Sequence[float]) -> TurnMoves:
+    where = question.where
+    listed = sorted(zip(question.moves, chances, strict=True), key=lambda one: -one[1])
+    return TurnMoves(
+        where.group,
+        where.member,
+        where.episode,
+        where.index,
+        len(listed),
+        sum(chances),
+        tuple((move, round(chance, 6)) for move, chance in listed[:MOST_LISTED]),
+    )
