@@ -169,6 +169,13 @@ def test_a_meta_episode_shows_boards_memory_and_hostile_text_as_text(visit: Any)
     assert not page.find_elements(By.CSS_SELECTOR, "main img")
 
 
+def test_the_probabilities_of_all_legal_moves_are_shown(visit: Any) -> None:
+    """The first turn of the first task has stored probabilities: 62.5 %, 27.5 %, 10 % illegal."""
+    page = visit("#/run/one/meta/after_test/0", "Episode 3")
+    (box,) = page.find_elements(By.CSS_SELECTOR, ".chances")
+    assert box.text.split("\n") == ["pass", "62.5 %", "bet", "27.5 %", "no legal move", "10.0 %"]
+
+
 def test_why_this_credit_names_the_parts_and_links_to_members(visit: Any) -> None:
     page = visit("#/run/one/meta/step_000006/0", "why?")
     page.find_element(By.CSS_SELECTOR, "button.credit").click()

@@ -13,6 +13,7 @@ from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.figures import summarise
 from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import write_tasks
+from mage.learn.stored_moves import TurnMoves, write_moves
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
 from mage.play import Setting, play_groups
@@ -20,6 +21,7 @@ from mage.run_folder import RunFolder
 from mage.types import MetaEpisode, Task
 from tests.toys import scripted_agent
 
+CHANCES = TurnMoves(0, 0, 0, 0, 2, 0.9, (("pass", 0.625), ("bet", 0.275)))
 WARNING = "60 % of the replies of the last 3 updates are not legal moves. Teach the format first."
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 HOSTILE = (
@@ -62,6 +64,7 @@ def make_run(path: Path, *, updates: int = 6, name: str = "", lr: float = 1e-3) 
         folder.append_timing({"update": update, "play": 1.0, "learn": 0.5, "total": 1.5})
     for label in ("select_000000", f"select_{updates:06d}", "before_test", "after_test"):
         store(folder, label, play("test", 12))
+    write_moves(folder.path, "after_test", [CHANCES])
     metas = play("train", 3, members=4)
     folder.write_episodes(updates, metas)
     estimator = folder.recipe.estimator()

@@ -1,0 +1,131 @@
+"""What the viewer reads besides transcripts: kinds of tasks, kept results, tables of contents."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mage.config.loading import build_recipe
+from mage.evaluation.panels import make_panel
+from mage.evaluation.rows import TaskRow, write_tasks
+from mage.opponents.base import Population
+from mage.run_folder import DamagedError, RunFolder
+from mage.run_folder.episode_files import MEMBER, contents_path, read_contents, read_member
+from mage.viewer.library import Library
+from tests.view_runs import STYLES, make_run, play
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+# --- Kinds of tasks
+
+
+def row_of(task: Any, outcomes: tuple[str, ...]) -> TaskRow:
+    scores = tuple(float(one == "won") for one in outcomes)
+    counts = (1,) * len(outcomes)
+    return TaskRow(task, 0, scores, outcomes, ("finished",) * len(outcomes), counts, counts, counts)
+
+
+def test_success_is_counted_by_kind_of_task(tmp_path: Path) -> None:
+    """Every task of the type `light` is won from its second episode on, every other one is lost.
+
+    The goal sentence of the game tells the type: only `light` tasks examine something.
+    """
+    options = {"task_types": ["place", "light"], "receptacles": 3, "objects": 2, "restart": "same"}
+    recipe = build_recipe({"environments": {"name": "alfworld", **options}})
+    folder = RunFolder.create(tmp_path / "run", recipe)
+    world = recipe.environment().for_split("test")
+    rows = []
+    for task in make_panel(recipe.environment(), Population(), "test", size=8):
+        text = world.start(world.episode_seed(task.seed, 0)).observe(0)
+        light = "examine" in text or "look at" in text
+        rows.append(row_of(task, ("lost", "won" if light else "lost")))
+    assert {row.outcomes[1] for row in rows} == {"won", "lost"}
+    write_tasks(folder.rows("after_test"), rows)
+    found = Library([tmp_path]).get("run/run/kinds/after_test")["kinds"]
+    shown = {one["kind"]: [cell["success"]["value"] for cell in one["episodes"]] for one in found}
+    assert shown == {"light": [0.0, 1.0], "place": [0.0, 0.0]}
+    assert sum(one["episodes"][0]["tasks"] for one in found) == len(rows)
+
+
+def test_an_environment_with_one_kind_has_no_table(tmp_path: Path) -> None:
+    make_run(tmp_path / "one")
+    assert Library([tmp_path]).get("run/one/kinds/after_test")["kinds"] == []
+
+
+# --- Kept results
+
+
+def test_kept_results_show_their_figures_and_texts() -> None:
+    library = Library([RESULTS])
+    rows = {row["id"]: row for row in library.get("runs")["runs"]}
+    assert [id for id, row in rows.items() if row["state"] == "damaged"] == []
+    stored = json.loads((RESULTS / "rps" / "after_test.json").read_text())
+    last = stored["overall"]["episodes"][-1]["score"]
+    assert rows["rps"]["score"]["value"] == last["value"]
+    assert rows["rps"]["started"] is None, "the time of a copy is not that of the run"
+    run = library.get("run/rps")
+    selected = json.loads((RESULTS / "rps" / "select.json").read_text())
+    assert [cell["update"] for cell in run["select"]] == [int(name[7:]) for name in selected]
+    assert "### 1. against dirichlet-0.5" in library.get("run/rps/text")["text"]
+    assert run["stored"] == []
+
+
+def test_kept_results_without_summary_are_stopped_runs() -> None:
+    rows = {row["id"]: row for row in Library([RESULTS]).get("runs")["runs"]}
+    assert rows["smollm2_kuhn_poker"]["state"] == "stopped"
+
+
+# --- Tables of contents
+
+
+def many(path: Path, count: int) -> Path:
+    few = play("train", 4)
+    metas = [few[k % len(few)] for k in range(count)]
+    tables = {"environments": {"name": "kuhn_poker"}, "opponents": {"train": STYLES}}
+    RunFolder.create(path, build_recipe(tables)).write_episodes(1, metas)
+    return path / "episodes" / "step_000001.jsonl.gz"
+
+
+def test_the_table_of_contents_equals_the_file_and_leads_to_every_line(tmp_path: Path) -> None:
+    path = many(tmp_path / "run", 2 * MEMBER + 3)
+    written = read_contents(path)
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    for number, line in enumerate(lines):
+        member, place = written.place(number)
+        assert read_member(path, written, member)[place] == line
+    contents_path(path).unlink()
+    assert read_contents(path).rows == written.rows
+    assert len(written.rows) == len(lines) == 2 * MEMBER + 3
+
+
+def test_a_table_of_contents_of_another_file_is_ignored(tmp_path: Path) -> None:
+    path = many(tmp_path / "run", 3)
+    table = json.loads(contents_path(path).read_text())
+    contents_path(path).write_text(json.dumps(table | {"size": table["size"] + 1, "rows": []}))
+    assert len(read_contents(path).rows) == 3
+    contents_path(path).write_text("no table")
+    assert len(read_contents(path).rows) == 3
+
+
+def test_files_of_one_gzip_member_are_read_as_before(tmp_path: Path) -> None:
+    path = many(tmp_path / "run", MEMBER + 2)
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())))
+    contents = read_contents(path)
+    assert contents.offsets == ()
+    library = Library([tmp_path])
+    assert library.get(f"run/run/meta/step_000001/{MEMBER + 1}")["number"] == MEMBER + 1
+    assert len(RunFolder.open(tmp_path / "run").read_episodes(1)) == MEMBER + 2
+
+
+def test_a_damaged_member_gives_one_message(tmp_path: Path) -> None:
+    path = many(tmp_path / "run", MEMBER + 2)
+    contents = read_contents(path)
+    data = bytearray(path.read_bytes())
+    data[contents.offsets[1] + 40] ^= 0xFF
+    path.write_bytes(bytes(data))
+    assert len(read_member(path, contents, 0)) == MEMBER, "other members stay readable"
+    with pytest.raises(DamagedError, match="is damaged"):
+        read_member(path, contents, 1)
