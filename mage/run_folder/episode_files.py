@@ -6,6 +6,7 @@ each meta-episode, so that 10,000 of them are listed without reading their trans
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from mage.run_folder.files import Json, pack, read_packed, unpack, write_atomic
 from mage.types import MetaEpisode
 
 MEMBER = 16  # meta-episodes of one gzip member
+_NUMBERS = re.compile(rb'"(prompt_ids|logprobs)":\[[^\]]*\]')
 COLUMNS = (
     "number",
     "group",
@@ -131,4 +133,9 @@ def _as_dict(record: Any) -> Json:
 
 
 def _parse(line: bytes) -> Any:
-    return json.loads(line, object_hook=lambda values: SimpleNamespace(**values))
+    """A stored line without its long lists of numbers, which a row does not need.
+
+    A quote inside of a JSON string is escaped, so no text of a model matches the pattern.
+    """
+    short = _NUMBERS.sub(rb'"\1":[]', line)
+    return json.loads(short, object_hook=lambda values: SimpleNamespace(**values))
