@@ -209,7 +209,13 @@ def pack(path: Path, text: str) -> bytes:
 
 def read_packed(path: Path) -> list[bytes]:
     """The lines of a packed file."""
-    return unpack(path, path.read_bytes())
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DamagedError(
+            f"{path} is damaged and cannot be read ({type(error).__name__})"
+        ) from None
+    return unpack(path, data)
 
 
 def unpack(path: Path, data: bytes) -> list[bytes]:
