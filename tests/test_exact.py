@@ -1,8 +1,12 @@
 """Exact scores agree with sampled play; games that do not fit are refused."""
 
+import json
+
 import pytest
+from typer.testing import CliRunner
 
 from mage.api.agents import Candidate, play_panel
+from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.evaluation.exact import exact_scores
 from mage.memory.notes import Notes
@@ -97,3 +101,26 @@ def test_settings_without_exact_scores_are_refused(
             parts.recipe.population().pool("test") or {"": 1.0},
             parts.recipe.learn,
         )
+
+
+@pytest.mark.e2e
+def test_a_family_is_represented_by_unseen_players_and_the_policy_is_exploitable() -> None:
+    """The untrained model moves almost at random; uniform play: .4583 (OpenSpiel).
+
+    Shares of the players are equal, so their mean is the overall score.
+    """
+    words = ["evaluate", "kuhn_demo", "--exact", "--players", "3", "--memory", "none", "--json"]
+    words += ['--opponents.train={"random_policy-0.2" = 1.0}', "--run.workers=1"]
+    done = CliRunner().invoke(app, [*words, "--engines.slots=16"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["exploitability"] == pytest.approx(0.4583, abs=0.06)
+    names = {cell["opponent"] for cell in found["cells"]} - {None}
+    assert len(names) == 3
+    episodes = found["over_players"]["episodes"]
+    assert [one["count"] for one in episodes] == [3, 3, 3]
+    overall = found["cells"][0]["scores"]
+    assert [one["value"] for one in episodes] == pytest.approx(overall)
+    gain = found["over_players"]["gain"]
+    assert gain["value"] == pytest.approx(overall[2] - overall[0])
+    assert gain["low"] < gain["value"] < gain["high"]
