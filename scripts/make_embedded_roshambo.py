@@ -6,8 +6,8 @@ format. What to do with the summary comes from reinforcement learning alone.
 
     python scripts/make_embedded_roshambo.py --out mage/models/shipped/embedded-roshambo
 
-The shipped model was made with the default options on one thread (a minute of computing); its last loss was .378,
-and uniformly random throws in the right format have ln(3) / 3 = .366.
+The shipped model was made with the default options on one thread (a minute of computing). Its last
+loss was .378; uniformly random throws in the right format have ln(3) / 3 = .366.
 """
 
 import argparse
