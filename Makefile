@@ -31,11 +31,11 @@ lint: $(STAMP)
 
 # Lint and fast tests: for every change.
 check: lint
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not e2e"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not e2e"
 
 # Everything, each test once.
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Kills, damaged files, fuzzed input, full disks: about 20 minutes. `make test` has a short form.
 torture: $(STAMP)

@@ -1,9 +1,14 @@
-"""Shared by all tests: a small Kuhn recipe, and the mark `e2e` of tests with a trained run."""
+"""Shared by all tests: a small Kuhn recipe, the mark `e2e`, and the order of the test files."""
 
+import os
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# Test processes run side by side, so each has one thread. Torch reads this when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A slow example is not a failure: every test has a time-out of its own.
 settings.register_profile("mage", deadline=None, max_examples=50)
@@ -16,9 +21,17 @@ TRAINING = {"trained", "run", "copy", "reproduced", "whole", "built", "browser"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that use a trained run, and put the files with most end-to-end tests first.
+
+    Files are dealt to the test processes in this order. So no process is left with a long file
+    at the end.
+    """
     for item in items:
         if TRAINING & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.e2e)
+    long = Counter(item.path for item in items if item.get_closest_marker("e2e"))
+    all_tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (-long[item.path], -all_tests[item.path], item.path))
 
 
 @pytest.fixture

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import start_mage, wait
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -211,23 +213,15 @@ def test_overrides_are_accepted_in_any_order_and_can_name_the_run(
 def test_a_run_resumed_after_ctrl_c_ends_with_the_same_metrics(
     place: Path, run: Path, tmp_path: Path
 ) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "mage",
-        "train",
-        str(place / "small.toml"),
-        "--runs",
-        str(tmp_path),
-    ]
-    with subprocess.Popen(
-        words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        assert any("before (final test)" in line for line in process.stderr)
-        process.send_signal(signal.SIGINT)
-        told, _ = process.stderr.read(), process.wait(600)
-    assert process.returncode == 130, told
+    log = tmp_path / "log"
+    words = ["train", str(place / "small.toml"), "--runs", str(tmp_path)]
+    process = start_mage(words, tmp_path, log)
+    while not (log.is_file() and "before (final test)" in log.read_text()):
+        assert process.is_alive(), log.read_text()
+        time.sleep(0.01)
+    os.kill(process.pid or 0, signal.SIGINT)
+    code, told = wait(process), log.read_text()
+    assert code == 130, told
     assert f"mage train --resume {tmp_path / 'small-1'}" in told
     assert not (tmp_path / "small-1" / "summary.json").exists()
     assert call("train", "--resume", tmp_path / "small-1").exit_code == 0

@@ -1,10 +1,8 @@
 """The documentation: links exist, commands are valid, code runs, the page of options is current."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 from click import ClickException
+from processes import start_python, wait
 
 import mage
 from mage.cli.main import app
@@ -32,7 +31,6 @@ PAGES = [
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent != LOG),
 ]
 NOTEBOOK = ROOT / "examples" / "train_and_plot.ipynb"
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 # What stands for something of the reader's own: such a recipe cannot be loaded here.
 STANDS_FOR = re.compile(
     r"my_lab\.|my_model|my_agent|path/to|NAME|HOST|RECIPE|nim\.toml|smollm2|/warm"
@@ -142,15 +140,8 @@ def test_the_page_of_options_is_current() -> None:
 
 
 def run_python(program: str, folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stderr
+    log = folder / "program.log"
+    assert wait(start_python(program, folder, log)) == 0, log.read_text()
 
 
 @pytest.mark.e2e

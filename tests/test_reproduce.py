@@ -1,17 +1,15 @@
 """`mage reproduce`: methods train, plans have equal budgets, a killed reproduction resumes."""
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import start_mage, wait
 from toys import meta
 from typer.testing import CliRunner
 
@@ -167,27 +165,10 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
 # --- Running
 
 
-def go(out: Path, *more: str) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        "mage",
-        "reproduce",
-        "table1",
-        "--environment",
-        "kuhn_poker",
-        "--seeds",
-        "1",
-        "--jobs",
-        "1",
-        "--out",
-        str(out),
-    ]
-    return subprocess.Popen(
-        [*command, "--only", "lamer", *TINY[:-1], *more],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-    )
+def go(out: Path, *more: str) -> BaseProcess:
+    words = ["reproduce", "table1", "--environment", "kuhn_poker", "--seeds", "1", "--jobs", "1"]
+    words += ["--out", str(out), "--only", "lamer", *TINY[:-1], *more]
+    return start_mage(words, out.parent, out.parent / "log")
 
 
 @pytest.mark.e2e
@@ -196,14 +177,12 @@ def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(
 ) -> None:
     killed = go(tmp_path / "a", "--run.updates=6")
     metrics = tmp_path / "a" / "runs" / "kuhn_poker-lamer-seed0" / "metrics.jsonl"
-    while killed.poll() is None and not (
-        metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2
-    ):
+    while killed.is_alive() and not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2):
         time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.kill()
+    wait(killed)
     assert not (metrics.parent / "summary.json").exists(), "the kill must come before the end"
-    assert go(tmp_path / "a", "--run.updates=6").wait() == 0
+    assert wait(go(tmp_path / "a", "--run.updates=6")) == 0
     plan = make_plan(
         "table1", worlds=["kuhn_poker"], only=["lamer"], overrides=[*TINY[:-1], "--run.updates=6"]
     )

@@ -1,15 +1,12 @@
 """Evaluation in shards: a kill loses at most one shard; stored rows equal played ones."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import start_training, wait
 from toys import scripted_agent
 
 from mage.config.loading import build_recipe
@@ -159,33 +156,19 @@ def start(path: Path) -> RunFolder:
     return RunFolder.create(path, build_recipe(tables))
 
 
-def finish(path: Path) -> subprocess.Popen[bytes]:
-    program = (
-        "from pathlib import Path\n"
-        "from mage.training.trainer import train\n"
-        "from mage.training.callbacks import Callback\n"
-        f"train(Path({str(path)!r}), Callback(), lambda: False)"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", program], env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-
-
 @pytest.mark.e2e
 def test_a_killed_and_resumed_run_without_training_has_the_rows_of_an_unkilled_one(
     tmp_path: Path,
 ) -> None:
     whole, killed = (start(tmp_path / name) for name in "ab")
-    assert finish(whole.path).wait() == 0
-    process, shards = finish(killed.path), killed.shards("after_test")
-    while process.poll() is None and not (
-        shards.is_file() and shards.read_bytes().count(b"\n") >= 3
-    ):
+    assert wait(start_training(whole.path)) == 0
+    process, shards = start_training(killed.path), killed.shards("after_test")
+    while process.is_alive() and not (shards.is_file() and shards.read_bytes().count(b"\n") >= 3):
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    wait(process)
     assert not (killed.path / "summary.json").exists(), "the kill must come before the end"
-    assert finish(killed.path).wait() == 0
+    assert wait(start_training(killed.path)) == 0
     name = Path("evaluations") / "after_test.tasks.jsonl"
     assert (killed.path / name).read_text() == (whole.path / name).read_text()
     assert not shards.exists(), "shards are deleted when the run is finished"

@@ -6,9 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+from processes import start_mage, wait
 
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
@@ -18,9 +21,9 @@ from mage.training.watch import is_alive
 pytestmark = pytest.mark.e2e
 RECIPE = """
 [run]
-updates = 3
+updates = 4
 save_every = 1
-evaluate_every = 3
+evaluate_every = 4
 episodes_every = 0
 threads = 1
 workers = 2
@@ -49,8 +52,7 @@ temperature = 1.0
 top_p = 1.0
 top_k = 0
 """
-MAGE = [sys.executable, "-m", "mage"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -63,26 +65,26 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(place: Path) -> RunFolder:
     """A run of two workers that nothing has interrupted."""
-    assert start(place, "whole", [*MAGE]).wait() == 0
+    assert wait(start(place, "whole")) == 0
     return RunFolder.open(place / "runs" / "whole")
 
 
-def start(place: Path, name: str, words: Sequence[str], *more: str) -> subprocess.Popen[bytes]:
-    command = [*words, "train", "tiny.toml", f"--run.name={name}", *more]
+def start(place: Path, name: str) -> BaseProcess:
+    """A run of two workers: its first process is forked, the other one spawned."""
+    words = ["train", "tiny.toml", f"--run.name={name}"]
+    return start_mage(words, place, place / f"{name}.log")
+
+
+def start_command(place: Path, name: str, words: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """The same run as a command of its own, below torchrun if `words` name it."""
+    command = [sys.executable, *words, "-m", "mage", "train", "tiny.toml", f"--run.name={name}"]
     with open(place / f"{name}.log", "wb") as log:
-        return subprocess.Popen(
-            command,
-            cwd=place,
-            stdout=log,
-            stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
+        return subprocess.Popen(command, cwd=place, stdout=log, stderr=log, start_new_session=True)
 
 
-def wait_until(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], runs: Callable[[], bool]) -> None:
     while not condition():
-        assert process.poll() is None, "the run must not end before"
+        assert runs(), "the run must not end before"
         time.sleep(0.02)
 
 
@@ -106,33 +108,40 @@ def ranks_of(pid: int) -> dict[int, int]:
     return found
 
 
-def end(process: subprocess.Popen[bytes], started: Sequence[int]) -> int:
-    """The exit code; nothing that the run has started is left."""
-    code = process.wait()
+def all_end(started: Sequence[int]) -> bool:
+    """Whether nothing that a run has started is left after a while."""
     deadline = time.monotonic() + 60
     while any(map(is_alive, started)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not [pid for pid in started if is_alive(pid)]
-    return code
+    return not any(map(is_alive, started))
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
-@pytest.mark.parametrize("rank", [0, 1])
-def test_torchrun_restarts_after_a_killed_rank_and_equals_spawned_workers(
-    place: Path, whole: RunFolder, rank: int
+def test_torchrun_restarts_after_killed_ranks_and_equals_spawned_workers(
+    place: Path, whole: RunFolder
 ) -> None:
-    name = f"killed_{rank}"
-    process = start(place, name, [*TORCHRUN, "--max-restarts", "1", "-m", "mage"])
-    wait_until(process, lambda: updates(place, name) >= 1)
-    ranks = ranks_of(process.pid)
-    os.kill(ranks[rank], signal.SIGKILL)
-    assert end(process, list(ranks.values())) == 0, (place / f"{name}.log").read_text()
-    run = RunFolder.open(place / "runs" / name)
+    """Rank 0 is killed after the first update and rank 1 of the restarted run after the second."""
+    process = start_command(place, "killed", [*TORCHRUN, "--max-restarts", "2"])
+    ended: set[int] = set()
+
+    def is_training(update: int) -> bool:
+        running = set(ranks_of(process.pid).values())
+        return len(running - ended) == 2 and updates(place, "killed") >= update
+
+    for rank in (0, 1):
+        wait_until(partial(is_training, rank + 1), lambda: process.poll() is None)
+        ranks = ranks_of(process.pid)
+        ended |= set(ranks.values())
+        os.kill(ranks[rank], signal.SIGKILL)
+    log = place / "killed.log"
+    assert process.wait() == 0, log.read_text()
+    assert all_end(list(ended))
+    run = RunFolder.open(place / "runs" / "killed")
     assert run.metrics() == whole.metrics()
-    weights = Path("checkpoints") / "update_000003" / "model.safetensors"
+    weights = Path("checkpoints") / "update_000004" / "model.safetensors"
     assert (run.path / weights).read_bytes() == (whole.path / weights).read_bytes()
-    lost = f"rank {rank} on "
-    assert f"mage: {lost}" in (place / f"{name}.log").read_text()
+    for rank in (0, 1):
+        assert f"mage: rank {rank} on " in log.read_text()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
@@ -141,11 +150,13 @@ def test_a_signal_saves_and_the_resumed_run_equals_one_that_was_not_stopped(
     place: Path, whole: RunFolder, number: signal.Signals
 ) -> None:
     name = f"stopped_{number.name}"
-    process = start(place, name, MAGE)
-    wait_until(process, lambda: updates(place, name) >= 1)
+    process = start(place, name)
+    wait_until(lambda: updates(place, name) >= 1, process.is_alive)
+    assert process.pid is not None
     started = children(process.pid)
     os.killpg(process.pid, number)
-    assert end(process, started) == 130
+    assert wait(process) == 130
+    assert all_end(started)
     log = (place / f"{name}.log").read_text()
     assert "Stopped. The run is saved." in log
     assert "Traceback" not in log
@@ -156,21 +167,26 @@ def test_a_signal_saves_and_the_resumed_run_equals_one_that_was_not_stopped(
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_ctrl_c_while_workers_start_ends_all_of_them(place: Path) -> None:
-    process = start(place, "early", MAGE)
-    wait_until(process, lambda: len(children(process.pid)) >= 2)  # a worker and its tracker
+    process = start_command(place, "early")
+    wait_until(  # a worker and its tracker
+        lambda: len(children(process.pid)) >= 2, lambda: process.poll() is None
+    )
     started = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)
-    assert end(process, started) == 130
+    assert process.wait() == 130
+    assert all_end(started)
     assert "Traceback" not in (place / "early.log").read_text()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_a_killed_worker_ends_the_run_with_one_message(place: Path) -> None:
-    process = start(place, "lost", MAGE)
-    wait_until(process, lambda: updates(place, "lost") >= 1)
+    process = start(place, "lost")
+    wait_until(lambda: updates(place, "lost") >= 1, process.is_alive)
+    assert process.pid is not None
     started = children(process.pid)
     os.kill(max(started), signal.SIGKILL)
-    assert end(process, started) == 2
+    assert wait(process) == 2
+    assert all_end(started)
     log = (place / "lost.log").read_text()
     assert "mage: rank 1 on " in log
     assert "update 1: learn" in log, "the last lines of its log"
@@ -186,7 +202,10 @@ def test_ranks_with_different_recipes_are_refused(place: Path) -> None:
     script.chmod(0o755)
     with open(place / "differ.log", "wb") as log:
         code = subprocess.call(
-            [*TORCHRUN, "--no-python", str(script)], cwd=place, stdout=log, stderr=log
+            [sys.executable, *TORCHRUN, "--no-python", str(script)],
+            cwd=place,
+            stdout=log,
+            stderr=log,
         )
     assert code != 0
     text = (place / "differ.log").read_text()

@@ -1,16 +1,13 @@
 """The trainer on its real path: the embedded model plays Kuhn poker, learns, is killed, resumes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import start_training, wait
 
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
@@ -103,21 +100,6 @@ def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(tmp_path:
     assert all(record["mismatch"] < 1e-5 for record in folder.metrics())
 
 
-def finish(path: Path) -> subprocess.Popen[bytes]:
-    program = (
-        "from pathlib import Path\n"
-        "from mage.training.trainer import train\n"
-        "from mage.training.callbacks import Callback\n"
-        "if __name__ == '__main__':\n"
-        f"    train(Path({str(path)!r}), Callback(), lambda: False)\n"
-    )
-    script = path.parent / f"{path.name}.py"
-    script.write_text(program)
-    return subprocess.Popen(
-        [sys.executable, str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-
-
 @pytest.mark.e2e
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_and_resumed_run_has_the_metrics_of_an_unkilled_one(
@@ -136,14 +118,14 @@ def test_a_killed_and_resumed_run_has_the_metrics_of_an_unkilled_one(
         )
         for name in "ab"
     )
-    assert finish(whole.path).wait() == 0
-    process = finish(killed.path)
-    while len(killed.metrics()) < 3 and process.poll() is None:
+    assert wait(start_training(whole.path)) == 0
+    process = start_training(killed.path)
+    while len(killed.metrics()) < 3 and process.is_alive():
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    wait(process)
     assert len(killed.metrics()) < 6, "the kill must come before the end"
-    assert finish(killed.path).wait() == 0
+    assert wait(start_training(killed.path)) == 0
     assert killed.metrics() == whole.metrics()
     for name in whole.evaluation_names():
         assert killed.read_evaluation(name) == whole.read_evaluation(name)
@@ -239,7 +221,7 @@ def test_two_workers_play_the_same_groups_as_one(tmp_path: Path) -> None:
         for workers in (1, 2)
     )
     for folder in (alone, pair):
-        assert finish(folder.path).wait() == 0
+        assert wait(start_training(folder.path)) == 0
     one, two = alone.metrics()[0], pair.metrics()[0]
     # The same groups are played with the same seeds; only the mini-batches differ.
     for name in ("score_1", "score_3", "illegal_rate", "episodes", "reply_tokens", "samples"):

@@ -88,7 +88,7 @@ def load_layers(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Laye
     base, *parts = [name] if Path(name).is_file() else name.split("+")
     path = _locate(base)
     tables = _read_toml(path)
-    sources = _find_sources({}, tables, _option_keys(tables), "recipe")
+    sources = dict.fromkeys(_options(tables), "recipe")
     if parts:
         # Report errors of the file itself here. Below, a part may remove the effect of an option.
         build_recipe(tables, Origin(str(path)))
@@ -107,14 +107,13 @@ def _find_sources(
 ) -> dict[tuple[str, str], str]:
     """The sources after a layer. Options that the layer removed from the tables are dropped."""
     new = {(path[0], path[1]) for path in map(_key_path, changed)}
-    present = {(path[0], path[1]) for path in map(_key_path, _option_keys(tables))}
-    return {key: source if key in new else before[key] for key in present}
+    return {key: source if key in new else before[key] for key in _options(tables)}
 
 
-def _option_keys(tables: Tables) -> list[str]:
-    """`section.option` of every option in the tables."""
+def _options(tables: Tables) -> list[tuple[str, str]]:
+    """Section and name of every option in the tables."""
     return [
-        f"{show_key(section)}.{show_key(option)}"
+        (section, option)
         for section, options in tables.items()
         if isinstance(options, dict)
         for option in options
@@ -201,7 +200,7 @@ def _put_on(tables: Tables, part: Tables) -> list[str]:
     for section, options in part.items():
         replaces = not isinstance(options, dict) or bool({"name", "kind"} & set(options))
         tables[section] = options if replaces else tables.get(section, {}) | options
-    return _option_keys(part)
+    return [f"{show_key(section)}.{show_key(option)}" for section, option in _options(part)]
 
 
 def _read_toml(path: Path) -> Tables:

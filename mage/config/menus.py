@@ -151,7 +151,8 @@ def check_name(folder: str, name: str) -> None:
         raise ConfigError(f"mage/{folder}/ has no {name!r}{did_you_mean(name, known)}, {only}")
 
 
-def _item_files(folder: str) -> list[Path]:
+@cache
+def _item_files(folder: str) -> tuple[Path, ...]:
     """Files and packages of a menu, without the contract and without shared code."""
     folder_path = PACKAGE.joinpath(*MENUS[folder].split(".")[1:])
     places = [
@@ -159,11 +160,11 @@ def _item_files(folder: str) -> list[Path]:
         for path in sorted(folder_path.iterdir())
         if path.suffix == ".py" or (path / "__init__.py").is_file()
     ]
-    return [
+    return tuple(
         path
         for path in places
         if path.stem != "base" and not path.stem.startswith("_") and _holds_item(path, folder)
-    ]
+    )
 
 
 def _holds_item(path: Path, folder: str) -> bool:

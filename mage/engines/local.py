@@ -7,13 +7,9 @@ indexed by slot. On a GPU `device_loop.py` runs the steps one ahead of the host:
 been read, and `ahead` more are being computed.
 """
 
-import importlib
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Annotated, Any, cast
 from weakref import WeakMethod
 
@@ -34,6 +30,7 @@ from mage.engines.base import Engine
 from mage.engines.cache_size import affordable_slots, make_pool
 from mage.engines.device_loop import DeviceLoop, Forward, Joining, Places, StepInFlight
 from mage.engines.forward import plain_decoder
+from mage.engines.modules import attending, check_full_attention, operations
 from mage.engines.sampling import SamplingBatch, sample
 from mage.engines.slots import Slots
 from mage.engines.stops import StopTable
@@ -97,11 +94,11 @@ class LocalEngine(Engine):
         causal_lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.backbone, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.config = self.backbone.config
-        _check_full_attention(self.config)
+        check_full_attention(self.config)
         self.attention = register()
         self.device = self.head.weight.device
         ahead = self.device.type == "cuda" if run_ahead is None else run_ahead
-        self.ops = _operations(self.device) if ahead else None
+        self.ops = operations(self.device) if ahead else None
         self.decoder = plain_decoder(model, context, self.ops)
         slots = affordable_slots(slots, context, self.config, self.backbone, self.device)
         self.pool = make_pool(
@@ -349,7 +346,7 @@ class LocalEngine(Engine):
     ) -> torch.Tensor:
         if self.decoder is not None:
             return self.decoder.on_device(ids, positions, places)
-        with _attending(self.model, self.config, self.attention):
+        with attending(self.model, self.config, self.attention):
             output = self.backbone(
                 input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=places
             )
@@ -383,7 +380,7 @@ class LocalEngine(Engine):
         places = self.pool.on_device(positions)
         if self.decoder is not None:
             return self.decoder(ids, places, plan)
-        with _attending(self.model, self.config, self.attention):
+        with attending(self.model, self.config, self.attention):
             output = self.backbone(
                 input_ids=ids[None], position_ids=places[None], use_cache=False, plan=plan
             )
@@ -446,22 +443,6 @@ class LocalEngine(Engine):
         )
 
 
-@contextmanager
-def _attending(model: torch.nn.Module, config: Any, name: str) -> Iterator[None]:
-    """Use the engine's attention and eval mode inside the context; restore both on exit."""
-    before = config._attn_implementation
-    training = [module for module in model.modules() if module.training] if model.training else []
-    config._attn_implementation = name
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-        for module in training:
-            module.training = True
-
-
 def _weakly(forward: Forward) -> Forward:
     """The method without a strong reference to its engine.
 
@@ -475,20 +456,6 @@ def _weakly(forward: Forward) -> Forward:
         return alive(ids, positions, places)
 
     return call
-
-
-def _operations(device: torch.device) -> ModuleType:
-    """Triton kernels on CUDA; the same functions in plain PyTorch elsewhere."""
-    return importlib.import_module(f"mage.engines.{'kernels' if device.type == 'cuda' else 'ops'}")
-
-
-def _check_full_attention(config: Any) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise ValueError(
-            f"the local engine supports full attention only; {config.model_type} has layers of "
-            f"kind {sorted(kinds)}"
-        )
 
 
 def _is_last(new: Array) -> Array:

@@ -262,18 +262,16 @@ def policy_loss(
     )
     loss = (policy + options.kl * kl - entropy * bonus) / normaliser
     with torch.no_grad():
-        measured = torch.stack(
-            (
-                terms.on_reflection.sum(dtype=policy.dtype),
-                policy,
-                kl,
-                bonus,
-                (entropies * terms.on_reflection).sum(),
-                cut.sum(),
-                (ratio - 1 - log_ratio).sum(),
-                ratio.sum(),
-                (logprobs - terms.old_logprobs).abs().sum(),
-                ratio.max(),
-            )
+        sums = (
+            terms.on_reflection.sum(dtype=policy.dtype),
+            policy,
+            kl,
+            bonus,
+            (entropies * terms.on_reflection).sum(),
+            cut.sum(),
+            (ratio - 1 - log_ratio).sum(),
+            ratio.sum(),
+            (logprobs - terms.old_logprobs).abs().sum(),
+            ratio.max(),
         )
-    return loss, Reading(len(terms), terms.plays, measured)
+        return loss, Reading(len(terms), terms.plays, torch.stack(sums))

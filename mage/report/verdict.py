@@ -27,14 +27,20 @@ def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[st
             f"The expert of the environment, which also sees these tasks for the first time, "
             f"succeeds in {success} of them and scores {score}."
         )
-    if after.non_adapting is None:
-        return
+    if after.non_adapting is not None:
+        yield from _compare_with_bounds(overall, after, after.non_adapting)
+
+
+def _compare_with_bounds(
+    overall: Mapping[Stage, Cell], after: Cell, non_adapting: float
+) -> Iterator[str]:
+    """The last episode of every stage against the best score without adapting."""
     for stage, cell in overall.items():
         last = cell.episodes[-1].score
         if stage != "before" and last is not None:
             place = _side(
                 last,
-                after.non_adapting,
+                non_adapting,
                 "above it" + (", so the agent adapts" if stage == "after" else ""),
                 "below it",
             )
@@ -42,7 +48,7 @@ def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[st
                 f"Episode {len(cell.episodes)}, {title_of(stage, overall)}, "
                 f"scores {_text(last, SCORE)}"
             )
-            line = show(after.non_adapting, SCORE)
+            line = show(non_adapting, SCORE)
             yield f"{found}. The best policy that does not adapt gets {line}: {place}."
     last, ceiling = after.episodes[-1].score, after.episodes[-1].ceiling
     if last is not None and ceiling is not None and last.low > ceiling:

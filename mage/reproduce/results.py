@@ -148,15 +148,8 @@ def _read_world(
         for arm in dict.fromkeys(job.arm for job in jobs)
     }
     held = {arm: found for arm, found in held.items() if found}
-    bounds = next(
-        (
-            bound
-            for found in held.values()
-            for _, folder in found
-            if (bound := _bounds(folder, split))
-        ),
-        None,
-    )
+    folders = [folder for found in held.values() for _, folder in found]
+    bounds = next(filter(None, (_bounds(folder, split) for folder in folders)), None)
     measure = plan.table.measures.get((world, split)) or ("score" if bounds else "success")
     played = {
         arm: _Played(

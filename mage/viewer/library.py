@@ -44,6 +44,7 @@ class Library:
         self.runs: dict[str, Path] = {}
         self.tables: dict[str, Path] = {}
         self._rows: dict[str, tuple[tuple[int, ...], Json]] = {}
+        self._folders: dict[str, tuple[int, RunFolder]] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -82,7 +83,13 @@ class Library:
         return row
 
     def open(self, id: str) -> RunFolder:
-        return RunFolder.open(_look_up(self.runs, id))
+        """The run folder; its recipe is read again only if the file has changed."""
+        path = _look_up(self.runs, id)
+        recipe = path / "recipe.toml"
+        written = recipe.stat().st_mtime_ns if recipe.is_file() else 0
+        if id not in self._folders or self._folders[id][0] != written:
+            self._folders[id] = (written, RunFolder.open(path))
+        return self._folders[id][1]
 
     def _get_run(self, folder: RunFolder, rest: list[str]) -> Any:
         match rest:

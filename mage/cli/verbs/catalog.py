@@ -114,14 +114,8 @@ def check_item(
             name, opponent, [environment] if environment else _plays(opponent), options, games
         )
     if as_json:
-        print_json(
-            {
-                "name": name,
-                "kind": "environment" if opponent is None else "opponent",
-                "faults": faults,
-                "notes": notes,
-            }
-        )
+        kind = "environment" if opponent is None else "opponent"
+        print_json({"name": name, "kind": kind, "faults": faults, "notes": notes})
     else:
         verdict = f"{name}: {f'{len(faults)} faults' if faults else 'no faults'}"
         for line in (*(f"fault: {fault}" for fault in faults), *notes, verdict):

@@ -1,7 +1,7 @@
 """`mage model`: add a model, list the models on this machine, export a model from a run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from mage.models.base import (
     read_model,
 )
 from mage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from mage.models.adding import Added
 
 verbs = typer.Typer()
 model = typer.Typer(no_args_is_help=True)
@@ -78,26 +81,19 @@ def add(
     )
     if as_json:
         print_json({"added": done.line is not None, "line": done.line, **done.model.to_json()})
-        return
-    show = console()
-    if done.line is None:
-        show.print(
-            f"{done.model.name} exists already and was not changed; --force replaces it",
-            markup=False,
-            soft_wrap=True,
-        )
     else:
-        show.print(
-            f'test prompt "What is the capital of France?", reply: "{done.line}"',
-            markup=False,
-            soft_wrap=True,
-        )
-    path = done.model.name if out is None else str(done.model.folder)
-    show.print(
-        f"{_figures(done.model)} in {done.model.folder}; use it with --model.path={path}",
-        markup=False,
-        soft_wrap=True,
-    )
+        _show_added(done, done.model.name if out is None else str(done.model.folder))
+
+
+def _show_added(done: "Added", path: str) -> None:
+    """What was added, and the value of model.path that names it."""
+    if done.line is None:
+        first = f"{done.model.name} exists already and was not changed; --force replaces it"
+    else:
+        first = f'test prompt "What is the capital of France?", reply: "{done.line}"'
+    second = f"{_figures(done.model)} in {done.model.folder}; use it with --model.path={path}"
+    for line in (first, second):
+        console().print(line, markup=False, soft_wrap=True)
 
 
 @model.command(epilog="Example: mage model export runs/smollm2_kuhn_poker-1 --out kuhn")

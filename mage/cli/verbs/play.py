@@ -84,10 +84,8 @@ def play(
     from mage.api.agents import find_player
 
     components = find_player(environment, world, options, run, model, say).components
-    setting = components.setting(
-        evaluating=True, memory=None if memory is None else make_notes(memory)
-    )
-    setting = replace(setting, episodes=episodes)
+    notes = None if memory is None else make_notes(memory)
+    setting = replace(components.setting(evaluating=True, memory=notes), episodes=episodes)
     if against == AGENT:
         human.play_agent(setting, replace(task, seat=1 - place, opponent=human.PERSON), console())
     else:
