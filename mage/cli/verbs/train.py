@@ -77,9 +77,10 @@ def train(
 
 
 def _new_run(name: str, overrides: Sequence[str], runs: Path) -> RunFolder:
-    from mage.api.runs import create_run  # loads torch
+    recipe = load_recipe(name, overrides)  # errors of the recipe show before torch is loaded
+    from mage.api.runs import create_run
 
-    return create_run(load_recipe(name, overrides), runs, Path(name).stem)
+    return create_run(recipe, runs, Path(name).stem)
 
 
 def _open_to_resume(path: Path) -> RunFolder:
