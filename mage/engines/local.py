@@ -1,15 +1,12 @@
 """The in-process engine: a transformers model shared with the learner, with continuous batching.
 
 One step is one flat forward pass over the new tokens of all open sequences: the next token of those
-that decode, and the uncached part of the prompts that join. The Python cost of a step depends only
-on the sequences that join or finish; for all others, lengths, seeds and options are in arrays
-indexed by slot. On a GPU `device_loop.py` runs the steps one ahead of the host: `known` tokens have
-been read, and `ahead` more are being computed.
+that decode, and the uncached part of the prompts that join. `sequences.py` keeps their state. On a
+GPU `device_loop.py` runs the steps one ahead of the host.
 """
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Annotated, Any, cast
 from weakref import WeakMethod
 
@@ -31,27 +28,14 @@ from mage.engines.cache_size import affordable_slots, make_pool
 from mage.engines.device_loop import DeviceLoop, Forward, Joining, Places, StepInFlight
 from mage.engines.forward import plain_decoder
 from mage.engines.modules import attending, check_full_attention, operations
-from mage.engines.sampling import SamplingBatch, sample
+from mage.engines.sampling import sample
+from mage.engines.sequences import Array, Sequences, Stats
 from mage.engines.slots import Slots
 from mage.engines.stops import StopTable
 from mage.types import Completion, Finish, Request
 
-Array = np.ndarray[Any, Any]
 
-
-@dataclass(slots=True)
-class Stats:
-    """Counts since the engine was built."""
-
-    steps: int = 0
-    prefilled_tokens: int = 0
-    reused_tokens: int = 0
-    generated_tokens: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0  # part of `seconds`: waiting for the GPU
-
-
-class LocalEngine(Engine):
+class LocalEngine(Sequences, Engine):
     """Completes requests with `model`, whose weights it only reads.
 
     It computes or caches up to `slots` sequences of at most `context` tokens (prompt and reply). A
@@ -118,17 +102,6 @@ class LocalEngine(Engine):
         self.loop = self._make_loop(slots) if ahead else None
         self.flight: tuple[StepInFlight, Array] | None = None
         self.prefix = np.zeros(0, np.int64)  # common prefix of all active sequences
-
-    def _make_arrays(self, slots: int) -> None:
-        """State of the sequences, indexed by slot."""
-        self.requests: list[Request | None] = [None] * slots
-        self.known, self.prompt, self.limit, self.ahead, self.lease = (
-            np.zeros(slots, np.int64) for _ in range(5)
-        )
-        self.seed, self.top_k, self.stop = (np.zeros(slots, np.int64) for _ in range(3))
-        self.temperature, self.top_p = np.ones(slots, np.float32), np.ones(slots, np.float32)
-        self.logprobs = np.zeros((slots, self.context), np.float32)
-        self.active = np.zeros(slots, bool)
 
     def _make_loop(self, slots: int) -> DeviceLoop:
         assert self.ops is not None, "the loop needs operations"
@@ -230,48 +203,6 @@ class LocalEngine(Engine):
         crowded = bool(self.queue) and self.slots.available > 0
         self.queue.extendleft(reversed(waiting))
         return crowded
-
-    def _open(self, slot: int, request: Request) -> None:
-        length = len(request.prompt_ids)
-        self.requests[slot], self.active[slot] = request, True
-        self.known[slot] = self.prompt[slot] = length
-        self.ahead[slot], self.lease[slot] = 0, self.lease[slot] + 1
-        self.limit[slot] = min(length + request.max_tokens, self.context)
-        self.seed[slot], self.stop[slot] = _signed(request.seed), self.ends.kind(request.stop)
-        self.temperature[slot], self.top_p[slot], self.top_k[slot] = (
-            request.temperature,
-            request.top_p,
-            request.top_k,
-        )
-        self.pool.reserve(slot + 1, length)
-
-    def _schedule(self, crowded: bool) -> tuple[Array, Array, bool]:
-        """Slots to work on and the number of tokens of each: decodes by slot, then short prompts.
-
-        A GPU decodes many sequences almost as fast as few. So on a GPU no sequence decodes (third
-        result) while prompts are left over for the next step.
-        """
-        active = np.flatnonzero(self.active & (self.known + self.ahead < self.limit))
-        new = (self.known + self.ahead - self.slots.filled)[active]
-        decodes, prefills = active[new == 1], active[new > 1]
-        new = new[new > 1]
-        order = np.argsort(new, kind="stable")
-        prefills, new = prefills[order], new[order]
-        room = (
-            self.max_batch_tokens
-            if self.loop is not None
-            else max(self.max_batch_tokens - len(decodes), 1)
-        )
-        hold = self.loop is not None and len(prefills) > 0 and (crowded or int(new.sum()) > room)
-        if hold:
-            decodes = decodes[:0]
-        new = np.minimum(new, np.maximum(room - (np.cumsum(new) - new), 0))
-        started = new > 0
-        return (
-            np.concatenate([decodes, prefills[started]]),
-            np.concatenate([np.ones(len(decodes), np.int64), new[started]]),
-            hold,
-        )
 
     def _launch(self, slots: Array, new: Array, hold: bool) -> tuple[StepInFlight, Array] | None:
         """Launch the next step: prefill prompts, then decode all complete ones unless `hold`."""
@@ -397,51 +328,6 @@ class LocalEngine(Engine):
         )
         return Plan(self.pool, write, tuple(groups))
 
-    def _choices(self, slots: Array) -> SamplingBatch:
-        index = self.known[slots] - self.prompt[slots]
-        return SamplingBatch(
-            self.seed[slots], index, self.temperature[slots], self.top_p[slots], self.top_k[slots]
-        )
-
-    def _append(self, slots: Array, tokens: Array, logprobs: Array) -> list[tuple[int, Finish]]:
-        """Store the sampled tokens; only rows that may have ended are inspected one by one."""
-        known = self.known[slots]
-        self.slots.tokens[slots, known] = tokens
-        self.logprobs[slots, known] = logprobs
-        self.known[slots] = known = known + 1
-        self.stats.generated_tokens += len(slots)
-        ended = self.ends.is_end[tokens]
-        suspect = self.ends.may_stop[self.stop[slots], tokens]
-        full = known >= self.limit[slots]
-        finished: list[tuple[int, Finish]] = []
-        for row in np.flatnonzero(ended | suspect | full):
-            slot = int(slots[row])
-            if suspect[row] and not ended[row] and self._stops(slot):
-                finished.append((slot, "stop"))
-            elif ended[row] or full[row]:
-                finished.append((slot, "eos" if ended[row] else "length"))
-        return finished
-
-    def _reply(self, slot: int) -> tuple[int, ...]:
-        return tuple(self.slots.tokens[slot, self.prompt[slot] : self.known[slot]].tolist())
-
-    def _stops(self, slot: int) -> bool:
-        request = self.requests[slot]
-        assert request is not None, "an active slot has a request"
-        text = self.chat.decode(self._reply(slot))
-        return any(stop in text for stop in request.stop)
-
-    def _complete(self, slot: int, finish: Finish) -> tuple[Request, Completion]:
-        request = self.requests[slot]
-        assert request is not None, "an active slot has a request"
-        ids = self._reply(slot)
-        logprobs = tuple(self.logprobs[slot, self.prompt[slot] : self.known[slot]].tolist())
-        self.requests[slot], self.active[slot] = None, False
-        self.slots.release(slot)
-        return request, Completion(
-            ids, logprobs, self.chat.decode(ids), finish, self.policy_version
-        )
-
 
 def _weakly(forward: Forward) -> Forward:
     """The method without a strong reference to its engine.
@@ -462,9 +348,3 @@ def _is_last(new: Array) -> Array:
     last = np.zeros(int(new.sum()), bool)
     last[np.cumsum(new) - 1] = True
     return last
-
-
-def _signed(seed: int) -> int:
-    """Any integer as a signed 64-bit number, for numpy."""
-    seed &= 2**64 - 1
-    return seed - 2**64 if seed >= 2**63 else seed
