@@ -21,7 +21,8 @@ from mage.agent.agent import Agent, SamplingOptions, read_action
 from mage.agent.chat import Chat
 from mage.cli.main import app
 from mage.config.loading import build_recipe, load_recipe, recipe_tables
-from mage.config.sections import LearnOptions, WarmupOptions
+from mage.config.sections import LearnOptions
+from mage.config.warmup_options import WarmupOptions
 from mage.engines.local import LocalEngine
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker

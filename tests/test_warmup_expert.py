@@ -10,7 +10,7 @@ from toys import byte_chat, scripted_agent
 from mage.agent.chat import Chat
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
-from mage.config.sections import WarmupOptions
+from mage.config.warmup_options import WarmupOptions
 from mage.engines.base import ScriptedEngine
 from mage.environments.alfworld import Alfworld
 from mage.environments.base import Environment

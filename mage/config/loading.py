@@ -31,8 +31,9 @@ from mage.config.menus import (
     options_model,
 )
 from mage.config.recipe import Recipe
-from mage.config.sections import Choice, WarmupOptions
+from mage.config.sections import Choice
 from mage.config.toml import Tables, dump_toml, show_key, without_none
+from mage.config.warmup_options import WarmupOptions
 
 
 def recipe_tables(recipe: Recipe) -> Tables:

@@ -31,8 +31,8 @@ from mage.config.sections import (
     Sampler,
     Seats,
     Section,
-    WarmupOptions,
 )
+from mage.config.warmup_options import WarmupOptions
 from mage.types import Split
 
 

@@ -21,7 +21,8 @@ import torch
 from transformers import PreTrainedModel
 
 from mage.agent.agent import Agent
-from mage.config.sections import LearnOptions, WarmupOptions
+from mage.config.sections import LearnOptions
+from mage.config.warmup_options import WarmupOptions
 from mage.engines.base import run
 from mage.environments.base import named
 from mage.learn.attention import best_layout, check_packable
