@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -102,9 +103,10 @@ def ranks_of(pid: int) -> dict[int, int]:
     """The processes that a torchrun agent has started, by rank."""
     found = {}
     for child in children(pid):
-        for line in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-            if line.startswith(b"RANK="):
-                found[int(line[5:])] = child
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            for line in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                if line.startswith(b"RANK="):
+                    found[int(line[5:])] = child
     return found
 
 
