@@ -130,6 +130,7 @@ def test_light_commands_import_no_torch() -> None:
         ["play", "kuhn_poker", "--against", "random"],
     ):
         assert CliRunner().invoke(app, words, input="").exit_code == 0, words
+    assert CliRunner().invoke(app, ["train", "kuhn_pokr"]).exit_code == 2, "an unknown recipe"
     assert not {"torch", "transformers", "matplotlib"} & set(sys.modules)
     """
     done = subprocess.run(
