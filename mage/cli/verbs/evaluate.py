@@ -172,29 +172,11 @@ def _show_evaluations(
     paired: "Comparison | None",
     what: str,
 ) -> None:
-    from mage.cli.terminal.reply_problems import evaluation_problems
-    from mage.cli.terminal.results import comparison_table, evaluation_table
+    from mage.cli.terminal.results import comparison_table
 
     out, hidden = console(), list[str]()
     for one, result in zip(candidates, found, strict=True):
-        title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"
-        shown, hidden = evaluation_table(result, title, out.width if out.is_terminal else PIPE)
-        out.print(shown)
-        for line in (*one.components.warnings, *evaluation_problems(result)):
-            out.print(line, markup=False, soft_wrap=True)
-        if (expert := result.overall.expert) is not None:
-            out.print(
-                f"the environment's expert on these tasks: success {100 * expert.success:.0f} %, "
-                f"score {expert.score:+.3f}",
-                style="dim",
-            )
-        for bill in _bill(one).values():
-            out.print(
-                ", ".join(
-                    f"{name.replace('_', ' ')} {figure:,.6g}" for name, figure in bill.items()
-                ),
-                style="dim",
-            )
+        hidden = _show_evaluation(one, result, what)
     if paired:
         out.print(
             comparison_table(
@@ -208,6 +190,29 @@ def _show_evaluations(
             f"left out because the window is narrow: {', '.join(hidden)}; --json shows all",
             style="dim",
         )
+
+
+def _show_evaluation(one: "Candidate", result: "Evaluation", what: str) -> list[str]:
+    """Show the table of one candidate; returns the columns that do not fit into the window."""
+    from mage.cli.terminal.reply_problems import evaluation_problems
+    from mage.cli.terminal.results import evaluation_table
+
+    out = console()
+    title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"
+    shown, hidden = evaluation_table(result, title, out.width if out.is_terminal else PIPE)
+    out.print(shown)
+    for line in (*one.components.warnings, *evaluation_problems(result)):
+        out.print(line, markup=False, soft_wrap=True)
+    if (expert := result.overall.expert) is not None:
+        out.print(
+            f"the environment's expert on these tasks: success {100 * expert.success:.0f} %, "
+            f"score {expert.score:+.3f}",
+            style="dim",
+        )
+    for bill in _bill(one).values():
+        figures = (f"{name.replace('_', ' ')} {figure:,.6g}" for name, figure in bill.items())
+        out.print(", ".join(figures), style="dim")
+    return hidden
 
 
 def _bill(one: "Candidate") -> dict[str, dict[str, float]]:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,12 +18,21 @@ from mage.reproduce import scales, tables
 
 if TYPE_CHECKING:
     from mage.reproduce.executors import Executor
-    from mage.reproduce.plan import Plan
+    from mage.reproduce.plan import Job, Plan
     from mage.reproduce.runner import Runner, RunnerProgress
     from mage.training.stop import StopSignals
 
 verbs = typer.Typer()
 _EVERY = 30.0  # seconds between lines without a terminal
+_PLAN_COLUMNS = (
+    "world",
+    "arm",
+    "runs",
+    "updates",
+    "training episodes per run",
+    "evaluation episodes per run",
+    "core-minutes per run",
+)
 
 
 @verbs.command(
@@ -145,38 +155,14 @@ def _show_plan(plan: "Plan", out: Path, size: int) -> None:
     from mage.reproduce.plan import is_done, open_runs
 
     there = open_runs(plan, out / "runs")
-    rows = []
-    for key in dict.fromkeys((job.world, job.arm.label) for job in plan.jobs):
-        held = [job for job in plan.jobs if (job.world, job.arm.label) == key]
-        first, done = held[0], sum(job.name in there and is_done(there[job.name]) for job in held)
-        cost = "?" if first.core_seconds is None else f"{first.core_seconds / 60:.1f}"
-        runs = f"{len(held)}" + (f" ({done} done)" if done else "")
-        rows.append(
-            (
-                *key,
-                runs,
-                f"{first.recipe.run.updates}",
-                f"{first.training_episodes:,}",
-                f"{first.evaluation_episodes:,}",
-                cost,
-            )
-        )
-    header = (
-        "world",
-        "arm",
-        "runs",
-        "updates",
-        "training episodes per run",
-        "evaluation episodes per run",
-        "core-minutes per run",
-    )
-    err = console(stderr=True)
-    err.print(plain_table(header, rows, f"{plan.name}: {plan.table.title}", group=1))
-    left = [
-        job.core_seconds
-        for job in plan.jobs
-        if job.name not in there or not is_done(there[job.name])
+    done = {name for name, folder in there.items() if is_done(folder)}
+    rows = [
+        _plan_row([job for job in plan.jobs if (job.world, job.arm.label) == key], done)
+        for key in dict.fromkeys((job.world, job.arm.label) for job in plan.jobs)
     ]
+    err = console(stderr=True)
+    err.print(plain_table(_PLAN_COLUMNS, rows, f"{plan.name}: {plan.table.title}", group=1))
+    left = [job.core_seconds for job in plan.jobs if job.name not in done]
     known = [cost for cost in left if cost is not None]
     cost = (
         f"about {timedelta(seconds=round(sum(known) / size))} on {size} free cores"
@@ -184,6 +170,20 @@ def _show_plan(plan: "Plan", out: Path, size: int) -> None:
         else "the time is known after the first updates"
     )
     err.print(f"{len(plan.jobs)} runs in {out / 'runs'}, {len(left)} to do; {cost}", soft_wrap=True)
+
+
+def _plan_row(jobs: "Sequence[Job]", done: set[str]) -> tuple[str, ...]:
+    """The row of an arm in a world. Its jobs differ in their seeds only."""
+    first, finished = jobs[0], sum(job.name in done for job in jobs)
+    return (
+        first.world,
+        first.arm.label,
+        f"{len(jobs)}" + (f" ({finished} done)" if finished else ""),
+        f"{first.recipe.run.updates}",
+        f"{first.training_episodes:,}",
+        f"{first.evaluation_episodes:,}",
+        "?" if first.core_seconds is None else f"{first.core_seconds / 60:.1f}",
+    )
 
 
 def _run(plan: "Plan", out: Path, executor: "Executor") -> None:
