@@ -91,7 +91,9 @@ def test_a_missing_file_is_reported_by_name(tmp_path: Path, name: str) -> None:
         '{"files": {}}',
         '{"files": {"model.safetensors": 3}}',
         '{"format": 1, "files": 2}',
+        "[" * 100_000,
     ],
+    ids=lambda text: text[:20],
 )
 def test_an_invalid_manifest_is_reported(tmp_path: Path, content: str) -> None:
     path = checkpoint.save(tmp_path, make(1))

@@ -20,7 +20,14 @@ from mage.config.loading import load_recipe
 from mage.config.menus import PACKAGE
 from mage.models.adding import add_model, answer_line
 from mage.models.base import EMBEDDED as SHIPPED_MODELS
-from mage.models.base import SHIPPED, check_sha256, find_model, list_models, models_folder
+from mage.models.base import (
+    SHIPPED,
+    atomic_folder,
+    check_sha256,
+    find_model,
+    list_models,
+    models_folder,
+)
 from tests.models_toys import TEMPLATE, gguf_of, tiny_model, write_gguf
 
 EMBEDDED = SHIPPED / "embedded"
@@ -361,3 +368,14 @@ def test_a_real_model_chats_in_pieces_as_its_own_template_renders(
     ) == theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert [theirs.decode([number]) for number in chat.end_ids] == [end]
     assert next(model for model in list_models() if model.name == name).parameters == parameters
+
+
+def test_temporary_folders_of_killed_processes_are_deleted_and_others_stay(tmp_path: Path) -> None:
+    (tmp_path / ".model-killed" / "new").mkdir(parents=True)
+    with atomic_folder(tmp_path / "model") as outer:
+        (outer / "a").write_text("a")
+        with atomic_folder(tmp_path / "model") as inner:  # as another process would
+            (inner / "b").write_text("b")
+        assert outer.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "a").is_file()

@@ -380,6 +380,16 @@ def test_the_datasets_library_reads_every_format(runs: Path, tmp_path: Path, for
     assert replies == sorted(row["reply"] for row in rows)
 
 
+def test_an_export_names_updates_whose_credit_is_missing(runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "one", copy)
+    path = min((copy / "episodes").glob("step_*.credit.jsonl.gz"))
+    path.unlink()
+    done = CliRunner().invoke(app, ["export", str(copy), "--out", str(tmp_path / "turns.jsonl")])
+    assert done.exit_code == 0
+    assert f"the credit of {path.name.split('.')[0]} is missing" in done.stderr
+
+
 def test_an_export_never_replaces_a_file(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("mine")
     command = ["export", str(runs / "one"), "--out", str(tmp_path / "there")]

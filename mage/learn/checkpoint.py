@@ -163,7 +163,7 @@ def _manifest(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"there is no checkpoint at {path}")
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"checkpoint {path} is broken: {MANIFEST} cannot be read ({error})"
         ) from error

@@ -5,6 +5,7 @@ chat template). So no other code knows where a model came from. The folder is wr
 temporary name and tested with one question. Only then is it renamed, so no partial folder remains.
 """
 
+import fcntl
 import hashlib
 import importlib
 import math
@@ -255,7 +256,12 @@ def copy_permissions(weights: Path, like: Path) -> None:
 def atomic_folder(place: Path) -> Iterator[Path]:
     """A temporary folder next to `place`; renamed to `place` on success, removed on failure."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as beside:
+    for left in place.parent.glob(f".{place.name}-*"):
+        _delete_unused(left)
+    with (
+        tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as beside,
+        _locked(Path(beside)),
+    ):
         folder = Path(beside) / "new"
         folder.mkdir()
         yield folder
@@ -263,6 +269,29 @@ def atomic_folder(place: Path) -> Iterator[Path]:
         if place.exists():
             place.rename(Path(beside) / "old")
         folder.rename(place)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder while it is in use; False if another process uses it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_free = True
+        except BlockingIOError:
+            is_free = False
+        yield is_free
+    finally:
+        os.close(handle)
+
+
+def _delete_unused(left: Path) -> None:
+    """Delete the temporary folder of a killed process: its lock has ended with the process."""
+    if left.is_dir() and not left.is_symlink():
+        with _locked(left) as is_unused:
+            if is_unused:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def check_sha256(path: Path, expected: str) -> None:

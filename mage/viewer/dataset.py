@@ -33,6 +33,12 @@ def write_dataset(folder: RunFolder, target: Path, form: Format) -> int:
     return len(rows)
 
 
+def sets_without_credit(folder: RunFolder) -> list[str]:
+    """Stored training updates whose credit file is missing: their rows have no credit."""
+    steps = [name for name in stored_names(folder) if name.startswith("step_")]
+    return [name for name in sorted(steps) if not read_credits(folder.path, name)]
+
+
 def dataset_rows(folder: RunFolder) -> Iterator[Json]:
     """One row for each stored turn, in the order of play; credit is None outside of training."""
     transcripts = Transcripts()

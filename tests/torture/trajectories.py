@@ -13,7 +13,7 @@ from mage.credit.trajectories import credit_rows, read_trajectories
 from tests.torture.corruptions import edit_digit, edit_lines, edit_value, flip, garbage, truncate
 from tests.torture.result import Result
 
-RECIPES = ("kuhn_poker+as_published", "kuhn_poker+mage", "kuhn_poker+lamer", "rps")
+RECIPES = ("kuhn_poker+as_published", "kuhn_poker+mage", "kuhn_poker+lamer", "openspiel")
 
 
 def torture(place: Path, attempts: int, seed: int) -> Result:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mage.cli.terminal import console
+from mage.cli.terminal import console, say
 from mage.run_folder import RunFolder
 
 verbs = typer.Typer()
@@ -24,9 +24,11 @@ def export(
     ] = None,
 ) -> None:
     """Write the stored turns of a run, with returns and advantages, as a dataset."""
-    from mage.viewer.dataset import SUFFIXES, write_dataset
+    from mage.viewer.dataset import SUFFIXES, sets_without_credit, write_dataset
 
     folder = RunFolder.open(run)
     target = out or Path(f"{folder.path.resolve().name}-turns{SUFFIXES[form]}")
     count = write_dataset(folder, target, form)
+    if names := sets_without_credit(folder):
+        say(f"the credit of {', '.join(names)} is missing: their returns and advantages are null")
     console().print(f"{count:,} turns in {target}", markup=False, soft_wrap=True)
