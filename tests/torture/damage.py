@@ -210,7 +210,10 @@ def _report_of(run: Path, out: Path, ended: Ended) -> Any:
 
 
 def _export_of(run: Path, out: Path, ended: Ended) -> Any:
-    return out.read_text()
+    """The rows by stored set; a set that the user has deleted is left out."""
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    names = sorted(path.name.split(".")[0] for path in (run / "episodes").glob("*.jsonl.gz"))
+    return {name: [row for row in rows if row["set"] == name] for name in names}
 
 
 def _page_of(run: Path, out: Path, ended: Ended) -> Any:
@@ -273,6 +276,9 @@ def _figures(good: Good, name: str, ended: Ended, shown: Any) -> list[str]:
         return []
     if name in ("report", "finished") and shown[0] == good.shown[name][0]:
         return [] if shown[2] != good.shown[name][2] else [f"{name} shows other transcripts"]
+    if name == "export":
+        differ = [one for one in shown if shown[one] != good.shown[name].get(one)]
+        return [f"export shows other rows of {', '.join(differ)}"] if differ else []
     if name == "view" and isinstance(shown, dict):
         return _page_faults(good.shown[name], shown)
     return [f"{name} ends well, but shows other figures"]
