@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mage.evaluation.rows import TaskRow, write_tasks
 from mage.opponents.base import Population
 from mage.run_folder import DamagedError, RunFolder
 from mage.run_folder.episode_files import MEMBER, contents_path, read_contents, read_member
+from mage.viewer.export import collect, write_file
 from mage.viewer.library import Library
 from tests.view_runs import STYLES, make_run, play
 
@@ -129,3 +131,18 @@ def test_a_damaged_member_gives_one_message(tmp_path: Path) -> None:
     assert len(read_member(path, contents, 0)) == MEMBER, "other members stay readable"
     with pytest.raises(DamagedError, match="is damaged"):
         read_member(path, contents, 1)
+
+
+# --- Hostile names
+
+
+def test_a_folder_with_markup_in_its_name_gets_a_plain_id_and_stays_text(tmp_path: Path) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    make_run(tmp_path / name)
+    library = Library([tmp_path])
+    (id,) = library.runs
+    assert re.fullmatch(r"[A-Za-z0-9_.+-]+", id)
+    assert library.get("runs")["runs"][0]["title"] == name
+    page = write_file(tmp_path / "page.html", collect(library)).read_text("utf-8")
+    assert "<img" not in page
+    assert "\\u003cimg src=x" in page

@@ -78,17 +78,33 @@
       )}</svg>`;
   }
 
-  const HANDS = {rock: "✊", paper: "✋", scissors: "✌"};
+  // Drawn, because not every machine has a font with hand signs.
+  const THROWS = {
+    rock: html`<circle cx="13" cy="14" r="8" class="rock" />`,
+    paper: html`<rect x="6" y="4" width="14" height="18" rx="1.5" class="paper" />
+      <path d="M9 9h8m-8 4h8m-8 4h5" class="lines" />`,
+    scissors: html`<path d="M8 3l7 13m3 -13l-7 13" class="blades" />
+      <circle cx="8.5" cy="19" r="3" class="grip" /><circle cx="17.5" cy="19" r="3"
+        class="grip" />`,
+  };
+  const BEATS = {rock: "scissors", scissors: "paper", paper: "rock"};
+  const Throw = ({name}) =>
+    THROWS[name]
+      ? html`<svg class="throw" viewBox="0 0 26 26" width="26" height="26">${THROWS[name]}</svg>`
+      : html`<small>${mage.clean(name)}</small>`;
 
   function hands({episode, seat}) {
     const own = episode.moves.filter((move) => move.seat === seat);
     const other = episode.moves.filter((move) => move.seat !== seat);
-    return html`<div class="hands" role="img" aria-label="hands of both players">${own.map(
-      (move, k) => html`<span title=${`${move.action} against ${other[k] ? other[k].action : "?"}`}>
-      ${HANDS[move.action] || mage.clean(move.action)}
-        <small>${other[k] ? HANDS[other[k].action] || mage.clean(other[k].action) : ""}</small>
-        </span>`,
-    )}</div>`;
+    const result = (a, b) =>
+      BEATS[a] === b ? "won" : BEATS[b] === a ? "lost" : a === b ? "drawn" : "";
+    return html`<div class="hands" role="img"
+      aria-label="throws of the agent (above) and of the opponent">${own.map((move, k) => {
+        const against = other[k] ? other[k].action : "";
+        return html`<span class=${result(move.action, against)}
+          title=${`${mage.clean(move.action)} against ${mage.clean(against)}`}>
+          <${Throw} name=${move.action} /><${Throw} name=${against} /></span>`;
+      })}</div>`;
   }
 
   function rooms({turn, first}) {

@@ -18,6 +18,7 @@
     )}</pre>`;
   }
 
+  const ENDINGS = {illegal: "illegal replies", turn_limit: "the turn limit", error: "an error"};
   const SHOWN = 6; // legal moves that are visible at first
 
   // All legal moves of a turn with their stored probabilities; the played move is marked.
@@ -188,7 +189,7 @@
         key=${`${meta.number}.${of}.${index}`} />`;
     return html`<section class="column" aria-label=${`Episode ${number + 1}`}>
       <header class=${episode.outcome}><h3>Episode ${number + 1}</h3><b>${episode.outcome}</b>
-        <span>score ${mage.score(episode.score, 2)}, reward ${mage.score(episode.reward, 1)}${episode.ending !== "finished" ? `, ended by ${episode.ending.replace("_", " ")}` : ""}</span></header>
+        <span>score ${mage.score(episode.score, 2)}, reward ${mage.score(episode.reward, 1)}${episode.ending !== "finished" ? `, ended by ${ENDINGS[episode.ending] || episode.ending}` : ""}</span></header>
       <details class="memory" open=${meta.memories[number] && meta.memories[number].length < 900}>
         <summary>Memory shown</summary><${mage.Text} text=${meta.memories[number]} /></details>
       ${mage.drawsHands(meta.task.environment) && html`<${mage.Hands} episode=${episode}

@@ -33,6 +33,8 @@
     </div>`;
   };
 
+  mage.tight = (episodes) => (episodes > 6 ? "tight" : "");
+
   // Score or success by episode, with intervals: how the agent changes during play.
   mage.EpisodeCurve = ({panel}) => {
     const name = panel.measure;
@@ -63,7 +65,7 @@
         : [];
     return html`<${mage.Plot} title=${`${percent ? "Success" : "Score"} by episode, ${mage.splitName(panel.split)} panel`}
       note=${`${first.tasks.toLocaleString("en")} tasks, 95 % intervals.`} xLabel="episode"
-      percent=${percent} height=${300} lines=${exact ? [...lines, best] : lines} bounds=${bounds} />`;
+      percent=${percent} height=${300} lines=${exact ? [...lines, best] : lines} bounds=${bounds} right=${true} />`;
   };
 
   // Rows are stages, columns are episodes, so ten episodes fit.
@@ -81,7 +83,7 @@
     const exact = (title, valueOf) => html`<tr><td class="left"></td><td class="left">${title}</td>
       ${numbers.map((k) => html`<td>${mage.score(valueOf(stages[0].overall, k))}</td>`)}</tr>`;
     const {non_adapting: plain, episodes} = stages[0].overall;
-    return html`<div class="scroll"><table class="panel"><thead><tr><th class="left">figure</th>
+    return html`<div class="scroll"><table class=${`panel ${mage.tight(count)}`}><thead><tr><th class="left">figure</th>
       <th class="left">agent</th>${numbers.map((k) => html`<th>episode ${k + 1}</th>`)}</tr></thead>
       <tbody>${used.map(
         ([name, title, percent]) => html`${stages.map(
@@ -132,7 +134,7 @@
     if (!value || !value.kinds.length) return null;
     const percent = panel.measure !== "score";
     const tasks = (one) => one.episodes[0].tasks;
-    return html`<h3>By kind of task, ${shown.title}</h3><div class="scroll"><table class="kinds">
+    return html`<h3>By kind of task, ${shown.title}</h3><div class="scroll"><table class=${`kinds ${mage.tight(value.kinds[0].episodes.length)}`}>
       <thead><tr><th class="left">kind</th><th>tasks of episode 1</th>
       ${value.kinds[0].episodes.map((one) => html`<th>episode ${one.episode}</th>`)}</tr></thead>
       <tbody>${value.kinds.map(
@@ -148,7 +150,7 @@
     const percent = measure !== "score";
     const name = percent ? "success" : "score";
     if (!pairs.length) return null;
-    return html`<div class="scroll"><table class="pairs"><thead><tr>
+    return html`<div class="scroll"><table class=${`pairs ${mage.tight(pairs[0].episodes.length)}`}><thead><tr>
       <th class="left">paired difference, ${name}</th>
       ${pairs[0].episodes.map((one) => html`<th>episode ${one.episode}</th>`)}<th>tasks</th></tr>
       </thead><tbody>${pairs.map(

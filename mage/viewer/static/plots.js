@@ -30,6 +30,7 @@
     const {ctx} = u;
     ctx.strokeStyle = ctx.fillStyle = line.colour;
     ctx.lineWidth = 1.6 * ratio;
+    ctx.setLineDash([]);
     line.xs.forEach((x, k) => {
       if (line.ys[k] === null || line.ys[k] === undefined) return;
       const left = u.valToPos(x, "x", true) + aside;
@@ -49,7 +50,7 @@
     ctx.globalAlpha = 1;
   }
 
-  function drawExtras(u, {lines, bounds}, format) {
+  function drawExtras(u, {lines, bounds, right}, format) {
     const {ctx} = u;
     ctx.save();
     ctx.beginPath();
@@ -82,10 +83,11 @@
       ctx.globalAlpha = 0.75;
       ctx.fillStyle = colour("--paper");
       const width = ctx.measureText(text).width + 6 * ratio;
-      ctx.fillRect(u.bbox.left + 3 * ratio, base - 11 * ratio, width, 14 * ratio);
+      const left = u.bbox.left + (right ? u.bbox.width - width : 3 * ratio);
+      ctx.fillRect(left, base - 11 * ratio, width, 14 * ratio);
       ctx.globalAlpha = 1;
       ctx.fillStyle = colour("--ink");
-      ctx.fillText(text, u.bbox.left + 6 * ratio, base);
+      ctx.fillText(text, left + 3 * ratio, base);
     });
     ctx.restore();
   }
@@ -108,7 +110,7 @@
   }
 
   function options(props, size, onHover) {
-    const {lines, bounds = [], percent, zero, sync, integer = true} = props;
+    const {lines, bounds = [], right, percent, zero, sync, integer = true} = props;
     const format = (value) => (percent ? mage.percent(value) : mage.short(value));
     const axis = {
       stroke: colour("--quiet"),
@@ -164,7 +166,7 @@
         })),
       ],
       hooks: {
-        draw: [(u) => drawExtras(u, {lines, bounds}, format)],
+        draw: [(u) => drawExtras(u, {lines, bounds, right}, format)],
         setCursor: [
           (u) =>
             onHover(
