@@ -20,7 +20,7 @@ from mage.learn.stored_moves import MOST_LISTED, TurnMoves
 from mage.learn.supervised import reply_logprobs
 from mage.types import MetaEpisode, Sample, Turn, Where
 
-MOST_TOKENS = 1_000_000  # a set is scored up to this size, from its first meta-episode on
+MOST_TOKENS = 300_000  # a set is scored up to this size, from its first meta-episode on
 _AT_ONCE = 4_000_000  # tokens of prompts and moves that are held as arrays at a time
 _TREE_TOKENS = 2048  # a dense attention mask of a larger tree costs more than the shared prompt
 
