@@ -14,6 +14,7 @@ from mage.evaluation.rows import TaskRow, write_tasks
 from mage.opponents.base import Population
 from mage.run_folder import DamagedError, RunFolder
 from mage.run_folder.episode_files import MEMBER, contents_path, read_contents, read_member
+from mage.run_folder.files import seal, to_line
 from mage.viewer.export import collect, write_file
 from mage.viewer.library import Library
 from tests.view_runs import STYLES, make_run, play
@@ -106,7 +107,11 @@ def test_the_table_of_contents_equals_the_file_and_leads_to_every_line(tmp_path:
 def test_a_table_of_contents_of_another_file_is_ignored(tmp_path: Path) -> None:
     path = many(tmp_path / "run", 3)
     table = json.loads(contents_path(path).read_text())
-    contents_path(path).write_text(json.dumps(table | {"size": table["size"] + 1, "rows": []}))
+    contents_path(path).write_text(json.dumps(table | {"rows": []}))
+    assert len(read_contents(path).rows) == 3, "its checksum does not fit"
+    del table["sha256"]
+    resized = seal(table | {"size": table["size"] + 1, "rows": []})
+    contents_path(path).write_bytes(to_line(resized))
     assert len(read_contents(path).rows) == 3
     contents_path(path).write_text("no table")
     assert len(read_contents(path).rows) == 3

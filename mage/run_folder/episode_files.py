@@ -13,7 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mage.run_folder.files import Json, pack, read_packed, unpack, write_atomic
+from mage.run_folder.files import (
+    Json,
+    pack,
+    read_packed,
+    seal,
+    to_line,
+    unpack,
+    unseal,
+    write_atomic,
+)
 from mage.types import MetaEpisode
 
 MEMBER = 16  # meta-episodes of one gzip member
@@ -61,17 +70,17 @@ def write_meta_episodes(path: Path, metas: Iterable[MetaEpisode]) -> None:
         offsets.append(offsets[-1] + len(member))
     rows = [index_row(number, meta) for number, meta in enumerate(metas)]
     write_atomic(path, b"".join(members))
-    table = {"columns": COLUMNS, "size": offsets[-1], "offsets": offsets, "rows": rows}
-    write_atomic(contents_path(path), json.dumps(table, separators=(",", ":")).encode())
+    table: Json = {"columns": list(COLUMNS), "size": offsets[-1], "offsets": offsets, "rows": rows}
+    write_atomic(contents_path(path), to_line(seal(table)))
 
 
 def read_contents(path: Path) -> Contents:
     """The table of contents of a file; without a fitting one the file itself is read."""
     try:
-        table = json.loads(contents_path(path).read_bytes())
+        table = unseal(json.loads(contents_path(path).read_bytes())) or {"size": None}
         if table["size"] == path.stat().st_size and tuple(table["columns"]) == COLUMNS:
             return Contents(table["rows"], tuple(table["offsets"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     lines = read_packed(path)
     rows = [index_row(number, _parse(line)) for number, line in enumerate(lines)]
