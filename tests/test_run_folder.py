@@ -26,9 +26,11 @@ from mage.run_folder import (
     versions,
     write_atomic,
 )
+from mage.run_folder.episode_files import contents_path, read_contents
 from mage.run_folder.files import append_line, write_checksums
 from mage.run_folder.update_lines import UpdateLines
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
+from tests.toys import meta
 
 finite = st.floats(allow_nan=False)
 ids = st.lists(st.integers(0, 200_000), max_size=4).map(tuple)
@@ -375,6 +377,18 @@ def test_missing_and_damaged_episodes_are_reported(run: RunFolder) -> None:
     path.write_bytes(b"")
     with pytest.raises(RunError, match="is damaged: it is empty"):
         run.read_episodes(5)
+
+
+@pytest.mark.parametrize("change", [b"7", b"[" * 100_000, None])
+def test_a_changed_table_of_contents_is_not_used(run: RunFolder, change: bytes | None) -> None:
+    path = run.write_episodes(5, [meta((1.0, -1.0), group=3)])
+    table, rows = contents_path(path), read_contents(path).rows
+    assert read_contents(path).offsets
+    other = table.read_bytes().replace(b"0.1", b"0.9")  # the scores are 0.1 and -0.1
+    assert other != table.read_bytes()
+    table.write_bytes(change or other)
+    assert read_contents(path).rows == rows
+    assert not read_contents(path).offsets, "the file itself was read"
 
 
 def test_a_credit_file_that_is_a_broken_link_is_reported(run: RunFolder) -> None:

@@ -70,15 +70,22 @@ def write_meta_episodes(path: Path, metas: Iterable[MetaEpisode]) -> None:
         offsets.append(offsets[-1] + len(member))
     rows = [index_row(number, meta) for number, meta in enumerate(metas)]
     write_atomic(path, b"".join(members))
-    table: Json = {"columns": list(COLUMNS), "size": offsets[-1], "offsets": offsets, "rows": rows}
+    table: Json = {
+        "file": path.name,
+        "columns": list(COLUMNS),
+        "size": offsets[-1],
+        "offsets": offsets,
+        "rows": rows,
+    }
     write_atomic(contents_path(path), to_line(seal(table)))
 
 
 def read_contents(path: Path) -> Contents:
-    """The table of contents of a file; without a fitting one the file itself is read."""
+    """The table of contents; if it is missing, changed or of another file, the file is read."""
     try:
-        table = unseal(json.loads(contents_path(path).read_bytes())) or {"size": None}
-        if table["size"] == path.stat().st_size and tuple(table["columns"]) == COLUMNS:
+        table = unseal(json.loads(contents_path(path).read_bytes())) or {}
+        written = (table["file"], table["size"], tuple(table["columns"]))
+        if written == (path.name, path.stat().st_size, COLUMNS):
             return Contents(table["rows"], tuple(table["offsets"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass

@@ -132,7 +132,8 @@ def _changed(good: Path, run: Path) -> list[str]:
         place = path.relative_to(good)
         if path.is_dir() or path.name in _UNREAD or _is_copy(good, path):
             continue
-        if ".shards." in path.name:  # a resumed evaluation verifies them
+        # A resumed evaluation verifies shards; a changed table of contents is not used.
+        if ".shards." in path.name or path.name.endswith(".index.json"):
             continue
         other = run / place
         may_be_absent = (
@@ -212,7 +213,8 @@ def _report_of(run: Path, out: Path, ended: Ended) -> Any:
 def _export_of(run: Path, out: Path, ended: Ended) -> Any:
     """The rows by stored set; a set that the user has deleted is left out."""
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    names = sorted(path.name.split(".")[0] for path in (run / "episodes").glob("*.jsonl.gz"))
+    files = [path.name.split(".") for path in (run / "episodes").glob("*.jsonl.gz")]
+    names = sorted(parts[0] for parts in files if len(parts) == 3)  # no credit, no moves
     return {name: [row for row in rows if row["set"] == name] for name in names}
 
 
