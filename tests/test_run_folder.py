@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
 from mage.credit.store import read_credits, write_credits
+from mage.learn.stored_moves import read_moves
+from mage.report.run_results import read_run_results
 from mage.run_folder import (
     DamagedError,
     RunError,
@@ -492,3 +494,17 @@ def test_a_kill_between_the_first_line_and_its_checksum_leaves_a_valid_file(
     lines.keep_until(0)
     lines.append({"update": 1})
     assert lines.read() == [{"update": 1}]
+
+
+def test_emptied_checksums_of_a_finished_run_are_reported(run: RunFolder) -> None:
+    run.append_metrics({"update": 1})
+    run.write_summary({"updates": 1, "chosen_update": 0})
+    (run.path / "metrics.sha256").write_text("")
+    with pytest.raises(RunError, match=r"metrics\.sha256 is damaged: 0 updates have checksums"):
+        read_run_results(run)
+
+
+def test_a_file_of_moves_that_is_a_broken_link_is_reported(run: RunFolder) -> None:
+    (run.path / "episodes" / "step_000005.moves.jsonl.gz").symlink_to("gone")
+    with pytest.raises(RunError, match="cannot be read"):
+        read_moves(run.path, "step_000005")

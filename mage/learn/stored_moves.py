@@ -47,7 +47,7 @@ def write_moves(run: Path, name: str, found: Iterable[TurnMoves]) -> Path:
 def read_moves(run: Path, name: str) -> list[TurnMoves]:
     """The stored probabilities of a set; empty if there are none."""
     path = _path(run, name)
-    if not path.is_file():
+    if not path.exists() and not path.is_symlink():
         return []
     lines = read_packed(path)
     try:

@@ -142,9 +142,15 @@ def read_run_results(folder: RunFolder) -> RunResults:
     )
     cells = tuple((update, read_evaluation(folder, name).overall) for update, name in selections)
     summary = folder.read_summary() if (folder.path / "summary.json").is_file() else None
+    metrics = tuple(folder.metrics())
+    if summary is not None and len(metrics) != summary.get("updates", len(metrics)):
+        raise RunError(
+            f"{folder.path / 'metrics.sha256'} is damaged: {len(metrics)} updates have checksums, "
+            f"the summary counts {summary['updates']}"
+        )
     return RunResults(
         folder=folder,
-        metrics=tuple(folder.metrics()),
+        metrics=metrics,
         selections=cells,
         finals={
             key: read_evaluation(folder, name) for key, name in finals.items() if name in names
