@@ -355,6 +355,7 @@ def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path: Path)
     assert {path.name for path in warm.iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
+        "checksums.json",
         "warmup.json",
     }
     before, after = (
