@@ -15,7 +15,7 @@ from mage.cli.main import app
         (["webshop", "--environments.data={folder}"], ["one file items_shuffle*.json", "docs/w"]),
         (["alfworld", "--environments.data={folder}/gone"], ["{folder}/gone"]),
         (["webshop", "--environments.data={folder}/gone"], ["there is no folder {folder}/gone"]),
-        (["demo", "--agent.window=-1"], ["agent.window = -1: must be greater than or equal to 0"]),
+        (["demo", "--agent.window=0"], ["agent.window = 0: must be greater than or equal to 1"]),
         (
             ["kuhn_demo", "--engines.context=20"],
             ["engines.context = 20 is smaller than one prompt"],

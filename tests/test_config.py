@@ -488,7 +488,7 @@ def test_the_message_for_a_malformed_override_shows_the_form(recipe_file: Path, 
         ),
         ('--opponents.train."os.system"=1', 'opponents.train."os.system" = 1.0'),
         ('--"".""=1', '[""] is unknown'),
-        ("--agent.window=-1", "agent.window = -1: must be greater than or equal to 0"),
+        ("--agent.window=0", "agent.window = 0: must be greater than or equal to 1"),
     ],
 )
 def test_hostile_overrides_have_one_message(recipe_file: Path, text: str, message: str) -> None:

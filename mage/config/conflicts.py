@@ -77,6 +77,7 @@ _EFFECTS = (
         "while run.episodes_every = 0",
         lambda r: r.run.episodes_every > 0,
     ),
+    _Effect("agent", "window", "with agent.past_turns = false", lambda r: r.agent.past_turns),
     _Effect(
         "returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"
     ),

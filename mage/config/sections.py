@@ -161,12 +161,21 @@ class AgentOptions(Section):
     )
     window: int | None = Field(
         None,
-        ge=0,
+        ge=1,
         description="latest turns of an episode that the prompt shows in full; "
-        "older ones are named in one line; 0 = the present observation only; not given = all",
+        "older ones are named in one line; not given = all",
+    )
+    past_turns: bool = Field(
+        True,
+        description="the prompt shows past turns of the episode; false = the present observation "
+        "only, for environments whose observation is complete",
     )
     max_tokens: int = Field(256, ge=1, description="token limit of a reply with an action")
     reflection_tokens: int = Field(256, ge=1, description="token limit of a reflection")
+
+    def shown_turns(self) -> int | None:
+        """Past turns that a prompt shows in full; None = all."""
+        return self.window if self.past_turns else 0
 
 
 class Choice(BaseModel):

@@ -5,7 +5,7 @@ both players is written `rock-paper`: the reader's own throw, then the opponent'
 
 For long games, `summary = "predictors"` makes every observation complete: the last throws, and for
 each throw the records of ten simple predictors (`_throw_predictors.py`). Combine it with
-`agent.window = 0`, which shows the present observation only.
+`agent.past_turns = false`, which shows the present observation only.
 """
 
 from collections.abc import Sequence
