@@ -65,14 +65,14 @@ def test_kept_results_show_their_figures_and_texts() -> None:
     library = Library([RESULTS])
     rows = {row["id"]: row for row in library.get("runs")["runs"]}
     assert [id for id, row in rows.items() if row["state"] == "damaged"] == []
-    stored = json.loads((RESULTS / "rps" / "after_test.json").read_text())
+    stored = json.loads((RESULTS / "demo" / "after_test.json").read_text())
     last = stored["overall"]["episodes"][-1]["score"]
-    assert rows["rps"]["score"]["value"] == last["value"]
-    assert rows["rps"]["started"] is None, "the time of a copy is not that of the run"
-    run = library.get("run/rps")
-    selected = json.loads((RESULTS / "rps" / "select.json").read_text())
+    assert rows["demo"]["score"]["value"] == last["value"]
+    assert rows["demo"]["started"] is None, "the time of a copy is not that of the run"
+    run = library.get("run/demo")
+    selected = json.loads((RESULTS / "demo" / "select.json").read_text())
     assert [cell["update"] for cell in run["select"]] == [int(name[7:]) for name in selected]
-    assert "### 1. against dirichlet-0.5" in library.get("run/rps/text")["text"]
+    assert "### 1. against dirichlet-0.5" in library.get("run/demo/text")["text"]
     assert run["stored"] == []
 
 
