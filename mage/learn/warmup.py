@@ -1,10 +1,10 @@
-"""Warm-up: a short supervised stage that teaches a small model the answer format, and no skill.
+"""Warm-up: a supervised stage before reinforcement learning.
 
-It imitates scripted play (`demonstrations.py`) in float32, with all weights or the recipe's
-adapters. With `warmup.own_steps` a second stage follows: the model plays itself, and the expert's
-move is taught in every situation. The warm-up is measured on held-out situations: the share of
-readable answers, the share of legal moves, and the entropy among the legal moves. RL needs that
-entropy to explore.
+It imitates scripted play (`demonstrations.py`) with all weights or the recipe's adapters. Random
+play teaches the answer format and no skill; the play of an expert also teaches how to win. With
+`warmup.own_steps` a second stage follows: the model plays itself, and the expert's move is taught
+in every situation. The warm-up is measured on held-out situations: the share of readable answers,
+the share of legal moves, and the entropy among the legal moves. RL needs that entropy to explore.
 """
 
 import itertools

@@ -4,15 +4,11 @@ The demonstrations do not depend on the number of processes: every chunk of task
 and chunks come back in their order.
 """
 
-import os
 import signal
-import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import get_context
 from types import TracebackType
 
 from mage.agent.chat import Chat
@@ -22,6 +18,8 @@ from mage.learn.demonstrations import Demonstration, Script, write_demonstration
 from mage.learn.warmup import Chunk
 from mage.play import Setting
 from mage.training.build import Components
+from mage.training.child_processes import blocked_signals, end_with_parent
+from mage.training.stop import SIGNALS
 
 _AHEAD = 4  # chunks per process that are written before they are needed
 
@@ -49,11 +47,11 @@ class DemonstrationPool:
         """The demonstrations of every chunk, in order."""
         processes = self._recipe.warmup.processes
         self._executor = ProcessPoolExecutor(
-            processes, get_context("spawn"), _start, (self._recipe, self._script, os.getpid())
+            processes, get_context("spawn"), _start, (self._recipe, self._script)
         )
         waiting: deque[Future[list[Demonstration]]] = deque()
         for chunk in chunks:
-            with _without_interrupts():  # the first call starts the processes
+            with blocked_signals():  # the first call starts the processes
                 waiting.append(self._executor.submit(_write, chunk))
             if len(waiting) >= _AHEAD * processes:
                 yield waiting.popleft().result()
@@ -61,27 +59,16 @@ class DemonstrationPool:
             yield waiting.popleft().result()
 
 
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Block Ctrl-C until a new process ignores it; this process handles it afterwards."""
-    resource_tracker.ensure_running()  # it unblocks signals when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 _setting: Setting
 _script: Script
 
 
-def _start(recipe: Recipe, script: Script, parent: int) -> None:
+def _start(recipe: Recipe, script: Script) -> None:
     """Build what scripted play needs, in a new process: no model and no engine."""
     global _setting, _script
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    end_with_parent()
     chat = Chat.load(recipe.base_folder(), recipe.agent.thinking)
     engine = ScriptedEngine(lambda request: "", chat.encode)  # replaced by the scripted player
     _setting, _script = Components(recipe, None, chat, engine).setting(), script
@@ -90,10 +77,3 @@ def _start(recipe: Recipe, script: Script, parent: int) -> None:
 def _write(chunk: Chunk) -> list[Demonstration]:
     tasks, seed = chunk
     return write_demonstrations(_setting, tasks, seed, _script)
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent has ended, also by SIGKILL."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)

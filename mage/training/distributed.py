@@ -4,12 +4,10 @@ import multiprocessing
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +19,7 @@ from mage.config.loading import change_recipe
 from mage.config.recipe import Recipe
 from mage.learn.ranks import RankFailed, RankLost, Ranks, RanksStopped
 from mage.training.callbacks import Stopped
+from mage.training.child_processes import blocked_signals, end_with_parent
 from mage.training.rank_log import log_path, write_rank_log
 from mage.training.stop import SIGNALS, StopRequest
 from mage.training.watch import Peer, Watch, describe_loss
@@ -99,13 +98,9 @@ def _start(
         )
         for rank in range(1, size)
     ]
-    resource_tracker.ensure_running()  # it unblocks signals when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
+    with blocked_signals():
         for other in others:
             other.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return others
 
 
@@ -121,7 +116,7 @@ def _run_rank(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the task installs its own handler
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     kept = write_rank_log(log_path(folder, rank), redirect=True)
     kept.__enter__()  # until the process ends, so that a traceback is logged too
     with suppress(RankFailed, RanksStopped):
@@ -129,13 +124,6 @@ def _run_rank(
         store.set(f"ready/{rank}", "1")
         with join_group(store, rank, size, folder) as ranks:
             task(ranks, *arguments)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "this runs in a started process"
-    parent.join()
-    os._exit(1)
 
 
 def _await_ranks(store: Any, others: Sequence[Any], folder: Path, stop: StopRequest) -> None:
