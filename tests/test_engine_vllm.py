@@ -5,6 +5,7 @@ starts slowly, so all tests share one engine: they change the weights of its mod
 """
 
 import importlib.util
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from mage.agent.chat import Chat
 from mage.config.loading import load_recipe
 from mage.engines.base import run
-from mage.engines.vllm import VllmEngine
+from mage.engines.vllm import VllmEngine, choose_executor
 from mage.models.base import find_model
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
@@ -300,3 +301,16 @@ def test_two_updates_with_vllm_have_a_small_mismatch(kind: str, tmp_path: Path) 
     # The learner's logprobs equal vLLM's, so vLLM had the weights of the first update too.
     assert max(first["mismatch"], second["mismatch"]) < 1e-4
     assert first["gradient_norm"] > 0
+
+
+def test_ranks_that_share_a_card_use_the_device_of_their_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torchrun numbers the ranks of a host; vLLM takes that number as its device."""
+    assert choose_executor(torch.device("cuda", 0)) == "uni"  # no process group
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert choose_executor(torch.device("cuda", 0)) == "external_launcher"
+    assert os.environ["LOCAL_RANK"] == "0"

@@ -101,7 +101,7 @@ class VllmEngine(Engine):
                     enforce_eager=eager,
                     logprobs_mode="processed_logprobs",
                     generation_config="vllm",
-                    distributed_executor_backend=_executor(),
+                    distributed_executor_backend=choose_executor(self.model.device),
                     disable_log_stats=True,
                 )
             )
@@ -232,10 +232,12 @@ def _unties(model: Any) -> bool:
     return bool(model.config.tie_word_embeddings) and model.device.type == "cpu"
 
 
-def _executor() -> str:
-    """One engine in this process. In a process group each rank has its own."""
+def choose_executor(device: torch.device) -> str:
+    """One engine in this process. In a process group each rank has its own, on its own device."""
     if not dist.is_initialized():
         return "uni"
     os.environ.setdefault("RANK", str(dist.get_rank()))
+    if device.type == "cuda":  # ranks may share a card, so the local rank is not the device
+        os.environ["LOCAL_RANK"] = str(device.index or 0)
     os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
     return "external_launcher"
