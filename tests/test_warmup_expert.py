@@ -94,6 +94,54 @@ def test_the_models_own_play_is_labelled_with_the_experts_moves() -> None:
     assert "Your moves: up" in BYTES.decode(later.turn.prompt_ids)
 
 
+def test_after_a_won_episode_its_moves_are_taught() -> None:
+    """The expert with random moves wins some rooms in a roundabout way: episode 2 repeats it."""
+    world = Sokoban()
+    some = [task for task, _ in zip(tasks(world), range(40), strict=False)]
+    script = Script(expert=True, noise=0.3, repeat_wins=True)
+    found = write_demonstrations(setting(world), some, 0, script)
+    opening = {
+        one.where.group: one for one in found if (one.where.episode, one.where.index) == (1, 0)
+    }
+    roundabout = 0
+    for demonstration in opening.values():
+        prompt = BYTES.decode(demonstration.turn.prompt_ids)
+        if "You solved the room" in prompt:
+            line = prompt.split("Your moves: ")[-1].split(".")[0]
+            moves = line.replace(" (blocked)", "").split(", ")
+            taught = str(demonstration.turn.action).split()
+            assert moves[: len(taught)] == taught
+            state = world.for_split("train").start(world.episode_seed(demonstration.where.group, 0))
+            roundabout += state.expert() != demonstration.turn.action
+    assert roundabout > 0
+
+
+def test_a_won_episode_of_the_models_own_play_labels_the_next_one() -> None:
+    """The model solves a room with a detour, and then writes `up`.
+
+    The label of its second episode is its own first move.
+    A model that leaves the path of the won episode is labelled by the expert again.
+    """
+    world = Sokoban().for_split("train")
+    state, moves = world.start(world.episode_seed(6, 0)), ["left", "right"]
+    for move in moves:
+        state.apply(move)
+    while state.turn() is not None:
+        moves.append(str(state.expert()))
+        state.apply(moves[-1])
+    assert len(moves) <= world.max_turns
+    replies = iter([*moves, *["up"] * 7])
+    agent = scripted_agent(lambda prompt: f"<action>{next(replies)}</action>")
+    agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
+    own = Setting(world, agent, Notes(keep="history"), episodes=2)
+    found = label_play(own, [Task(world.name, 6, 0, "", "train")], 0, repeat_wins=True)
+    second = [BYTES.decode(one.reply_ids) for one in found if one.where.episode == 1]
+    fresh = world.start(world.episode_seed(6, 0))
+    assert second[0] == f"<action>{moves[0]}</action>" != f"<action>{fresh.expert()}</action>"
+    fresh.apply("up")
+    assert second[1] == f"<action>{fresh.expert()}</action>"
+
+
 def test_labelled_batches_play_again_when_they_are_used_up() -> None:
     world = Sokoban()
     agent = scripted_agent(lambda prompt: "<action>up</action>")
@@ -150,5 +198,9 @@ def test_noise_without_expert_play_is_an_error() -> None:
         load_recipe("sokoban", ["--warmup.noise=0.2"])
     expert = load_recipe("sokoban", ["--warmup.play=expert", "--warmup.noise=0.2"])
     assert expert.warmup.noise == 0.2
-    with pytest.raises(ConfigError, match=r"warmup\.own_steps"):
-        load_recipe("sokoban", ["--warmup.own_steps=3"])
+    for option in ("own_steps=3", "repeat_wins=true"):
+        with pytest.raises(ConfigError, match=rf"warmup\.{option.split('=')[0]}"):
+            load_recipe("sokoban", [f"--warmup.{option}"])
+    fresh = ["--warmup.play=expert", "--warmup.repeat_wins=true", "--environments.restart=fresh"]
+    with pytest.raises(ConfigError, match="restart"):
+        load_recipe("sokoban", fresh)

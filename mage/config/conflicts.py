@@ -69,7 +69,13 @@ _EFFECTS = (
     ),
     *(
         _Effect("warmup", name, 'with warmup.play = "random"', lambda r: r.warmup.play == "expert")
-        for name in ("own_steps", "processes")
+        for name in ("own_steps", "processes", "repeat_wins")
+    ),
+    _Effect(
+        "warmup",
+        "repeat_wins",
+        'with environments.restart = "fresh"',
+        lambda r: r.environment().restart == "same",
     ),
     _Effect(
         "run",

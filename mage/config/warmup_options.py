@@ -28,6 +28,11 @@ class WarmupOptions(Section):
         lt=1,
         description="share of random moves in expert play; they are played but not taught",
     )
+    repeat_wins: bool = Field(
+        False,
+        description="after a won episode of the same task, teach the moves of that episode "
+        "instead of the expert's",
+    )
     own_steps: int = Field(
         0,
         ge=0,

@@ -2,8 +2,10 @@
 
 Random moves teach the answer format and nothing else. Expert moves (`State.expert`) also teach how
 to win; random moves among them (`noise`) are played but not taught, so that the memory of later
-episodes also holds failures. The scripted player reads the state and not the prompt. Its replies
-take the same path as a model's, so the prompts are exactly those of real play.
+episodes also holds failures. With `repeat_wins` the taught move after a won episode is the move of
+that episode, so that the memory of a success is worth reading. The scripted player reads the state
+and not the prompt. Its replies take the same path as a model's, so the prompts are exactly those of
+real play.
 """
 
 import random
@@ -27,6 +29,7 @@ class Script:
 
     expert: bool = False
     noise: float = 0.0
+    repeat_wins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class DemonstrationPlayer:
         self.task, self.rng, self.script = task, random.Random(seed), script
         self.chat = setting.agent.chat
         self.states: list[State] = []
+        self.moves: list[list[str]] = []  # of every state
         self.legal: list[tuple[str, ...]] = []
         self.taught: list[bool] = []  # of every move
         engine = ScriptedEngine(self._reply, self.chat.encode)
@@ -115,11 +119,27 @@ class DemonstrationPlayer:
 
     def _choose_move(self, state: State) -> str:
         """The next move; also records whether it is taught."""
+        self.moves += [[] for _ in range(len(self.states) - len(self.moves))]
         expert = None
         if self.script.expert and self.rng.random() >= self.script.noise:
-            expert = state.expert()
+            expert = self._repeated() or state.expert()
         self.taught.append(expert is not None or not self.script.expert)
-        return random_move(state, self.rng) if expert is None else expert
+        move = random_move(state, self.rng) if expert is None else expert
+        self.moves[-1].append(move)
+        return move
+
+    def _repeated(self) -> str | None:
+        """The next move of an earlier won episode."""
+        if not self.script.repeat_wins:
+            return None
+        outcome, seat = self.setting.environment.outcome, self.task.seat
+        *past, made = self.moves
+        wins = [
+            moves
+            for state, moves in zip(self.states, past, strict=False)
+            if state.turn() is None and outcome(state.scores()[seat]) == "won"
+        ]
+        return next_of_win(wins, made)
 
     def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
         """The demonstrations of the finished meta-episode."""
@@ -135,13 +155,28 @@ class DemonstrationPlayer:
                     yield Demonstration(turn, turn.completion.token_ids + end, legal, where)
 
 
-def label_play(setting: Setting, tasks: Sequence[Task], seed: int) -> list[Demonstration]:
+def next_of_win(wins: Sequence[Sequence[str]], made: Sequence[str]) -> str | None:
+    """The next move of the latest won episode that begins with the moves `made`.
+
+    >>> next_of_win([("up", "left"), ("down", "up")], ["up"])
+    'left'
+    """
+    for win in reversed(wins):
+        if len(win) > len(made) and list(win[: len(made)]) == list(made):
+            return win[len(made)]
+    return None
+
+
+def label_play(
+    setting: Setting, tasks: Sequence[Task], seed: int, *, repeat_wins: bool = False
+) -> list[Demonstration]:
     """The model plays one meta-episode per task; every turn is labelled with the expert's move.
 
     So the taught situations, and the failures in the memory, are those of the model itself (DAgger,
-    Ross et al. 2011). Turns without an expert's move are left out, and so are notes.
+    Ross et al. 2011). Turns without an expert's move are left out, and so are notes. With
+    `repeat_wins` the label after a won episode is the next move of that episode.
     """
-    players = [LabelledPlayer(setting, task) for task in tasks]
+    players = [LabelledPlayer(setting, task, repeat_wins=repeat_wins) for task in tasks]
     games = [
         play_meta_episode(player.setting, player.task, number, 0, derive(seed, number))
         for number, player in enumerate(players)
@@ -157,8 +192,8 @@ def label_play(setting: Setting, tasks: Sequence[Task], seed: int) -> list[Demon
 class LabelledPlayer:
     """The model as player of one meta-episode, with the expert's move for every request."""
 
-    def __init__(self, setting: Setting, task: Task) -> None:
-        self.task, self.chat = task, setting.agent.chat
+    def __init__(self, setting: Setting, task: Task, *, repeat_wins: bool = False) -> None:
+        self.task, self.chat, self.repeat_wins = task, setting.agent.chat, repeat_wins
         self.states: list[State] = []
         self.labels: dict[Ids, tuple[str | None, tuple[str, ...]]] = {}
         world = _watched(setting.environment, _seeds(setting, task), self.states)
@@ -175,13 +210,19 @@ class LabelledPlayer:
 
     def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
         """The labelled turns of the finished meta-episode."""
+        wins: list[list[str]] = []
         for number, episode in enumerate(meta.episodes):
+            made: list[str] = []
             for index, turn in enumerate(episode.turns):
                 label, legal = self.labels[turn.prompt_ids]
+                label = next_of_win(wins, made) or label
+                made += [turn.action] if turn.legal and turn.action is not None else []
                 if label is not None:
                     where = Where(meta.group, meta.member, number, index, meta.task.opponent)
                     reply = self.chat.encode(f"{self.chat.thought_end}<action>{label}</action>")
                     yield Demonstration(replace(turn, choices=()), reply, legal, where)
+            if self.repeat_wins and episode.outcome == "won":
+                wins.append(made)
 
 
 class _Observed:

@@ -126,7 +126,10 @@ def warm_up(
         blocks = _enough(setting, tasks, count, derive(seed, "taught"))
         batches = _batches(blocks, options.batch, derive(seed, "order"))
     if options.own_steps:
-        own = _labelled_batches(setting, own_tasks or tasks, options.batch, derive(seed, "own"))
+        own_seed, again = derive(seed, "own"), options.repeat_wins
+        own = _labelled_batches(
+            setting, own_tasks or tasks, options.batch, own_seed, repeat_wins=again
+        )
         batches = itertools.chain(itertools.islice(batches, options.steps), own)
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
     before = measure(model, setting.agent, moves, notes, learn)
@@ -170,7 +173,7 @@ def _panel(
 
 def make_script(options: WarmupOptions) -> Script:
     """The scripted player of the options."""
-    return Script(options.play == "expert", options.noise)
+    return Script(options.play == "expert", options.noise, options.repeat_wins)
 
 
 def _enough(
@@ -221,7 +224,7 @@ def _batches(
 
 
 def _labelled_batches(
-    setting: Setting, tasks: Iterator[Task], size: int, seed: int
+    setting: Setting, tasks: Iterator[Task], size: int, seed: int, *, repeat_wins: bool = False
 ) -> Iterator[list[Demonstration]]:
     """Batches from play of the current model. Plays again when all batches have been used."""
     engine = setting.agent.engine
@@ -229,7 +232,8 @@ def _labelled_batches(
         if number:  # the weights have changed
             engine.refresh(engine.policy_version + 1)
         some = list(itertools.islice(tasks, max(engine.capacity or 0, _AT_ONCE)))
-        blocks = _episodes(label_play(setting, some, derive(seed, number)))
+        played = label_play(setting, some, derive(seed, number), repeat_wins=repeat_wins)
+        blocks = _episodes(played)
         if sum(map(len, blocks)) < size:
             raise ValueError(
                 f"one round of play gives less than warmup.batch = {size} moves of an expert; set "
