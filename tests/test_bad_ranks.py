@@ -21,7 +21,7 @@ from mage.learn.ranks import Ranks
 from mage.models.base import find_model
 from mage.run_folder import RunFolder
 from mage.training.distributed import recipe_of_rank
-from mage.training.torchrun import World, choose_backend
+from mage.training.torchrun import World, choose_backend, find_folder
 
 
 def run_ranks(folders: list[Path], *words: str) -> tuple[list[int], list[str]]:
@@ -51,6 +51,21 @@ def run_ranks(folders: list[Path], *words: str) -> tuple[list[int], list[str]]:
     ]
     texts = [rank.communicate()[0] for rank in ranks]
     return [rank.returncode for rank in ranks], texts
+
+
+def test_a_restarted_job_finds_its_own_run_among_others(tmp_path: Path) -> None:
+    recipe = load_recipe("demo", [])
+    own = RunFolder.create(tmp_path / "own", recipe, job="host:2")
+    RunFolder.create(tmp_path / "a", recipe, job="host:1")
+    RunFolder.create(tmp_path / "b", recipe)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / ".launch.json").write_text("[")
+
+    def world(job: str) -> World:
+        return World(0, 2, 0, 2, restarts=1, address="localhost", port=1, job=job)
+
+    assert find_folder(tmp_path, world("host:2")) == own.path
+    assert find_folder(tmp_path, world("host:3")) is None
 
 
 @pytest.mark.e2e

@@ -1,8 +1,10 @@
 """The run folder: files are read back as written; a kill or a full disk loses no earlier file."""
 
 import errno
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,12 +21,14 @@ from mage.credit.store import read_credits, write_credits
 from mage.learn.stored_moves import read_moves
 from mage.report.run_results import read_run_results
 from mage.run_folder import (
+    LAUNCH,
     DamagedError,
     RunError,
     RunFolder,
     RunLocked,
     choose_path,
     lock_run,
+    read_json,
     versions,
     write_atomic,
 )
@@ -32,6 +36,7 @@ from mage.run_folder.episode_files import contents_path, read_contents
 from mage.run_folder.files import append_line, write_checksums
 from mage.run_folder.update_lines import UpdateLines
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
+from tests.torture.processes import Kill, call
 from tests.toys import meta
 
 finite = st.floats(allow_nan=False)
@@ -133,6 +138,25 @@ def test_an_existing_folder_is_never_overwritten(run: RunFolder, recipe: Recipe)
     ):
         RunFolder.create(run.path, recipe)
     assert run.metrics() == [{"update": 1}]
+
+
+def test_a_kill_while_a_folder_is_created_leaves_no_run_or_a_whole_one(
+    tmp_path: Path, recipe: Recipe
+) -> None:
+    """The process is killed before its first file operation, before its second one, and so on."""
+    path, numbers = tmp_path / "runs" / "run", itertools.count(1)
+
+    def create() -> None:
+        RunFolder.create(path, recipe, job="host:1")
+
+    kills = (Kill(operation=number, folder=tmp_path / "runs") for number in numbers)
+    while call(create, tmp_path / "log", next(kills)).was_killed:
+        if path.exists():  # killed after the folder was there
+            assert RunFolder.open(path).recipe == recipe
+            assert read_json(path / LAUNCH)["job"] == "host:1"
+            shutil.rmtree(path)
+    assert next(numbers) > 10, "every file and folder is an operation"
+    assert [one.name for one in path.parent.iterdir()] == ["run"], "no leftovers of killed ones"
 
 
 def test_a_folder_without_a_recipe_is_reported(tmp_path: Path) -> None:

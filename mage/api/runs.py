@@ -75,14 +75,14 @@ class Run:
 Source = Run | Recipe | str | Path  # a run, a run folder, or a recipe
 
 
-def create_run(recipe: Recipe, runs: str | Path, title: str) -> RunFolder:
+def create_run(recipe: Recipe, runs: str | Path, title: str, job: str = "") -> RunFolder:
     """A new run folder. Data, panels and context are checked before the folder is created."""
     recipe.environment().check_data()
     if recipe.run.updates and (taken := recipe.final_tasks(recipe.evaluate.select_split)):
         options = recipe.evaluate
         check_panel_sizes(recipe.environment(), options.select_split, options.size, taken)
     check_context(recipe, Chat.load(recipe.base_folder(), recipe.agent.thinking))
-    return RunFolder.create(choose_path(runs, recipe, title), recipe)
+    return RunFolder.create(choose_path(runs, recipe, title), recipe, job)
 
 
 def train(

@@ -8,11 +8,12 @@ from mage.run_folder.files import (
     write_atomic,
     write_json,
 )
-from mage.run_folder.folder import RunFolder, choose_path
+from mage.run_folder.folder import LAUNCH, RunFolder, choose_path
 from mage.run_folder.lock import RunLocked, lock_run
 from mage.run_folder.versions import versions
 
 __all__ = [
+    "LAUNCH",
     "DamagedError",
     "Json",
     "RunError",

@@ -5,12 +5,14 @@ appended and synced to the disk: an incomplete last line, which a kill can leave
 the file is next used. Sealed files carry the SHA-256 of their content, so changes are detected.
 """
 
+import glob
 import gzip
 import hashlib
 import io
 import json
 import math
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -136,6 +138,24 @@ def sync_files(folder: Path) -> None:
     """Write all files of a folder to the disk, before the folder is renamed."""
     for path in (*folder.iterdir(), folder):
         sync_folder(path)
+
+
+def remove_partial(path: Path) -> None:
+    """Delete what killed processes have left of their attempts to create a folder."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        number = partial.name.split(".")[-2]
+        if partial.is_dir() and number.isdecimal() and not _is_running(int(number)):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 # -- files of lines

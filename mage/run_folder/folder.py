@@ -10,6 +10,7 @@ evaluations/NAME.tasks.jsonl              summary.json    .lock  the process tha
 import hashlib
 import itertools
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -34,9 +35,12 @@ from mage.run_folder.files import (
     read_lines,
     read_packed,
     read_sealed,
+    remove_partial,
+    sync_folder,
     to_line,
     verify_checksums,
     write_atomic,
+    write_json,
     write_lines,
     write_sealed,
 )
@@ -47,6 +51,7 @@ from mage.types import MetaEpisode
 
 _META_EPISODE = TypeAdapter(MetaEpisode)
 _ROWS = "rows_sha256"  # in an evaluation: the checksum of its task rows
+LAUNCH = ".launch.json"  # the launch (for example by torchrun) that created the run
 _RECIPE = "recipe_sha256"  # in versions.json: the checksum of recipe.toml
 
 
@@ -59,29 +64,41 @@ class RunFolder:
         self.warm = path / "warm"
 
     @classmethod
-    def create(cls, path: str | Path, recipe: Recipe) -> Self:
-        """Create a new folder; an existing folder is never overwritten."""
+    def create(cls, path: str | Path, recipe: Recipe, job: str = "") -> Self:
+        """Create a new folder in one step; an existing folder is never overwritten.
+
+        `job` names the launch that creates the run, so that a restart of it finds the run.
+        """
         path = Path(path)
+        if path.exists():
+            raise _exists(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            path.mkdir(parents=True)
-            for folder in ("episodes", "checkpoints", "evaluations"):
-                (path / folder).mkdir()
+            remove_partial(path)
+            cls._fill(temporary, recipe, job)
+            temporary.rename(path)
+            sync_folder(path.parent)
         except FileExistsError:
-            resume = f"resume it (--resume {path})"
-            if not (path / "recipe.toml").is_file():
-                resume = "it is not a run (it has no recipe.toml)"
-            raise RunError(
-                f"{path} exists already: {resume}, "
-                "give the new run another name (--run.name=...), or delete the folder"
-            ) from None
+            raise _exists(path) from None
         except OSError as error:
+            if path.is_dir() and any(path.iterdir()):  # another process was faster
+                raise _exists(path) from None
             raise cannot("create", path, error) from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return cls(path, recipe)
+
+    @staticmethod
+    def _fill(path: Path, recipe: Recipe, job: str) -> None:
+        path.mkdir(parents=True)
+        for folder in ("episodes", "checkpoints", "evaluations"):
+            (path / folder).mkdir()
         text = recipe_toml(recipe).encode()
         digest = hashlib.sha256(text).hexdigest()
         write_sealed(path / "versions.json", versions() | {_RECIPE: digest})
-        # The recipe is written last: a folder with a recipe is complete.
+        if job:
+            write_json(path / LAUNCH, {"job": job})
         write_atomic(path / "recipe.toml", text)
-        return cls(path, recipe)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -324,11 +341,21 @@ class RunFolder:
 
 def _list_runs(path: Path) -> str:
     """The run folders beside a wrong path, with the most similar one as a suggestion."""
-    beside = sorted(str(one.parent) for one in path.parent.glob("*/recipe.toml"))
+    beside = sorted(str(one.parent) for one in path.parent.glob("[!.]*/recipe.toml"))
     if not beside:
         return ""
     shown = ", ".join(beside[:20]) + (", ..." if len(beside) > 20 else "")
     return f"{did_you_mean(str(path), beside)} Run folders: {shown}."
+
+
+def _exists(path: Path) -> RunError:
+    resume = f"resume it (--resume {path})"
+    if not (path / "recipe.toml").is_file():
+        resume = "it is not a run (it has no recipe.toml)"
+    return RunError(
+        f"{path} exists already: {resume}, "
+        "give the new run another name (--run.name=...), or delete the folder"
+    )
 
 
 def choose_path(runs: str | Path, recipe: Recipe, title: str) -> Path:

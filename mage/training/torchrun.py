@@ -5,7 +5,6 @@ to one group. After a restart (`--max-restarts`) the ranks find the run folder o
 """
 
 import hashlib
-import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -19,10 +18,10 @@ import torch.distributed as dist
 
 from mage.config.errors import ConfigError
 from mage.learn.ranks import Ranks
-from mage.run_folder import write_json
+from mage.run_folder import LAUNCH, RunError, read_json
+from mage.training.child_processes import stop_with_launcher
 from mage.training.distributed import join_group
 
-_LAUNCH = ".launch.json"  # in a run folder: the torchrun job that created it
 _JOIN = timedelta(minutes=5)
 
 
@@ -75,12 +74,15 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
 
 @contextmanager
 def join_torchrun(world: World) -> Iterator[Ranks]:
-    """Join the ranks to one group."""
+    """Join the ranks to one group. They save and stop if torchrun is killed."""
     if world.is_one_host:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = choose_backend(world)
     store = dist.PrefixStore(f"mage/{world.restarts}", _open_store(world))
-    with join_group(store, world.rank, world.size, backend=backend) as ranks:
+    with (
+        stop_with_launcher(),
+        join_group(store, world.rank, world.size, backend=backend) as ranks,
+    ):
         yield ranks
 
 
@@ -132,14 +134,12 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def mark_folder(folder: Path, world: World) -> None:
-    """Note which torchrun job a run folder belongs to."""
-    write_json(folder / _LAUNCH, {"job": world.job})
-
-
 def find_folder(runs: Path, world: World) -> Path | None:
     """The run folder that an earlier attempt of this torchrun job has created."""
-    for path in sorted(runs.glob(f"*/{_LAUNCH}")):
-        if json.loads(path.read_text()).get("job") == world.job:
-            return path.parent
+    for path in sorted(runs.glob(f"[!.]*/{LAUNCH}")):
+        try:
+            if read_json(path).get("job") == world.job:
+                return path.parent
+        except RunError:  # of another run, which has its own commands
+            continue
     return None

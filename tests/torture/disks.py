@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.torture.kills import _differences
+from tests.torture.kills import differences
 from tests.torture.processes import Ended, call, command, preload
 from tests.torture.result import Result
 from tests.torture.runs import train_words, write_recipe
@@ -125,17 +125,15 @@ def _limited(place: Path, rng: random.Random) -> list[str]:
 def _judge(place: Path, runs: Path, first: Ended) -> list[str]:
     """One message about the failure, then a whole run."""
     if first.code == 0:
-        return [f"{name} differs" for name in _differences(place / "good", runs)]
+        return [f"{name} differs" for name in differences(place / "good", runs)]
     if first.code != 2 or "Traceback" in first.output:
         return [f"exit code {first.code}: {first.output[-900:]}"]
     if not any(message in first.output for message in MESSAGES):
         return [f"the message does not name the disk: {first.output[-300:]}"]
-    if (runs / "run").is_dir() and not (runs / "run" / "recipe.toml").is_file():
-        shutil.rmtree(runs / "run")
     again = call(command(_words(place, runs)), place / "log")
     if again.code != 0:
         return [f"after the repair: exit code {again.code}: {again.output[-900:]}"]
-    return [f"{name} differs" for name in _differences(place / "good", runs)]
+    return [f"{name} differs" for name in differences(place / "good", runs)]
 
 
 def _two(place: Path, attempts: int) -> Iterator[str]:

@@ -17,7 +17,8 @@ from tests.torture.result import Result, show_progress
 from tests.torture.runs import RECIPE, WARMUP, train_words, write_recipe
 
 # Wall-clock times, logs, and copies of the figures that have times in them.
-_UNEQUAL = {"timing.jsonl", ".lock", "worker.log", "curves.png", "report.html", "table1.html"}
+_UNEQUAL = {"timing.jsonl", "worker.log", "curves.png", "report.html", "table1.html"}
+_UNEQUAL |= {".lock", ".launch.json"}
 _SKIPPED = {"tensorboard", "report", "logs"}
 Words = Callable[[Path], list[str]]
 
@@ -154,19 +155,16 @@ def _moment(rng: random.Random, good: Measured, folder: Path) -> Kill:
 
 
 def _attempt(place: Path, kind: Kind, folder: Path, kill: Kill | None) -> Ended:
-    run = folder / "run"
-    if run.is_dir() and not (run / "recipe.toml").is_file():
-        shutil.rmtree(run)  # killed before the folder was complete; the message says to delete it
     return call(command(kind.words(folder)), place / "log", kill)
 
 
 def _compare(kind: Kind, good: Measured, folder: Path, ended: Ended) -> list[str]:
     if ended.code != 0 or "Traceback" in ended.output:
         return [f"exit code {ended.code}: {ended.output.strip()[-900:]}"]
-    return [f"{name} differs" for name in _differences(good.place, folder)]
+    return [f"{name} differs" for name in differences(good.place, folder)]
 
 
-def _differences(good: Path, other: Path) -> list[str]:
+def differences(good: Path, other: Path) -> list[str]:
     names = {path.relative_to(root) for root in (good, other) for path in root.rglob("*")}
     return sorted(
         str(name)

@@ -40,6 +40,12 @@ def kills_of_workers(place: Path, sizes: Sizes, seed: int) -> list[Result]:
     return part.torture(place, part.kinds_with_workers(place, sizes.kills), seed)
 
 
+def kills_of_ranks(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import ranks as part
+
+    return part.torture(place, sizes.kills, seed)
+
+
 def damage(place: Path, sizes: Sizes, seed: int) -> list[Result]:
     from tests.torture import damage as part
 
@@ -86,6 +92,7 @@ PARTS: dict[str, Part] = {
     "long_run": long_run,
     "kills": kills,
     "kills_of_workers": kills_of_workers,
+    "kills_of_ranks": kills_of_ranks,
     "replies": replies,
     "disks": disks,
     "suites": suites,

@@ -51,7 +51,7 @@ def train(
             raise UsageError(f"--resume uses the run's own recipe: leave out {given}")
         path = resume
 
-        def open_folder() -> RunFolder:
+        def open_folder(job: str = "") -> RunFolder:
             return _open_to_resume(path)
 
     elif name is None:
@@ -62,8 +62,8 @@ def train(
     else:
         title = name
 
-        def open_folder() -> RunFolder:
-            return _new_run(title, overrides, runs)
+        def open_folder(job: str = "") -> RunFolder:
+            return _new_run(title, overrides, runs, job)
 
     if "TORCHELASTIC_RESTART_COUNT" in os.environ:
         from mage.cli.verbs.train_ranks import train_on_rank
@@ -76,11 +76,11 @@ def train(
     _report(folder, as_json)
 
 
-def _new_run(name: str, overrides: Sequence[str], runs: Path) -> RunFolder:
+def _new_run(name: str, overrides: Sequence[str], runs: Path, job: str) -> RunFolder:
     recipe = load_recipe(name, overrides)  # errors of the recipe show before torch is loaded
     from mage.api.runs import create_run
 
-    return create_run(recipe, runs, Path(name).stem)
+    return create_run(recipe, runs, Path(name).stem, job)
 
 
 def _open_to_resume(path: Path) -> RunFolder:

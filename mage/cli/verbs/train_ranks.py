@@ -24,11 +24,11 @@ from mage.training.torchrun import (
     digest,
     find_folder,
     join_torchrun,
-    mark_folder,
     read_world,
 )
 from mage.training.trainer import train
 
+OpenFolder = Callable[[str], RunFolder]  # the argument is the job of a new run
 TrainMain = Callable[[RunFolder, bool, Ranks], None]
 
 
@@ -36,7 +36,7 @@ def train_on_rank(
     name: str | None,
     overrides: Sequence[str],
     runs: Path,
-    open_folder: Callable[[], RunFolder],
+    open_folder: OpenFolder,
     train_main: TrainMain,
 ) -> RunFolder:
     """Train on this rank; returns the run folder on rank 0 and ends the process on the others.
@@ -69,16 +69,14 @@ def _agree_on_folder(
     world: World,
     name: str | None,
     runs: Path,
-    open_folder: Callable[[], RunFolder],
+    open_folder: OpenFolder,
 ) -> tuple[Path, bool]:
     """The run folder, and whether it is new. After a restart it is that of the first attempt."""
     found: tuple[Path, bool] | None = None
     with ranks.together():
         if ranks.is_main:
             earlier = find_folder(runs, world) if name and world.restarts else None
-            path = earlier or open_folder().path
-            if name and earlier is None:
-                mark_folder(path, world)
+            path = earlier or open_folder(world.job).path
             found = (path.resolve(), name is not None and earlier is None)
     agreed = ranks.broadcast(found)
     assert agreed is not None, "rank 0 has a folder"
