@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -66,6 +67,23 @@ def test_a_restarted_job_finds_its_own_run_among_others(tmp_path: Path) -> None:
 
     assert find_folder(tmp_path, world("host:2")) == own.path
     assert find_folder(tmp_path, world("host:3")) is None
+
+
+def test_a_rank_ends_when_its_launcher_was_killed() -> None:
+    """The output ends when both processes have ended; the rank alone would wait ten minutes."""
+    program = """
+import os, signal, time
+from mage.training.launcher import stop_with_launcher
+reader, writer = os.pipe()
+if os.fork() == 0:
+    with stop_with_launcher():
+        os.write(writer, b"ready")
+        time.sleep(600)
+os.read(reader, 5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=300)
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"")
 
 
 @pytest.mark.e2e

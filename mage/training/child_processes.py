@@ -1,7 +1,4 @@
-"""Processes that this one starts: they handle signals from the start and end with their parent.
-
-A rank that a launcher (torchrun) has started stops with the launcher.
-"""
+"""Processes that this one starts: they handle signals from the start and end with their parent."""
 
 import multiprocessing
 import os
@@ -12,8 +9,6 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
 from mage.training.stop import SIGNALS
-
-_LOOK = 0.5  # seconds between two looks at the launcher
 
 
 @contextmanager
@@ -37,21 +32,3 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-@contextmanager
-def stop_with_launcher() -> Iterator[None]:
-    """Send SIGTERM to this process, so that it saves and ends, when its launcher has ended."""
-    launcher, ended = os.getppid(), threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(_LOOK):
-            if os.getppid() != launcher:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-
-    threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()

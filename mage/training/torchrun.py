@@ -19,7 +19,6 @@ import torch.distributed as dist
 from mage.config.errors import ConfigError
 from mage.learn.ranks import Ranks
 from mage.run_folder import LAUNCH, RunError, read_json
-from mage.training.child_processes import stop_with_launcher
 from mage.training.distributed import join_group
 
 _JOIN = timedelta(minutes=5)
@@ -74,15 +73,12 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
 
 @contextmanager
 def join_torchrun(world: World) -> Iterator[Ranks]:
-    """Join the ranks to one group. They save and stop if torchrun is killed."""
+    """Join the ranks to one group."""
     if world.is_one_host:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     backend = choose_backend(world)
     store = dist.PrefixStore(f"mage/{world.restarts}", _open_store(world))
-    with (
-        stop_with_launcher(),
-        join_group(store, world.rank, world.size, backend=backend) as ranks,
-    ):
+    with join_group(store, world.rank, world.size, backend=backend) as ranks:
         yield ranks
 
 

@@ -15,6 +15,7 @@ from mage.cli.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
 from mage.run_folder import RunFolder, lock_run
+from mage.training.launcher import stop_with_launcher
 
 if TYPE_CHECKING:  # slow to load
     from mage.learn.ranks import Ranks
@@ -66,9 +67,10 @@ def train(
             return _new_run(title, overrides, runs, job)
 
     if "TORCHELASTIC_RESTART_COUNT" in os.environ:
-        from mage.cli.verbs.train_ranks import train_on_rank
+        with stop_with_launcher():
+            from mage.cli.verbs.train_ranks import train_on_rank
 
-        folder = train_on_rank(name, overrides, runs, open_folder, _train)
+            folder = train_on_rank(name, overrides, runs, open_folder, _train)
     else:
         folder = open_folder()
         if not folder.is_finished:
