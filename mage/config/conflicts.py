@@ -26,8 +26,9 @@ def find_conflicts(recipe: Recipe, origin: Origin) -> list[str]:
 
 
 def find_unused(recipe: Recipe) -> list[tuple[str, str]]:
-    """Section and name of every option that has no effect in this recipe."""
-    return [(effect.section, effect.option) for effect in _EFFECTS if not effect.works(recipe)]
+    """Section and name of every option that has no effect in this recipe, each once."""
+    unused = [(effect.section, effect.option) for effect in _EFFECTS if not effect.works(recipe)]
+    return list(dict.fromkeys(unused))  # an option may have several conditions
 
 
 @dataclass(frozen=True, slots=True)
