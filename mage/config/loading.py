@@ -41,7 +41,7 @@ def recipe_tables(recipe: Recipe) -> Tables:
     fields = type(recipe).model_fields.items()
     tables = {field.alias or name: getattr(recipe, name).model_dump() for name, field in fields}
     for section, option in find_unused(recipe):
-        tables[section].pop(option, None)  # an option may have no effect for two reasons
+        tables[section].pop(option)
     tables["opponents"] = {split: pool for split, pool in tables["opponents"].items() if pool}
     if recipe.warmup == WarmupOptions():  # no warm-up
         tables["warmup"] = {}
