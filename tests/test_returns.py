@@ -22,6 +22,18 @@ def test_differential_returns_of_a_loss_and_a_win():
     assert values(found, 0) == pytest.approx([0.749, 0.7885, 0.83], abs=1e-3)
 
 
+def test_without_own_difference_the_previous_reward_counts_for_earlier_episodes_only():
+    """Won, then lost: episode 2 of the differential return is -10 - 10 = -20 at its last turn.
+
+    Without the known 10 it is -10. Episode 1 still gets 10 + .6 x (-20 x .9025) = -.83.
+    """
+    found = compute_returns(meta((10, -10)), own_difference=False)
+    assert values(found, 1) == pytest.approx([-9.025, -9.5, -10])
+    assert values(found, 1, reflection=True) == pytest.approx([-9.025])
+    assert values(found, 0) == values(compute_returns(meta((10, -10))), 0)
+    assert values(found, 0)[-1] == pytest.approx(-0.83)
+
+
 def test_cumulative_returns_of_a_loss_and_a_win():
     found = compute_returns(meta((-10, 10)), kind="cumulative")
     # episode 2: 10 x .95^k; episode 1 ends with -10 + .6 x 9.025 = -4.585

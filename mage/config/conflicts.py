@@ -90,6 +90,12 @@ _EFFECTS = (
     ),
     _Effect(
         "returns",
+        "own_difference",
+        'unless returns.kind = "differential"',
+        lambda r: r.returns.kind == "differential",
+    ),
+    _Effect(
+        "returns",
         "episode_discount",
         'with returns.kind = "single" or "final"',
         lambda r: r.returns.kind in ("differential", "cumulative"),

@@ -233,6 +233,11 @@ class ReturnOptions(Section):
     weights: tuple[float, ...] | None = Field(
         None, strict=False, description="one weight per episode, with kind = 'final'"
     )
+    own_difference: bool = Field(
+        True,
+        description="differential: subtract the reward of the episode before also in the returns "
+        "of the episode itself; false = only in those of earlier episodes, which has less noise",
+    )
     per_turn: bool = Field(
         False,
         description="rewards at the turn where they are scored; for environments that score "

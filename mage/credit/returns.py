@@ -14,6 +14,10 @@ where g_{m,1} is the return of the first turn of episode m without later episode
 reply is a reward at its turn; with `penalties = False` it is no part of the returns, as published.
 A reflection gets the return of the first turn of the next episode.
 
+With `own_difference = False` the returns of the turns of episode n itself do not have - R_{n-1}: it
+is known before the episode begins, so it says nothing about these turns and is only noise. Returns
+of earlier episodes are the same as before.
+
 With `per_turn`, what an environment scores during an episode (`Episode.gains`, times w_n for final)
 is a reward at the turn before it, and only the rest of r_n is at the last turn.
 
@@ -40,6 +44,7 @@ def compute_returns(
     weights: Sequence[float] = (),
     penalties: bool = True,
     per_turn: bool = False,
+    own_difference: bool = True,
 ) -> list[Return]:
     """The returns of every reflection and turn of a meta-episode, in order of play."""
     rewards = meta_rewards([episode.reward for episode in meta.episodes], kind, weights)
@@ -54,7 +59,10 @@ def compute_returns(
         reward - scale * sum(episode.gains) if scale else reward
         for reward, (episode, scale) in zip(rewards, pairs, strict=True)
     ]
-    values = _turn_values(last_rewards, turn_rewards, step_discount, across, propagation)
+    known = [0.0] * len(rewards)
+    if kind == "differential" and not own_difference:
+        known = [0.0, *(episode.reward for episode in meta.episodes[:-1])]
+    values = _turn_values(last_rewards, known, turn_rewards, step_discount, across, propagation)
     return [
         found
         for number, own in enumerate(values)
@@ -109,17 +117,24 @@ def _turn_rewards(episode: Episode, counted: float, scale: float) -> list[float]
 
 def _turn_values(
     rewards: list[float],
+    known: list[float],
     turn_rewards: list[list[float]],
     step: float,
     across: float,
     propagation: Propagation,
 ) -> list[list[float]]:
-    """G_{n,t}, from the last episode back to the first."""
+    """G_{n,t}, from the last episode back to the first.
+
+    `known` is added to the returns of an episode and not passed to earlier episodes.
+    """
     beyond, values = 0.0, []
-    for reward, own_rewards in zip(reversed(rewards), reversed(turn_rewards), strict=True):
+    for reward, before, own_rewards in zip(
+        reversed(rewards), reversed(known), reversed(turn_rewards), strict=True
+    ):
         inside = reward + (beyond if propagation == "code" else 0.0)
-        own = _discount(own_rewards, inside, step)
-        first = own[0] if own else inside
+        own = _discount(own_rewards, inside + before, step)
+        passed = _discount(own_rewards, inside, step) if before else own
+        first = passed[0] if passed else inside
         values.append(own if propagation == "code" else [value + beyond for value in own])
         beyond = across * (first if propagation == "code" else first + beyond)
     return values[::-1]

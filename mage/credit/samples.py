@@ -30,6 +30,7 @@ def compute_all_returns(metas: Sequence[MetaEpisode], options: ReturnOptions) ->
             weights=options.weights or (),
             penalties=options.penalties,
             per_turn=options.per_turn,
+            own_difference=options.own_difference,
         )
     ]
 
