@@ -16,6 +16,7 @@ NAMES = (
     "sokoban",
     "alfworld",
     "webshop",
+    "viewer",
     "cuda_engine",
     "cuda_learner",
     "cuda_update",

@@ -15,6 +15,7 @@ from mage.config.loading import load_recipe
 from mage.environments.alfworld import Alfworld
 from mage.environments.alfworld.engine import World
 from mage.environments.alfworld.export import main
+from mage.environments.alfworld.game_file import read_game
 from mage.environments.alfworld.games import (
     FOLDERS,
     VARIABLE,
@@ -255,3 +256,35 @@ print(len(worlds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 @pytest.mark.slow
 def test_the_official_splits_have_the_official_sizes(official: Path) -> None:
     assert [len(list_games(official, split, TASK_TYPES)) for split in SPLITS] == [3553, 140, 134]
+
+
+# --- Words of a grammar ---------------------------------------------------------------------------
+
+SENTENCE = '"Your task is to: put a \\"red\\" cup in the sink."'
+
+
+@pytest.mark.parametrize(
+    ("rest", "told"),
+    [
+        ('"help.feedback": [{"rhs": "\\nLook around."}]', "Look around."),
+        ('action help { template :: "help"; feedback :: "Go."; }', "Go."),
+        ('action help { a } action help { feedback :: "Go {on}." }', "Go {on}."),
+        ('action help { a } feedback :: "Go."', "You can look"),
+        ("", "You can look"),
+    ],
+)
+def test_task_and_help_are_read_from_the_grammar(rest: str, told: str) -> None:
+    world = World(read_game(_with_grammar(SENTENCE + rest)))
+    assert world.game.task == 'Your task is to: put a "red" cup in the sink.'
+    assert world.game.help.startswith(told)
+
+
+def test_a_hostile_grammar_is_read_in_linear_time() -> None:
+    """The old patterns took seconds for 32,000 characters; these would take hours."""
+    read_game(_with_grammar(SENTENCE + "action help {" * 100_000))
+    with pytest.raises(ValueError, match="must hold the sentence"):
+        read_game(_with_grammar('"Your task is to: \\' * 100_000))
+
+
+def _with_grammar(grammar: str) -> dict[str, Any]:
+    return {key: value for key, value in GOOD.items() if key != "task"} | {"grammar": grammar}

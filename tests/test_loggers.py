@@ -73,7 +73,8 @@ def test_wandb_and_trackio_get_config_and_figures(
     warnings: list[str] = []
     run_events(CallbackList(make_loggers([name], warnings.append)), new_folder(tmp_path / "run"))
     init, update, evaluation = tracker.calls
-    assert init[2]["name"] == "run"
+    assert init[2]["name"].startswith("run")
+    assert init[2]["resume"] == "allow"
     assert init[2]["config"]["environments"]["name"] == "kuhn_poker"
     assert update[1:] == (({"train/score_1": 0.5, "time/total": 1.5},), {"step": 1})
     assert "select/score_3" in evaluation[1][0]
@@ -103,9 +104,14 @@ def test_the_real_packages_log_offline_and_keep_the_runs_of_a_process_apart(
     }.items():
         monkeypatch.setenv(variable, value)
     warnings: list[str] = []
-    for run in ("one", "two"):
-        run_events(CallbackList(make_loggers([name], warnings.append)), new_folder(tmp_path / run))
+    folders = [new_folder(tmp_path / run) for run in ("one", "two")]
+    for folder in (*folders, folders[0]):  # the first run is continued
+        run_events(CallbackList(make_loggers([name], warnings.append)), folder)
     assert warnings == []
+    if name == "trackio":
+        sys.modules["trackio"].finish()
+        runs = sys.modules["trackio"].Api().runs("mage")
+        assert sorted(run.name[:3] for run in runs) == ["one", "two"]
     if name == "mlflow":
         runs = sys.modules["mlflow"].search_runs(search_all_experiments=True, output_format="list")
         assert sorted(run.info.run_name for run in runs) == ["one", "two"]

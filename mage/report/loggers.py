@@ -6,6 +6,7 @@ are chosen, and their own settings (offline mode, server, account) apply.
 """
 
 import csv
+import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -130,17 +131,18 @@ class WandbCallback(FiguresCallback):
         self.module = importlib.import_module(module)
 
     def on_start(self, folder: RunFolder, update: int) -> None:
-        options = {
-            "resume": "allow",
-            "id": _identity(folder),
-            "dir": str(folder.path),
-            "reinit": "finish_previous",  # a second run of this process has its own figures
-        }
+        if self.module.__name__ == "wandb":
+            options = {
+                "name": folder.path.name,
+                "id": _identity(folder),
+                "dir": str(folder.path),
+                "reinit": "finish_previous",  # a second run of this process has its own figures
+            }
+        else:  # Trackio finds the run to continue by its name only
+            mark = hashlib.sha256(_identity(folder).encode()).hexdigest()[:6]
+            options = {"name": f"{folder.path.name}-{mark}"}
         self.module.init(
-            project=PROJECT,
-            name=folder.path.name,
-            config=recipe_tables(folder.recipe),
-            **(options if self.module.__name__ == "wandb" else {}),
+            project=PROJECT, config=recipe_tables(folder.recipe), resume="allow", **options
         )
 
     def log(self, update: int, figures: Figures) -> None:

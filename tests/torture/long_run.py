@@ -13,7 +13,7 @@ from tests.torture.result import Result
 RECIPE = """
 [run]
 updates = {updates}
-save_every = 10
+save_every = {hundredth}
 evaluate_every = {tenth}
 episodes_every = 1
 keep_transcripts = 20
@@ -79,7 +79,8 @@ def _train(place: Path, updates: int, found: Path) -> None:
     from mage.training.trainer import train
 
     recipe = place / "long.toml"
-    recipe.write_text(RECIPE.format(updates=updates, tenth=updates // 10))
+    hundredth = max(1, updates // 100)
+    recipe.write_text(RECIPE.format(updates=updates, tenth=updates // 10, hundredth=hundredth))
     folder, seen = RunFolder.create(place / "long", load_recipe(recipe)), list[Usage]()
 
     class Watch(Callback):

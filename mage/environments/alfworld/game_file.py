@@ -18,12 +18,13 @@ _HELP = (
     "You can look, examine, go to, open, close, take, move, use, clean, heat, cool and slice "
     "things; inventory tells what you carry."
 )
-_TASK = re.compile(r'"(Your task is to: (?:[^"\\]|\\.)*)"')
-# The answer to `help` is in the action itself, or in a rule that the action names.
-_HELP_TEXTS = (
-    re.compile(r'"help\.feedback"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*"((?:[^"\\]|\\.)*)"'),
-    re.compile(r'action\s+help\s*\{[^}]*?feedback\s*::\s*"((?:[^"\\]|\\.)*)"'),
-)
+# A string is read from one place only: a pattern that may start anywhere has quadratic cost.
+_TASK = "Your task is to: "
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+# The answer to `help` is in a rule, or in the action itself.
+_HELP_RULE = re.compile(r'"help\.feedback"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*(?=")')
+_HELP_ACTION = re.compile(r"action\s+help\s*\{")
+_FEEDBACK = re.compile(r'feedback\s*::\s*(?=")')
 
 
 def read_game(data: Mapping[str, Any]) -> Game:
@@ -59,16 +60,30 @@ def _text(data: Mapping[str, Any], key: str) -> str:
 def _read_words(data: Mapping[str, Any]) -> tuple[str, str]:
     """The task sentence and the answer to `help`. Both are in the grammar of a game."""
     if "task" in data:
-        return f"Your task is to: {_text(data, 'task')}", _HELP
+        return f"{_TASK}{_text(data, 'task')}", _HELP
     grammar = _text(data, "grammar")
-    task = _TASK.search(grammar)
+    start = grammar.find(f'"{_TASK}')
+    task = _STRING.match(grammar, start) if start >= 0 else None
     if task is None:
-        raise ValueError("a game's grammar must hold the sentence 'Your task is to: ..'")
-    told = next((found[1] for pattern in _HELP_TEXTS if (found := pattern.search(grammar))), _HELP)
+        raise ValueError(f"a game's grammar must hold the sentence '{_TASK}..'")
     try:
-        return json.loads(f'"{task[1]}"'), told.replace("\\n", "\n").lstrip()
+        return json.loads(task[0]), _help_text(grammar).replace("\\n", "\n").lstrip()
     except json.JSONDecodeError:
         raise ValueError("the sentence with the task in a game's grammar cannot be read") from None
+
+
+def _help_text(grammar: str) -> str:
+    rule = _HELP_RULE.search(grammar)
+    if rule and (text := _STRING.match(grammar, rule.end())):
+        return text[1]
+    at = 0
+    while action := _HELP_ACTION.search(grammar, at):
+        end = grammar.find("}", action.end())
+        at = len(grammar) if end < 0 else end
+        found = _FEEDBACK.search(grammar, action.end(), at)
+        if found and (text := _STRING.match(grammar, found.end())):
+            return text[1]
+    return _HELP
 
 
 _ABLE = {

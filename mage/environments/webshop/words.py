@@ -69,11 +69,13 @@ _UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF))
 
 
 def _grammar(letter: str, digit: str, between: tuple[str, str], join: str, tail: str) -> str:
-    """Letters and digits with the characters that join them; joiners alone are not a word."""
+    """Letters and digits with the characters that join them, or joiners alone.
+
+    A pattern that demands a letter or digit would try again at every joiner of a long row of them.
+    """
     letters = f"{letter}{tail}(?:{between[0]}{tail}(?={letter}))?"
     digits = f"{digit}{tail}(?:{between[1]}{tail}(?={digit}))?"
-    run = f"{letters}|{digits}"
-    return f"(?:{join}{tail})*(?:{run})(?:{run}|{join}{tail})*"
+    return f"(?:{letters}|{digits}|{join}{tail})+"
 
 
 _ASCII = re.compile(_grammar("[A-Za-z]", "[0-9]", ("[:.']", "[,;.']"), "_", ""))
@@ -127,9 +129,13 @@ def split_words(text: str) -> list[str]:
     """
     if text.isascii():
         found = _ASCII.findall(text)
+        if "_" in text:
+            found = [word for word in found if word.strip("_")]
     else:
         found = [
-            text[match.start() : match.end()] for match in _CLASSES.finditer(text.translate(_class))
+            text[match.start() : match.end()]
+            for match in _CLASSES.finditer(text.translate(_class))
+            if match[0].strip("_xz")  # joiners alone are not a word
         ]
     return found if all(len(word) <= _LONGEST for word in found) else list(_cut(found))
 
