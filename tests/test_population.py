@@ -55,7 +55,7 @@ def test_predictors_have_the_digits_that_were_worked_by_hand() -> None:
     loses: 2. The guess for the third throw is paper again. The last two throws are a new context,
     and no other context was seen before the second throw: these digits stay 3, with one exception.
     """
-    known = Predictors()
+    known = Predictors(only_first=True)
     for _ in range(2):
         known.add((0, 1))
     rock, paper, scissors = known.digits()
@@ -66,23 +66,46 @@ def test_predictors_have_the_digits_that_were_worked_by_hand() -> None:
 
 
 def test_a_constant_opponent_gets_the_highest_digit() -> None:
-    known = Predictors()
+    known = Predictors(only_first=True)
     for _ in range(60):
         known.add((0, 2))
     assert known.digits()[0][:5] == (9, 9, 9, 9, 9)
     assert known.digits()[1][0] == 0
 
 
+def test_the_longest_earlier_passage_gives_the_guess() -> None:
+    """The opponent threw r p s r p. Its last two throws r p were followed by s.
+
+    The reader always threw rock, so its own passage r r r r is followed by the last rock. All
+    throws of both: the passage is r-r, r-p, followed by r-s.
+    """
+    known = Predictors()
+    for throw in (0, 1, 2, 0, 1):
+        known.add((0, throw))
+    words = known.words
+    assert [word[0] for word in words[9:11] if word] == [0, 0]  # the best rule beats the guess s
+    assert known.pairs[-1] == (0, 1)
+    both, opponent, reader = known._passages.followed()  # type: ignore[union-attr]
+    assert (both, opponent, reader) == (2, 2, 4)
+
+
 def test_an_observation_with_a_summary_is_complete_and_independent_of_the_length() -> None:
+    """Two throws of rock against paper; digits as in the test above, but 0 is even.
+
+    `always` guesses paper before the second throw, and scissors would have won: scissors1. The
+    other guesses for the third throw are new, so their rule is to copy them: paper0. Contexts of
+    two and three throws are new: a dash. The reader's own throws have the guess rock.
+    """
     world = RockPaperScissors(throws=60, summary="predictors")
     state = state_after(["rp", "rp"], world)
     assert state.observe(0) == (
-        "rock-paper. Next throw.\nrock 2333323333\npaper 3333333333\nscissors 4333343333"
+        "rock-paper. Predictors: scissors1 paper0 paper0 paper0 - - - - - paper0 paper0 paper0 "
+        "scissors1 rock0 rock0 rock0 - - - - - rock0 rock0 rock0"
     )
     assert world.instance(0) == RockPaperScissors(throws=1000, summary="predictors").instance(0)
     assert state_after(["rp"] * 60, world).recap(1) == "Score +60."
     assert check(world, games=3) == []
-    assert "Ten simple predictors" in golden(world, games=1)
+    assert "24 simple predictors" in golden(world, games=1)
 
 
 def test_copies_of_a_game_keep_their_own_rounds() -> None:
@@ -94,15 +117,17 @@ def test_copies_of_a_game_keep_their_own_rounds() -> None:
     assert list(second.rounds(1)) == [("paper", "rock"), ("scissors", "paper")]
 
 
-@pytest.mark.parametrize("name", ["bayes-fixed", "bayes-pairs", "predictors-best"])
+@pytest.mark.parametrize(
+    "name", ["bayes-fixed", "bayes-pairs", "predictors-best", "predictors-all"]
+)
 def test_learners_keep_the_opponent_contract(name: str) -> None:
     assert check_opponent(find(name), RPS, games=4) == []
 
 
 def test_the_rules_on_predictors_differ() -> None:
-    """Against rock always, both rules throw paper in the end."""
+    """Against rock always, all rules throw paper in the end."""
     state = state_after(["sr"] * 20)
-    for rule in ("best", "vote"):
+    for rule in ("best", "vote", "all"):
         assert find(f"predictors-{rule}").policy(state, 0) == {"paper": 1.0}
 
 

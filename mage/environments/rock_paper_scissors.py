@@ -3,9 +3,10 @@
 The score of a game is the mean over its throws: +1 for a throw won, -1 for a throw lost. A throw of
 both players is written `rock-paper`: the reader's own throw, then the opponent's.
 
-For long games, `summary = "predictors"` makes every observation complete: the last throws, and for
-each throw the records of ten simple predictors (`_throw_predictors.py`). Combine it with
-`agent.past_turns = false`, which shows the present observation only.
+For long games, `summary = "predictors"` makes every observation complete: the last throws, and one
+word for each of 24 simple predictors (`_throw_predictors.py`): `rock7` is the throw of its best
+rule and the record of this rule. Combine it with `agent.past_turns = false`, which shows the
+present observation only.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ from mage.environments.openspiel import OpenSpiel, OpenSpielState
 THROWS = ("rock", "paper", "scissors")
 Round = tuple[str, str]  # one's own throw, the other's throw
 _PREDICTORS = (
-    "Ten simple predictors watch the game. The digits after a throw say for each predictor how "
-    "well its rule that leads to this throw did lately: 0 is bad, 3 is even, 9 is good."
+    "24 simple predictors watch the game. Each has a word: the throw of its best rule, and a digit "
+    "for how well this rule did lately. 0 is even, 7 is very good. A dash means no guess."
 )
 
 
@@ -32,7 +33,7 @@ class RockPaperScissorsState(OpenSpielState):
     def __init__(self, environment: "RockPaperScissors", seed: int) -> None:
         super().__init__(environment, seed)
         self._rounds: tuple[list[Round], list[Round]] = ([], [])  # as each seat knows them
-        self._predictors: dict[int, Predictors] = {}  # by seat, only if they are asked for
+        self._predictors: dict[tuple[int, bool], Predictors] = {}  # only if they are asked for
 
     def __copy__(self) -> "RockPaperScissorsState":
         """A copy with records of its own: the game tree continues copies in different ways."""
@@ -58,19 +59,21 @@ class RockPaperScissorsState(OpenSpielState):
         rounds = self.rounds(seat)
         last = f"{'-'.join(rounds[-1])}. " if rounds else ""
         if self.environment.summary == "predictors":
-            return f"{last}Next throw.\n{self._summary(seat)}"
+            return f"{last}Predictors: {self._summary(seat)}"
         return f"{last}Throw {len(rounds) + 1}."
 
-    def predictors(self, seat: int) -> Predictors:
-        """The predictors of this seat with all finished throws."""
-        known = self._predictors.setdefault(seat, Predictors())
+    def predictors(self, seat: int, only_first: bool = False) -> Predictors:
+        """The predictors of this seat (all, or the first ten) with all finished throws."""
+        known = self._predictors.get((seat, only_first))
+        if known is None:
+            known = self._predictors[seat, only_first] = Predictors(only_first)
         for own, other in self.rounds(seat)[len(known.pairs) :]:
             known.add((THROWS.index(own), THROWS.index(other)))
         return known
 
     def _summary(self, seat: int) -> str:
-        rows = zip(THROWS, self.predictors(seat).digits(), strict=True)
-        return "\n".join(f"{throw} {''.join(map(str, digits))}" for throw, digits in rows)
+        words = self.predictors(seat).words
+        return " ".join("-" if word is None else f"{THROWS[word[0]]}{word[1]}" for word in words)
 
     def anchor(self, seat: int) -> str:
         """The number of the throw: every throw of a repeated game is the same decision."""
@@ -95,8 +98,8 @@ class RockPaperScissors(OpenSpiel):
     throws: int = Field(3, ge=1, le=1000, description="throws in one game (one episode)")
     summary: Literal["none", "predictors"] = Field(
         "none",
-        description="what an observation shows besides the last throws: nothing, or the records of "
-        "ten simple predictors in this game",
+        description="what an observation shows besides the last throws: nothing, or the best throw "
+        "and the record of 24 simple predictors in this game",
     )
     max_turns: int = Field(
         0, description="replies in one episode, illegal ones included; 0 = twice the throws"

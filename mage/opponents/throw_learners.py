@@ -58,18 +58,28 @@ class Bayes(_Learner):
 
 
 class PredictorRule(_Learner):
-    """A fixed rule on the records of the ten predictors that a summary shows."""
+    """A fixed rule on the records of predictors; best and vote use ten of them, all uses 24."""
 
     name: ClassVar[str] = "predictors"
-    rule: Literal["best", "vote"] = Field(
-        "best", description="best = the highest digit; vote = all digits, high ones count more"
+    rule: Literal["best", "vote", "all"] = Field(
+        "best",
+        description="best = the highest digit of ten predictors; vote = all their digits, high "
+        "ones count more; all = the same with the words that a summary shows",
     )
     sharpness: float = Field(
-        1.33, gt=0, le=100, description="vote: a digit d counts exp(sharpness * d)"
+        1.33, gt=0, le=100, description="vote, all: a digit d counts exp(sharpness * d)"
     )
 
     def values(self, state: RockPaperScissorsState, seat: int) -> Sequence[float]:
-        rows = state.predictors(seat).digits()
+        if self.rule == "all":
+            return self._votes(state.predictors(seat).words)
+        rows = state.predictors(seat, only_first=True).digits()
         if self.rule == "best":
             return [float(max(row)) for row in rows]
         return [sum(math.exp(self.sharpness * digit) for digit in row) for row in rows]
+
+    def _votes(self, words: Sequence[tuple[int, int] | None]) -> list[float]:
+        totals = [0.0, 0.0, 0.0]
+        for throw, digit in filter(None, words):
+            totals[throw] += math.exp(self.sharpness * digit)
+        return totals
