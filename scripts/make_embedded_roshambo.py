@@ -7,7 +7,8 @@ format. What to do with the summary comes from reinforcement learning alone.
     python scripts/make_embedded_roshambo.py --out mage/models/shipped/embedded-roshambo
 
 The shipped model was made with the default options on one thread (20 s of computing). It has one
-layer: a vote of the words needs no more, and an update costs a third. Its last loss was .378; uniformly random throws in the right format have ln(3) / 3 = .366.
+layer: a vote of the words needs no more, and an update costs a third. Its last loss was .378;
+uniformly random throws in the right format have ln(3) / 3 = .366.
 """
 
 import argparse
