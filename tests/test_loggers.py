@@ -95,7 +95,6 @@ def test_mlflow_gets_parameters_and_metrics(
 def test_the_real_packages_log_offline_and_keep_the_runs_of_a_process_apart(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
     for variable, value in {
         "WANDB_MODE": "offline",
@@ -103,6 +102,7 @@ def test_the_real_packages_log_offline_and_keep_the_runs_of_a_process_apart(
         "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
     }.items():
         monkeypatch.setenv(variable, value)
+    pytest.importorskip(name)
     warnings: list[str] = []
     folders = [new_folder(tmp_path / run) for run in ("one", "two")]
     for folder in (*folders, folders[0]):  # the first run is continued
@@ -116,6 +116,7 @@ def test_the_real_packages_log_offline_and_keep_the_runs_of_a_process_apart(
         runs = sys.modules["mlflow"].search_runs(search_all_experiments=True, output_format="list")
         assert sorted(run.info.run_name for run in runs) == ["one", "two"]
         assert [run.data.metrics["train/score_1"] for run in runs] == [0.5, 0.5]
+        sys.modules["mlflow"].end_run()  # at its exit the process would use another database
 
 
 @pytest.mark.parametrize("broken", ["init", "log", "import"])
