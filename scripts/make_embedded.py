@@ -183,7 +183,8 @@ class Shape:
     feed_forward: int
 
 
-def build_model(shape: Shape, vocabulary: int, chat: Chat) -> LlamaForCausalLM:
+def build_model(shape: Shape, vocabulary: int, chat: Chat, tied: bool = True) -> LlamaForCausalLM:
+    """A model with random weights; `tied`: one matrix embeds tokens and gives the logits."""
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=shape.hidden,
@@ -193,7 +194,7 @@ def build_model(shape: Shape, vocabulary: int, chat: Chat) -> LlamaForCausalLM:
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.hidden // shape.heads,
         max_position_embeddings=2048,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         rope_theta=10_000.0,
         initializer_range=0.04,
         bos_token_id=None,

@@ -89,7 +89,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     chat = make_tokenizer()
-    model = build_model(Shape(*args.shape), chat.tokenizer.get_vocab_size(), chat)
+    # A tied matrix would push all words that are never a reply in one direction, so that the model
+    # could not tell the words of predictors apart.
+    model = build_model(Shape(*args.shape), chat.tokenizer.get_vocab_size(), chat, tied=False)
     print(
         f"{chat.tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters",
         flush=True,
