@@ -29,6 +29,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(
     not (DRIVER and CHROMIUM), reason="needs chromium and chromium-driver"
 )
+RESOURCES = "return performance.getEntriesByType('resource').map((one) => ({name: one.name}))"
 PATIENCE = 120.0  # seconds; a busy machine is slow
 
 
@@ -167,6 +168,8 @@ def test_a_meta_episode_shows_boards_memory_and_hostile_text_as_text(visit: Any)
     assert "␇" in text, "control characters are visible"
     assert page.find_elements(By.CSS_SELECTOR, "svg.board")
     assert not page.find_elements(By.CSS_SELECTOR, "main img")
+    loaded = [one["name"] for one in page.execute_script(RESOURCES) if "/data/" in one["name"]]
+    assert len(loaded) == len(set(loaded)), "views that need the same data load it once"
 
 
 def test_the_probabilities_of_all_legal_moves_are_shown(visit: Any) -> None:

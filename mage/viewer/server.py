@@ -7,6 +7,7 @@ with any method but GET and HEAD. A content policy forbids the page every addres
 import json
 import secrets
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,7 @@ class Server:
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=1
         )
         self._server = uvicorn.Server(config)
+        self._library = library
 
     @property
     def address(self) -> str:
@@ -126,7 +128,12 @@ class Server:
 
     def run(self) -> None:
         """Serve until Ctrl-C, SIGTERM or `stop`."""
+        threading.Thread(target=self._read_ahead, daemon=True).start()
         self._server.run(sockets=[self.socket])
+
+    def _read_ahead(self) -> None:
+        """Read the list of runs while the browser starts: the first reading loads modules."""
+        _data(self._library, "runs")
 
     def stop(self) -> None:
         """End `run`, which another thread is in."""

@@ -5,6 +5,7 @@ window.mage = {};
   const {useState, useEffect} = htmPreact;
   const cache = new Map(); // data path -> value
   const waiting = new Map(); // data path -> functions that take the value of a loading script
+  const loading = new Map(); // data path -> promise of a request that has not ended
 
   // Scripts of an export call this function.
   window.mageData = (path, value) => {
@@ -36,7 +37,11 @@ window.mage = {};
     if (cache.has(path) && (!fresh || mage.isStatic)) return cache.get(path);
     if (window.mageStatic && window.mageStatic.inline)
       throw new Error("This part is not in the static copy.");
-    const value = await (mage.isStatic ? loadScript(path) : fetchPath(path));
+    if (!loading.has(path)) {
+      const request = mage.isStatic ? loadScript(path) : fetchPath(path);
+      loading.set(path, request.finally(() => loading.delete(path)));
+    }
+    const value = await loading.get(path);
     cache.set(path, value);
     return value;
   };

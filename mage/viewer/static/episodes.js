@@ -4,13 +4,13 @@
   const {html, useState, useEffect} = htmPreact;
   const FILTERS = {set: "", opponent: "", seat: "", outcome: "", gain: "", illegal: ""};
 
-  // Sets load one after the other, so the first rows appear at once.
-  function useSets(id, names) {
+  // Sets load one after the other, so the first rows appear at once; the chosen set comes first.
+  function useSets(id, names, chosen) {
     const [sets, setSets] = useState({});
     useEffect(() => {
       let active = true;
       (async () => {
-        for (const name of names) {
+        for (const name of [...names].sort((a, b) => (b === chosen) - (a === chosen))) {
           try {
             const found = await mage.load(`run/${id}/index/${name}`);
             if (!active) return;
@@ -79,7 +79,7 @@
   }
 
   mage.EpisodesView = ({id, run, query}) => {
-    const sets = useSets(id, run.stored);
+    const sets = useSets(id, run.stored, query.set);
     const [filters, setFilters] = useState({...FILTERS, ...query});
     const [at, setAt] = useState(-1);
     const all = run.stored.flatMap((name) => (sets[name] ? sets[name].rows : []));
