@@ -7,8 +7,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mage.api.agents import load_run
+from mage.api.agents import find_player, load_run
 from mage.cli.main import app
+from mage.cli.verbs.arguments import make_environment
 from mage.config.loading import load_recipe
 from mage.models.base import base_of, find_model, shipped_adapters
 from mage.models.loading import load_model
@@ -110,6 +111,26 @@ def test_the_embedded_model_plays_if_there_is_no_other(
     )
     assert done.exit_code == 0, done.output
     assert "mage model add smollm2" in done.output
+
+
+@pytest.mark.parametrize(
+    ("environment", "model"),
+    [
+        ("kuhn_poker", "embedded"),
+        ("rock_paper_scissors", "embedded-rps"),
+        ("alfworld", "embedded-worlds"),
+        ("sokoban", "embedded-worlds"),
+    ],
+)
+def test_a_game_with_an_embedded_model_of_its_own_uses_it_in_the_world_that_it_knows(
+    environment: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
+    world = make_environment(environment, {})
+    agent = find_player(environment, world, {}, None, None, lambda line: None)
+    assert agent.title == model
+    if environment == "sokoban":
+        assert agent.components.recipe.environments.options["view"] == "words"
 
 
 @pytest.mark.e2e

@@ -30,6 +30,13 @@ from mage.training.trainer import Trainer
 from mage.types import Split
 
 RECIPE = "recipe.toml"
+# Recipes of the embedded models that were made for one environment; the first one is the default.
+# Other environments use the model `embedded`.
+EMBEDDED_RECIPES = {
+    "rock_paper_scissors": ("demo", "roshambo"),
+    "alfworld": ("alfworld",),
+    "sokoban": ("sokoban",),
+}
 Say = Callable[[str], None]  # shows one line to the user
 
 
@@ -88,7 +95,7 @@ def find_player(
 
 
 def _best_model(name: str, say: Say) -> str:
-    """The shipped adapters for an environment if their base model is here, else `embedded`."""
+    """The shipped adapters for an environment if their base model is here, else an embedded one."""
     for adapters in shipped_adapters():
         kept = find_model(adapters)
         if load_recipe(kept / RECIPE).environments.name == name:
@@ -102,13 +109,14 @@ def _best_model(name: str, say: Say) -> str:
                 )
             else:
                 return adapters
-    return "embedded"
+    own = EMBEDDED_RECIPES.get(name)
+    return load_recipe(own[0]).model.path if own else "embedded"
 
 
 def _recipe_of(name: str, world: Environment, options: Mapping[str, str], model: str) -> Recipe:
     """The recipe with which a model plays: its own one if it was trained on this environment."""
-    kept = find_model(model) / RECIPE
-    if kept.is_file() and (trained := load_recipe(kept)).environments.name == name:
+    trained = _training_recipe(name, model)
+    if trained is not None:
         return change_recipe(
             trained,
             [
@@ -125,6 +133,16 @@ def _recipe_of(name: str, world: Environment, options: Mapping[str, str], model:
             **opponents,
         }
     )
+
+
+def _training_recipe(name: str, model: str) -> Recipe | None:
+    """The recipe that trained a model on an environment, if there is one."""
+    kept = find_model(model) / RECIPE
+    if kept.is_file():
+        recipe = load_recipe(kept)
+        return recipe if recipe.environments.name == name else None
+    embedded = map(load_recipe, EMBEDDED_RECIPES.get(name, ()))
+    return next((recipe for recipe in embedded if recipe.model.path == model), None)
 
 
 def load_run(folder: RunFolder, recipe: Recipe, which: str, say: Say = warn) -> Candidate:

@@ -191,7 +191,9 @@ def watch_agent(setting: Setting, task: Task, console: Console) -> MetaEpisode:
             shown.turn(turn)
         _say(console, f"{episode.recap} ({episode.outcome}, {episode.score:+g})", style="bold")
 
-    _say(console, f"The agent moves {SEATS[task.seat]} against {task.opponent or 'nobody'}.")
+    alone = "The agent plays alone."
+    against = f"The agent moves {SEATS[task.seat]} against {task.opponent}."
+    _say(console, against if task.opponent else alone)
     return run([play_meta_episode(setting, task, 0, 0, task.seed, show_episode)])[0]
 
 
