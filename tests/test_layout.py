@@ -38,7 +38,7 @@ KNOW_OPENSPIEL = {
     "mage.evaluation.best_response",
     "mage.evaluation.ceilings",
     "mage.evaluation.game_tree",
-    "mage.evaluation.figures",
+    "mage.evaluation.bounds",
     "mage.evaluation.exact",
 }
 HEAVY = ("torch", "transformers", "vllm", "ray")

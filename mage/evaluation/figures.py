@@ -4,22 +4,13 @@ Ceilings are computed beside the figures where the game is small enough.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mage.environments.base import Environment
-from mage.environments.openspiel import OpenSpiel
-from mage.evaluation.ceilings import (
-    Ceilings,
-    TooLarge,
-    best_response,
-    ceilings,
-    equilibrium_value,
-    expert_score,
-    exploitation,
-)
+from mage.evaluation.bounds import PanelBounds
+from mage.evaluation.ceilings import expert_score, exploitation
 from mage.evaluation.panels import NOBODY
 from mage.evaluation.rows import (
     TaskRow,
@@ -37,13 +28,8 @@ from mage.evaluation.rows import (
     success_of,
     task_row,
 )
-from mage.evaluation.statistics import (
-    Estimate,
-    mean,
-    stratified_mean,
-)
-from mage.evaluation.throw_ceilings import dirichlet_alpha, throw_ceilings
-from mage.opponents.base import Population, find
+from mage.evaluation.statistics import Estimate, mean, stratified_mean
+from mage.opponents.base import Population
 from mage.types import MetaEpisode, Split, Task
 
 
@@ -168,19 +154,11 @@ def summarise_rows(
 ) -> Evaluation:
     """The same from rows, new or read from a file."""
     _check_rows(rows, environment, population, split)
-    builder = _FigureBuilder(
-        environment,
-        population.pool(split),
-        max(len(row.scores) for row in rows),
-        search,
-        stratified,
-        with_ceilings,
-    )
-    opponents = [
-        name
-        for name in (*population.pool(split), NOBODY)
-        if any(row.task.opponent == name for row in rows)
-    ]
+    episodes, pool = max(len(row.scores) for row in rows), population.pool(split)
+    bounds = PanelBounds(environment, pool, episodes, search=search, enabled=with_ceilings)
+    builder = _FigureBuilder(environment, bounds, episodes, stratified)
+    there = {row.task.opponent for row in rows}
+    opponents = [name for name in (*pool, NOBODY) if name in there]
     seats = sorted({row.task.seat for row in rows})
     pairs = [
         (opponent, seat)
@@ -203,26 +181,18 @@ class _FigureBuilder:
     """Computes cells; holds what all cells share: the environment and its bounds."""
 
     def __init__(
-        self,
-        environment: Environment,
-        pool: Mapping[str, float],
-        episodes: int,
-        search: bool,
-        stratified: bool,
-        with_ceilings: bool,
+        self, environment: Environment, bounds: PanelBounds, episodes: int, stratified: bool
     ) -> None:
-        self.environment, self.pool, self.with_ceilings = environment, pool, with_ceilings
-        self.episodes, self.search, self.stratified = episodes, search, stratified
-        self.ceilings: dict[int, tuple[Ceilings, ...]] = {}
-        self.bounds: dict[tuple[str, int], tuple[float, float]] = {}
+        self.environment, self.bounds = environment, bounds
+        self.episodes, self.stratified = episodes, stratified
         self.expert_scores: dict[Task, float | None] = {}
 
     def cell(self, rows: Sequence[TaskRow], opponent: str | None, seat: int | None) -> Cell:
         chosen = select_rows(rows, opponent, seat)
         tasks = list(dict.fromkeys(row.task for row in chosen))
-        bounds = self._bounds(tasks)
+        bounds = self.bounds.scores(tasks)
         # A ceiling against the whole population is no bound for the games of one opponent.
-        first = self._ceiling(tasks, 0) if opponent is None else None
+        first = self.bounds.ceiling(tasks, 0) if opponent is None else None
         return Cell(
             opponent=opponent,
             seat=seat,
@@ -256,7 +226,7 @@ class _FigureBuilder:
     ) -> EpisodeFigures:
         played = [row for row in rows if k < len(row.scores)]
         passed, score = rate(rows, passed_by(k)), self._mean_score(played, k)
-        ceiling = self._ceiling(tasks, k) if everybody else None
+        ceiling = self.bounds.ceiling(tasks, k) if everybody else None
         assert passed is not None, "a cell has at least one task"
         return EpisodeFigures(
             episode=k + 1,
@@ -291,99 +261,11 @@ class _FigureBuilder:
         return stratified_mean(list(values.values()), strata)
 
     def _exploitation(self, score: Estimate | None, played: Sequence[TaskRow]) -> Estimate | None:
-        bounds = self._bounds(list(dict.fromkeys(row.task for row in played)))
+        bounds = self.bounds.scores(list(dict.fromkeys(row.task for row in played)))
         if score is None or bounds is None or exploitation(score.value, *bounds) is None:
             return None
         equilibrium, best = bounds
         return score.shifted(-equilibrium, 1 / (best - equilibrium))
-
-    def _bounds(self, tasks: list[Task]) -> tuple[float, float] | None:
-        """Equilibrium and best-response score, averaged over the tasks.
-
-        Not for `restart = "same"`: a player that has seen the deal and the opponent's random
-        choices may score more than a best response.
-        """
-        if (
-            not tasks
-            or not self.with_ceilings
-            or self.environment.restart == "same"
-            or not isinstance(self.environment, OpenSpiel)
-        ):
-            return None
-        if not all(self._is_exact(task.opponent) for task in tasks):
-            return None
-        pairs = Counter((task.opponent, task.seat) for task in tasks)
-        try:
-            bounds = [(count, *self._pair_bounds(*pair)) for pair, count in pairs.items()]
-        except TooLarge:
-            return None
-        return math.fsum(count * low for count, low, _ in bounds) / len(tasks), math.fsum(
-            count * high for count, _, high in bounds
-        ) / len(tasks)
-
-    def _pair_bounds(self, opponent: str, seat: int) -> tuple[float, float]:
-        """Equilibrium and best-response score of one seat against one opponent; computed once."""
-        if (opponent, seat) not in self.bounds:
-            self.bounds[opponent, seat] = (
-                equilibrium_value(self.environment, seat),
-                best_response(self.environment, opponent, seat),
-            )
-        return self.bounds[opponent, seat]
-
-    def _is_exact(self, opponent: str) -> bool:
-        knowledge = find(opponent).policy_is
-        return knowledge == "exact" or (self.search and knowledge == "sampled")
-
-    def _ceiling(self, tasks: list[Task], k: int) -> Ceilings | None:
-        """The ceilings of episode k (from 0), averaged over the seats of the tasks."""
-        per_seat = [self._seat_ceilings(task.seat) for task in tasks]
-        if not all(len(found) > k for found in per_seat):
-            return None
-        chosen = [asdict(found[k]) for found in per_seat]
-        return Ceilings(
-            **{name: math.fsum(one[name] for one in chosen) / len(chosen) for name in chosen[0]}
-        )
-
-    def _seat_ceilings(self, seat: int) -> tuple[Ceilings, ...]:
-        if seat not in self.ceilings:
-            self.ceilings[seat] = self._compute_ceilings(seat)
-        return self.ceilings[seat]
-
-    def _compute_ceilings(self, seat: int) -> tuple[Ceilings, ...]:
-        alpha = self._dirichlet_alpha()
-        if alpha is not None:
-            return _throw_ceilings(self.environment, alpha, self.episodes)
-        if (
-            not self.with_ceilings
-            or not isinstance(self.environment, OpenSpiel)
-            or self.environment.strata() == 1
-            or self.environment.restart == "same"
-            or not all(map(self._is_exact, self.pool))
-        ):
-            return ()
-        found: list[Ceilings] = []
-        for episodes in range(1, self.episodes + 1):
-            try:
-                found.append(ceilings(self.environment, self.pool, seat, episodes))
-            except TooLarge:
-                break
-        return tuple(found)
-
-    def _dirichlet_alpha(self) -> float | None:
-        """A, if the whole pool is the family `dirichlet-A` of rock-paper-scissors."""
-        if not self.with_ceilings or len(self.pool) != 1:
-            return None
-        return dirichlet_alpha(self.environment, next(iter(self.pool)))
-
-
-def _throw_ceilings(environment: Environment, alpha: float, episodes: int) -> tuple[Ceilings, ...]:
-    throws = environment.model_dump()["throws"]
-    found = throw_ceilings(alpha, throws, episodes)
-    scores = found.episodes
-    return tuple(
-        Ceilings(scores[0], scores[k], sum(scores[: k + 1]) / (k + 1), found.knows_opponent)
-        for k in range(episodes)
-    )
 
 
 def _share(played: Sequence[TaskRow], k: int, name: str) -> float | None:

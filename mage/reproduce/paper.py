@@ -16,7 +16,8 @@ GET_MODEL = (
 )
 # Options that change memory and speed, or the choice of checkpoints, but not the experiment.
 _TECHNICAL = re.compile(
-    r"run\.(?!updates$)|engines\.|model\.|environments\.(data|tagger)$|evaluate\.(size|select_split)$"
+    r"run\.(?!updates$)|engines\.|model\.|environments\.(data|tagger)$"
+    r"|evaluate\.(size|select_split)$"
     r"|learn\.(tree_tokens|micro_tokens|packed|recompute)$"
 )
 _GENERATED = ("", "generated")

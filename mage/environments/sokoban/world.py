@@ -22,24 +22,11 @@ from mage.environments.sokoban.rooms import (
     count_states,
     nearest_room,
 )
+from mage.environments.sokoban.rules import View, write_rules
 from mage.environments.sokoban.search import bounds_of, solve
 from mage.types import Outcome, Split
 
 _KIND_MOVES = 5  # solution lengths that tables put together
-_RULES = """You are in a room seen from above and push boxes onto targets. {legend}
-A move is up, down, left or right. You push a box by walking against it, if the square behind it \
-is free; you cannot pull, and never push two boxes at once. \
-A move against a wall or a box that cannot move does nothing. {answer} You have {turns}. You win \
-when every box is on a target. {end}"""
-_LEGEND = (
-    "The symbols:\n# wall, _ floor, O target, X box, * box on a target, P you, S you on a target."
-)
-_WORDS = (
-    "You are told where things are from where you stand: 2 right 1 up is two squares to the "
-    "right and one up; and on which sides a wall is next to you."
-)
-_ENDS = "The attempt ends when that can no longer happen, as with a box in a corner."
-_GOES_ON = "Take care: a box in a corner never comes out again."
 
 
 class SokobanState(State):
@@ -232,7 +219,7 @@ class Sokoban(SingleAgentEnvironment):
     )
     ood_levels: str = Field("", description="with levels: Boxoban file or folder out of domain")
     turn_moves: int = Field(3, ge=1, le=3, description="maximum number of moves in one action")
-    view: Literal["map", "words", "both"] = Field(
+    view: View = Field(
         "map",
         description="map = a drawing of the room; words = positions of boxes, targets and "
         "adjacent walls relative to the player; both = map and words",
@@ -305,20 +292,7 @@ class Sokoban(SingleAgentEnvironment):
         return self.room(seed)
 
     def rules(self) -> str:
-        many = self.turn_moves > 1
-        answer = (
-            f"An answer is one to {self.turn_moves} moves with spaces between them."
-            if many
-            else "An answer is one move."
-        )
-        turns = f"{self.max_turns} turn{'s' if self.max_turns > 1 else ''}"
-        legend = {"map": _LEGEND, "words": _WORDS, "both": f"{_LEGEND}\n{_WORDS}"}[self.view]
-        return _RULES.format(
-            legend=legend,
-            answer=answer,
-            turns=turns,
-            end=_ENDS if self.stop_when_lost else _GOES_ON,
-        )
+        return write_rules(self.view, self.turn_moves, self.max_turns, self.stop_when_lost)
 
     def instance(self, seat: int) -> str:
         return (

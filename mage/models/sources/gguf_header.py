@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 # type number of the format -> struct code
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # fmt: skip # noqa: E501
+_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _LIST = 8, 9
 _VERSIONS = (2, 3)
 _MOST_AXES, _DEEPEST = 4, 2
