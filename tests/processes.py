@@ -1,24 +1,31 @@
 """Processes that tests start, kill and wait for.
 
 They are forked from a server that has loaded MAGE and torch once, so a start costs milliseconds
-instead of seconds of imports. Tests of the start itself use `subprocess`.
+instead of seconds of imports. The ranks of a run are forked as well. Tests of the start itself use
+`subprocess`, and a run can ask for spawned ranks, as users have them.
 """
 
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from mage.cli.main import main
+from mage.training import distributed
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["mage.training.trainer", "mage.cli.verbs.train", "mage.engines.local"]
+    [
+        "mage.training.trainer",
+        "mage.cli.verbs.train",
+        "mage.engines.local",
+        "transformers.models.llama.modeling_llama",  # of the embedded models
+    ]
 )
 
 
@@ -34,9 +41,23 @@ def start_training(path: Path) -> BaseProcess:
     return start(_train, path)
 
 
-def start_mage(words: Sequence[str], folder: Path, log: Path) -> BaseProcess:
-    """Start `mage WORDS` in a folder and in a session of its own; its output goes to `log`."""
-    return start(_run_mage, list(words), folder, log)
+def start_mage(
+    words: Sequence[str],
+    folder: Path,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    ranks: str = "fork",
+) -> BaseProcess:
+    """Start `mage WORDS` in a folder and in a session of its own; its output goes to `log`.
+
+    `ranks` is how the process starts other ranks.
+    """
+    return start(_run_mage, list(words), folder, log, dict(environment or {}), ranks)
+
+
+def start_torchrun(words: Sequence[str], folder: Path, log: Path, restarts: int) -> BaseProcess:
+    """Start `mage WORDS` as two ranks below torchrun's agent; each writes a file `rank-N-PID`."""
+    return start(_run_torchrun, list(words), folder, log, restarts)
 
 
 def start_python(program: str, folder: Path, log: Path) -> BaseProcess:
@@ -55,9 +76,37 @@ def _train(path: Path) -> None:
     train(path, Callback(), lambda: False)
 
 
-def _run_mage(words: list[str], folder: Path, log: Path) -> None:
+def _run_mage(
+    words: list[str], folder: Path, log: Path, environment: dict[str, str], ranks: str
+) -> None:
+    os.setsid()
+    os.environ.update(environment)
+    distributed.START_METHOD = ranks
+    _redirect(folder, log)
+    sys.argv = ["mage", *words]
+    main()
+
+
+def _run_torchrun(words: list[str], folder: Path, log: Path, restarts: int) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     os.setsid()
     _redirect(folder, log)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id=str(os.getpid()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=restarts,
+        start_method="fork",
+    )
+    elastic_launch(config, _run_torchrun_rank)(words)
+
+
+def _run_torchrun_rank(words: list[str]) -> None:
+    Path(f"rank-{os.environ['RANK']}-{os.getpid()}").touch()
     sys.argv = ["mage", *words]
     main()
 

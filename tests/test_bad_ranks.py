@@ -1,6 +1,5 @@
 """Mistakes with several ranks: one message on rank 0, exit code 2, and all ranks end."""
 
-import os
 import shutil
 import signal
 import socket
@@ -12,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from learn_toys import make_model
+from processes import start_mage, wait
 from test_stop import RECIPE
 
 from mage.config.errors import ConfigError
@@ -37,21 +37,18 @@ def run_ranks(folders: list[Path], *words: str) -> tuple[list[int], list[str]]:
         "LOCAL_WORLD_SIZE": str(len(folders)),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_RUN_ID": "bad",
-        "OMP_NUM_THREADS": "1",
     }
+    logs = [folder / f"{rank}.log" for rank, folder in enumerate(folders)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "mage", "train", *words],
-            cwd=folder,
-            env=os.environ | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        start_mage(
+            ["train", *words],
+            folder,
+            logs[rank],
+            world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank, folder in enumerate(folders)
     ]
-    texts = [rank.communicate()[0] for rank in ranks]
-    return [rank.returncode for rank in ranks], texts
+    return [wait(rank) for rank in ranks], [log.read_text() for log in logs]
 
 
 def test_a_restarted_job_finds_its_own_run_among_others(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_overrides_are_accepted_in_any_order_and_can_name_the_run(
 
 
 @pytest.mark.e2e
-def test_a_run_resumed_after_ctrl_c_ends_with_the_same_metrics(
+def test_a_run_resumed_after_sigterm_ends_with_the_same_metrics(
     place: Path, run: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -220,7 +220,7 @@ def test_a_run_resumed_after_ctrl_c_ends_with_the_same_metrics(
     while not (log.is_file() and "before (final test)" in log.read_text()):
         assert process.is_alive(), log.read_text()
         time.sleep(0.01)
-    os.kill(process.pid or 0, signal.SIGINT)
+    os.kill(process.pid or 0, signal.SIGTERM)
     code, told = wait(process), log.read_text()
     assert code == 130, told
     assert f"mage train --resume {tmp_path / 'small-1'}" in told

@@ -6,14 +6,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from processes import start_mage, wait
+from processes import start_mage, start_torchrun, wait
 
+from mage.config.loading import load_recipe
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
@@ -34,11 +34,13 @@ name = "kuhn_poker"
 conservative = 0.5
 aggressive = 0.5
 [play]
+episodes = 2
 groups = 2
 members = 3
 [agent]
 max_tokens = 8
-reflection_tokens = 24
+[memory]
+keep = "history"
 [engines]
 name = "local"
 slots = 64
@@ -65,22 +67,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(place: Path) -> RunFolder:
-    """A run of two workers that nothing has interrupted."""
-    assert wait(start(place, "whole")) == 0
+    """A run of two workers that nothing has interrupted; the second one is spawned."""
+    assert wait(start(place, "whole", ranks="spawn")) == 0
     return RunFolder.open(place / "runs" / "whole")
 
 
-def start(place: Path, name: str) -> BaseProcess:
-    """A run of two workers: its first process is forked, the other one spawned."""
+def start(place: Path, name: str, ranks: str = "fork") -> BaseProcess:
+    """A run of two workers."""
     words = ["train", "tiny.toml", f"--run.name={name}"]
-    return start_mage(words, place, place / f"{name}.log")
-
-
-def start_command(place: Path, name: str, words: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-    """The same run as a command of its own, below torchrun if `words` name it."""
-    command = [sys.executable, *words, "-m", "mage", "train", "tiny.toml", f"--run.name={name}"]
-    with open(place / f"{name}.log", "wb") as log:
-        return subprocess.Popen(command, cwd=place, stdout=log, stderr=log, start_new_session=True)
+    return start_mage(words, place, place / f"{name}.log", ranks=ranks)
 
 
 def wait_until(condition: Callable[[], bool], runs: Callable[[], bool]) -> None:
@@ -99,15 +94,10 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in path.read_text().split()]
 
 
-def ranks_of(pid: int) -> dict[int, int]:
-    """The processes that a torchrun agent has started, by rank."""
-    found = {}
-    for child in children(pid):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            for line in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-                if line.startswith(b"RANK="):
-                    found[int(line[5:])] = child
-    return found
+def ranks_of(place: Path) -> dict[int, int]:
+    """The live processes of a torchrun job, by rank."""
+    found = (path.name.split("-")[1:] for path in place.glob("rank-*"))
+    return {int(rank): int(pid) for rank, pid in found if is_alive(int(pid))}
 
 
 def all_end(started: Sequence[int]) -> bool:
@@ -118,25 +108,24 @@ def all_end(started: Sequence[int]) -> bool:
     return not any(map(is_alive, started))
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_torchrun_restarts_after_killed_ranks_and_equals_spawned_workers(
     place: Path, whole: RunFolder
 ) -> None:
     """Rank 0 is killed after the first update and rank 1 of the restarted run after the second."""
-    process = start_command(place, "killed", [*TORCHRUN, "--max-restarts", "2"])
+    log = place / "killed.log"
+    process = start_torchrun(["train", "tiny.toml", "--run.name=killed"], place, log, restarts=2)
     ended: set[int] = set()
 
     def is_training(update: int) -> bool:
-        running = set(ranks_of(process.pid).values())
+        running = set(ranks_of(place).values())
         return len(running - ended) == 2 and updates(place, "killed") >= update
 
     for rank in (0, 1):
-        wait_until(partial(is_training, rank + 1), lambda: process.poll() is None)
-        ranks = ranks_of(process.pid)
+        wait_until(partial(is_training, rank + 1), process.is_alive)
+        ranks = ranks_of(place)
         ended |= set(ranks.values())
         os.kill(ranks[rank], signal.SIGKILL)
-    log = place / "killed.log"
-    assert process.wait() == 0, log.read_text()
+    assert wait(process) == 0, log.read_text()
     assert all_end(list(ended))
     run = RunFolder.open(place / "runs" / "killed")
     assert run.metrics() == whole.metrics()
@@ -147,29 +136,38 @@ def test_torchrun_restarts_after_killed_ranks_and_equals_spawned_workers(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_the_resumed_run_equals_one_that_was_not_stopped(
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_or_killed_run_is_resumed_and_equals_one_that_was_not(
     place: Path, whole: RunFolder, number: signal.Signals
 ) -> None:
+    """SIGINT reaches all processes, as Ctrl-C does. SIGKILL ends the first one only."""
     name = f"stopped_{number.name}"
     process = start(place, name)
     wait_until(lambda: updates(place, name) >= 1, process.is_alive)
     assert process.pid is not None
     started = children(process.pid)
-    os.killpg(process.pid, number)
-    assert wait(process) == 130
+    if number == signal.SIGKILL:
+        process.kill()
+        assert wait(process) == -signal.SIGKILL
+    else:
+        os.killpg(process.pid, number)
+        assert wait(process) == 130
     assert all_end(started)
-    log = (place / f"{name}.log").read_text()
-    assert "Stopped. The run is saved." in log
-    assert "Traceback" not in log
+    log = place / f"{name}.log"
+    assert ("Stopped. The run is saved." in log.read_text()) == (number == signal.SIGINT)
+    assert "Traceback" not in log.read_text()
     run = RunFolder.open(place / "runs" / name)
-    train(run.path, Callback(), lambda: False)
+    assert wait(start_mage(["train", "--resume", str(run.path)], place, log)) == 0
     assert run.metrics() == whole.metrics()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_ctrl_c_while_workers_start_ends_all_of_them(place: Path) -> None:
-    process = start_command(place, "early")
+    command = [sys.executable, "-m", "mage", "train", "tiny.toml", "--run.name=early"]
+    with open(place / "early.log", "wb") as log:
+        process = subprocess.Popen(
+            command, cwd=place, stdout=log, stderr=log, start_new_session=True
+        )
     wait_until(  # a worker and its tracker
         lambda: len(children(process.pid)) >= 2, lambda: process.poll() is None
     )
@@ -193,6 +191,16 @@ def test_a_killed_worker_ends_the_run_with_one_message(place: Path) -> None:
     assert "mage: rank 1 on " in log
     assert "update 1: learn" in log, "the last lines of its log"
     assert "Traceback" not in log
+
+
+def test_two_workers_play_the_same_groups_as_one(place: Path, whole: RunFolder) -> None:
+    recipe = load_recipe(place / "tiny.toml", ["--run.workers=1", "--run.updates=1"])
+    alone = RunFolder.create(place / "alone", recipe)
+    train(alone.path, Callback(), lambda: False)
+    one, two = alone.metrics()[0], whole.metrics()[0]
+    # The same groups are played with the same seeds; only the mini-batches differ.
+    for name in ("score_1", "score_2", "illegal_rate", "episodes", "reply_tokens", "samples"):
+        assert one[name] == pytest.approx(two[name]), name
 
 
 def test_ranks_with_different_recipes_are_refused(place: Path) -> None:

@@ -1,13 +1,15 @@
 """The trainer on its real path: the embedded model plays Kuhn poker, learns, is killed, resumes."""
 
 import json
-import time
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import start_training, wait
+from processes import start as start_process
+from processes import wait
 
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
@@ -34,11 +36,11 @@ def small_recipe(**changes: dict[str, Any]) -> Recipe:
         },
         "environments": {"name": "kuhn_poker"},
         "opponents": {"train": STYLES},
-        "play": {"groups": 4, "members": 4},
-        "agent": {"max_tokens": 8, "reflection_tokens": 24},
+        "play": {"groups": 2, "members": 4},
+        "agent": {"max_tokens": 8, "reflection_tokens": 12},
         "engines": {"name": "local", "slots": 64, "context": 512},
         "learn": {"lr": 1e-3, "minibatches": 2, "entropy": 0.1},
-        "evaluate": {"size": 12, "final_size": 12, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
+        "evaluate": {"size": 6, "final_size": 6, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
     }
     for section, values in changes.items():
         tables[section] = tables.get(section, {}) | values
@@ -47,6 +49,13 @@ def small_recipe(**changes: dict[str, Any]) -> Recipe:
 
 def start(path: Path, **changes: dict[str, Any]) -> RunFolder:
     return RunFolder.create(path, small_recipe(**changes))
+
+
+TINY: dict[str, dict[str, Any]] = {
+    "run": {"updates": 2, "save_every": 1, "evaluate_every": 1, "threads": 1, "keep": 3},
+    "play": {"episodes": 2, "groups": 2, "members": 2},
+    "evaluate": {"size": 4, "final_size": 4, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
+}
 
 
 class Recorder(Callback):
@@ -65,14 +74,37 @@ class Recorder(Callback):
         self.lines.append(line)
 
 
+class Killer(Callback):
+    """Kills its own process after an update."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_update(self, update: int, total: int, metrics: Any, timing: Any) -> None:
+        if update == self.after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def never() -> bool:
     return False
 
 
-@pytest.mark.e2e
-def test_a_run_writes_all_files_of_its_folder(tmp_path: Path) -> None:
-    folder, callback = start(tmp_path / "run"), Recorder()
-    summary = train(folder.path, callback, never)
+def train_and_kill(path: Path, after: int) -> None:
+    train(path, Killer(after), never)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Recorder, dict[str, Any]]:
+    """A finished run, what its callback was told, and its summary."""
+    folder, callback = start(tmp_path_factory.mktemp("whole") / "run"), Recorder()
+    return folder, callback, train(folder.path, callback, never)
+
+
+Whole = tuple[RunFolder, Recorder, dict[str, Any]]
+
+
+def test_a_run_writes_all_files_of_its_folder(whole: Whole) -> None:
+    folder, callback, summary = whole
     assert callback.updates == [1, 2, 3, 4]
     assert callback.names == [
         "select_000000",
@@ -91,54 +123,50 @@ def test_a_run_writes_all_files_of_its_folder(tmp_path: Path) -> None:
     assert meta.episodes[1].reflection is not None
 
 
-@pytest.mark.e2e
-def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(tmp_path: Path) -> None:
-    folder = start(tmp_path / "run", run={"updates": 2, "threads": 1, "save_every": 2})
-    train(folder.path, Callback(), never)
+def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(whole: Whole) -> None:
     # Two ways to compute the same attention in float32: rounding gives 1e-5 per token,
     # a wrong position or mask would give 1e-1.
-    assert all(record["mismatch"] < 1e-5 for record in folder.metrics())
+    assert all(record["mismatch"] < 1e-5 for record in whole[0].metrics())
+
+
+def test_metrics_are_plain_json_without_wall_clock_times(whole: Whole) -> None:
+    path = whole[0].path / "metrics.jsonl"
+    record = json.loads(path.read_text().splitlines()[0])
+    assert not {"seconds", "total", "play", "learn"} & set(record)
+    assert {
+        "score_1",
+        "score_2",
+        "score_3",
+        "success_1",
+        "illegal_rate",
+        "action_entropy",
+        "mismatch",
+        "gradient_norm",
+    } <= set(record)
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_and_resumed_run_has_the_metrics_of_an_unkilled_one(
-    tmp_path: Path, workers: int
+    tmp_path: Path, whole: Whole
 ) -> None:
-    whole, killed = (
-        start(
-            tmp_path / name,
-            run={
-                "updates": 6,
-                "save_every": 2,
-                "evaluate_every": 3,
-                "threads": 1,
-                "workers": workers,
-            },
-        )
-        for name in "ab"
-    )
-    assert wait(start_training(whole.path)) == 0
-    process = start_training(killed.path)
-    while len(killed.metrics()) < 3 and process.is_alive():
-        time.sleep(0.01)
-    process.kill()
-    wait(process)
-    assert len(killed.metrics()) < 6, "the kill must come before the end"
-    assert wait(start_training(killed.path)) == 0
-    assert killed.metrics() == whole.metrics()
-    for name in whole.evaluation_names():
-        assert killed.read_evaluation(name) == whole.read_evaluation(name)
+    """Killed after update 3, so update 3 is played a second time: update 2 was saved."""
+    killed = start(tmp_path / "run")
+    assert wait(start_process(train_and_kill, killed.path, 3)) == -signal.SIGKILL
+    assert len(killed.metrics()) == 3
+    train(killed.path, Callback(), never)
+    assert killed.metrics() == whole[0].metrics()
+    for name in whole[0].evaluation_names():
+        assert killed.read_evaluation(name) == whole[0].read_evaluation(name)
 
 
 @pytest.mark.e2e
 def test_a_stopped_run_saves_and_can_be_resumed(tmp_path: Path) -> None:
-    folder, callback = start(tmp_path / "run"), Recorder()
+    folder, callback = start(tmp_path / "run", **TINY), Recorder()
     with pytest.raises(Stopped):
         train(folder.path, callback, lambda: len(callback.updates) == 1)
     assert (folder.checkpoints / "update_000001").is_dir()
     train(folder.path, callback, never)
-    assert callback.updates == [1, 2, 3, 4]
+    assert callback.updates == [1, 2]
 
 
 def test_reflections_get_no_credit_before_reflect_from() -> None:
@@ -154,21 +182,15 @@ def test_reflections_get_no_credit_before_reflect_from() -> None:
 
 @pytest.mark.e2e
 def test_a_broken_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
-    folder, callback = start(tmp_path / "run"), Recorder()
+    longer = TINY | {"run": TINY["run"] | {"updates": 3}}
+    folder, callback = start(tmp_path / "run", **longer), Recorder()
     with pytest.raises(Stopped):
-        train(folder.path, callback, lambda: len(callback.updates) == 3)
-    weights = folder.checkpoints / "update_000003" / "model.safetensors"
+        train(folder.path, callback, lambda: len(callback.updates) == 2)
+    weights = folder.checkpoints / "update_000002" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     train(folder.path, callback, never)
-    assert callback.updates == [1, 2, 3, 3, 4]
+    assert callback.updates == [1, 2, 2, 3]
     assert any("model.safetensors" in line for line in callback.lines)
-
-
-TINY: dict[str, dict[str, Any]] = {
-    "run": {"updates": 2, "save_every": 1, "evaluate_every": 1, "threads": 1, "keep": 3},
-    "play": {"groups": 2, "members": 2},
-    "evaluate": {"size": 4, "final_size": 4, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
-}
 
 
 @pytest.mark.e2e
@@ -214,20 +236,6 @@ def test_a_run_in_use_is_not_trained_by_a_second_process(tmp_path: Path) -> None
     assert folder.metrics() == []
 
 
-@pytest.mark.e2e
-def test_two_workers_play_the_same_groups_as_one(tmp_path: Path) -> None:
-    alone, pair = (
-        start(tmp_path / str(workers), run={"updates": 1, "threads": 1, "workers": workers})
-        for workers in (1, 2)
-    )
-    for folder in (alone, pair):
-        assert wait(start_training(folder.path)) == 0
-    one, two = alone.metrics()[0], pair.metrics()[0]
-    # The same groups are played with the same seeds; only the mini-batches differ.
-    for name in ("score_1", "score_3", "illegal_rate", "episodes", "reply_tokens", "samples"):
-        assert one[name] == pytest.approx(two[name]), name
-
-
 def test_tasks_have_exact_shares_and_members_of_a_group_share_one_task() -> None:
     tasks_PG = draw_tasks(small_recipe(play={"groups": 20, "members": 4}), update=1)
     assert Counter((row[0].opponent, row[0].seat) for row in tasks_PG) == {
@@ -246,23 +254,3 @@ def test_mixed_groups_have_several_opponents_and_one_seed() -> None:
     assert all(len({task.seed for task in row}) == 1 for row in tasks_PG), (
         "members share their deals"
     )
-
-
-@pytest.mark.e2e
-def test_metrics_are_plain_json_without_wall_clock_times(tmp_path: Path) -> None:
-    folder = start(tmp_path / "run", run={"updates": 1, "threads": 1})
-    train(folder.path, Callback(), never)
-    (record,) = [
-        json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert not {"seconds", "total", "play", "learn"} & set(record)
-    assert {
-        "score_1",
-        "score_2",
-        "score_3",
-        "success_1",
-        "illegal_rate",
-        "action_entropy",
-        "mismatch",
-        "gradient_norm",
-    } <= set(record)

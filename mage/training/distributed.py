@@ -26,6 +26,7 @@ from mage.training.watch import Peer, Watch, describe_loss
 
 Item = TypeVar("Item")
 TIMEOUT = timedelta(hours=2)  # for one message: ranks may play for long; lost ranks are watched
+START_METHOD = "spawn"  # a forked process cannot use CUDA or autograd after its parent has
 _TICK = 0.05  # seconds between two looks at processes that start
 _END = 5.0  # seconds for a rank to end after its work
 
@@ -91,7 +92,7 @@ def _start(
     size: int, port: int, folder: Path, task: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> list[Any]:
     """Start ranks 1 to size - 1. Signals are blocked until they have their own handlers."""
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context(START_METHOD)
     others = [
         context.Process(
             target=_run_rank, args=(rank, size, port, folder, task, arguments), daemon=True
