@@ -1,20 +1,26 @@
 """What the viewer reads besides transcripts: kinds of tasks, kept results, tables of contents."""
 
 import gzip
+import io
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from corridor import Corridor
+from rich.console import Console
 
+from mage.cli.terminal.results import kinds_table
 from mage.config.loading import build_recipe
+from mage.evaluation.kinds import figures_by_kind
 from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import TaskRow, write_tasks
 from mage.opponents.base import Population
 from mage.run_folder import DamagedError, RunFolder
 from mage.run_folder.episode_files import MEMBER, contents_path, read_contents, read_member
 from mage.run_folder.files import seal, to_line
+from mage.types import Task
 from mage.viewer.export import collect, write_file
 from mage.viewer.library import Library
 from tests.view_runs import STYLES, make_run, play
@@ -51,6 +57,25 @@ def test_success_is_counted_by_kind_of_task(tmp_path: Path) -> None:
     shown = {one["kind"]: [cell["success"]["value"] for cell in one["episodes"]] for one in found}
     assert shown == {"light": [0.0, 1.0], "place": [0.0, 0.0]}
     assert sum(one["episodes"][0]["tasks"] for one in found) == len(rows)
+
+
+class Halves(Corridor):
+    """Tasks with an even seed are of kind `a`, the others of kind `b`."""
+
+    def variant(self, task_seed: int) -> str:
+        return "ab"[task_seed % 2]
+
+
+def test_mage_evaluate_shows_success_by_kind_of_task() -> None:
+    """Two of the three tasks of kind `a` are won in the second episode, the task of `b` never."""
+    ends = {0: "won", 2: "won", 4: "lost", 1: "lost"}
+    rows = [
+        row_of(Task("variants", seed, 0, "", "test"), ("lost", end)) for seed, end in ends.items()
+    ]
+    out = io.StringIO()
+    Console(file=out, width=100).print(kinds_table(figures_by_kind(Halves(), rows)))
+    lines = [line.split() for line in out.getvalue().splitlines() if line[1:3] in ("a ", "b ")]
+    assert [line[:3] + line[5:6] for line in lines] == [["a", "3", "0", "67"], ["b", "1", "0", "0"]]
 
 
 def test_an_environment_with_one_kind_has_no_table(tmp_path: Path) -> None:

@@ -1,15 +1,11 @@
-"""Results of a panel by kind of task: task types of ALFWorld, numbers of boxes of Sokoban.
+"""Results of a panel by kind of task, from the stored rows of its tasks."""
 
-Kinds are not stored: the environment of the recipe names the kind of every episode from its seed.
-"""
-
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
 from mage.config.errors import ConfigError
-from mage.environments.base import Environment
-from mage.evaluation.rows import TaskRow, average, finite, rate, read_tasks, score_of, success_of
+from mage.evaluation.kinds import figures_by_kind
+from mage.evaluation.rows import read_tasks
 from mage.run_folder import Json, RunFolder
 from mage.viewer.runs import panel_names, tasks_path
 
@@ -28,34 +24,6 @@ def _read_kinds(run: Path, path: Path, changed: int) -> list[Json]:
     rows = read_tasks(path)
     try:
         environment = RunFolder.open(run).recipe.environment().for_split(rows[0].task.split)
-        kinds = [_kinds_of(environment, row) for row in rows]
+        return [kind.to_json() for kind in figures_by_kind(environment, rows)]
     except (ConfigError, ValueError, OSError, IndexError):  # data of the environment is missing
         return []
-    names = sorted({kind for one in kinds for kind in one})
-    episodes = range(max(len(row.scores) for row in rows))
-    if len(names) < 2:
-        return []
-    return [
-        {"kind": kind, "episodes": [_figures(rows, kinds, kind, k) for k in episodes]}
-        for kind in names
-    ]
-
-
-def _kinds_of(environment: Environment, row: TaskRow) -> list[str]:
-    """The kind of every episode of a task."""
-    variant = environment.variant(row.task.seed)
-    seeds = [environment.episode_seed(row.task.seed, k) for k in range(len(row.scores))]
-    found = {seed: environment.task_kind(seed) for seed in dict.fromkeys(seeds)}
-    return [found[seed] or variant for seed in seeds]
-
-
-def _figures(rows: tuple[TaskRow, ...], kinds: list[list[str]], kind: str, k: int) -> Json:
-    pairs = zip(rows, kinds, strict=True)
-    played = [row for row, own in pairs if k < len(own) and own[k] == kind]
-    success, score = rate(played, success_of(k)), average(played, score_of(k))
-    return {
-        "episode": k + 1,
-        "tasks": len(played),
-        "success": None if success is None else finite(asdict(success)),
-        "score": None if score is None else finite(asdict(score)),
-    }

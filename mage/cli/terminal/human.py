@@ -204,12 +204,14 @@ class _Shown:
         self.chat, self.console = setting.agent.chat, console
         system = system_text(setting.environment)
         self.rules = len(_common(self.chat.first(system, "a"), self.chat.first(system, "b")))
-        self.before: Ids = ()
+        self.before: tuple[Ids, Ids] = ((), ())  # the last prompt, alone and with its reply
 
     def turn(self, turn: Turn) -> None:
-        common = len(_common(turn.prompt_ids, self.before))
-        known = common if common == len(self.before) else min(common, self.rules)
-        self.before = turn.prompt_ids
+        prompt, replied = self.before
+        common = len(_common(turn.prompt_ids, replied))
+        whole = [len(ids) for ids in (replied, prompt) if len(ids) <= common]
+        known = whole[0] if whole else min(common, self.rules)
+        self.before = (turn.prompt_ids, turn.prompt_ids + turn.completion.token_ids)
         _say(self.console, self.chat.decode(turn.prompt_ids[known:]), style="dim")
         read = (
             ""

@@ -10,6 +10,7 @@ from mage.cli.terminal.evaluation_table import table
 from mage.cli.terminal.tables import GAP, plain_table
 from mage.evaluation.compare import Comparison
 from mage.evaluation.figures import Cell, EpisodeFigures, Evaluation
+from mage.evaluation.kinds import Kind
 from mage.evaluation.panels import NOBODY
 from mage.evaluation.statistics import Difference, Estimate
 from mage.report.run_results import SCORE, Measure, RunResults, title_of
@@ -60,11 +61,11 @@ def show(measure: Measure, figures: EpisodeFigures) -> str:
     estimate = measure.of(figures)
     if estimate is None:
         return "-"
-    return (
-        f"{100 * estimate.value:.0f} % ({100 * estimate.low:.0f}-{100 * estimate.high:.0f})"
-        if measure.percent
-        else show_score(estimate)
-    )
+    return show_rate(estimate) if measure.percent else show_score(estimate)
+
+
+def show_rate(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.0f} % ({100 * estimate.low:.0f}-{100 * estimate.high:.0f})"
 
 
 def show_score(estimate: Estimate) -> str:
@@ -140,6 +141,21 @@ def _without(
 ) -> list[tuple[str, ...]]:
     at = header.index(name)
     return [row[:at] + row[at + 1 :] for row in (header, *rows)]
+
+
+def kinds_table(kinds: Sequence[Kind]) -> RenderableType:
+    """One row per kind of task: success in every episode with its 95 % interval."""
+    numbers = range(1, max(len(kind.episodes) for kind in kinds) + 1)
+    header = ["kind of task", "tasks", *(f"episode {number}" for number in numbers)]
+    rows = [
+        (
+            kind.kind,
+            f"{kind.episodes[0].tasks:,}",
+            *(show_rate(one.success) if one.success else "-" for one in kind.episodes),
+        )
+        for kind in kinds
+    ]
+    return plain_table(header, rows, "success by kind of task")
 
 
 def comparison_table(comparison: Comparison, title: str) -> RenderableType:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # these are slow to load
     from mage.api.agents import Candidate
     from mage.evaluation.compare import Comparison
     from mage.evaluation.figures import Evaluation
+    from mage.evaluation.kinds import Kind
 
 verbs = typer.Typer()
 PanelName = Literal["final", "select"]
@@ -137,11 +138,26 @@ def _print_evaluations(
     about: Mapping[str, str],
 ) -> None:
     sides = [
-        {"of": one.title, "update": one.update, "evaluation": result.to_json()} | _bill(one)
+        {"of": one.title, "update": one.update, "evaluation": result.to_json()}
+        | _kinds(one, result)
+        | _bill(one)
         for one, result in zip(candidates, found, strict=True)
     ]
     extra = {"compared_with": sides[1], "comparison": paired.to_json()} if paired else {}
     print_json({**sides[0], **about} | extra)
+
+
+def _kinds(one: "Candidate", result: "Evaluation") -> dict[str, list[dict[str, Any]]]:
+    """Figures by kind of task; empty if the environment has one kind only."""
+    kinds = [kind.to_json() for kind in _by_kind(one, result)]
+    return {"by_kind": kinds} if kinds else {}
+
+
+def _by_kind(one: "Candidate", result: "Evaluation") -> "list[Kind]":
+    from mage.evaluation.kinds import figures_by_kind
+
+    world = one.components.recipe.environment().for_split(result.split)
+    return figures_by_kind(world, result.rows)
 
 
 def _check_exists(name: str) -> None:
@@ -195,12 +211,14 @@ def _show_evaluations(
 def _show_evaluation(one: "Candidate", result: "Evaluation", what: str) -> list[str]:
     """Show the table of one candidate; returns the columns that do not fit into the window."""
     from mage.cli.terminal.reply_problems import evaluation_problems
-    from mage.cli.terminal.results import evaluation_table
+    from mage.cli.terminal.results import evaluation_table, kinds_table
 
     out = console()
     title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"
     shown, hidden = evaluation_table(result, title, out.width if out.is_terminal else PIPE)
     out.print(shown)
+    if kinds := _by_kind(one, result):
+        out.print(kinds_table(kinds))
     for line in (*one.components.warnings, *evaluation_problems(result)):
         out.print(line, markup=False, soft_wrap=True)
     if (expert := result.overall.expert) is not None:

@@ -1,0 +1,62 @@
+"""Figures of a panel by kind of task: task types of ALFWorld, boxes and moves of Sokoban.
+
+Kinds are not stored: the environment names the kind of every episode from its seed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mage.environments.base import Environment
+from mage.evaluation.rows import TaskRow, average, finite, rate, score_of, success_of
+from mage.evaluation.statistics import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class KindFigures:
+    """One episode position of all tasks of one kind; None without tasks."""
+
+    episode: int
+    tasks: int
+    success: Estimate | None
+    score: Estimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """All episode positions of the tasks of one kind."""
+
+    kind: str
+    episodes: tuple[KindFigures, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = finite(asdict(self))
+        return found
+
+
+def figures_by_kind(environment: Environment, rows: Sequence[TaskRow]) -> list[Kind]:
+    """The figures of every kind in the split's `environment`; empty if all tasks have one kind."""
+    kinds = [_kinds_of(environment, row) for row in rows]
+    names = sorted({kind for one in kinds for kind in one})
+    if len(names) < 2:
+        return []
+    episodes = range(max(len(row.scores) for row in rows))
+    return [Kind(name, tuple(_figures(rows, kinds, name, k) for k in episodes)) for name in names]
+
+
+def _kinds_of(environment: Environment, row: TaskRow) -> list[str]:
+    """The kind of every episode of a task."""
+    variant = environment.variant(row.task.seed)
+    seeds = [environment.episode_seed(row.task.seed, k) for k in range(len(row.scores))]
+    found = {seed: environment.task_kind(seed) for seed in dict.fromkeys(seeds)}
+    return [found[seed] or variant for seed in seeds]
+
+
+def _figures(
+    rows: Sequence[TaskRow], kinds: Sequence[Sequence[str]], kind: str, k: int
+) -> KindFigures:
+    pairs = zip(rows, kinds, strict=True)
+    played = [row for row, own in pairs if k < len(own) and own[k] == kind]
+    return KindFigures(
+        k + 1, len(played), rate(played, success_of(k)), average(played, score_of(k))
+    )
