@@ -1,8 +1,8 @@
 """Make the fourth embedded model: a tiny Llama for long games of rock-paper-scissors.
 
-It is trained on scripted play through the real prompts, against random players. The observation
-has one word for each predictor (`rock7`). The scripted player follows a predictor that it draws
-anew for every throw, whatever its digit. So the model knows the answer format, and that a word names a
+It is trained on scripted play through the real prompts, against random players. The observation has
+one word for each predictor (`rock7`). The scripted player follows a predictor that it draws anew
+for every throw, whatever its digit. So the model knows the answer format, and that a word names a
 throw. This is more than the format, and it is worth something: it is the level before training in
 the results. Which predictors to follow, and what a digit is worth, comes from reinforcement
 learning alone.
