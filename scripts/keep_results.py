@@ -1,7 +1,7 @@
 """Copy the results of a run into the repository: `python scripts/keep_results.py RUN results/NAME`.
 
-Small files only: the recipe, the figures of every update, the evaluations, curves and transcripts;
-no weights, no checkpoints.
+Small files only: the recipe, the figures of every update, the evaluations, the outcomes of all
+tasks of the final panels (compressed), curves and transcripts; no weights, no checkpoints.
 """
 
 import argparse
@@ -10,6 +10,8 @@ import platform
 import shutil
 from pathlib import Path
 
+from mage.evaluation.kept_rows import write_kept_rows
+from mage.evaluation.rows import read_tasks
 from mage.run_folder import RunFolder, read_json
 from mage.run_folder.files import write_sealed
 from mage.viewer.report import write_report
@@ -39,6 +41,10 @@ def keep(run: Path, target: Path) -> None:
     finals = [name for name in folder.evaluation_names() if not name.startswith("select_")]
     for name in finals:
         shutil.copy(run / "evaluations" / f"{name}.json", target / f"{name}.json")
+    panels = {name: run / "evaluations" / f"{name}.tasks.jsonl" for name in finals}
+    rows = {name: read_tasks(path) for name, path in panels.items() if path.is_file()}
+    if rows:
+        write_kept_rows(target, rows)
     selected = {
         name: _overall(run / "evaluations" / f"{name}.json")
         for name in folder.evaluation_names()

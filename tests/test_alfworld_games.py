@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from mage.config.loading import load_recipe
 from mage.environments.alfworld import Alfworld
@@ -71,8 +70,8 @@ def test_missing_data_gives_a_message_with_download_steps(
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     for data in (str(tmp_path), str(tmp_path / "nowhere")):
-        with pytest.raises(ValidationError, match="alfworld-download"):
-            Alfworld(data=data)
+        with pytest.raises(ValueError, match="alfworld-download"):
+            Alfworld(data=data).check_data()
     with pytest.raises(ValueError, match=r"ALFWORLD_DATA is not set.*alfworld-download"):
         Alfworld(data="official").start(0)
 

@@ -12,9 +12,15 @@ from mage.cli.main import app
     ("words", "messages"),
     [
         (["alfworld", "--environments.data={folder}"], ["holds no ALFWorld games", "docs/worlds"]),
-        (["webshop", "--environments.data={folder}"], ["one file items_shuffle*.json", "docs/w"]),
+        (
+            ["paper_webshop", "--environments.data={folder}"],
+            ["one file items_shuffle*.json", "docs/w"],
+        ),
         (["alfworld", "--environments.data={folder}/gone"], ["{folder}/gone"]),
-        (["webshop", "--environments.data={folder}/gone"], ["there is no folder {folder}/gone"]),
+        (
+            ["paper_webshop", "--environments.data={folder}/gone"],
+            ["there is no folder {folder}/gone"],
+        ),
         (["demo", "--agent.window=0"], ["agent.window = 0: must be greater than or equal to 1"]),
         (
             ["kuhn_demo", "--engines.context=20"],

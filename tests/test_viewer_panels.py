@@ -3,7 +3,9 @@
 import gzip
 import io
 import json
+import lzma
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from mage.cli.terminal.results import kinds_table
 from mage.config.loading import build_recipe
+from mage.evaluation import kept_rows
 from mage.evaluation.kinds import figures_by_kind
 from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import TaskRow, write_tasks
@@ -26,6 +29,20 @@ from mage.viewer.library import Library
 from tests.view_runs import STYLES, make_run, play
 
 RESULTS = Path(__file__).parent.parent / "results"
+
+
+# --- Runs of another machine
+
+
+@pytest.mark.parametrize("world", ["alfworld", "webshop"])
+def test_a_run_whose_data_is_on_another_machine_is_shown(tmp_path: Path, world: str) -> None:
+    options = {"name": world, "data": "/data/of/another/machine"}
+    folder = RunFolder.create(tmp_path / "far", build_recipe({"environments": options}))
+    folder.append_metrics({"update": 1, "score_1": 0.25})
+    library = Library([tmp_path])
+    (row,) = library.get("runs")["runs"]
+    assert (row["state"], row["environment"], row["updates"]) == ("running", world, 1)
+    assert library.get("run/far")["toml"].count("/data/of/another/machine") == 1
 
 
 # --- Kinds of tasks
@@ -104,6 +121,44 @@ def test_kept_results_show_their_figures_and_texts() -> None:
 def test_kept_results_without_summary_are_stopped_runs() -> None:
     rows = {row["id"]: row for row in Library([RESULTS]).get("runs")["runs"]}
     assert rows["smollm2_kuhn_poker"]["state"] == "stopped"
+
+
+def test_kept_task_rows_give_the_strip_and_the_paired_differences_of_the_run(
+    tmp_path: Path,
+) -> None:
+    make_run(tmp_path / "runs" / "one")
+    keep = runpy.run_path(str(RESULTS.parent / "scripts" / "keep_results.py"))["keep"]
+    keep(tmp_path / "runs" / "one", tmp_path / "kept" / "one")
+    run, kept = Library([tmp_path / "runs"]), Library([tmp_path / "kept"])
+    assert kept.get("run/one/tasks/after_test") == run.get("run/one/tasks/after_test")
+    assert kept.get("compare/one/one") == run.get("compare/one/one")
+    for name in ("panels", "warnings"):
+        assert kept.get("run/one")[name] == run.get("run/one")[name]
+    for path in (tmp_path / "kept" / "one").iterdir():
+        data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+        assert str(tmp_path).encode() not in data, path.name
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"no xz",
+        lzma.compress(b'{"panel": "after_test"}\n'),
+        lzma.compress(b"[]\n"),
+        lzma.compress(b"[" * 90_000),
+        lzma.compress(b'{"panel": []}\n'),
+        lzma.compress(b"\n" * 100_000),  # 132 bytes
+        lzma.compress(b"\n" * 10_000)[:-8],
+    ],
+    ids=["text", "no row", "no object", "nested", "no name", "bomb", "cut"],
+)
+def test_damaged_kept_rows_are_one_message(
+    tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_rows, "_MOST", 99_999)
+    (tmp_path / "tasks.jsonl.xz").write_bytes(data)
+    with pytest.raises(DamagedError, match=r"tasks\.jsonl\.xz is damaged"):
+        kept_rows.read_kept_rows(tmp_path)
 
 
 # --- Tables of contents

@@ -145,10 +145,10 @@ def test_an_invalid_price_names_the_product(folder: Path) -> None:
 
 
 def test_missing_data_gives_a_message_with_what_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="items_shuffle"):
-        WebShop(data=str(tmp_path / "nowhere"))
-    with pytest.raises(ValidationError, match="must hold one file"):
-        WebShop(data=str(tmp_path))
+    with pytest.raises(ValueError, match="items_shuffle"):
+        WebShop(data=str(tmp_path / "nowhere")).check_data()
+    with pytest.raises(ValueError, match="must hold one file"):
+        WebShop(data=str(tmp_path)).check_data()
 
 
 def test_splits_without_training_goals_are_rejected() -> None:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from mage.evaluation.figures import Cell, EpisodeFigures, Evaluation
-from mage.evaluation.rows import TaskRow, read_tasks
+from mage.evaluation.kept_rows import read_rows
+from mage.evaluation.rows import TaskRow
 from mage.evaluation.statistics import Estimate
 from mage.run_folder import Json, RunError, RunFolder
 from mage.types import Split
@@ -129,8 +130,7 @@ class RunResults:
 
     def rows(self, stage: Stage, split: Split) -> tuple[TaskRow, ...] | None:
         """The stored rows of all tasks of a final panel, for paired comparisons."""
-        path = self.folder.path / "evaluations" / f"{stage}_{split}.tasks.jsonl"
-        return read_tasks(path) if path.is_file() else None
+        return read_rows(self.folder.path, f"{stage}_{split}")
 
 
 def read_run_results(folder: RunFolder) -> RunResults:

@@ -1,7 +1,7 @@
 """Kept results: a small copy of a run without weights, as in `results/` of the repository.
 
 `scripts/keep_results.py` writes them. The final evaluations lie beside the recipe, the figures of
-the select panels are in `select.json`, and there are no task rows.
+the select panels are in `select.json`, the task rows in `tasks.jsonl.xz` (`evaluation/kept_rows`).
 """
 
 import re

@@ -5,9 +5,9 @@ from typing import Any
 
 from mage.config.loading import recipe_tables
 from mage.evaluation.compare import compare
-from mage.evaluation.rows import TaskRow, read_tasks
+from mage.evaluation.rows import TaskRow
 from mage.run_folder import Json, RunFolder
-from mage.viewer.runs import panel_names, tasks_path
+from mage.viewer.runs import panel_names, panel_rows
 
 CHANGED = 30  # tasks that are listed, the largest change first
 
@@ -32,7 +32,7 @@ def compare_runs(first: RunFolder, second: RunFolder) -> Json:
 def _compare_panel(first: RunFolder, second: RunFolder, one: str, other: str) -> Json | None:
     if one not in panel_names(first):
         return None
-    a, b = read_tasks(tasks_path(first, one)), read_tasks(tasks_path(second, other))
+    a, b = panel_rows(first, one), panel_rows(second, other)
     if {row.task for row in a} != {row.task for row in b}:
         return {"first": one, "second": other, "same_panel": False}
     return {

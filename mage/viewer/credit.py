@@ -178,7 +178,12 @@ def _part_sentence(row: _Row, part: Json) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
+    """Two digits with a sign; a zero has no minus.
+
+    >>> _signed(-0.001), _signed(-0.14)
+    ('+0.00', '−0.14')
+    """
+    return f"{round(value, 2) + 0.0:+.2f}".replace("-", "−")
 
 
 def _short(text: str, most: int = 60) -> str:

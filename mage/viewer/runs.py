@@ -10,7 +10,8 @@ from mage.config.errors import ConfigError
 from mage.config.loading import recipe_tables, recipe_toml
 from mage.evaluation.compare import compare
 from mage.evaluation.figures import Cell, Evaluation
-from mage.evaluation.rows import finite, read_tasks
+from mage.evaluation.kept_rows import read_kept_rows, read_rows
+from mage.evaluation.rows import TaskRow, finite
 from mage.report.run_results import (
     STAGES,
     RunResults,
@@ -145,7 +146,7 @@ def _columns(records: tuple[Json, ...]) -> dict[str, list[Any]]:
 
 
 def _panel(results: RunResults, split: Split) -> Json:
-    overall = results.overall(split)
+    overall, names = results.overall(split), panel_names(results.folder)
     stages: dict[Stage, Evaluation] = {
         stage: results.finals[stage, split] for stage in STAGES if (stage, split) in results.finals
     }
@@ -160,7 +161,7 @@ def _panel(results: RunResults, split: Split) -> Json:
                 "overall": finite(asdict(found.overall)),
                 "by_opponent": finite([asdict(cell) for cell in found.by_opponent]),
                 "by_seat": finite([asdict(cell) for cell in found.by_seat]),
-                "has_tasks": tasks_path(results.folder, f"{stage}_{split}").is_file(),
+                "has_tasks": f"{stage}_{split}" in names,
             }
             for stage, found in stages.items()
         ],
@@ -186,26 +187,29 @@ def read_text(folder: RunFolder) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def tasks_path(folder: RunFolder, name: str) -> Path:
-    return folder.path / "evaluations" / f"{name}.tasks.jsonl"
-
-
 def panel_names(folder: RunFolder) -> list[str]:
     """The evaluations whose task rows are stored."""
+    if is_kept(folder.path):
+        return sorted(read_kept_rows(folder.path))
     paths = (folder.path / "evaluations").glob("*.tasks.jsonl")
     return sorted(path.name.removesuffix(".tasks.jsonl") for path in paths)
 
 
+def panel_rows(folder: RunFolder, name: str) -> tuple[TaskRow, ...]:
+    """The task rows of an evaluation of `panel_names`."""
+    rows = read_rows(folder.path, name)
+    if rows is None:
+        raise LookupError(name)
+    return rows
+
+
 def panel_tasks(folder: RunFolder, name: str) -> Json:
     """The tasks of a final panel with the score and outcome of every episode."""
-    if name not in panel_names(folder):
-        raise LookupError(name)
-    rows = read_tasks(tasks_path(folder, name))
     return {
         "name": name,
         "tasks": [
             [row.task.opponent, row.task.seat, row.scores, [one[0] for one in row.outcomes]]
-            for row in rows
+            for row in panel_rows(folder, name)
         ],
     }
 

@@ -15,7 +15,6 @@ from mage.environments.alfworld.engine import BANNER, IDLE, NOTHING_HAPPENS, Gam
 from mage.environments.alfworld.games import (
     FOLDERS,
     GENERATED,
-    OFFICIAL,
     find_folder,
     list_games,
     load_game,
@@ -193,14 +192,6 @@ class Alfworld(SingleAgentEnvironment):
     max_turns: int = Field(
         10, ge=1, description="replies the agent may give in one episode, illegal ones included"
     )
-
-    @field_validator("data")
-    @classmethod
-    def _exists(cls, data: str) -> str:
-        """A folder must exist. The official folder is resolved later, when games are read."""
-        if data not in (GENERATED, OFFICIAL):
-            find_folder(data)
-        return data
 
     @field_validator("task_types", mode="before")
     @classmethod

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Hashable
 from functools import lru_cache
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -17,7 +16,7 @@ from mage.environments.webshop.catalogue import (
     Source,
     open_catalogue,
 )
-from mage.environments.webshop.files import OFFICIAL, data_folder, find_files
+from mage.environments.webshop.files import data_folder, find_files
 from mage.environments.webshop.generate import Style
 from mage.environments.webshop.nouns import MODEL, Tagger, has_spacy
 from mage.environments.webshop.pages import Mode
@@ -117,22 +116,10 @@ class WebShop(SingleAgentEnvironment):
     )
     _split: Split = PrivateAttr("train")
 
-    @field_validator("data")
-    @classmethod
-    def _has_files(cls, folder: str) -> str:
-        if folder and folder != OFFICIAL:
-            find_files(Path(folder).expanduser())
-        return folder
-
     @field_validator("tagger")
     @classmethod
-    def _is_installed(cls, tagger: Tagger) -> Tagger:
+    def _resolve(cls, tagger: Tagger) -> Tagger:
         """Resolve `auto` at once, so that recipe.toml of a run names the tagger."""
-        if tagger == "spacy" and not has_spacy():
-            raise ValueError(
-                f"spaCy or its model {MODEL} is not installed: install both, or set "
-                "tagger = 'bundled'"
-            )
         return ("spacy" if has_spacy() else "bundled") if tagger == "auto" else tagger
 
     @model_validator(mode="after")
@@ -206,7 +193,15 @@ class WebShop(SingleAgentEnvironment):
         return f"{count} option{'s' if count != 1 else ''}"
 
     def check_data(self) -> None:
-        """The files must exist and parse, and the splits must leave goals to train on."""
+        """The files must exist and parse, and the splits must leave goals to train on.
+
+        This is no check of the options: runs of another machine can be read without their data.
+        """
+        if self.tagger == "spacy" and not has_spacy():
+            raise ValueError(
+                f"environments.tagger = 'spacy', but spaCy or its model {MODEL} is not installed: "
+                "install both, or set tagger = 'bundled'"
+            )
         if self.data:
             find_files(data_folder(self.data))
         self.places()

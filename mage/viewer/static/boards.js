@@ -107,26 +107,44 @@
       })}</div>`;
   }
 
+  const MANY = 4; // places of one kind that are shown as one
+
+  // Places by kind: "cabinet 1" and "cabinet 2" are two places, 27 cabinets are one entry.
+  function groupPlaces(spots, here) {
+    const kinds = new Map();
+    for (const spot of [...new Set(spots)].sort()) {
+      const kind = spot.replace(/ \d+$/, "");
+      kinds.set(kind, [...(kinds.get(kind) || []), spot]);
+    }
+    return [...kinds].flatMap(([kind, own]) =>
+      own.length < MANY
+        ? own.map((spot) => ({text: spot, here: spot === here}))
+        : [
+            {text: `${own.length} × ${kind}`, title: own.join(", ")},
+            ...own.filter((spot) => spot === here).map((spot) => ({text: spot, here: true})),
+          ],
+    );
+  }
+
   function rooms({turn, first}) {
     const place = /; at ([^;]+)/.exec(turn.anchor);
     const holds = /; holds ([^;]+)/.exec(turn.anchor);
     const seen = /you see (.+?)\.\s*(\n|$)/.exec(first ? first.observation : "");
+    if (!place) return null;
+    const here = place[1].trim();
     const spots = seen
       ? seen[1]
           .split(/,\s*(?:and )?|\s+and\s+/)
           .map((one) => one.replace(/^an? /, "").trim())
           .filter(Boolean)
-      : [];
-    if (!place) return null;
-    return html`<div class="rooms" role="img" aria-label=${`at ${place[1]}`}>${(spots.length
-      ? spots
-      : [place[1]]
-    )
-      .sort()
-      .map(
-        (spot) => html`<span
-      class=${spot === place[1].trim() ? "here" : ""}>${mage.clean(spot)}</span>`,
-      )}
+      : [here];
+    return html`<div class="rooms" role="img" aria-label=${`at ${here}`}>${groupPlaces(
+      spots,
+      here,
+    ).map(
+      (one) => html`<span class=${one.here ? "here" : ""} title=${mage.clean(one.title || "")}>
+      ${mage.clean(one.text)}</span>`,
+    )}
       <small>${holds && !holds[1].startsWith("nothing") ? `carries ${mage.clean(holds[1])}` : "carries nothing"}</small></div>`;
   }
 

@@ -8,12 +8,18 @@
   mage.colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195"];
   mage.episodeColours = ["#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"];
 
-  mage.score = (value, digits = 3) =>
-    value === null || value === undefined
-      ? "–"
-      : sign((value >= 0 ? "+" : "") + value.toFixed(digits));
+  // Digits without the sign of a zero: -0.001 with two digits is 0.00.
+  const fixed = (value, digits) => {
+    const text = value.toFixed(digits);
+    return Number(text) === 0 ? (0).toFixed(digits) : text;
+  };
+  mage.score = (value, digits = 3) => {
+    if (value === null || value === undefined) return "–";
+    const text = fixed(value, digits);
+    return sign((Number(text) > 0 ? "+" : "") + text);
+  };
   mage.percent = (value, digits = 1) =>
-    value === null || value === undefined ? "–" : `${sign((100 * value).toFixed(digits))} %`;
+    value === null || value === undefined ? "–" : `${sign(fixed(100 * value, digits))} %`;
   mage.figure = (value, percent) => (percent ? mage.percent(value) : mage.score(value));
   mage.short = (value) => {
     if (value === null || value === undefined) return "–";

@@ -147,7 +147,7 @@
         ${
           credit &&
           html`<button
-            class=${`badge credit ${credit.advantage > 0 ? "plus" : credit.advantage < 0 ? "minus" : ""}`} aria-expanded=${Boolean(why)}
+            class=${`badge credit ${credit.advantage >= 0.005 ? "plus" : credit.advantage <= -0.005 ? "minus" : ""}`} aria-expanded=${Boolean(why)}
           onClick=${() => setWhy(!why)}>advantage ${mage.score(credit.advantage, 2)} · why?</button>`
         }
         <button class="badge" aria-expanded=${prompt !== null}

@@ -134,7 +134,7 @@
     );
     const names = [
       ...new Set([
-        ...panels.sort((a, b) => (a.startsWith("after") ? -1 : b.startsWith("after") ? 1 : 0)),
+        ...panels.sort((a, b) => b.startsWith("after") - a.startsWith("after")),
         ...run.stored,
       ]),
     ];
