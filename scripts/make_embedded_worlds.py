@@ -209,7 +209,7 @@ def _numbered(sample: Sample, group: int) -> Sample:
     return replace(sample, where=replace(sample.where, group=group))
 
 
-def main() -> None:
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
@@ -246,7 +246,11 @@ def main() -> None:
         type=Path,
         help="continue from a model that this script has made",
     )
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = read_arguments()
     torch.manual_seed(args.seed)
     chat = make_chat(args.vocabulary, args.seed) if args.start is None else Chat.load(args.start)
     model = (

@@ -97,38 +97,65 @@ def evaluate(
         raise UsageError("nothing to evaluate is given. Name a run folder or a recipe.")
     for one in chosen:
         _check_exists(one)
+    of_panel = bool(compare or size)
+    of_population = bool(throws or references or page)
+    _check_options(population, exact, of_panel, of_population, panel, bool(agent or references))
     from mage.api.agents import find_candidate
-    from mage.evaluation.compare import compare as compare_pairs
 
     notes = None if memory is None else make_notes(memory)
-    if population is None and (throws or references or page):
-        raise UsageError("--throws, --references and --page need --population.")
     if population is not None:
-        if not (agent or references):
-            raise UsageError("--no-agent leaves nobody to play. Add --references.")
-        if exact or compare or size:
-            raise UsageError("--population plays no panel. Leave out --exact, --compare, --size.")
         overrides += population_table.throw_options(throws)
         candidate = find_candidate(name, overrides, checkpoint, say)
         population_table.show_population(
             candidate, population, matches, references, notes, agent, page, as_json
         )
-        return
-    if exact:
-        if compare or size or panel != "final":
-            raise UsageError("--exact plays no panel. Leave out --compare, --size and --panel.")
+    elif exact:
         candidate = find_candidate(name, overrides, checkpoint, say)
         exact_table.show_exact(candidate, split, notes, players, as_json)
-        return
-    candidates = [find_candidate(one, overrides, checkpoint, say) for one in chosen]
+    else:
+        candidates = [find_candidate(one, overrides, checkpoint, say) for one in chosen]
+        _evaluate_panel(candidates, split, panel, size, memory, as_json)
+
+
+def _check_options(
+    population: str | None,
+    exact: bool,
+    of_panel: bool,
+    of_population: bool,
+    panel: PanelName,
+    somebody_plays: bool,
+) -> None:
+    """Refuse options without effect, before torch is loaded."""
+    if population is None and of_population:
+        raise UsageError("--throws, --references and --page need --population.")
+    if population is not None and not somebody_plays:
+        raise UsageError("--no-agent leaves nobody to play. Add --references.")
+    if population is not None and (exact or of_panel):
+        raise UsageError("--population plays no panel. Leave out --exact, --compare, --size.")
+    if exact and (of_panel or panel != "final"):
+        raise UsageError("--exact plays no panel. Leave out --compare, --size and --panel.")
+
+
+def _evaluate_panel(
+    candidates: Sequence["Candidate"],
+    split: Split,
+    panel: PanelName,
+    size: int | None,
+    memory: Keep | None,
+    as_json: bool,
+) -> None:
+    """Play the panel with one or two candidates; show the figures and the paired difference."""
+    from mage.evaluation.compare import compare
+
+    notes = None if memory is None else make_notes(memory)
     found = [_play(candidate, split, panel, size, notes) for candidate in candidates]
-    paired = compare_pairs(found[1], found[0]) if len(found) == 2 else None
+    paired = compare(found[1], found[0]) if len(found) == 2 else None
+    held = memory or "as in the recipe"
     if as_json:
-        about = {"split": split, "panel": panel, "memory": memory or "as in the recipe"}
+        about = {"split": split, "panel": panel, "memory": held}
         _print_evaluations(candidates, found, paired, about)
     else:
-        title = f"{panel} {split} panel, memory {memory or 'as in the recipe'}"
-        _show_evaluations(candidates, found, paired, title)
+        _show_evaluations(candidates, found, paired, f"{panel} {split} panel, memory {held}")
 
 
 def _print_evaluations(

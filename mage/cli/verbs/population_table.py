@@ -1,5 +1,6 @@
 """The table of `mage evaluate --population`: a player against every member of a population."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,11 +9,13 @@ import typer
 from mage.cli.terminal import console
 from mage.cli.terminal.tables import plain_table
 from mage.cli.verbs.arguments import print_json
+from mage.types import Task
 
 if TYPE_CHECKING:  # these are slow to load
     from mage.api.agents import Candidate
     from mage.evaluation.population import PopulationResult
     from mage.evaluation.statistics import Estimate
+    from mage.play import Setting
 
 Population = Annotated[
     str | None,
@@ -51,29 +54,15 @@ def show_population(
     as_json: bool,
 ) -> None:
     """Play all matches of the candidate and of the references; print the tables."""
-    from mage.evaluation import population as played
+    from mage.evaluation.population import make_matches
     from mage.opponents.base import members
 
     setting = candidate.components.setting(evaluating=True, memory=memory)
-    world, title = setting.environment, f"{candidate.title}, update {candidate.update}"
-    tasks = played.make_matches(world, population, matches)
+    tasks = make_matches(setting.environment, population, matches)
     names = [one for name in references.split(",") if name for one in _expand(name, population)]
-    units, done = int(world.model_dump().get("throws", 1)), 0
-    with console(stderr=True).status(f"{title}: {len(tasks)} matches") as status:
-
-        def count(row: object) -> None:
-            nonlocal done
-            done += 1
-            status.update(f"{title}: match {done} of {len(tasks)}")
-
-        results = []
-        if with_agent:
-            found = played.play_agent(setting, tasks, count)
-            results.append(played.summarise_matches(title, found, units))
-        for number, name in enumerate(names, start=1):
-            status.update(f"reference {name}, {number} of {len(names)}")
-            found = played.play_reference(name, world, tasks, setting.episodes)
-            results.append(played.summarise_matches(name, found, units))
+    units = int(setting.environment.model_dump().get("throws", 1))
+    title = f"{candidate.title}, update {candidate.update}" if with_agent else None
+    results = _play_matches(setting, tasks, title, names, units)
     about = {
         "population": population,
         "members": len(members(population)),
@@ -87,6 +76,34 @@ def show_population(
         print_json(about | {"players": [result.to_json() for result in results]})
         return
     _print(results, about)
+
+
+def _play_matches(
+    setting: "Setting",
+    tasks: Sequence[Task],
+    agent: str | None,
+    references: Sequence[str],
+    units: int,
+) -> list["PopulationResult"]:
+    """The results of the agent, if it has a title, and of every reference."""
+    from mage.evaluation import population as played
+
+    results, done = [], 0
+    with console(stderr=True).status(f"{agent or 'references'}: {len(tasks)} matches") as status:
+
+        def count(row: object) -> None:
+            nonlocal done
+            done += 1
+            status.update(f"{agent}: match {done} of {len(tasks)}")
+
+        if agent is not None:
+            found = played.play_agent(setting, tasks, count)
+            results.append(played.summarise_matches(agent, found, units))
+        for number, name in enumerate(references, start=1):
+            status.update(f"reference {name}, {number} of {len(references)}")
+            found = played.play_reference(name, setting.environment, tasks, setting.episodes)
+            results.append(played.summarise_matches(name, found, units))
+    return results
 
 
 def _expand(name: str, population: str) -> tuple[str, ...]:
