@@ -381,6 +381,27 @@ def test_a_second_process_is_refused_and_a_stale_lock_is_not(run: RunFolder) -> 
         lock_run(run.path).__enter__()
 
 
+@pytest.mark.parametrize(
+    "name", [".lock", "metrics.jsonl", "timing.jsonl", "checkpoints", "report", "episodes/x.gz"]
+)
+def test_a_folder_with_a_link_is_not_written(run: RunFolder, tmp_path: Path, name: str) -> None:
+    """A stranger's run folder: the link leads to a file or folder of the user."""
+    own = tmp_path / "own"
+    own.mkdir() if name in ("checkpoints", "report") else own.write_text("mine")
+    path = run.path / name
+    if path.is_dir():
+        path.rmdir()
+    path.symlink_to(own)
+    with pytest.raises(RunError, match="is a symbolic link"), lock_run(run.path):
+        pass
+    assert own.is_dir() or own.read_text() == "mine"
+    linked = tmp_path / "linked"
+    path.unlink()
+    linked.symlink_to(run.path)
+    with lock_run(linked):  # the whole folder may be a link
+        pass
+
+
 @given(st.lists(metas, max_size=3))
 def test_episodes_are_read_back_as_they_were_written(
     shared_run: RunFolder, stored: list[MetaEpisode]

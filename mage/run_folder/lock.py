@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from mage.run_folder.files import RunError, cannot
+from mage.run_folder.links import refuse_links
 
 _NAME = ".lock"
 
@@ -28,7 +29,11 @@ class RunLocked(RunError):
 
 @contextmanager
 def lock_run(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a run folder; with `wait`, first wait for the process that has it."""
+    """Hold the lock of a run folder; with `wait`, first wait for the process that has it.
+
+    A folder with symbolic links is refused.
+    """
+    refuse_links(path)
     try:
         file = open(path / _NAME, "a+")  # noqa: SIM115 (closed below; "a+" keeps the old content)
     except OSError as error:

@@ -184,6 +184,8 @@ def _pairs(results: RunResults, split: Split) -> list[Json]:
 def read_text(folder: RunFolder) -> str:
     """The transcripts of kept results, which have no other ones; empty if there are none."""
     path = folder.path / "transcripts.md"
+    if path.is_symlink():  # a static copy would hold a file of the user that the link names
+        raise RunError(f"{path} is a symbolic link: links in kept results are not read")
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
