@@ -1,9 +1,11 @@
 """Packing for a machine without a network: a small project with hand-made wheels and real pip."""
 
+import io
 import json
 import platform
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -17,6 +19,7 @@ TAG = f"manylinux_2_28_{MACHINE}"
 
 sys.path.insert(0, str(SCRIPTS))
 import pack_offline  # noqa: E402
+import unpack_offline  # noqa: E402
 
 
 def make_wheel(
@@ -223,3 +226,27 @@ def test_sizes_with_units_are_read(text: str, size: int) -> None:
 def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(pack_offline.UsageError, match="--part-size"):
         pack_offline.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("../outside.txt", tarfile.REGTYPE),
+        ("/outside.txt", tarfile.REGTYPE),
+        ("inside/../../outside.txt", tarfile.REGTYPE),
+        ("link", tarfile.SYMTYPE),
+        ("link", tarfile.LNKTYPE),
+        ("pipe", tarfile.FIFOTYPE),
+    ],
+)
+def test_an_archive_writes_regular_files_below_its_target_only(
+    tmp_path: Path, name: str, kind: bytes
+) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.size, entry.linkname = kind, 4, "../../outside.txt"
+    with tarfile.open(tmp_path / "part", "w") as archive:
+        archive.addfile(entry, io.BytesIO(b"evil"))
+    (target := tmp_path / "a" / "target").mkdir(parents=True)
+    with pytest.raises(unpack_offline.UsageError, match="not a regular file below the target"):
+        unpack_offline.unpack(tmp_path, {"parts": [{"name": "part"}]}, target)
+    assert {path.name for path in tmp_path.rglob("*")} == {"part", "a", "target"}

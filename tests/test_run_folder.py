@@ -381,6 +381,19 @@ def test_a_second_process_is_refused_and_a_stale_lock_is_not(run: RunFolder) -> 
         lock_run(run.path).__enter__()
 
 
+@pytest.mark.parametrize("name", ["evaluations/x.json", "checkpoints/update_1/manifest.json"])
+@pytest.mark.parametrize("kind", ["pipe", "link to a device"])
+def test_a_pipe_or_a_device_is_reported_instead_of_read(
+    run: RunFolder, name: str, kind: str
+) -> None:
+    """Reading a pipe would wait forever, and /dev/zero has no end."""
+    path = run.path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(DamagedError, match="is a pipe or a device"):
+        RunFolder.open(run.path)
+
+
 @pytest.mark.parametrize(
     "name", [".lock", "metrics.jsonl", "timing.jsonl", "checkpoints", "report", "episodes/x.gz"]
 )

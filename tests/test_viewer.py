@@ -16,12 +16,14 @@ from typer.testing import CliRunner
 
 from mage.cli.main import app
 from mage.credit.store import read_credits
+from mage.learn.stored_moves import write_moves
 from mage.run_folder import RunError, RunFolder
 from mage.viewer.dataset import dataset_rows
 from mage.viewer.export import collect, write_file, write_folder
 from mage.viewer.library import Library, UnknownPath
+from mage.viewer.runs import stored_names
 from mage.viewer.server import make_app
-from tests.view_runs import HOSTILE, WARNING, make_run, store
+from tests.view_runs import CHANCES, HOSTILE, WARNING, make_run, store
 
 TOKEN = "secret"
 HOST = {"host": "127.0.0.1:4000"}
@@ -388,6 +390,44 @@ def test_an_export_names_updates_whose_credit_is_missing(runs: Path, tmp_path: P
     done = CliRunner().invoke(app, ["export", str(copy), "--out", str(tmp_path / "turns.jsonl")])
     assert done.exit_code == 0
     assert f"the credit of {path.name.split('.')[0]} is missing" in done.stderr
+
+
+def test_an_export_names_sets_whose_move_probabilities_are_missing(
+    runs: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "one", copy)
+    for name in stored_names(RunFolder.open(copy)):
+        write_moves(copy, name, [CHANCES])
+    (copy / "episodes" / "before_test.moves.jsonl.gz").unlink()
+    done = CliRunner().invoke(app, ["export", str(copy), "--out", str(tmp_path / "turns.jsonl")])
+    assert done.exit_code == 0
+    assert "the probabilities of moves of before_test are missing" in done.stderr
+
+
+def test_a_report_deletes_the_shards_that_a_kill_at_the_end_left(
+    runs: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "one", copy)
+    shards = RunFolder.open(copy).shards("after_test")
+    shards.write_text("{}\n")
+    assert CliRunner().invoke(app, ["report", str(copy)]).exit_code == 0
+    assert not shards.exists()
+    (copy / "summary.json").unlink()
+    shards.write_text("{}\n")  # an unfinished run needs them
+    assert CliRunner().invoke(app, ["report", str(copy)]).exit_code == 0
+    assert shards.exists()
+
+
+def test_a_link_in_a_run_is_a_fault(runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / "one", copy)
+    (copy / "summary.json").unlink()
+    (copy / "summary.json").symlink_to("gone")
+    done = CliRunner().invoke(app, ["check", str(copy)])
+    assert done.exit_code == 1
+    assert "summary.json is a symbolic link" in done.output
 
 
 def test_an_export_never_replaces_a_file(runs: Path, tmp_path: Path) -> None:

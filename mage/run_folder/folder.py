@@ -45,6 +45,7 @@ from mage.run_folder.files import (
     write_sealed,
 )
 from mage.run_folder.kept import is_kept, kept_names, read_kept
+from mage.run_folder.links import refuse_devices
 from mage.run_folder.update_lines import UpdateLines
 from mage.run_folder.versions import versions
 from mage.types import MetaEpisode
@@ -106,6 +107,7 @@ class RunFolder:
         path = Path(path)
         if not (path / "recipe.toml").is_file():
             raise RunError(f"{path} is not a run folder: it has no recipe.toml.{_list_runs(path)}")
+        refuse_devices(path)
         folder = cls(path, load_recipe(path / "recipe.toml"))
         folder._check_recipe()
         return folder
@@ -181,10 +183,13 @@ class RunFolder:
         self._delete_episodes(step for step in self.episode_steps() if step > update)
 
     def delete_leftovers(self) -> None:
-        """Delete the temporary files of killed processes; the caller holds the lock."""
+        """Delete what killed processes have left; the caller holds the lock."""
         for place in (self.path, self.path / "episodes", self.path / "evaluations"):
             for path in place.glob(".*.tmp"):
-                path.unlink(missing_ok=True)
+                if not path.is_dir():
+                    path.unlink(missing_ok=True)
+        if self.is_finished:  # killed after the summary was written
+            self.delete_shards()
         for path in self.path.glob(f".{self.warm.name}-*"):
             shutil.rmtree(path, ignore_errors=True)
 

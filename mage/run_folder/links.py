@@ -1,33 +1,65 @@
-"""Symbolic links in a run folder, which can lead a command that writes out of the folder.
+"""Files in a run folder that are no plain files: symbolic links, pipes and devices.
 
 A run folder from a stranger may hold a link in the place of a file: a command that appends to the
 file, or empties it, would change the file of the user that the link names. So commands that write
-refuse such a folder. A link to the whole run folder is allowed.
+refuse such a folder. A link to the whole run folder is allowed. A pipe or a device has no end, so
+all commands refuse it.
 """
 
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mage.run_folder.files import RunError
+from mage.run_folder.files import DamagedError, RunError
 
-# Folders of other tools (wandb, mlruns) have links of their own, and we do not write there.
+# Folders of other tools (wandb, mlruns) have links of their own, and we do not use them.
 _FOLDERS = ("checkpoints", "episodes", "evaluations", "logs", "report", "tensorboard", "warm")
 
 
 def refuse_links(run: Path) -> None:
     """Raise a RunError that names the first link among the files of a run."""
-    for path in _files(run):
-        if path.is_symlink():
+    for entry in _entries(run):
+        if entry.is_symlink():
             raise RunError(
-                f"{path} is a symbolic link. Commands that write into a run refuse links, because "
-                "they would change files outside of its folder. Replace the link with the file or "
-                "folder itself; to keep a run on another disk, link its whole folder"
+                f"{entry.path} is a symbolic link. Commands that write into a run refuse links, "
+                "because they would change files outside of its folder. Replace the link with the "
+                "file or folder itself; to keep a run on another disk, link its whole folder"
             )
 
 
-def _files(run: Path) -> Iterator[Path]:
+def refuse_devices(run: Path) -> None:
+    """Raise a DamagedError that names the first pipe, socket or device, also behind a link."""
+    for entry in _entries(run):
+        if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
+            continue
+        try:
+            mode = os.stat(entry.path).st_mode
+        except OSError:  # a link to nothing; the reader of the file reports it
+            continue
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise DamagedError(
+                f"{entry.path} is damaged: it is a pipe or a device, not a file. Delete it or "
+                "restore the file"
+            )
+
+
+def _entries(run: Path) -> Iterator[os.DirEntry[str]]:
     """The files and folders of a run; what is below a link is not visited."""
-    yield from sorted(run.iterdir())
-    for name in _FOLDERS:
-        if (run / name).is_dir():
-            yield from sorted((run / name).rglob("*"))
+    try:
+        with os.scandir(run) as found:
+            top = sorted(found, key=lambda entry: entry.name)
+    except OSError:  # the reader of the folder reports it
+        return
+    yield from top
+    for entry in top:
+        if entry.name in _FOLDERS and entry.is_dir(follow_symlinks=False):
+            yield from _below(entry.path)
+
+
+def _below(folder: str) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as found:
+        for entry in sorted(found, key=lambda entry: entry.name):
+            yield entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(entry.path)

@@ -11,6 +11,7 @@ from mage.learn import checkpoint
 from mage.learn.stored_moves import read_moves
 from mage.run_folder import RunError, RunFolder
 from mage.run_folder.files import verify_checksums
+from mage.run_folder.links import refuse_links
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ def check_run(folder: RunFolder) -> RunCheck:
     if versions:  # without the format of the run nothing else can be judged
         return RunCheck(tuple(versions), ())
     faults = [
+        *_fault(refuse_links, folder.path),
         *check_files(folder),
         *_fault(folder.timing),
         *_fault(verify_checksums, folder.warm),

@@ -39,6 +39,13 @@ def sets_without_credit(folder: RunFolder) -> list[str]:
     return [name for name in sorted(steps) if not read_credits(folder.path, name)]
 
 
+def sets_without_moves(folder: RunFolder) -> list[str]:
+    """Stored sets without move probabilities, if other sets of the run have them."""
+    names = sorted(stored_names(folder))
+    found = [name for name in names if not read_moves(folder.path, name)]
+    return found if len(found) < len(names) else []
+
+
 def dataset_rows(folder: RunFolder) -> Iterator[Json]:
     """One row for each stored turn, in the order of play; credit is None outside of training."""
     transcripts = Transcripts()

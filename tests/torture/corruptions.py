@@ -140,6 +140,12 @@ def make_link(path: Path, rng: random.Random) -> None:
     path.symlink_to(target)
 
 
+def make_pipe(path: Path, rng: random.Random) -> None:
+    """A pipe: who reads it waits for ever."""
+    path.unlink()
+    os.mkfifo(path)
+
+
 def forbid(path: Path, rng: random.Random) -> None:
     """The parent folder becomes a file."""
     if path.parent.name == "run":  # the run folder itself stays
@@ -165,5 +171,6 @@ CORRUPTIONS: tuple[Corrupt, ...] = (
     swap_folders,
     make_folder,
     make_link,
+    make_pipe,
     forbid,
 )

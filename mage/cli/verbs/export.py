@@ -24,11 +24,18 @@ def export(
     ] = None,
 ) -> None:
     """Write the stored turns of a run, with returns and advantages, as a dataset."""
-    from mage.viewer.dataset import SUFFIXES, sets_without_credit, write_dataset
+    from mage.viewer.dataset import (
+        SUFFIXES,
+        sets_without_credit,
+        sets_without_moves,
+        write_dataset,
+    )
 
     folder = RunFolder.open(run)
     target = out or Path(f"{folder.path.resolve().name}-turns{SUFFIXES[form]}")
     count = write_dataset(folder, target, form)
     if names := sets_without_credit(folder):
         say(f"the credit of {', '.join(names)} is missing: their returns and advantages are null")
+    if names := sets_without_moves(folder):
+        say(f"the probabilities of moves of {', '.join(names)} are missing: they are null")
     console().print(f"{count:,} turns in {target}", markup=False, soft_wrap=True)

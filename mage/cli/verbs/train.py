@@ -166,6 +166,7 @@ def _report(folder: RunFolder, as_json: bool) -> None:
     from mage.viewer.report import write_report
 
     with lock_run(folder.path):
+        folder.delete_leftovers()
         files = write_report(folder)
     results = read_run_results(folder)
     if as_json:
