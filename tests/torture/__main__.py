@@ -25,13 +25,16 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="parts at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="also write the results to a JSON file")
+    parser.add_argument(
+        "--results", type=Path, help="keep the results of parts here; they are not run again"
+    )
     given = parser.parse_args()
     options = [f"--seed={given.seed}", *(["--short"] if given.short else [])]
     if given.only:
         sizes = SHORT if given.short else FULL
         results = [one for name in given.only for one in _run_here(name, sizes, given.seed)]
     else:
-        results = _run_parts(options, given.jobs)
+        results = _run_parts(options, given.jobs, given.results)
     if given.out:
         given.out.write_text(json.dumps([asdict(one) for one in results]))
     sys.stdout.write(table(results) + "\n")
@@ -43,14 +46,17 @@ def _run_here(name: str, sizes: Sizes, seed: int) -> list[Result]:
         return PARTS[name](Path(place), sizes, seed)
 
 
-def _run_parts(options: Sequence[str], jobs: int) -> list[Result]:
-    with tempfile.TemporaryDirectory(prefix="torture-") as place:
-        _start_parts(Path(place), options, jobs)
-        return [one for name in PARTS for one in _read(Path(place) / f"{name}.json", name)]
+def _run_parts(options: Sequence[str], jobs: int, results: Path | None) -> list[Result]:
+    with tempfile.TemporaryDirectory(prefix="torture-") as temporary:
+        place = results or Path(temporary)
+        place.mkdir(parents=True, exist_ok=True)
+        _start_parts(place, options, jobs)
+        return [one for name in PARTS for one in _read(place / f"{name}.json", name)]
 
 
 def _start_parts(place: Path, options: Sequence[str], jobs: int) -> None:
-    waiting, running = list(PARTS), dict[str, subprocess.Popen[bytes]]()
+    waiting = [name for name in PARTS if not (place / f"{name}.json").is_file()]
+    running = dict[str, subprocess.Popen[bytes]]()
     while waiting or running:
         while waiting and len(running) < jobs:
             name = waiting.pop(0)
