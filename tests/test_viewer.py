@@ -420,6 +420,15 @@ def test_a_report_deletes_the_shards_that_a_kill_at_the_end_left(
     assert shards.exists()
 
 
+def test_pipes_and_broken_links_beside_runs_are_ignored(tmp_path: Path) -> None:
+    """Reading a pipe would wait forever."""
+    make_run(tmp_path / "one")
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "broken.json").symlink_to("gone")
+    found = Library([tmp_path]).get("runs")
+    assert ([row["id"] for row in found["runs"]], found["tables"]) == (["one"], [])
+
+
 def test_a_link_in_a_run_is_a_fault(runs: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(runs / "one", copy)

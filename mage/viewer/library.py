@@ -134,7 +134,9 @@ def find_tables(place: Path) -> list[Path]:
 
 
 def _is_table(path: Path) -> bool:
-    return not (path.parent / "recipe.toml").is_file() and _holds_table(path, path.stat().st_mtime)
+    if not path.is_file() or (path.parent / "recipe.toml").is_file():
+        return False
+    return _holds_table(path, path.stat().st_mtime)
 
 
 @lru_cache(maxsize=4096)
