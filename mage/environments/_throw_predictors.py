@@ -22,8 +22,8 @@ COUNT_DECAY = 0.97  # older throws of a context count less by this factor
 RECORD_DECAY = 0.95  # older scores of a record count less: about the last 20 throws count
 LONGEST = 20  # throws of the longest passage that is compared
 EVEN, HIGHEST = 3, 9  # in `digits`: the digit of a record of 0, and the highest digit
-_STEPS = 1.5  # in `digits`: digits for each standard deviation above or below 0
-_WORD_STEPS = 1.5  # in `words` 0 is even: a best record is hardly ever below 0
+_STEPS = 1.5  # digits for each standard deviation above or below 0
+_HIGHEST_WORD = 6  # in `words` 0 is even; 6 is reached in games of 50 throws and of 1,000
 
 # The number of throws that a context needs, and the context.
 CONTEXTS: tuple[tuple[int, Context], ...] = (
@@ -142,7 +142,7 @@ class Predictors:
         """For each predictor: the throw of the shift with the best record, and its digit."""
         shifts = self.records.argmax(1)
         best = self.records.max(1) / sqrt(max(self.weight, 1.0))
-        digits = np.clip(np.rint(_WORD_STEPS * best), 0, HIGHEST).astype(int)
+        digits = np.clip(np.rint(_STEPS * best), 0, _HIGHEST_WORD).astype(int)
         rows = zip(self._guesses.tolist(), shifts.tolist(), digits.tolist(), strict=True)
         return tuple(
             None if guess < 0 else ((guess + shift) % 3, digit) for guess, shift, digit in rows

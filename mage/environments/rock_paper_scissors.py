@@ -4,7 +4,7 @@ The score of a game is the mean over its throws: +1 for a throw won, -1 for a th
 both players is written `rock-paper`: the reader's own throw, then the opponent's.
 
 For long games, `summary = "predictors"` makes every observation complete: the last throws, and one
-word for each of 24 simple predictors (`_throw_predictors.py`): `rock7` is the throw of its best
+word for each of 24 simple predictors (`_throw_predictors.py`): `rock5` is the throw of its best
 rule and the record of this rule. Combine it with `agent.past_turns = false`, which shows the
 present observation only.
 """
@@ -21,7 +21,7 @@ THROWS = ("rock", "paper", "scissors")
 Round = tuple[str, str]  # one's own throw, the other's throw
 _PREDICTORS = (
     "24 simple predictors watch the game. Each has a word: the throw of its best rule, and a digit "
-    "for how well this rule did lately. 0 is even, 7 is very good. A dash means no guess."
+    "for how well this rule did lately. 0 is even, 6 is very good. A dash means no guess."
 )
 
 
