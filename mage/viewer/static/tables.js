@@ -40,11 +40,12 @@
       ...lines.map((one) => one[1]),
     ];
     const [low, high] = [Math.min(...values), Math.max(...values)];
-    const [left, width, step] = [230, 560, 30];
+    const isNarrow = matchMedia("(max-width: 700px)").matches; // labels stand above their lines
+    const [left, width, step, end] = isNarrow ? [6, 290, 44, 70] : [230, 560, 30, 110];
     const x = (value) => left + (width * (value - low)) / (high - low || 1);
     const height = rows.length * step + 54;
     return html`<div class="scroll"><svg class="intervals"
-      viewBox=${`0 0 ${left + width + 110} ${height}`} role="img"
+      viewBox=${`0 0 ${left + width + end} ${height}`} role="img"
       aria-label="Last episode with 95 % intervals">
       ${lines.map(
         (
@@ -56,8 +57,9 @@
           class="caption middle">${name} ${mage.figure(value, percent)}</text>`,
       )}
       ${rows.map(({arm, first, last}, k) => {
-        const y = 34 + k * step;
-        return html`<text x=${left - 14} y=${y + 4} class="label">${full(arm.label)}</text>
+        const y = (isNarrow ? 48 : 34) + k * step;
+        return html`<text x=${isNarrow ? 0 : left - 14} y=${isNarrow ? y - 12 : y + 4}
+            class=${isNarrow ? "label above" : "label"}>${full(arm.label)}</text>
           <line x1=${left} x2=${left + width} y1=${y} y2=${y} class="row" />
           <line x1=${x(first.value)} x2=${x(last.value)} y1=${y} y2=${y} class="change" />
           <circle cx=${x(first.value)} cy=${y} r="4" class="first">
@@ -105,7 +107,7 @@
       pair.adjusted < 0.05 &&
       (pair.difference.difference.low > 0 || pair.difference.difference.high < 0);
     const percent = result.measure !== "score";
-    return html`<details>
+    return html`<details class="pairs">
       <summary>All pairs: row minus column in the last episode (${result.pairs.filter(real).length} of ${result.pairs.length} significant after Holm's correction)</summary>
       <div class="scroll"><table class="matrix"><thead><tr><th>
         </th>${labels.map((one) => html`<th>${full(one)}</th>`)}</tr></thead><tbody>
