@@ -27,6 +27,7 @@ from mage.run_folder import (
     RunFolder,
     RunLocked,
     choose_path,
+    files,
     lock_run,
     read_json,
     versions,
@@ -379,6 +380,17 @@ def test_a_second_process_is_refused_and_a_stale_lock_is_not(run: RunFolder) -> 
         assert str(other.pid) in (run.path / ".lock").read_text()
     with lock_run(run.path), pytest.raises(RunLocked, match=f"process {os.getpid()} "):
         lock_run(run.path).__enter__()
+
+
+def test_a_small_file_that_holds_too_much_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100,000 line breaks in 130 bytes; the limit of a real file is larger."""
+    monkeypatch.setattr(files, "_MOST_UNPACKED", 1_000)
+    path = files.write_packed(tmp_path / "x.jsonl.gz", "\n" * 100_000)
+    with pytest.raises(DamagedError, match="hold more than"):
+        files.read_packed(path)
+    assert files.read_packed(files.write_packed(tmp_path / "y.gz", "a\nb\n")) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("name", ["evaluations/x.json", "checkpoints/update_1/manifest.json"])
