@@ -119,6 +119,7 @@ def test_the_real_packages_log_offline_and_keep_the_runs_of_a_process_apart(
         sys.modules["mlflow"].end_run()  # at its exit the process would use another database
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("broken", ["init", "log", "import"])
 def test_a_failing_logger_is_reported_once_and_the_run_continues(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,7 +136,6 @@ def test_a_failing_logger_is_reported_once_and_the_run_continues(
     assert warnings[0].startswith("logger wandb failed and is off: ")
 
 
-@pytest.mark.e2e
 def test_the_csv_file_equals_the_metrics_also_after_a_resume(tmp_path: Path) -> None:
     folder = new_folder(tmp_path / "run")
     for update in (1, 2, 3):

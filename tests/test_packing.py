@@ -68,7 +68,7 @@ def assert_same(
 
 @pytest.mark.parametrize("kind", MODELS)
 @given(batch=batches, start=starts)
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_packed_and_unpacked_agree_in_loss_and_gradient(
     kind: str, batch: list[Sample], start: tuple[int, ...]
 ) -> None:
@@ -118,7 +118,7 @@ def test_blocks_of_the_mask_follow_the_rule(end: list[int], block: int) -> None:
 
 
 @given(batch=batches, start=starts, micro=st.integers(1, 40), tree=st.none() | st.integers(1, 30))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_micro_batches_and_cuts_change_no_gradient(
     batch: list[Sample], start: tuple[int, ...], micro: int, tree: int | None
 ) -> None:

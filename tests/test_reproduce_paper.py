@@ -91,6 +91,7 @@ def test_memory_and_speed_options_do_not_hide_the_figures_of_the_paper() -> None
     assert find_differences(plan.jobs[0]) == []
 
 
+@pytest.mark.e2e
 def test_rooms_with_one_and_three_boxes_have_separate_rows(
     tmp_path: Path,
 ) -> None:
@@ -115,6 +116,7 @@ def test_rooms_with_one_and_three_boxes_have_separate_rows(
     assert all(result.arms[0].tasks > 0 for result in results)
 
 
+@pytest.mark.e2e
 def test_the_draw_rate_is_compared_against_mcts_1000(tmp_path: Path) -> None:
     plan = make_plan(
         "population",
