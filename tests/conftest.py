@@ -1,5 +1,6 @@
 """Shared by all tests: a small Kuhn recipe, the mark `e2e`, and the order of the test files."""
 
+import multiprocessing
 import os
 from collections import Counter
 from typing import Any
@@ -7,8 +8,22 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from mage.training import child_processes
+
 # Test processes run side by side, so each has one thread. Torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Processes are forked from a server that has loaded MAGE and torch once, so a start costs
+# milliseconds instead of seconds of imports. Tests of the start itself spawn.
+child_processes.START_METHOD = "forkserver"
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    [
+        "mage.cli.verbs.train",
+        "mage.training.trainer",
+        "mage.engines.local",
+        "transformers.models.llama.modeling_llama",  # of the embedded models
+    ]
+)
 
 # A slow example is not a failure: every test has a time-out of its own.
 settings.register_profile("mage", deadline=None, max_examples=50)

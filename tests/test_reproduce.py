@@ -33,8 +33,9 @@ TINY = [
     "--run.updates=2",
     "--run.evaluate_every=0",
     "--run.save_every=1",
+    "--run.move_probabilities=false",
     "--play.groups=2",
-    "--evaluate.size=6",
+    "--evaluate.size=2",
     "--evaluate.final_size=12",
     "--engines.slots=64",
     "--memory.embedding=lexical",
@@ -175,16 +176,16 @@ def go(out: Path, *more: str) -> BaseProcess:
 def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(
     tmp_path: Path,
 ) -> None:
-    killed = go(tmp_path / "a", "--run.updates=6")
+    killed = go(tmp_path / "a", "--run.updates=4")
     metrics = tmp_path / "a" / "runs" / "kuhn_poker-lamer-seed0" / "metrics.jsonl"
     while killed.is_alive() and not (metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2):
         time.sleep(0.01)
     killed.kill()
     wait(killed)
     assert not (metrics.parent / "summary.json").exists(), "the kill must come before the end"
-    assert wait(go(tmp_path / "a", "--run.updates=6")) == 0
+    assert wait(go(tmp_path / "a", "--run.updates=4")) == 0
     plan = make_plan(
-        "table1", worlds=["kuhn_poker"], only=["lamer"], overrides=[*TINY[:-1], "--run.updates=6"]
+        "table1", worlds=["kuhn_poker"], only=["lamer"], overrides=[*TINY[:-1], "--run.updates=4"]
     )
     whole = RunFolder.create(tmp_path / "whole", plan.jobs[0].recipe)
     train(whole.path, Callback(), never)
@@ -218,7 +219,7 @@ def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / job.name, job.recipe)
     assert list(open_runs(tiny_plan("react"), tmp_path)) == [job.name]
     with pytest.raises(
-        RunError, match=r"was made with other options: evaluate\.size is 6, planned 7"
+        RunError, match=r"was made with other options: evaluate\.size is 2, planned 7"
     ):
         open_runs(
             make_plan(
@@ -323,12 +324,12 @@ def test_unequal_budgets_are_reported(tmp_path: Path) -> None:
         "table1",
         worlds=["kuhn_poker"],
         only=["gigpo", "mage"],
-        overrides=[*TINY[:-1], "--play.members=4"],
+        overrides=[*TINY[:-1], "--play.members=4", "--run.updates=1"],
     )
     for job in plan.jobs:
         train(RunFolder.create(tmp_path / "runs" / job.name, job.recipe).path, Callback(), never)
     (world,) = read_results(plan, tmp_path / "runs")
-    assert world.budget_faults[0] == "training episodes differ: gigpo 16, mage 48"
+    assert world.budget_faults[0] == "training episodes differ: gigpo 8, mage 24"
 
 
 def test_missing_runs_are_named_and_the_page_is_still_written(

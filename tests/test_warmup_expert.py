@@ -172,6 +172,7 @@ def test_turns_of_an_expert_episode_stay_together() -> None:
         assert all(after.index == 0 for _, after in changes)
 
 
+@pytest.mark.e2e
 def test_processes_write_the_same_demonstrations() -> None:
     changes = ["--warmup.play=expert", "--warmup.noise=0.2", "--warmup.processes=2"]
     recipe = load_recipe("sokoban", changes)

@@ -11,6 +11,7 @@ from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnin
 
 SMALL = {
     "run.updates": 4,
+    "run.workers": 1,
     "run.threads": 1,
     "run.evaluate_every": 4,
     "play.groups": 2,

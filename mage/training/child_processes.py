@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
-from mage.training.stop import SIGNALS
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+START_METHOD = "spawn"  # a forked process cannot use CUDA or autograd after its parent has
 
 
 @contextmanager

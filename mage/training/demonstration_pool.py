@@ -17,9 +17,9 @@ from mage.engines.base import ScriptedEngine
 from mage.learn.demonstrations import Demonstration, Script, write_demonstrations
 from mage.learn.warmup import Chunk
 from mage.play import Setting
+from mage.training import child_processes
 from mage.training.build import Components
-from mage.training.child_processes import blocked_signals, end_with_parent
-from mage.training.stop import SIGNALS
+from mage.training.child_processes import SIGNALS, blocked_signals, end_with_parent
 
 _AHEAD = 4  # chunks per process that are written before they are needed
 
@@ -47,7 +47,10 @@ class DemonstrationPool:
         """The demonstrations of every chunk, in order."""
         processes = self._recipe.warmup.processes
         self._executor = ProcessPoolExecutor(
-            processes, get_context("spawn"), _start, (self._recipe, self._script)
+            processes,
+            get_context(child_processes.START_METHOD),
+            _start,
+            (self._recipe, self._script),
         )
         waiting: deque[Future[list[Demonstration]]] = deque()
         for chunk in chunks:

@@ -18,15 +18,15 @@ from mage.config.errors import EXIT_USAGE, ConfigError
 from mage.config.loading import change_recipe
 from mage.config.recipe import Recipe
 from mage.learn.ranks import RankFailed, RankLost, Ranks, RanksStopped
+from mage.training import child_processes
 from mage.training.callbacks import Stopped
-from mage.training.child_processes import blocked_signals, end_with_parent
+from mage.training.child_processes import SIGNALS, blocked_signals, end_with_parent
 from mage.training.rank_log import log_path, write_rank_log
-from mage.training.stop import SIGNALS, StopRequest
+from mage.training.stop import StopRequest
 from mage.training.watch import Peer, Watch, describe_loss
 
 Item = TypeVar("Item")
 TIMEOUT = timedelta(hours=2)  # for one message: ranks may play for long; lost ranks are watched
-START_METHOD = "spawn"  # a forked process cannot use CUDA or autograd after its parent has
 _TICK = 0.05  # seconds between two looks at processes that start
 _END = 5.0  # seconds for a rank to end after its work
 
@@ -92,7 +92,7 @@ def _start(
     size: int, port: int, folder: Path, task: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> list[Any]:
     """Start ranks 1 to size - 1. Signals are blocked until they have their own handlers."""
-    context: Any = multiprocessing.get_context(START_METHOD)
+    context: Any = multiprocessing.get_context(child_processes.START_METHOD)
     others = [
         context.Process(
             target=_run_rank, args=(rank, size, port, folder, task, arguments), daemon=True

@@ -12,8 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from mage.learn.ranks import RankLost, Ranks
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from mage.training.child_processes import SIGNALS
 
 
 class _Interrupted(KeyboardInterrupt):

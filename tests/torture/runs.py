@@ -41,6 +41,7 @@ WARMUP = """
 first = true
 steps = 2
 batch = 4
+turns = 20
 """
 
 
