@@ -7,6 +7,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := mage tests benchmarks scripts examples
+# Some tests wait for processes and files, so three test processes use two cores best.
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo check test torture lint bench docs venv clean
 .DEFAULT_GOAL := test
@@ -31,11 +33,11 @@ lint: $(STAMP)
 
 # Lint and fast tests: for every change.
 check: lint
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not e2e"
+	$(PYTEST) -m "not slow and not e2e"
 
 # Everything, each test once.
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
 # Kills, damaged files, fuzzed input, full disks: about 20 minutes. `make test` has a short form.
 torture: $(STAMP)

@@ -26,27 +26,48 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
 )
 
 # A slow example is not a failure: every test has a time-out of its own.
-settings.register_profile("mage", deadline=None, max_examples=50)
+settings.register_profile("mage", deadline=None, max_examples=30)
 settings.load_profile("mage")
 
 
 # Fixtures that train a run or start a browser: a test that uses one is an end-to-end test.
 TRAINING = {"trained", "run", "copy", "reproduced", "whole", "built", "browser"}
+# Files that need most processor time, in this order. They are dealt first, so that no test process
+# is left with a long file at the end.
+LONGEST = (
+    "test_stop",
+    "test_docs",
+    "test_torture",
+    "test_reproduce",
+    "test_cli",
+    "test_ranks",
+    "test_trainer",
+    "test_engine_local",
+    "test_parts",
+    "test_viewer_browser",
+    "test_embedded_worlds",
+    "test_shards",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that use a trained run, and put the files with most end-to-end tests first.
+    """Mark tests that use a trained run, and put the longest files first.
 
-    Files are dealt to the test processes in this order. So no process is left with a long file
-    at the end.
+    Other files follow by their number of end-to-end tests.
     """
     for item in items:
         if TRAINING & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.e2e)
     long = Counter(item.path for item in items if item.get_closest_marker("e2e"))
     all_tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (-long[item.path], -all_tests[item.path], item.path))
+    first = {name: place for place, name in enumerate(LONGEST)}
+
+    def place(item: pytest.Item) -> tuple[int, int, int, str]:
+        path = item.path
+        return first.get(path.stem, len(first)), -long[path], -all_tests[path], str(path)
+
+    items.sort(key=place)
 
 
 @pytest.fixture
