@@ -7,8 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := mage tests benchmarks scripts examples
-# Some tests wait for processes and files, so three test processes use two cores best.
-PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo check test torture lint bench docs venv clean
 .DEFAULT_GOAL := test
@@ -33,11 +32,12 @@ lint: $(STAMP)
 
 # Lint and fast tests: for every change.
 check: lint
-	$(PYTEST) -m "not slow and not e2e"
+	$(PYTEST) -n 2 -m "not slow and not e2e"
 
-# Everything, each test once.
+# Everything, each test once. End-to-end tests often wait for processes and files, so two cores have
+# three test processes.
 test: lint
-	$(PYTEST)
+	$(PYTEST) -n 3
 
 # Kills, damaged files, fuzzed input, full disks: about 20 minutes. `make test` has a short form.
 torture: $(STAMP)

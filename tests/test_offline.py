@@ -161,6 +161,7 @@ def test_parts_are_collected_one_at_a_time_and_broken_ones_are_not_kept(world: P
     assert unpack(world / "store", "--check").returncode == 0
 
 
+@pytest.mark.e2e
 def test_missing_and_broken_parts_are_listed_before_unpacking(world: Path) -> None:
     folder = pack(world, "--part-size", "4kB")
     (folder / "offline.tar.000").unlink()
@@ -172,6 +173,7 @@ def test_missing_and_broken_parts_are_listed_before_unpacking(world: Path) -> No
     assert not (world / "host").exists()
 
 
+@pytest.mark.e2e
 def test_a_wheel_missing_for_the_platform_gives_one_clear_message(world: Path) -> None:
     (world / "project" / "pyproject.toml").write_text(
         '[project]\nname = "mage"\ndependencies = ["newer"]\n'
@@ -185,6 +187,7 @@ def test_a_wheel_missing_for_the_platform_gives_one_clear_message(world: Path) -
     assert not list(world.glob(".pack*")), "nothing is left behind"
 
 
+@pytest.mark.e2e
 def test_a_pack_for_another_python_is_refused(world: Path) -> None:
     folder = pack(world)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -193,6 +196,7 @@ def test_a_pack_for_another_python_is_refused(world: Path) -> None:
     assert (done.returncode, "the wheels are for Python 3.99" in done.stderr) == (2, True)
 
 
+@pytest.mark.e2e
 def test_missing_packages_of_the_host_are_reported(world: Path) -> None:
     folder = pack(world, without="heavy,deep")
     done = unpack(folder, "--to", world / "host")

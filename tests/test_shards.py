@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,13 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    "memory", [Notes(keep="both"), Memento(embedding="lexical", wave=100)], ids=["notes", "memento"]
-)
+MEMORIES: dict[str, Memory] = {
+    "notes": Notes(keep="both"),
+    "memento": Memento(embedding="lexical", wave=100),
+}
+
+
+@pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
 def test_shards_give_the_rows_of_a_panel_played_at_once(memory: Memory) -> None:
     rows, metas = play(memory)
     whole = play_groups(setting_of(memory), [[task] for task in TASKS], 7)
@@ -59,13 +64,17 @@ def test_shards_give_the_rows_of_a_panel_played_at_once(memory: Memory) -> None:
     assert metas == whole[:5]
 
 
-@pytest.mark.parametrize(
-    "memory", [Notes(keep="both"), Memento(embedding="lexical", wave=100)], ids=["notes", "memento"]
-)
+@cache
+def whole_rows(name: str) -> list[TaskRow]:
+    return play(MEMORIES[name])[0]
+
+
+@pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize("when", [1, 130, 299])
 def test_a_killed_evaluation_resumes_from_its_stored_shards(
-    memory: Memory, when: int, tmp_path: Path
+    name: str, when: int, tmp_path: Path
 ) -> None:
+    memory = MEMORIES[name]
     counted: list[int] = []
 
     def kill(done: int) -> None:
@@ -79,7 +88,7 @@ def test_a_killed_evaluation_resumes_from_its_stored_shards(
         file.write(b'{"rows": [half a li')
     later: list[int] = []
     rows, _ = play(memory, ShardStore(tmp_path / "s", {"update": 3}), on_played=later.append)
-    assert rows == play(memory)[0]
+    assert rows == whole_rows(name)
     shard = memory.tasks_at_once or 128
     stored = (when - 1) // shard  # whole shards before the kill
     assert later[:stored] == [shard * (k + 1) for k in range(stored)], "read, not played"

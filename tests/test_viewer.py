@@ -276,6 +276,7 @@ def _files(place: Path) -> dict[str, tuple[int, int]]:
     }
 
 
+@pytest.mark.e2e
 def test_the_command_serves_until_it_is_stopped(runs: Path) -> None:
     command = [sys.executable, "-m", "mage", "view", str(runs), "--no-open"]
     process = subprocess.Popen(

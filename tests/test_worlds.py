@@ -30,7 +30,7 @@ HOSTILE = (
     f"<action>search[{'x' * 100_000}]</action>",
     "<action>search[\x00\x1b[2J]</action>",
     "<action>click[\ufffd]</action>",
-    f"<action>{'up ' * 40_000}</action>",
+    f"<action>{'up ' * 10_000}</action>",
     "<action>go to \u202eecaf</action>",
     "<action>" * 500,
     "<action>[/bold]{0}%s</action>",
