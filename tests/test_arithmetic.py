@@ -77,9 +77,10 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunFolder
     def run_of(dtype: str) -> RunFolder:
         if dtype not in runs:
             runs[dtype] = start(tmp_path_factory.mktemp("fresh") / dtype, dtype)
-            paths = os.environ | {"PYTHONPATH": str(Path(mage.__file__).parents[1])}
+            path = [str(Path(mage.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
             words = [sys.executable, "-c", PROGRAM, str(runs[dtype].path)]
-            assert subprocess.run(words, env=paths, timeout=600).returncode == 0
+            assert subprocess.run(words, env=environment, timeout=600).returncode == 0
         return runs[dtype]
 
     return run_of

@@ -55,7 +55,8 @@ size = 6
 final_size = 6
 """
 ROOT = Path(mage.__file__).parent.parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 def call(*words: str | Path, typed: str | None = None) -> Any:

@@ -282,7 +282,8 @@ t.play(t.engine_at(At, concurrency=2, answers={str(tmp_path / "a.jsonl")!r}))
             held.set()
             free.wait(600)
 
-    paths = os.pathsep.join([str(Path(mage.__file__).parent.parent), str(Path(__file__).parent)])
+    folders = [str(Path(mage.__file__).parent.parent), str(Path(__file__).parent)]
+    paths = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
     with Server(trouble=hold) as server:
         child.append(
             subprocess.Popen(

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from mage.viewer.dataset import dataset_rows
 from mage.viewer.export import collect, write_file, write_folder
 from mage.viewer.library import Library, UnknownPath
 from mage.viewer.runs import stored_names
-from mage.viewer.server import make_app
+from mage.viewer.server import Server, make_app
 from tests.view_runs import CHANCES, HOSTILE, WARNING, make_run, store
 
 TOKEN = "secret"
@@ -274,6 +275,12 @@ def _files(place: Path) -> dict[str, tuple[int, int]]:
         str(path.relative_to(place)): (path.stat().st_mtime_ns, path.stat().st_size)
         for path in place.rglob("*")
     }
+
+
+def test_the_address_can_be_opened_before_the_server_runs(runs: Path) -> None:
+    server = Server(Library([runs]))
+    socket.create_connection(("127.0.0.1", server.port)).close()  # it is not refused
+    server.socket.close()
 
 
 @pytest.mark.e2e

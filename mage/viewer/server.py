@@ -107,12 +107,13 @@ def _data(library: Library, path: str) -> Response:
 
 
 class Server:
-    """A bound server: the address is known before it runs, and the port is free for sure."""
+    """A server that listens: the address is known before it runs, and early requests wait."""
 
     def __init__(self, library: Library, port: int = 0) -> None:
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind((HOST, port))
+        self.socket.listen()
         self.port = int(self.socket.getsockname()[1])
         self.token = secrets.token_urlsafe(16)
         app = make_app(library, self.token, self.port)
