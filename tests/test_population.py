@@ -73,6 +73,15 @@ def test_a_constant_opponent_gets_the_highest_digit() -> None:
     assert known.digits()[1][0] == 0
 
 
+@pytest.mark.parametrize("throws", [50, 300])
+def test_short_and_long_games_have_the_same_highest_word(throws: int) -> None:
+    """Against scissors always. A digit above 6 would be new to an agent that learned in 50."""
+    known = Predictors()
+    for _ in range(throws):
+        known.add((0, 2))
+    assert set(known.words) == {(0, 6)}
+
+
 def test_the_longest_earlier_passage_gives_the_guess() -> None:
     """The opponent threw r p s r p. Its last two throws r p were followed by s.
 
