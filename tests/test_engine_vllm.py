@@ -24,7 +24,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from mage.agent.chat import Chat
 from mage.config.loading import load_recipe
 from mage.engines.base import run
-from mage.engines.vllm import VllmEngine, choose_executor
+from mage.engines.vllm import VllmEngine, choose_executor, pool_size
 from mage.models.base import find_model
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
@@ -315,3 +315,10 @@ def test_ranks_that_share_a_card_use_the_device_of_their_model(
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert choose_executor(torch.device("cuda", 0)) == "external_launcher"
     assert os.environ["LOCAL_RANK"] == "0"
+
+
+def test_the_key_value_pool_is_what_the_share_of_the_gpu_leaves() -> None:
+    """A card of 100 GB: a share of .5 is 50 GB, minus a tenth, 8 GB of weights and 2 GB."""
+    assert pool_size(100 * 10**9, 0.5, 8 * 10**9) == 35 * 10**9
+    with pytest.raises(ValueError, match=r"Use at least 0\.16"):
+        pool_size(100 * 10**9, 0.1, 8 * 10**9)

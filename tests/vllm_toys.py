@@ -45,6 +45,7 @@ class EngineArgs:
     max_model_len: int
     max_num_seqs: int
     gpu_memory_utilization: float
+    kv_cache_memory_bytes: int | None
     enable_prefix_caching: bool
     enforce_eager: bool
     logprobs_mode: str

@@ -35,6 +35,8 @@ _ENVIRONMENT = {
 }
 
 _DRAIN = 8  # steps after which the cache must be empty
+_RESERVE = 2 * 10**9  # bytes for CUDA graphs and kernels
+_ACTIVATIONS = 0.1  # of vLLM's share of the GPU
 
 
 @dataclass(slots=True)
@@ -97,6 +99,7 @@ class VllmEngine(Engine):
                     max_model_len=context,
                     max_num_seqs=slots,
                     gpu_memory_utilization=gpu_memory,
+                    kv_cache_memory_bytes=_pool_bytes(self.model, gpu_memory),
                     enable_prefix_caching=prefix_cache,
                     enforce_eager=eager,
                     logprobs_mode="processed_logprobs",
@@ -230,6 +233,32 @@ def _write_config(model: Any, folder: str) -> None:
 def _unties(model: Any) -> bool:
     """On a CPU vLLM packs the output head once and does not see new weights of a tied embedding."""
     return bool(model.config.tie_word_embeddings) and model.device.type == "cpu"
+
+
+def _pool_bytes(model: Any, share: float) -> int | None:
+    """Size of vLLM's key/value pool. Without a GPU vLLM decides it."""
+    if model.device.type != "cuda":
+        return None
+    total = torch.cuda.mem_get_info(model.device)[1]
+    weights = sum(value.numel() * value.element_size() for value in model.parameters())
+    return pool_size(total, share, weights)
+
+
+def pool_size(total: int, share: float, weights: int) -> int:
+    """Bytes of vLLM's share of a GPU that are left for keys and values.
+
+    vLLM can also measure this itself. It then fails if another process on the card, such as another
+    rank, frees memory in the meantime.
+    """
+    left = int(total * share * (1 - _ACTIVATIONS)) - weights - _RESERVE
+    if left <= 0:
+        least = min(1.0, (weights + _RESERVE) / (1 - _ACTIVATIONS) / total + 0.05)
+        raise ValueError(
+            f"engines.gpu_memory = {share:g} leaves no room for keys and values: the weights need "
+            f"{weights / 1e9:.1f} GB and vLLM's share is {total * share / 1e9:.1f} GB. "
+            f"Use at least {least:.2f}, or a smaller model"
+        )
+    return left
 
 
 def choose_executor(device: torch.device) -> str:
