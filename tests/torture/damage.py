@@ -158,7 +158,7 @@ def _meaning(path: Path) -> Any:
         if path.suffix == ".json":
             return json.loads(data)
         return [line for line in data.split(b"\n") if line.strip()]
-    except (OSError, EOFError, ValueError):
+    except (OSError, EOFError, ValueError, RecursionError):
         return data
 
 
