@@ -287,13 +287,13 @@ def test_two_updates_with_vllm_have_a_small_mismatch(kind: str, tmp_path: Path) 
             "--run.threads=1",
             "--run.evaluate_every=0",
             "--run.episodes_every=0",
-            "--play.groups=2",
+            "--play.groups=1",
             "--play.members=2",
-            "--agent.max_tokens=4",
+            "--agent.max_tokens=3",
             "--run.move_probabilities=false",
             "--learn.lr=0.01",
-            "--evaluate.size=2",
-            "--evaluate.final_size=2",
+            "--evaluate.size=1",
+            "--evaluate.final_size=1",
         ],
     )
     folder = RunFolder.create(tmp_path / "run", recipe)
