@@ -574,6 +574,17 @@ def test_emptied_checksums_of_a_finished_run_are_reported(run: RunFolder) -> Non
         read_run_results(run)
 
 
+def test_a_line_after_the_end_of_a_finished_run_is_a_fault(run: RunFolder) -> None:
+    """In an unfinished run a kill can leave such a line: it is ignored and dropped by a resume."""
+    run.append_metrics({"update": 1})
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write('{"update": 2}\n')
+    run.check_metrics()
+    run.write_summary({"updates": 1, "chosen_update": 0})
+    with pytest.raises(DamagedError, match="it has 2 lines, 1 were written"):
+        run.check_metrics()
+
+
 def test_a_file_of_moves_that_is_a_broken_link_is_reported(run: RunFolder) -> None:
     (run.path / "episodes" / "step_000005.moves.jsonl.gz").symlink_to("gone")
     with pytest.raises(RunError, match="cannot be read"):

@@ -167,6 +167,12 @@ class RunFolder:
         path = self.path / "timing.jsonl"
         return parse_lines(path, read_lines(path))
 
+    def check_metrics(self) -> None:
+        """Verify all metrics; those of a finished run have no line too many."""
+        self.metrics()
+        if self.is_finished:
+            self._metrics().check_end()
+
     def _metrics(self) -> UpdateLines:
         return UpdateLines(self.path / "metrics.jsonl", checked=self.is_checked)
 

@@ -43,6 +43,18 @@ class UpdateLines:
         """The records of all complete lines, verified."""
         return parse_lines(self.path, self._verified())
 
+    def check_end(self) -> None:
+        """Raise DamagedError if there are lines without checksums, which `read` ignores.
+
+        A kill leaves at most one, so this is for runs that are finished.
+        """
+        lines, sums = len(read_lines(self.path)), len(read_lines(self.sums))
+        if self.sums.exists() and lines > sums:
+            raise DamagedError(
+                f"{self.path} is damaged: it has {lines} lines, {sums} were written. The last "
+                f"{lines - sums} were added later"
+            )
+
     def keep_until(self, update: int) -> None:
         """Remove the lines after an update; checksums first, so that a kill leaves valid files."""
         if not self.path.exists() and not self.sums.exists():

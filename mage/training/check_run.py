@@ -42,7 +42,7 @@ def check_run(folder: RunFolder) -> RunCheck:
 def check_files(folder: RunFolder) -> list[str]:
     """The faults of the small files: metrics and evaluations."""
     names = list(_fault(folder.evaluation_names)) or list(_fault(folder.check_evaluations))
-    return [*_fault(folder.metrics), *names, *(() if names else _check_evaluations(folder))]
+    return [*_fault(folder.check_metrics), *names, *(() if names else _check_evaluations(folder))]
 
 
 def _fault(read: Callable[..., Any], *arguments: Any) -> Iterator[str]:
