@@ -40,11 +40,11 @@ def test_shipped_adapters_are_small_and_name_their_game_and_model(name: str) -> 
     assert recipe.learn.lora_rank == config["r"]
 
 
-def test_there_are_shipped_adapters_for_four_environments() -> None:
+def test_there_are_shipped_adapters_for_five_environments() -> None:
     assert {
         load_recipe(find_model(name) / "recipe.toml").environments.name
         for name in shipped_adapters()
-    } == {"alfworld", "kuhn_poker", "rock_paper_scissors", "tic_tac_toe"}
+    } == {"alfworld", "kuhn_poker", "rock_paper_scissors", "tic_tac_toe", "webshop"}
 
 
 @pytest.mark.slow
