@@ -3,6 +3,7 @@
 Kinds are not stored: the environment names the kind of every episode from its seed.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,11 +38,16 @@ class Kind:
 def figures_by_kind(environment: Environment, rows: Sequence[TaskRow]) -> list[Kind]:
     """The figures of every kind in the split's `environment`; empty if all tasks have one kind."""
     kinds = [_kinds_of(environment, row) for row in rows]
-    names = sorted({kind for one in kinds for kind in one})
+    names = sorted({kind for one in kinds for kind in one}, key=_in_order)
     if len(names) < 2:
         return []
     episodes = range(max(len(row.scores) for row in rows))
     return [Kind(name, tuple(_figures(rows, kinds, name, k) for k in episodes)) for name in names]
+
+
+def _in_order(name: str) -> list[str]:
+    """Sorts numbers in names by their value: `6 to 10 moves` before `11 to 15 moves`."""
+    return [f"{int(part):09}" if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _kinds_of(environment: Environment, row: TaskRow) -> list[str]:
