@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from mage.agent.chat import Chat
 from mage.agent.history import History, PastTurn, folded_line
 from mage.cli.main import app
+from mage.cli.terminal.reply_problems import training_problems
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.engines.base import Engine
@@ -266,3 +267,9 @@ def test_an_evaluation_shows_folded_prompts_and_its_warning() -> None:
     assert done.exit_code == 0, done.output
     assert "older turns will be folded into one line" in done.stdout
     assert "prompts with folded turns, by episode: " in done.stdout
+
+
+def test_a_rare_problem_of_replies_is_not_shown_as_zero() -> None:
+    shown = training_problems([{"overflow_rate": 0.0}, {"overflow_rate": 0.0004}])
+    assert [line.rpartition(": ")[2] for line in shown] == ["below 0.1 %"]
+    assert training_problems([{"overflow_rate": 0.0}]) == []

@@ -20,7 +20,7 @@ def evaluation_problems(evaluation: Evaluation) -> list[str]:
     episodes = evaluation.overall.episodes
     shares = {name: [getattr(one, name) or 0.0 for one in episodes] for name in _LABELS}
     return [
-        f"{_LABELS[name]}, by episode: {', '.join(f'{100 * share:.1f} %' for share in values)}"
+        f"{_LABELS[name]}, by episode: {', '.join(map(_percent, values))}"
         for name, values in shares.items()
         if any(values)
     ]
@@ -32,4 +32,8 @@ def training_problems(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
         name: sum(one.get(f"{name}_rate") or 0.0 for one in metrics) / max(1, len(metrics))
         for name in _LABELS
     }
-    return [f"{_LABELS[name]}: {100 * share:.1f} %" for name, share in shares.items() if share]
+    return [f"{_LABELS[name]}: {_percent(share)}" for name, share in shares.items() if share]
+
+
+def _percent(share: float) -> str:
+    return "below 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
