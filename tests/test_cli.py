@@ -903,3 +903,10 @@ def test_check_refuses_unknown_names_and_options_without_effect() -> None:
     assert "conservative does not play tic_tac_toe" in refused(
         "check", "conservative", "--environment", "tic_tac_toe"
     )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: /dev/full is always full")
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "mage", "show", "typo"], stderr=full)
+    assert done.returncode == 2

@@ -466,7 +466,9 @@ def test_an_error_names_the_file_or_the_command_line(recipe_file: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["--learn.lr", "--seed=1", "--=1", "--a..b=1", "--learn.lr x=1"])
+@pytest.mark.parametrize(
+    "text", ["--learn.lr", "--seed=1", "--=1", "--a..b=1", "--learn.lr x=1", "-- #"]
+)
 def test_the_message_for_a_malformed_override_shows_the_form(recipe_file: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not an override: write --section\.option=value"):
         load_recipe(recipe_file, [text])

@@ -8,6 +8,7 @@ import linecache
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,13 +64,17 @@ class Verbs(TyperGroup):
         except (ValueError, OSError, RuntimeError) as error:
             if not is_user_error(error):
                 raise
-            typer.echo(
-                "\n".join([f"mage: {_describe(error)}", *getattr(error, "__notes__", ())]), err=True
-            )
+            _print_error("\n".join([f"mage: {_describe(error)}", *getattr(error, "__notes__", ())]))
             raise typer.Exit(EXIT_USAGE) from None
         except KeyboardInterrupt:
-            typer.echo("\nmage: stopped", err=True)
+            _print_error("\nmage: stopped")
             raise typer.Exit(EXIT_STOPPED) from None
+
+
+def _print_error(text: str) -> None:
+    """Write to standard error. It may be a file on a full disk; the exit code then says enough."""
+    with suppress(OSError):
+        typer.echo(text, err=True)
 
 
 def is_user_error(error: Exception) -> bool:

@@ -258,6 +258,8 @@ def _key_path(key: str) -> list[str]:
         return []
     path = []
     while isinstance(table, dict):
+        if not table:  # the key is a comment
+            return []
         name, table = next(iter(table.items()))
         path.append(name)
     return path
