@@ -38,6 +38,7 @@ def test_shipped_adapters_are_small_and_name_their_game_and_model(name: str) -> 
     recipe = load_recipe(folder / "recipe.toml")
     assert name == f"{config['base_model_name_or_path']}-{recipe.environments.name}"
     assert recipe.learn.lora_rank == config["r"]
+    assert recipe.model.path == config["base_model_name_or_path"]  # no folder of one machine
 
 
 def test_there_are_shipped_adapters_for_five_environments() -> None:
