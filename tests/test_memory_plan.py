@@ -84,6 +84,17 @@ def test_a_smaller_card_gets_recompute_smaller_micro_batches_and_fewer_slots() -
     assert small.micro_tokens <= large.micro_tokens
 
 
+def test_where_slots_do_not_fit_the_plan_names_a_context_at_which_all_of_them_do() -> None:
+    short = ("--learn.lora_rank=16", "--agent.max_tokens=256")
+    (reason,) = [
+        one for one in plan("paper_webshop", "qwen3-4b", 78, *short).reasons if "28" in one
+    ]
+    named = reason.rpartition("engines.context = ")[2].rstrip(")")
+    assert plan("paper_webshop", "qwen3-4b", 78, *short, f"--engines.context={named}").slots == 64
+    larger = f"--engines.context={int(named) + 512}"
+    assert plan("paper_webshop", "qwen3-4b", 78, *short, larger).slots < 64
+
+
 def test_given_options_are_kept_and_named_as_given() -> None:
     changes = ("--learn.recompute=true", "--learn.micro_tokens=4096")
     found = plan("paper_alfworld", "qwen3-4b", 143, *changes)

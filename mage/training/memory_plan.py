@@ -237,11 +237,21 @@ def _choose_slots(plan: MemoryPlan, recipe: Recipe) -> MemoryPlan:
     groups, members = recipe.play.groups, recipe.play.members
     if slots < plan.slots:
         reason = f"{slots} of {plan.slots} slots fit; play runs {slots} conversations at a time"
+        reason += _shorter_context(plan, recipe, room)
     else:
         reason = f"{slots} slots: one for each of the {groups} x {members} meta-episodes"
         if slots == plan.slots_asked < groups * members:
             reason = f"{slots} slots, as in engines.slots"
     return replace(plan, slots=slots, reasons=(*plan.reasons, reason))
+
+
+def _shorter_context(plan: MemoryPlan, recipe: Recipe, room: float) -> str:
+    """The context at which all slots would fit; empty if not even a reply would fit into it."""
+    context = int(recipe.engines.options.get("context", 2048))
+    fitting = int(room // (plan.slots + 1) * context / plan.slot) // 256 * 256
+    if fitting < 2 * recipe.agent.max_tokens:
+        return ""
+    return f" (all {plan.slots} with engines.context = {fitting})"
 
 
 def advice(plan: MemoryPlan) -> list[str]:
