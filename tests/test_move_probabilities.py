@@ -4,12 +4,15 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mage.config.loading import build_recipe
 from mage.learn import move_probabilities as scoring
+from mage.learn import supervised
 from mage.learn.move_probabilities import move_probabilities
+from mage.learn.packing import Packed
 from mage.learn.ranks import Ranks
 from mage.learn.stored_moves import TurnMoves, read_moves
 from mage.play import play_groups
@@ -105,14 +108,44 @@ def test_a_set_is_scored_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(by_place(score(parts, metas))) == first
 
 
+def test_moves_share_a_prompt_that_is_longer_than_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without sharing, 9 moves of a turn would take 9 times the tokens of its prompt."""
+    parts, metas = played()
+    whole, computed = score(parts, metas[:1]), [0]
+    measured = supervised.hidden_states
+
+    def counted(model: Any, packed: Packed) -> Any:
+        computed[0] += packed.tokens
+        return measured(model, packed)
+
+    monkeypatch.setattr(supervised, "hidden_states", counted)
+    monkeypatch.setattr(scoring, "_TREE_TOKENS", 16)
+    by_turn = score(parts, metas[:1])
+    turns = turns_of(metas[:1]).values()
+    moves = sum(len(turn.legal_moves) for turn in turns)
+    longest_move = 12  # tokens
+    assert computed[0] <= sum(len(turn.prompt_ids) for turn in turns) + moves * longest_move
+    for one, other in zip(whole, by_turn, strict=True):
+        assert dict(one.moves) == pytest.approx(dict(other.moves), abs=2e-6)
+
+
+def test_the_layout_of_a_gpu_gives_the_same_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, metas = played()
+    forest = score(parts, metas)
+    monkeypatch.setattr(scoring, "best_layout", lambda model, learn: "trie")
+    for one, other in zip(forest, score(parts, metas), strict=True):
+        assert dict(one.moves) == pytest.approx(dict(other.moves), abs=2e-6)
+
+
 @pytest.mark.e2e
 def test_the_probabilities_change_no_figure_and_are_stored_with_every_transcript(
     tmp_path: Path,
 ) -> None:
-    tiny = {"play": {"groups": 2, "members": 2}, "evaluate": {"size": 2, "final_size": 4}}
+    tiny = {"play": {"groups": 2, "members": 2}}
     for name, stores in (("with", True), ("without", False)):
         run = {"updates": 2, "move_probabilities": stores}
-        recipe = small_recipe(run=run, **tiny)
+        panels = {"size": 2, "final_size": 4, "before": stores}
+        recipe = small_recipe(run=run, evaluate=panels, **tiny)
         train(RunFolder.create(tmp_path / name, recipe).path, Callback(), never)
     for file in ("metrics.jsonl", "evaluations/after_test.json"):
         assert (tmp_path / "with" / file).read_bytes() == (tmp_path / "without" / file).read_bytes()
@@ -120,8 +153,13 @@ def test_the_probabilities_change_no_figure_and_are_stored_with_every_transcript
     for name in ("step_000002", "before_test", "after_test", "emptied_test"):
         places = turns_of(folder.read_episodes_of(name))
         assert set(by_place(read_moves(folder.path, name))) == set(places)
-    assert not list((tmp_path / "without" / "episodes").glob("*.moves.*"))
     assert check_run(folder).faults == ()
+    without = RunFolder.open(tmp_path / "without")
+    assert not list((without.path / "episodes").glob("*.moves.*"))
+    assert "before" not in without.read_summary()
+    assert {"after_test", "emptied_test"} < set(without.evaluation_names())
+    assert "before_test" not in without.evaluation_names()
+    assert check_run(without).faults == ()
 
 
 def test_a_resumed_evaluation_keeps_the_probabilities_of_its_first_part(tmp_path: Path) -> None:

@@ -384,4 +384,7 @@ class EvaluateOptions(Section):
         min_length=1,
         description="splits to evaluate: train, test, ood",
     )
+    before: bool = Field(
+        True, description="also play the final panel before training; false saves time"
+    )
     ceilings: bool = Field(True, description="compute exact bounds beside the scores")

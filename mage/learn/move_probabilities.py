@@ -1,7 +1,7 @@
 """The probability of every legal move in played turns, computed from the weights that played them.
 
 The legal moves of a turn are scored as replies to its prompt, and all replies share the prompt, so
-a turn costs little more than one reading of it. A reply with text before its action is kept up to
+a turn costs little more than one reading of it. A GPU computes the prompts of an episode once. A reply with text before its action is kept up to
 `<action>`: the probabilities are those of the move, given that text. They are at the temperature
 of the sampler, before top-k and top-p.
 """
@@ -16,13 +16,16 @@ from transformers import PreTrainedModel
 from mage.agent.agent import Agent
 from mage.agent.chat import Ids
 from mage.config.sections import LearnOptions
+from mage.learn.attention import best_layout
 from mage.learn.stored_moves import MOST_LISTED, TurnMoves
 from mage.learn.supervised import reply_logprobs
 from mage.types import MetaEpisode, Sample, Turn, Where
 
 MOST_TOKENS = 300_000  # a set is scored up to this size, from its first meta-episode on
 _AT_ONCE = 4_000_000  # tokens of prompts and moves that are held as arrays at a time
-_TREE_TOKENS = 2048  # a dense attention mask of a larger tree costs more than the shared prompt
+# A dense attention mask of a larger tree costs more than the prompt that the turns of an episode
+# share. The moves of one turn always share theirs.
+_TREE_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,11 @@ class _Question:
     @property
     def tokens(self) -> int:
         return sum(len(self.prompt) + len(ids) for ids in self.spelled)
+
+    @property
+    def tree_tokens(self) -> int:
+        """The tokens to compute if all moves share the prompt."""
+        return len(self.prompt) + sum(map(len, self.spelled))
 
 
 def move_probabilities(
@@ -112,9 +120,9 @@ def _score(
         model,
         samples,
         temperature=temperature,
-        tree_tokens=_TREE_TOKENS,
+        tree_tokens=max(_TREE_TOKENS, *(one.tree_tokens for one in questions)),
         micro_tokens=learn.tokens_at_once,
-        packed=learn.packed,
+        layout=best_layout(model, learn),
     )
     return {pair: math.exp(value) for pair, value in zip(pairs, logprobs, strict=True)}
 

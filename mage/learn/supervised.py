@@ -103,11 +103,12 @@ def reply_logprobs(
     tree_tokens: int = 512,
     micro_tokens: int = 8192,
     packed: bool = True,
+    layout: Layout | None = None,
 ) -> list[float]:
-    """Log probability of every sample's whole reply."""
+    """Log probability of every sample's whole reply. `layout` overrides `packed`."""
     rows = prepare(samples)
     found = torch.zeros(sum(len(sample.reply_ids) for sample in samples), dtype=torch.float64)
-    layout: Layout = "forest" if packed else "rows"
+    layout = layout or ("forest" if packed else "rows")
     with attending(model, layout):
         for batch in _pack(model, rows, tree_tokens, micro_tokens, layout):
             hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)

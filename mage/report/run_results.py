@@ -29,7 +29,7 @@ _SELECT = re.compile(r"select_(\d+)")
 
 def title_of(stage: Stage, among: Container[Stage]) -> str:
     """The title of a stage; a run without training has one stage, the model as it is."""
-    return TITLES[stage] if "before" in among else "as it is"
+    return TITLES[stage] if "before" in among or "emptied" in among else "as it is"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from mage.reproduce.tables import TABLES, Arm, Table
 from mage.run_folder import RunError, RunFolder
 
 FIRST = 0  # the seed of arms without training
-_STAGES = 3  # final panels of a training: before, after, without memory
+_STAGES = 2  # final panels of a training besides that before it: after, without memory
 _IDLE = (
     "name",
     "device",
@@ -64,7 +64,7 @@ class Job:
         every = self.recipe.run.evaluate_every
         selects = 1 + (-(-updates // every) if every else 1) if updates else 0
         panels = selects * sizes.size + len(sizes.splits) * sizes.final_size * (
-            _STAGES if updates else 1
+            _STAGES + sizes.before if updates else 1
         )
         return panels * self.recipe.evaluation_episodes()
 

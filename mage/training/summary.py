@@ -21,7 +21,7 @@ def summarise_run(
         stage: {split: one.to_json()["overall"] for split, one in found.items()}
         for stage, found in evaluations.items()
     }
-    if recipe.run.updates:
+    if recipe.run.updates and recipe.evaluate.before:
         stages["before"] = {
             split: folder.read_evaluation(f"before_{split}")["overall"]
             for split in evaluations["after"]

@@ -203,7 +203,8 @@ class Trainer:
             return self._evaluate_only()
         if self.done == 0:
             self._select()
-            self.evaluations.final("before")
+            if self.recipe.evaluate.before:
+                self.evaluations.final("before")
         while self.done < self.recipe.run.updates:
             self._update()
             if any(self.ranks.gather(self.stop())):
