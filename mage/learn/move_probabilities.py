@@ -1,9 +1,9 @@
 """The probability of every legal move in played turns, computed from the weights that played them.
 
 The legal moves of a turn are scored as replies to its prompt, and all replies share the prompt, so
-a turn costs little more than one reading of it. A GPU computes the prompts of an episode once. A reply with text before its action is kept up to
-`<action>`: the probabilities are those of the move, given that text. They are at the temperature
-of the sampler, before top-k and top-p.
+a turn costs little more than one reading of it. A GPU computes the prompts of an episode once.
+A reply with text before its action is kept up to `<action>`: the probabilities are those of the
+move, given that text. They are at the temperature of the sampler, before top-k and top-p.
 """
 
 import math

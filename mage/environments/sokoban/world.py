@@ -79,7 +79,10 @@ class SokobanState(State):
         parts = [self.room.draw(self.player, self.boxes)] if view != "words" else []
         parts += [self._told_places()] if view != "map" else []
         shown = "\n".join(parts)
-        return f"{made}{shown}\nBoxes on targets: {self._done()} of {len(self.boxes)}."
+        done = f"Boxes on targets: {self._done()} of {len(self.boxes)}."
+        if self.environment.recap == "turns" and self.turn() is not None:
+            done += f" Turn {len(self.turns) + 1} of {self.environment.max_turns}."
+        return f"{made}{shown}\n{done}"
 
     def anchor(self, seat: int) -> str:
         return self.room.draw(self.player, self.boxes).replace(" ", "")
@@ -89,7 +92,12 @@ class SokobanState(State):
 
     def recap(self, seat: int) -> str:
         began = f"You began at {self.room.place(self.room.player)}."
-        made = f"Your moves: {self._told(self.moves)}." if self.moves else "You made no move."
+        if not self.moves:
+            made = "You made no move."
+        elif self.environment.recap == "turns":
+            made = " ".join(f"Turn {k}: {made}." for k, made in enumerate(self.turns, start=1))
+        else:
+            made = f"Your moves: {self._told(self.moves)}."
         return " ".join((began, made, self._told_end()))
 
     def expert(self) -> str | None:
@@ -165,10 +173,10 @@ class SokobanState(State):
             return f"You solved the room in {count} move{'s' if count != 1 else ''}."
         done = f"Boxes on targets at the end: {self._done()} of {len(self.boxes)}."
         if self.dead_since is not None:
-            return (
-                f"{done} After move {self.dead_since} ({self.moves[self.dead_since - 1][0]}) the "
-                "room could not be solved any more. You lost."
-            )
+            move = f"move {self.dead_since} ({self.moves[self.dead_since - 1][0]})"
+            if self.environment.recap == "turns" and self.environment.stop_when_lost:
+                move = f"turn {len(self.turns)}"
+            return f"{done} After {move} the room could not be solved any more. You lost."
         ran_out = "The turns ran out. " if len(self.turns) >= self.environment.max_turns else ""
         return f"{done} {ran_out}The room was not solved, but {self._told_hope()}. You lost."
 
@@ -223,6 +231,11 @@ class Sokoban(SingleAgentEnvironment):
         "map",
         description="map = a drawing of the room; words = positions of boxes, targets and "
         "adjacent walls relative to the player; both = map and words",
+    )
+    recap: Literal["moves", "turns"] = Field(
+        "moves",
+        description="what the memory tells of an attempt: moves = a list of all moves; turns = "
+        "the answers with the numbers of their turns, which the room then shows too",
     )
     stop_when_lost: bool = Field(
         True, description="end an episode when the room can no longer be solved"
