@@ -114,6 +114,16 @@ def test_the_embedded_model_plays_if_there_is_no_other(
     assert "mage model add smollm2" in done.output
 
 
+def test_an_environment_that_no_embedded_model_knows_names_the_model_to_add(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
+    done = invoke("play", "webshop", "--watch", "--seed", "1")
+    assert done.exit_code == 2
+    assert "mage model add smollm2" in done.output
+    assert "Instruction" not in done.output, "nothing is played"
+
+
 @pytest.mark.parametrize(
     ("environment", "model"),
     [

@@ -102,6 +102,19 @@ def test_a_lost_room_ends_the_episode_and_the_recap_names_the_move() -> None:
     )
 
 
+def test_the_recap_by_turns_has_the_answers_with_their_numbers() -> None:
+    state = start_at(EDGE, recap="turns")
+    assert state.observe(0).endswith("Boxes on targets: 0 of 1. Turn 1 of 7.")
+    state.apply("up down right")
+    assert state.observe(0).endswith(" Turn 2 of 7.")
+    state.apply("right up up")
+    assert state.recap(0) == (
+        "You began at row 3, column 2. Turn 1: up down right. Turn 2: right up up. Boxes on "
+        "targets at the end: 0 of 1. After turn 2 the room could not be solved any more. You lost."
+    )
+    assert "Turn" not in state.observe(0), "a finished room has no next turn"
+
+
 def test_a_lost_room_continues_if_stop_when_lost_is_off() -> None:
     state = start_at(EDGE, stop_when_lost=False)
     state.apply("right right")

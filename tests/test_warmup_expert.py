@@ -116,6 +116,24 @@ def test_after_a_won_episode_its_moves_are_taught() -> None:
     assert roundabout > 0
 
 
+def test_a_win_is_repeated_to_its_end() -> None:
+    """A random move in the middle would teach copying for a few turns only."""
+    world = Sokoban()
+    some = [task for task, _ in zip(tasks(world), range(40), strict=False)]
+    script = Script(expert=True, noise=0.5, repeat_wins=True)
+    found = write_demonstrations(setting(world), some, 0, script)
+    later: dict[int, list[str]] = {}
+    for one in found:
+        if one.where.episode == 1 and "You solved" in BYTES.decode(one.turn.prompt_ids):
+            later.setdefault(one.where.group, []).append(str(one.turn.action))
+    assert len(later) > 3
+    for group, moves in later.items():
+        state = world.for_split("train").start(world.episode_seed(group, 0))
+        for move in moves:
+            state.apply(move)
+        assert state.solved
+
+
 def test_a_won_episode_of_the_models_own_play_labels_the_next_one() -> None:
     """The model solves a room with a detour, and then writes `up`.
 

@@ -37,6 +37,8 @@ EMBEDDED_RECIPES = {
     "alfworld": ("alfworld",),
     "sokoban": ("sokoban",),
 }
+# No embedded model has seen texts of these environments: it gives no legal move there.
+_NOT_EMBEDDED = ("webshop",)
 Say = Callable[[str], None]  # shows one line to the user
 
 
@@ -103,6 +105,12 @@ def _best_model(name: str, say: Say) -> str:
                 base_of(kept)
             except ValueError:
                 base = base_name(kept, "")
+                if name in _NOT_EMBEDDED:
+                    raise RunError(
+                        f"no model on this machine can play {name}: the embedded models have never "
+                        f"seen it. Run `mage model add {base}`, which the adapters {adapters} "
+                        "need, or name a run with --run or a model with --model."
+                    ) from None
                 say(
                     f"using the embedded model; after `mage model add {base}` a model that was "
                     "trained for this game is used"

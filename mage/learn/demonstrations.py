@@ -120,9 +120,9 @@ class DemonstrationPlayer:
     def _choose_move(self, state: State) -> str:
         """The next move; also records whether it is taught."""
         self.moves += [[] for _ in range(len(self.states) - len(self.moves))]
-        expert = None
-        if self.script.expert and self.rng.random() >= self.script.noise:
-            expert = self._repeated() or state.expert()
+        expert = self._repeated()  # without noise: a win is repeated to its end
+        if expert is None and self.script.expert and self.rng.random() >= self.script.noise:
+            expert = state.expert()
         self.taught.append(expert is not None or not self.script.expert)
         move = random_move(state, self.rng) if expert is None else expert
         self.moves[-1].append(move)
@@ -130,7 +130,7 @@ class DemonstrationPlayer:
 
     def _repeated(self) -> str | None:
         """The next move of an earlier won episode."""
-        if not self.script.repeat_wins:
+        if not (self.script.expert and self.script.repeat_wins):
             return None
         outcome, seat = self.setting.environment.outcome, self.task.seat
         *past, made = self.moves
