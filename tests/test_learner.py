@@ -221,6 +221,26 @@ def test_stacked_layers_learn_the_same_as_separate_layers(
         torch.testing.assert_close(master.grad, slopes[name].detach())
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_a_forest(recompute: bool) -> None:
+    """Several micro-batches. In a trie the weights themselves get no gradient."""
+    found = []
+    for layout in ("forest", "trie"):
+        options = LearnOptions(lr=0.05, lora_rank=3, micro_tokens=64, recompute=recompute)
+        learner = Learner(make_model(), options, layout=layout)
+        learner.update(play(0), entropy=0.1, update=0)  # B is no longer zero
+        with torch.no_grad():
+            for master in learner.trainable.masters.values():
+                master.copy_(torch.linspace(-0.1, 0.2, master.numel()).view_as(master))
+        learner.trainable.publish()
+        learner.accumulate(prepare(play(1)), entropy=0.1)
+        assert all(weight.grad is None for weight in learner.module.parameters())
+        found.append({name: one.grad for name, one in learner.trainable.masters.items()})
+    for name, gradient in found[0].items():
+        assert gradient.abs().max() > 0
+        torch.testing.assert_close(found[1][name], gradient)
+
+
 def test_training_starts_from_an_adapter_folder_which_is_also_the_reference(
     tmp_path: Path,
 ) -> None:

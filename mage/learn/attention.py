@@ -4,7 +4,7 @@ A trie uses FlexAttention, which skips the empty blocks of the mask. In a forest
 to itself once, and every tree attends to the root and to itself. Linear layers see each token once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -16,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from mage.config.sections import LearnOptions
 from mage.learn.compilation import compiled
 from mage.learn.layers import Mask, attend, run_layers, trie_mask
+from mage.learn.low_rank import Factors
 from mage.learn.packing import Layout, Packed, Shape
 from mage.learn.tries import TRIE_EXCHANGE
 from mage.models.architecture import is_plain
@@ -176,11 +177,16 @@ def trie_exchange_rate(model: PreTrainedModel) -> float:
 
 
 def hidden_states(
-    model: PreTrainedModel, packed: Packed, *, recompute: bool = False
+    model: PreTrainedModel,
+    packed: Packed,
+    *,
+    recompute: bool = False,
+    factors: Mapping[torch.Tensor, Factors] | None = None,
 ) -> torch.Tensor:
     """Last hidden state of every token, [tokens, width]. Call it inside `attending`.
 
-    `recompute`: keep only the layers' inputs for the backward pass.
+    `recompute`: keep only the layers' inputs for the backward pass. `factors`: A and B of adapters.
+    A trie of a plain model gives them the gradient; otherwise the weights get it.
     """
     if packed.layout == "trie" and is_plain(model):
         return run_layers(
@@ -189,6 +195,7 @@ def hidden_states(
             packed.positions[0],
             trie_mask(packed.reach),
             recompute=recompute,
+            factors=factors,
         )
     extra: dict[str, Any] = {"attention_mask": packed.reach if packed.layout == "rows" else None}
     if packed.layout == "trie":

@@ -5,17 +5,18 @@ of its time launching kernels and moving memory. The parameters stay those of th
 with adapter modules, hooks or other architectures use the modules of transformers instead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
+from torch.nn.functional import pad, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
 from mage.learn.compilation import compiled, padded_length
+from mage.learn.low_rank import Factors, LayerFactors, factors_of, project
 from mage.models.architecture import LayerParts, parts_of
 
 BLOCK = 128  # tokens in a block of the attention mask
@@ -32,11 +33,18 @@ class Sizes(NamedTuple):
 
 
 def run_layers(
-    backbone: Any, ids: Tensor, positions: Tensor, mask: Mask, *, recompute: bool = False
+    backbone: Any,
+    ids: Tensor,
+    positions: Tensor,
+    mask: Mask,
+    *,
+    recompute: bool = False,
+    factors: Mapping[Tensor, Factors] | None = None,
 ) -> Tensor:
     """Last hidden states [tokens, width].
 
-    `recompute`: keep only the layers' inputs for the backward pass.
+    `recompute`: keep only the layers' inputs for the backward pass. `factors`: A and B of the
+    linear weights, which get the gradient instead of the weights.
     """
     config, first = backbone.config, backbone.layers[0].self_attn
     sizes = Sizes(
@@ -48,7 +56,9 @@ def run_layers(
     cos, sin = (table[0] for table in backbone.rotary_emb(hidden, positions[None]))
     layer = _layer_for(ids.device.type)
     for module in backbone.layers:
-        given = (hidden, parts_of(module), cos, sin, mask, sizes)
+        own = parts_of(module)
+        low = None if factors is None else factors_of(own, factors)
+        given = (hidden, own, low, cos, sin, mask, sizes)
         hidden = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)
     return _norm(hidden, backbone.norm.weight, sizes.epsilon)
 
@@ -67,11 +77,18 @@ def _layer_for(device: str) -> Callable[..., Tensor]:
 
 
 def _layer(
-    hidden: Tensor, own: LayerParts, cos: Tensor, sin: Tensor, mask: Mask, sizes: Sizes
+    hidden: Tensor,
+    own: LayerParts,
+    low: LayerFactors | None,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Mask,
+    sizes: Sizes,
 ) -> Tensor:
     heads, kv_heads = sizes.heads, sizes.kv_heads
     bias = None if own.qkv_bias is None else torch.cat(own.qkv_bias)
-    together = linear(_norm(hidden, own.before_attention, sizes.epsilon), torch.cat(own.qkv), bias)
+    normed = _norm(hidden, own.before_attention, sizes.epsilon)
+    together = project(normed, own.qkv, bias, low and low.qkv)
     query, key, value = (
         together.unflatten(1, (heads + 2 * kv_heads, -1))
         .transpose(0, 1)
@@ -84,12 +101,12 @@ def _layer(
         )
     query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
     found = attend(query[None], key[None], value[None], mask, sizes.scaling)
-    hidden = hidden + linear(found[0].transpose(0, 1).flatten(1), own.out, own.out_bias)
+    flat = found[0].transpose(0, 1).flatten(1)
+    hidden = hidden + project(flat, (own.out,), own.out_bias, low and low.out)
     bias = None if own.gate_up_bias is None else torch.cat(own.gate_up_bias)
-    gate, up = linear(
-        _norm(hidden, own.before_mlp, sizes.epsilon), torch.cat(own.gate_up), bias
-    ).chunk(2, -1)
-    return hidden + linear(silu(gate) * up, own.down, own.down_bias)
+    normed = _norm(hidden, own.before_mlp, sizes.epsilon)
+    gate, up = project(normed, own.gate_up, bias, low and low.gate_up).chunk(2, -1)
+    return hidden + project(silu(gate) * up, (own.down,), own.down_bias, low and low.down)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float) -> Tensor:

@@ -44,7 +44,13 @@ from mage.learn.packing import (
 )
 from mage.learn.ranks import Ranks
 from mage.learn.shared_batches import cut_shared, split_shared
-from mage.learn.trainable import Adapters, AllWeights, Trainable, make_trainable
+from mage.learn.trainable import (
+    Adapters,
+    AllWeights,
+    Trainable,
+    factors_of_weights,
+    make_trainable,
+)
 from mage.learn.tries import Row, prepare
 from mage.learn.update_metrics import Metrics, Step, measure_update
 from mage.seeds import derive
@@ -200,9 +206,11 @@ class Learner:
         self, model: PreTrainedModel, packed: Packed
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logprobs and entropies of the reply tokens, and entropies among legal moves."""
-        recompute = bool(self.options.recompute) and torch.is_grad_enabled()
+        learns = torch.is_grad_enabled()
+        recompute = bool(self.options.recompute) and learns
+        factors = factors_of_weights(self.trainable) if learns else None
         hidden, head, terms = (
-            hidden_states(model, packed, recompute=recompute),
+            hidden_states(model, packed, recompute=recompute, factors=factors),
             model.get_output_embeddings(),
             packed.terms,
         )

@@ -21,7 +21,7 @@ from mage.learn.packing import (
     plan_rows,
     plan_tries,
 )
-from mage.learn.trainable import AllWeights, Trainable
+from mage.learn.trainable import AllWeights, Trainable, factors_of_weights
 from mage.learn.tries import Row, prepare
 from mage.types import Sample
 
@@ -44,13 +44,16 @@ def imitate(
     """
     layout = layout or ("forest" if packed else "rows")
     trainable = trainable or AllWeights(model)
-    total = 0.0
+    factors, total = factors_of_weights(trainable), 0.0
     tokens = sum(len(sample.reply_ids) for sample in samples)
     with attending(model, layout):
         for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, layout):
-            hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)
+            hidden = hidden_states(model, batch, factors=factors)
             logprobs, _ = token_logprobs(
-                hidden, model.get_output_embeddings(), batch.terms.targets, temperature=1.0
+                hidden.index_select(0, batch.terms.parents),
+                model.get_output_embeddings(),
+                batch.terms.targets,
+                temperature=1.0,
             )
             loss = -logprobs.sum() / tokens
             loss.backward()

@@ -1,9 +1,10 @@
 """What the optimizer changes: all weights, or low-rank adapters (LoRA).
 
 Adapters are not modules here. The weight of a layer is W = W0 + scale * B A. It is written into the
-module after every change of A and B, and its gradient is projected onto A and B. So sampler and
-learner compute one plain model at full speed. LoRA saves optimizer memory and checkpoint size. The
-adapter files have the format of PEFT.
+module after every change of A and B, so sampler and learner compute one plain model at full speed.
+The compiled layers of the learner give A and B their gradient (`low_rank.py`). Other layouts and
+architectures compute the gradient of W, which is then projected onto A and B. The adapter files
+have the format of PEFT.
 """
 
 import copy
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
 from mage.learn.fully_sharded import FullySharded
+from mage.learn.low_rank import Factors
 from mage.learn.owned_state import placeholder
 from mage.models.adapters import linear_layers, read_adapters
 from mage.models.base import base_of
@@ -125,6 +127,9 @@ class Adapters:
         self.masters = {
             name: value for stack in self._stacks for name, value in stack.masters.items()
         }
+        self.factors = {
+            weight: factors for stack in self._stacks for weight, factors in stack.factors()
+        }
         self.publish()
 
     @torch.no_grad()
@@ -135,8 +140,11 @@ class Adapters:
 
     @contextmanager
     def watching(self, ready: Callable[[Tensor], None]) -> Iterator[None]:
-        """Around a backward pass: project a stack as soon as its gradients are complete."""
-        with _hooks([hook for stack in self._stacks for hook in stack.watch(ready)]):
+        """Around a backward pass: report gradients of A and B as soon as they are complete."""
+        direct = [
+            master.register_post_accumulate_grad_hook(ready) for master in self.masters.values()
+        ]
+        with _hooks([*direct, *(hook for stack in self._stacks for hook in stack.watch(ready))]):
             yield
 
     @torch.no_grad()
@@ -190,6 +198,10 @@ class _Stack:
             for key, parts in zip((_down, _up), self._parts, strict=True)
             for name, part in zip(names, parts, strict=True)
         }
+
+    def factors(self) -> Iterator[tuple[Tensor, Factors]]:
+        for weight, down, up in zip(self.weights, *self._parts, strict=True):
+            yield weight, Factors(down, up, self.scale)
 
     def collect(self) -> None:
         given = [weight.grad for weight in self.weights]
@@ -256,6 +268,11 @@ def _up(name: str) -> str:
 
 
 Trainable = AllWeights | Adapters | FullySharded
+
+
+def factors_of_weights(trainable: Trainable) -> dict[Tensor, Factors] | None:
+    """A and B by weight; None unless adapters are trained."""
+    return trainable.factors if isinstance(trainable, Adapters) else None
 
 
 def make_trainable(
