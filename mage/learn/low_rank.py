@@ -1,7 +1,7 @@
 """Linear layers of LoRA whose gradient is computed for A and B directly.
 
 The module holds W = W0 + scale * B A, so the forward pass is one product. The gradient of A is
-scale * (dY B)^T X, that of B is scale * dY^T (X A^T). The gradient of W is not computed, which saves
+scale * (dY B)^T X, that of B is scale * dY^T (X A^T). The gradient of W is not computed. This saves
 a third of the operations of an update and the memory of that gradient.
 """
 
