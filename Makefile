@@ -7,7 +7,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := mage tests benchmarks scripts examples
-PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: each file is compiled once
 
 .PHONY: demo check test torture lint bench docs venv clean
 .DEFAULT_GOAL := test
@@ -30,14 +31,19 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy mage
 
+# Lint runs beside the tests; its output comes after theirs, and both must succeed.
+LINT := $(VENV)/lint.txt
+BESIDE_LINT = @$(MAKE) --no-print-directory lint >$(LINT) 2>&1 & $(1); tests=$$?; \
+	wait $$!; lint=$$?; cat $(LINT); exit $$((tests + lint))
+
 # Lint and fast tests: for every change.
-check: lint
-	$(PYTEST) -n 2 -m "not slow and not e2e"
+check: $(STAMP)
+	$(call BESIDE_LINT,$(PYTEST) --forks 2 -m "not slow and not e2e")
 
 # Everything, each test once. End-to-end tests often wait for processes and files, so two cores have
 # three test processes.
-test: lint
-	$(PYTEST) -n 3
+test: $(STAMP)
+	$(call BESIDE_LINT,$(PYTEST) --forks 3)
 
 # Kills, damaged files, fuzzed input, full disks: about 20 minutes. `make test` has a short form.
 torture: $(STAMP)

@@ -13,6 +13,8 @@ from mage.training import child_processes
 # Test processes run side by side, so each has one thread. Torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+pytest_plugins = ["forked_workers"]
+
 # Processes are forked from a server that has loaded MAGE and torch once, so a start costs
 # milliseconds instead of seconds of imports. Tests of the start itself spawn.
 child_processes.START_METHOD = "forkserver"

@@ -3,11 +3,10 @@
 The attacks of `suites` are tests of their own. Kills of several processes are in test_stop.py.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import start_python, wait
 
 from mage.config.loading import load_recipe
 from tests.torture.parts import PARTS, SHORT
@@ -22,14 +21,19 @@ def test_fuzzed_input_gives_data_or_one_message(part: str, tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(3_000)  # it needs 70 s of processor time
-def test_killed_runs_damaged_folders_and_full_disks_lose_nothing() -> None:
+@pytest.mark.parametrize("part", ["damage", "kills", "disks"])
+def test_killed_runs_damaged_folders_and_full_disks_lose_nothing(part: str, tmp_path: Path) -> None:
     """In a process of its own: the parts fork, and this one may have computed with torch."""
-    parts = ("--only=kills", "--only=damage", "--only=disks")
-    words = [sys.executable, "-m", "tests.torture", "--short", "--seed=7", *parts]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "| test | attempts | failures |" in done.stdout
+    words = ["--short", "--seed=7", f"--only={part}"]
+    program = f"""
+import sys
+from tests.torture.__main__ import main
+sys.argv[1:] = {words}
+sys.exit(main())
+"""
+    log = tmp_path / "log"
+    assert wait(start_python(program, tmp_path, log)) == 0, log.read_text()
+    assert "| test | attempts | failures |" in log.read_text()
 
 
 def test_the_table_counts_attempts_and_lists_failures() -> None:
