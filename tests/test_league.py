@@ -58,7 +58,7 @@ def test_a_league_plays_in_no_evaluation() -> None:
 
 
 def test_a_frozen_agent_sees_its_own_turns_and_answers_bad_replies_with_a_legal_move() -> None:
-    """It has no memory, so its first prompt is game 1 of 1."""
+    """It has no memory, so its prompt is the one of the first of three games in training."""
     seen: list[str] = []
 
     def reply(text: str) -> str:
@@ -66,7 +66,7 @@ def test_a_frozen_agent_sees_its_own_turns_and_answers_bad_replies_with_a_legal_
         return "<action>pass</action>" if len(seen) == 1 else "nothing"
 
     world, agent = KuhnPoker(), scripted_agent(reply)
-    player = find("league-20").freeze(agent, world)  # type: ignore[attr-defined]
+    player = find("league-20").freeze(agent, world, 3)  # type: ignore[attr-defined]
     state = world.start(0)
 
     async def play() -> list[str]:
@@ -78,7 +78,7 @@ def test_a_frozen_agent_sees_its_own_turns_and_answers_bad_replies_with_a_legal_
     ((first, second),) = run([play()])
     assert first == "pass"
     assert second in ("pass", "bet")
-    assert "Game 1 of 1" in seen[0]
+    assert "Game 1 of 3" in seen[0]
     assert seen[1].startswith(seen[0])
     assert "opponent bet" in seen[1][len(seen[0]) :]
 

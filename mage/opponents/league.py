@@ -44,9 +44,13 @@ class League(Opponent):
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         raise ValueError(f"{self.name} plays in training only: its copies belong to a run")
 
-    def freeze(self, agent: Agent, environment: Environment) -> "FrozenAgent":
-        """A player for the copies: the engine of this agent holds the weights of one of them."""
-        return FrozenAgent(agent=agent, environment=environment)
+    def freeze(self, agent: Agent, environment: Environment, episodes: int = 1) -> "FrozenAgent":
+        """A player for the copies: the engine of this agent holds the weights of one of them.
+
+        `episodes` is the number of episodes that the prompts of training name. A copy plays the
+        prompt of the first of them. A prompt that training never shows has another policy.
+        """
+        return FrozenAgent(agent=agent, environment=environment, episodes=episodes)
 
     def copy_name(self, update: int) -> str:
         """The name of the copy that was taken after an update."""
@@ -60,6 +64,7 @@ class FrozenAgent(Opponent):
     policy_is: ClassVar[Knowledge] = "unknown"
     agent: Any  # an Agent
     environment: Any  # an Environment
+    episodes: int = 1
     _histories: WeakKeyDictionary[State, History] = PrivateAttr(default_factory=WeakKeyDictionary)
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
@@ -72,7 +77,7 @@ class FrozenAgent(Opponent):
         known = self._histories.get(state)
         if known is None or agent.window == 0:
             known = self._histories[state] = agent.history()
-            text = episode_text(self.environment, seat, "", 1, 1, observation)
+            text = episode_text(self.environment, seat, "", 1, self.episodes, observation)
             prompt = known.begin(agent.begin(self.environment, text))
         else:
             prompt = known.next(observation)

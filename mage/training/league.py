@@ -170,7 +170,8 @@ class _Player:
         self.trainable = make_trainable(self.model, learn, seed=recipe.run.seed, start=start)
         self.engine = recipe.engine()(self.model, components.chat)
         agent: Agent = replace(components.agent(evaluating=False), engine=self.engine)
-        self.opponent: Opponent = options.freeze(agent, recipe.environment())
+        episodes = recipe.play.episodes if recipe.play.numbered else 1
+        self.opponent: Opponent = options.freeze(agent, recipe.environment(), episodes)
 
     def load(self, path: Path, sha256: str, update: int) -> None:
         """Take the weights of a copy."""
