@@ -15,7 +15,8 @@ from mage.environments.kuhn_poker import KuhnPoker
 from mage.opponents.base import Population, find
 from mage.run_folder import DamagedError, RunFolder
 from mage.training.callbacks import Callback, Stopped
-from mage.training.league import Copy, draw_copies
+from mage.training.league import Copy, draw_copies, league_of
+from mage.training.tasks import draw_tasks
 from mage.training.trainer import train
 from tests.toys import scripted_agent
 
@@ -27,7 +28,7 @@ SMALL = [
     "--run.keep=5",
     "--run.evaluate_every=0",
     "--run.episodes_every=0",
-    '--opponents.train={"league-2" = 0.5, aggressive = 0.5}',
+    '--opponents.train={"league-1-1.0-2-1" = 0.5, aggressive = 0.5}',
     "--play.groups=4",
     "--play.members=2",
     "--engines.slots=16",
@@ -83,6 +84,31 @@ def test_a_frozen_agent_sees_its_own_turns_and_answers_bad_replies_with_a_legal_
     assert "opponent bet" in seen[1][len(seen[0]) :]
 
 
+def test_a_league_that_starts_later_has_no_share_before() -> None:
+    """24 groups: 6 for each of both styles and 12 for the league, or 12 and 12 before it starts."""
+    pool = '--opponents.train={"league-20-1-2-5" = 2.0, aggressive = 1.0, conservative = 1.0}'
+    recipe = load_recipe("kuhn_demo", [pool, "--play.groups=24"])
+
+    def shares(update: int) -> Counter[str]:
+        return Counter(row[0].opponent for row in draw_tasks(recipe, update))
+
+    assert shares(5) == {"aggressive": 12, "conservative": 12}
+    assert shares(6) == {"league-20-1-2-5": 12, "aggressive": 6, "conservative": 6}
+    assert league_of(recipe) == "league-20-1-2-5"
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        ('{"league-20-1-2-320" = 1.0, aggressive = 1.0}', "raise run.updates or lower"),
+        ('{"league-20-1-2-5" = 1.0}', "no other opponent"),
+    ],
+)
+def test_a_start_that_cannot_work_is_an_error(pool: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        league_of(load_recipe("kuhn_demo", [f"--opponents.train={pool}"]))
+
+
 @pytest.mark.e2e
 def test_a_resumed_run_has_the_same_metrics_and_the_same_copies(tmp_path: Path) -> None:
     recipe = load_recipe("kuhn_demo", SMALL)
@@ -93,15 +119,13 @@ def test_a_resumed_run_has_the_same_metrics_and_the_same_copies(tmp_path: Path) 
         train(cut.path, Callback(), lambda: True)  # stops after update 1
     train(cut.path, Callback(), lambda: False)
     assert cut.metrics() == whole.metrics()
-    assert [line["league_copies"] for line in whole.metrics()] == [1, 1, 2]
+    assert [line["league_copies"] for line in whole.metrics()] == [0, 1, 2]
     copies = sorted(path.name for path in (whole.path / "league").iterdir())
-    assert copies == ["update_000000.safetensors", "update_000002.safetensors"]
-    start = load_file(recipe.model_folder() / "model.safetensors")
-    frozen = load_file(whole.path / "league" / copies[0])
-    assert all(bool((start[name] == value).all()) for name, value in frozen.items())
-    second = load_file(whole.path / "league" / copies[1])
-    trained = load_file(whole.path / "checkpoints" / "update_000002" / "model.safetensors")
-    assert all(bool((trained[name] == value).all()) for name, value in second.items())
+    assert copies == ["update_000001.safetensors", "update_000002.safetensors"]
+    for update, name in zip((1, 2), copies, strict=True):
+        checkpoint = whole.path / "checkpoints" / f"update_{update:06d}" / "model.safetensors"
+        trained, frozen = load_file(checkpoint), load_file(whole.path / "league" / name)
+        assert all(bool((trained[tensor] == value).all()) for tensor, value in frozen.items())
     (cut.path / "league" / copies[0]).write_bytes(b"")
     (cut.path / "summary.json").unlink()
     with pytest.raises(DamagedError, match="frozen copy"):

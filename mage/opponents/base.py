@@ -48,6 +48,10 @@ class Opponent(BaseModel, ABC):
         """The names of all players, if this is a fixed population such as `roshambo`."""
         return ()
 
+    def updates_before(self) -> int:
+        """Updates of training before it joins the pool."""
+        return 0
+
     @abstractmethod
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         """The probability of every move that it may make here; search players estimate it."""

@@ -1,9 +1,10 @@
 """The league: frozen earlier copies of the agent as opponents.
 
-`league-20` in a training pool stands for all copies so far. A copy is taken before the first update
-and after every 20 updates. Each update draws a few copies, hard ones more often: a copy counts
-exp(-hardness * s), where s is the agent's mean score against it. `league-20-1.0-2-40` is the copy
-that was taken after update 40. `mage.training.league` keeps the copies and their weights.
+`league-20` in a training pool stands for all copies so far. The first copy is taken after `start`
+updates (0: before the first update), the others every 20 updates after it. Before the first copy
+the other opponents of the pool play. Each update draws a few copies, hard ones more often: a copy
+counts exp(-hardness * s), where s is the agent's mean score against it. `league-20-1.0-2-0-40` is
+the copy that was taken after update 40. `mage.training.league` keeps the copies and their weights.
 
 A copy is stationary: it plays without memory and sees the running episode only.
 """
@@ -33,6 +34,7 @@ class League(Opponent):
         1.0, ge=0, le=100, description="how much more often hard copies play; 0 = all equally often"
     )
     at_once: int = Field(2, ge=1, le=16, description="copies that play in one update")
+    start: int = Field(0, ge=0, description="updates before the first copy is taken")
     copy_of: int | None = Field(
         None, ge=0, description="the update after which the copy was taken; set by training"
     )
@@ -40,6 +42,9 @@ class League(Opponent):
     @classmethod
     def plays(cls, environment: Environment) -> bool:
         return environment.multi_agent
+
+    def updates_before(self) -> int:
+        return self.start
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         raise ValueError(f"{self.name} plays in training only: its copies belong to a run")
@@ -54,7 +59,8 @@ class League(Opponent):
 
     def copy_name(self, update: int) -> str:
         """The name of the copy that was taken after an update."""
-        return f"{self.name}-{self.every}-{self.hardness}-{self.at_once}-{update}"
+        options = (self.every, self.hardness, self.at_once, self.start)
+        return "-".join([self.name, *map(str, options), str(update)])
 
 
 class FrozenAgent(Opponent):

@@ -48,7 +48,23 @@ def league_of(recipe: Recipe) -> str | None:
         raise ValueError(f"opponents.train has several leagues ({', '.join(names)}); use one")
     if names and recipe.learn.shard != "none":
         raise ValueError('a league needs learn.shard = "none": every rank holds whole copies')
+    if names:
+        _check_start(recipe, names[0])
     return names[0] if names else None
+
+
+def _check_start(recipe: Recipe, name: str) -> None:
+    start = find(name).updates_before()
+    if start >= recipe.run.updates > 0:
+        raise ValueError(
+            f"{name} takes its first copy after {start} updates, but run.updates is "
+            f"{recipe.run.updates}; raise run.updates or lower the league's start"
+        )
+    if start and len(recipe.population().pool("train")) == 1:
+        raise ValueError(
+            f"{name} starts after {start} updates, and opponents.train has no other opponent "
+            "before; add one, or set the league's start to 0"
+        )
 
 
 def draw_copies(
@@ -76,7 +92,10 @@ class LeagueTable:
 
     def grow(self, update: int, trainable: Trainable, ranks: Ranks) -> None:
         """Take a copy of the agent if one is due after this update."""
-        if update % self.options.every or any(one.update == update for one in self.copies):
+        since = update - self.options.start
+        if since < 0 or since % self.options.every:
+            return
+        if any(one.update == update for one in self.copies):
             return
         if ranks.is_main:
             self._write(update, trainable)

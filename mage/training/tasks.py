@@ -1,7 +1,7 @@
 """The training tasks of an update, drawn from the run's seed and the update's number."""
 
 from mage.config.recipe import Recipe
-from mage.opponents.base import allocate
+from mage.opponents.base import allocate, find
 from mage.seeds import derive
 from mage.types import Task
 
@@ -10,7 +10,7 @@ _SEATS = {"first": (0,), "second": (1,), "both": (0, 1)}
 
 def draw_tasks(recipe: Recipe, update: int) -> list[list[Task]]:
     """One row of tasks per group. Opponents and seats occur in their exact shares."""
-    pool = recipe.population().pool("train") or {"": 1.0}
+    pool = _pool(recipe, update)
     seats = _SEATS[recipe.play.seats][: recipe.environment().seats]
     shares = {
         f"{name}\n{seat}": share / len(seats) for name, share in pool.items() for seat in seats
@@ -23,6 +23,16 @@ def draw_tasks(recipe: Recipe, update: int) -> list[list[Task]]:
     else:
         rows = [[pair] * members for pair in allocate(shares, groups, seed)]
     return [[_task(recipe, pair, derive(seed, k)) for pair in row] for k, row in enumerate(rows)]
+
+
+def _pool(recipe: Recipe, update: int) -> dict[str, float]:
+    """The shares of the opponents of an update; one that joins later has none before."""
+    pool = recipe.population().pool("train")
+    later = {name for name in pool if 0 < update <= find(name).updates_before()}
+    if not later:
+        return pool or {"": 1.0}
+    total = sum(share for name, share in pool.items() if name not in later)
+    return {name: share / total for name, share in pool.items() if name not in later}
 
 
 def _task(recipe: Recipe, pair: str, seed: int) -> Task:
