@@ -139,7 +139,7 @@ async def _take_turn(
         prompt = history.begin(opening_prompt(setting, seat, place.number, memory, message))
     seed = derive(place.seed, place.number, len(turns))
     prompt, completion = await _reply(agent, history, prompt, message, seed)
-    turn, written = _judge(setting, state, seat, prompt, completion)
+    turn, written = _judge(setting, state, seat, observation, prompt, completion)
     history.add(PastTurn(message, agent.past_reply(completion, written), written))
     return turn
 
@@ -159,7 +159,12 @@ async def _reply(
 
 
 def _judge(
-    setting: Setting, state: State, seat: int, prompt: Prompt, completion: Completion
+    setting: Setting,
+    state: State,
+    seat: int,
+    observation: str,
+    prompt: Prompt,
+    completion: Completion,
 ) -> tuple[Turn, str | None]:
     """The record of a reply, and the action as it was written.
 
@@ -173,7 +178,7 @@ def _judge(
     turn = Turn(
         kind="play",
         anchor=state.anchor(seat),
-        observation=state.observe(seat),
+        observation=observation,
         prompt_ids=prompt.ids,
         completion=completion,
         action=written if action is None else action,

@@ -75,21 +75,17 @@ class Room:
 
     def draw(self, player: int, boxes: Boxes) -> str:
         """The room as text, one line per row, symbols separated by spaces."""
-        at = {square: cell for cell, square in enumerate(self.cells)}
-        rows = (range(row * self.width, (row + 1) * self.width) for row in range(self.height))
+        shown, width = [WALL] * (self.height * self.width), self.width
+        for square in self.cells:
+            shown[square] = FLOOR
+        for cell in self.targets:
+            shown[self.cells[cell]] = TARGET
+        for cell in boxes:
+            shown[self.cells[cell]] = BOX_ON_TARGET if cell in self.targets else BOX
+        shown[self.cells[player]] = PLAYER_ON_TARGET if player in self.targets else PLAYER
         return "\n".join(
-            " ".join(self._symbol(at.get(square), player, boxes) for square in row) for row in rows
+            " ".join(shown[start : start + width]) for start in range(0, len(shown), width)
         )
-
-    def _symbol(self, cell: int | None, player: int, boxes: Boxes) -> str:
-        if cell is None:
-            return WALL
-        wanted = cell in self.targets
-        if cell == player:
-            return PLAYER_ON_TARGET if wanted else PLAYER
-        if cell in boxes:
-            return BOX_ON_TARGET if wanted else BOX
-        return TARGET if wanted else FLOOR
 
     def direction(self, start: int, end: int) -> str:
         """Distance and direction of another cell: "2 right 1 up", or "here"."""
