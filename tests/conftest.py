@@ -21,6 +21,8 @@ child_processes.START_METHOD = "forkserver"
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
         "mage.cli.verbs.train",
+        "mage.report.tensorboard",
+        "mage.viewer.report",
         "mage.training.trainer",
         "mage.engines.local",
         "transformers.models.llama.modeling_llama",  # of the embedded models

@@ -1,9 +1,6 @@
 """A training does not depend on what ran earlier in its process."""
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,21 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import start_training, wait
 
-import mage
 from mage.config.loading import build_recipe
 from mage.models.arithmetic import reset_arithmetic
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
-
-PROGRAM = """
-import sys
-from pathlib import Path
-from mage.training.callbacks import Callback
-from mage.training.trainer import train
-train(Path(sys.argv[1]), Callback(), lambda: False)
-"""
 
 
 def start(path: Path, dtype: str) -> RunFolder:
@@ -71,16 +60,13 @@ def restored() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunFolder]:
-    """Runs that a fresh process has trained, one for each number format."""
+    """Runs of a process that has loaded torch and computed nothing, one for each number format."""
     runs: dict[str, RunFolder] = {}
 
     def run_of(dtype: str) -> RunFolder:
         if dtype not in runs:
             runs[dtype] = start(tmp_path_factory.mktemp("fresh") / dtype, dtype)
-            path = [str(Path(mage.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
-            words = [sys.executable, "-c", PROGRAM, str(runs[dtype].path)]
-            assert subprocess.run(words, env=environment, timeout=600).returncode == 0
+            assert wait(start_training(runs[dtype].path)) == 0
         return runs[dtype]
 
     return run_of

@@ -38,16 +38,16 @@ def play(agent: Agent, environment: Environment, opponent: str, count: int) -> l
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("environment", "opponent"),
-    [(KuhnPoker(), "intermediate"), (TicTacToe(), "random")],
+    ("environment", "opponent", "tasks"),
+    [(KuhnPoker(), "intermediate", 150), (TicTacToe(), "random", 60)],
     ids=["kuhn", "board"],
 )
 def test_it_plays_uniformly_random_legal_moves(
-    agent: Agent, environment: Environment, opponent: str
+    agent: Agent, environment: Environment, opponent: str, tasks: int
 ) -> None:
     turns = [
         turn
-        for meta in play(agent, environment, opponent, 150)
+        for meta in play(agent, environment, opponent, tasks)
         for episode in meta.episodes
         for turn in episode.turns
     ]

@@ -20,24 +20,26 @@ def parts():
     return build_components(load_recipe("kuhn_demo", ["--run.workers=1", "--engines.slots=256"]))
 
 
+@pytest.fixture(scope="module")
+def exact(parts):
+    return exact_scores(parts.setting(evaluating=True), parts.weights(), SHARES, parts.recipe.learn)
+
+
 @pytest.mark.e2e
-def test_a_panel_scatters_around_the_exact_scores(parts) -> None:
-    found = exact_scores(
-        parts.setting(evaluating=True), parts.weights(), SHARES, parts.recipe.learn
-    )
+def test_a_panel_scatters_around_the_exact_scores(parts, exact) -> None:
     played = play_panel(Candidate("kuhn_demo", 0, parts), "test", "final", 400, None)
-    assert found.left_out < 1e-6
-    assert found.unread < 0.01
-    for exact, figures in zip(found.overall.scores, played.overall.episodes, strict=True):
+    assert exact.left_out < 1e-6
+    assert exact.unread < 0.01
+    for score, figures in zip(exact.overall.scores, played.overall.episodes, strict=True):
         assert figures.score is not None
         error = (figures.score.high - figures.score.low) / 3.92
-        assert abs(exact - figures.score.value) < 4 * error
-    seats = [cell for cell in found.cells if cell.opponent is None and cell.seat is not None]
-    assert found.overall.scores[2] == pytest.approx(sum(cell.scores[2] for cell in seats) / 2)
+        assert abs(score - figures.score.value) < 4 * error
+    seats = [cell for cell in exact.cells if cell.opponent is None and cell.seat is not None]
+    assert exact.overall.scores[2] == pytest.approx(sum(cell.scores[2] for cell in seats) / 2)
 
 
 @pytest.mark.e2e
-def test_without_memory_there_are_as_many_situations_as_the_game_has(parts) -> None:
+def test_without_memory_there_are_as_many_situations_as_the_game_has(parts, exact) -> None:
     """Kuhn poker has six situations a seat; prompts of three numbered episodes differ."""
     found = exact_scores(
         parts.setting(evaluating=True, memory=Notes(keep="none")),
@@ -46,11 +48,7 @@ def test_without_memory_there_are_as_many_situations_as_the_game_has(parts) -> N
         parts.recipe.learn,
     )
     assert found.situations == 3 * 12
-    assert found.overall.scores[0] == pytest.approx(
-        exact_scores(
-            parts.setting(evaluating=True), parts.weights(), SHARES, parts.recipe.learn
-        ).overall.scores[0]
-    )
+    assert found.overall.scores[0] == pytest.approx(exact.overall.scores[0])
 
 
 def test_games_without_numbers_are_prompted_as_in_play() -> None:

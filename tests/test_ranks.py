@@ -63,7 +63,7 @@ def own_samples(ranks: Ranks) -> list[Sample]:
 
 def train(ranks: Ranks, samples: list[Sample], model: Any, folder: Path, **options: Any) -> Learner:
     """Two updates, a checkpoint, one more update."""
-    chosen = LearnOptions(lr=0.01, minibatches=3, kl=0.1, entropy=0.01, **options)
+    chosen = LearnOptions(lr=0.01, minibatches=2, kl=0.1, entropy=0.01, **options)
     learner = Learner(model, chosen, seed=1, total_updates=3, ranks=ranks)
     for update in range(2):
         learner.update(samples, entropy=0.01, update=update)
@@ -94,14 +94,20 @@ def check_sharding(ranks: Ranks, folder: Path) -> dict[str, float]:
     return found
 
 
-def check_members(ranks: Ranks, folder: Path) -> float:
-    """The largest difference between one process and members on several ranks, in float64."""
+def train_alone(ranks: Ranks, model: Any, folder: Path) -> Any:
+    """The same training in one process, in float64; on rank 0 only, which compares with it."""
+    alone = copy.deepcopy(model)
+    if ranks.is_main:
+        train(Ranks(), make_samples(), alone, folder / "alone")
+    return alone
+
+
+def check_members(ranks: Ranks, folder: Path, alone: Any) -> float:
+    """The largest difference between one process and members on several ranks."""
     ranks.deals_members = True
-    model = make_model()
-    one, many = copy.deepcopy(model), copy.deepcopy(model)
-    train(Ranks(), make_samples(), one, folder / f"one_{ranks.rank}")
+    many = make_model()
     train(ranks, own_samples(ranks), many, folder / "many")
-    return compare(one, many)
+    return compare(alone, many)
 
 
 def check_overlap(ranks: Ranks, folder: Path) -> dict[str, float]:
@@ -146,25 +152,24 @@ def check_queue(ranks: Ranks) -> tuple[int, bool]:
     return len(played), found == (play_groups(setting, tasks, 7) if ranks.is_main else [])
 
 
-def check_full(ranks: Ranks, folder: Path) -> dict[str, float]:
-    """The largest difference between one process and FSDP2, in float64; rank 2 has no work."""
+def check_full(ranks: Ranks, folder: Path, alone: Any) -> dict[str, float]:
+    """The largest difference between one process and FSDP2; rank 2 has no work."""
     ranks.deals_members = True
     found = {}
     for recompute in (False, True):
-        model = make_model()
-        one, many = copy.deepcopy(model), copy.deepcopy(model)
-        options = {"micro_tokens": 24, "recompute": recompute}
-        train(Ranks(), make_samples(), one, folder / f"dense_{recompute}_{ranks.rank}", **options)
-        options["shard"] = "full"
-        train(ranks, own_samples(ranks), many, folder / f"full_{recompute}", **options)
-        found[str(recompute)] = compare(one, many)
-        found[f"resumed {recompute}"] = compare(one, resume(model, folder / f"full_{recompute}"))
+        model, place = make_model(), folder / f"full_{recompute}"
+        many = copy.deepcopy(model)
+        options = {"micro_tokens": 24, "recompute": recompute, "shard": "full"}
+        train(ranks, own_samples(ranks), many, place, **options)
+        found[str(recompute)] = compare(alone, many)
+        if ranks.is_main:
+            found[f"resumed {recompute}"] = compare(alone, resume(model, place))
     return found
 
 
 def resume(model: Any, folder: Path) -> Any:
     """One process that continues from a checkpoint of several ranks."""
-    chosen = LearnOptions(lr=0.01, minibatches=3, kl=0.1, entropy=0.01)
+    chosen = LearnOptions(lr=0.01, minibatches=2, kl=0.1, entropy=0.01)
     learner = Learner(model, chosen, seed=1, total_updates=3)
     learner.load(folder / "update_000002")
     learner.update(make_samples(), entropy=0.01, update=2)
@@ -194,10 +199,11 @@ def check_messages(ranks: Ranks) -> list[str]:
 def check_all(ranks: Ranks, folder: Path, stop: Any = None) -> dict[str, Any]:
     torch.set_num_threads(1)
     found = {"messages": check_messages(ranks), "sharding": check_sharding(ranks, folder)}
-    found["full"] = check_full(ranks, folder)
+    alone = train_alone(ranks, make_model(), folder)
+    found["full"] = check_full(ranks, folder, alone)
     found["overlap"] = check_overlap(ranks, folder)
     found["queue"] = check_queue(ranks)
-    return found | {"members": check_members(ranks, folder)}
+    return found | {"members": check_members(ranks, folder, alone)}
 
 
 @pytest.mark.e2e

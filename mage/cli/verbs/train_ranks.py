@@ -26,7 +26,6 @@ from mage.training.torchrun import (
     join_torchrun,
     read_world,
 )
-from mage.training.trainer import train
 
 OpenFolder = Callable[[str], RunFolder]  # the argument is the job of a new run
 TrainMain = Callable[[RunFolder, bool, Ranks], None]
@@ -57,11 +56,18 @@ def train_on_rank(
             if ranks.is_main:
                 train_main(folder, is_new, ranks)
             else:
-                with StopSignals() as stop:
-                    train(path, Callback(), stop, ranks=ranks)
+                _train_other(path, ranks)
     if world.rank:
         raise typer.Exit(0)
     return folder
+
+
+def _train_other(path: Path, ranks: Ranks) -> None:
+    # Slow to load: ranks that do not agree have ended before.
+    from mage.training.trainer import train
+
+    with StopSignals() as stop:
+        train(path, Callback(), stop, ranks=ranks)
 
 
 def _agree_on_folder(
