@@ -107,8 +107,9 @@ def test_a_compiled_catalogue_is_mapped_not_copied(folder: Path) -> None:
         catalogue.index.shares,
         catalogue.order,
     ):
-        assert isinstance(array, np.memmap)
-        assert array.mode == "r"
+        assert isinstance(array.base, np.memmap)
+        assert array.base.mode == "r"
+        assert not array.flags.writeable
 
 
 def test_without_a_writable_cache_the_catalogue_is_in_memory(
