@@ -195,13 +195,13 @@ def _diverging(chat: Chat, reply: Ids, legal: tuple[str, ...]) -> Choices:
     start = _find_opening(reply, chat.encode("<action>"))
     if start is None:
         return ()
-    written, found = reply[start:], []
-    for place in range(len(written)):
-        tokens = sorted(
-            {ids[place] for ids in spelled if len(ids) > place and ids[:place] == written[:place]}
-        )
+    found = []
+    for place, token in enumerate(reply[start:]):
+        spelled = [ids for ids in spelled if len(ids) > place]  # all agree with the reply so far
+        tokens = {ids[place] for ids in spelled}
         if len(tokens) > 1:
-            found.append((start + place, tuple(tokens)))
+            found.append((start + place, tuple(sorted(tokens))))
+        spelled = [ids for ids in spelled if ids[place] == token]
     return tuple(found)
 
 
