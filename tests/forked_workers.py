@@ -6,6 +6,7 @@ a piece is one end-to-end test, a set of end-to-end tests that share fixtures, o
 a file. A process that has ended a piece gets the next one.
 """
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -38,6 +39,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if "torch" in sys.modules:  # otherwise no test may need them
         for name in _server()._preload_modules:
             importlib.import_module(name)
+    gc.freeze()  # collections of garbage skip what is loaded, and fewer pages are copied
     workers: list[_Worker] = []
     try:
         for _ in range(min(forks, len(pieces))):

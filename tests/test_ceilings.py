@@ -228,6 +228,7 @@ def test_chances_to_win_tic_tac_toe_are_those_of_the_method_page(opponent, first
     assert found == pytest.approx([first, second], abs=5e-4)
 
 
+@pytest.mark.e2e
 def test_the_first_player_wins_about_six_games_in_ten_against_mcts_100(monkeypatch):
     """Method page: .59. Fewer searches a state are faster; the estimate is a little higher."""
     monkeypatch.setattr(mage.opponents.search, "_POLICY_DRAWS", 50)

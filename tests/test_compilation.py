@@ -54,6 +54,7 @@ def learner(**options: Any) -> Learner:
     return Learner(model, LearnOptions(lr=1e-3, micro_tokens=MICRO, **options), layout="trie")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 2, "recompute": True}])
 def test_micro_batches_of_any_length_need_at_most_three_versions(
     options: dict[str, Any], counter: CompileCounter

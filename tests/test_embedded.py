@@ -58,6 +58,7 @@ def test_it_plays_uniformly_random_legal_moves(
     assert entropy > math.log(choices) - 0.1, "nearly uniform"
 
 
+@pytest.mark.e2e
 def test_its_notes_state_facts_of_the_last_game(agent: Agent) -> None:
     notes = [
         episode.reflection

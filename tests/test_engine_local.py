@@ -210,7 +210,7 @@ def test_the_fused_forward_equals_the_modules(
 
 @pytest.mark.parametrize("refreshes", [True, False])
 def test_the_fused_forward_sees_a_change_of_any_weight(refreshes: bool, chat: Chat) -> None:
-    model, request = make_qwen(), Request(make_prompts(1)[0], 4, 0, 0.0)
+    model, request = make_qwen(), Request(make_prompts(1)[0], 2, 0, 0.0)
     engine = LocalEngine(model, chat, prefix_cache=False)
     before = answer(engine, [request])[0].logprobs
     random_numbers = torch.Generator().manual_seed(0)

@@ -64,6 +64,7 @@ def probability(model: PreTrainedModel, prompt: tuple[int, ...], token: int) -> 
         return float(model(input_ids=torch.tensor([prompt])).logits[0, -1].softmax(-1)[token])
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     "options", [{}, {"packed": False}, {"lora_rank": 4}], ids=["all weights", "rows", "adapters"]
 )
@@ -285,6 +286,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bad: float) -> Non
     assert all(torch.isfinite(value).all() for value in weights_of(learner.module).values())
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 2}], ids=["all weights", "adapters"])
 def test_a_stopped_and_resumed_run_gives_identical_results(
     tmp_path: Path, options: dict[str, Any]

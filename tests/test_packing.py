@@ -76,6 +76,7 @@ def test_packed_and_unpacked_agree_in_loss_and_gradient(
     assert_same(loss_and_gradients(kind, samples), loss_and_gradients(kind, samples, packed=False))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("through", ["one function", "modules"])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("kind", MODELS)

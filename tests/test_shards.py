@@ -69,7 +69,7 @@ def whole_rows(name: str) -> list[TaskRow]:
     return play(MEMORIES[name])[0]
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", ["notes", pytest.param("memento", marks=pytest.mark.e2e)])
 @pytest.mark.parametrize("when", [1, 130, 299])
 def test_a_killed_evaluation_resumes_from_its_stored_shards(
     name: str, when: int, tmp_path: Path
@@ -131,6 +131,7 @@ def test_only_the_first_transcripts_are_kept_and_reported_once(
     assert (reported, [meta.group for meta in metas]) == ([5], [0, 1, 2, 3, 4])
 
 
+@pytest.mark.e2e
 def test_a_killed_evaluation_keeps_the_transcripts_of_its_stored_shards(tmp_path: Path) -> None:
     """Memento with shards of 3 tasks, killed after the first: 5 transcripts, not 2."""
     memory, written = Memento(embedding="lexical", wave=3), list[MetaEpisode]()

@@ -30,6 +30,7 @@ def test_the_distance_table_equals_brute_force(seed: int, order: tuple[int, int,
         assert room.distance(player, some) == expected.get((places[0], frozenset(places[1:])))
 
 
+@pytest.mark.e2e
 @needs_numba
 @given(seeds, st.integers(1, 3), st.integers(5, 15))
 def test_compiled_and_plain_make_the_same_rooms_and_tables(
@@ -48,6 +49,7 @@ def test_compiled_and_plain_make_the_same_rooms_and_tables(
     )
 
 
+@pytest.mark.e2e
 @needs_numba
 @pytest.mark.parametrize("seed", range(6))
 def test_rooms_that_use_the_sign_bit_are_correct(seed: int) -> None:

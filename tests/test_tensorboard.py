@@ -28,6 +28,7 @@ def read_events(folder: RunFolder) -> EventAccumulator:
     return found
 
 
+@pytest.mark.e2e
 def test_events_equal_the_metrics_and_the_evaluations(finished):
     found, metrics = read_events(finished), finished.metrics()
     for name in ("score_3", "action_entropy", "episodes"):

@@ -413,6 +413,7 @@ def test_an_export_names_sets_whose_move_probabilities_are_missing(
     assert "the probabilities of moves of before_test are missing" in done.stderr
 
 
+@pytest.mark.e2e
 def test_a_report_deletes_the_shards_that_a_kill_at_the_end_left(
     runs: Path, tmp_path: Path
 ) -> None:

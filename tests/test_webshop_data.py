@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from mage.config.errors import ConfigError
+from mage.config.loading import load_recipe
 from mage.environments.webshop import WebShop
 from mage.environments.webshop.catalogue import Source, open_catalogue
 from mage.environments.webshop.files import write_folder
@@ -160,6 +162,12 @@ def test_splits_without_training_goals_are_rejected() -> None:
 def test_options_without_effect_are_rejected(folder: Path) -> None:
     with pytest.raises(ValidationError, match="no effect with data"):
         WebShop(data=str(folder), style="short")
+
+
+def test_a_missing_folder_is_reported_before_options_without_effect(tmp_path: Path) -> None:
+    """The recipe sets style, which is for generated catalogues."""
+    with pytest.raises(ConfigError, match="there is no folder"):
+        load_recipe("webshop", [f"--environments.data={tmp_path / 'gone'}"])
 
 
 def test_the_recipe_names_the_tagger() -> None:

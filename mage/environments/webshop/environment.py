@@ -130,6 +130,7 @@ class WebShop(SingleAgentEnvironment):
             if self.data and getattr(self, name) != default
         ]
         if idle:
+            find_files(data_folder(self.data))  # an error of the folder is reported first
             raise ValueError(
                 f"{' and '.join(idle)} has no effect with data: it is for generated catalogues"
             )
