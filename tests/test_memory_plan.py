@@ -1,6 +1,7 @@
 """The memory plan: close to measured peaks, choices that fit, and advice where nothing fits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ MEASURED = (
     ("smollm2-360m", 0, 9.7),
     ("smollm2-1.7b", 0, 36.4),
     ("qwen3-4b", 0, 83.4),
-    ("smollm2-1.7b", 16, 12.3),
-    ("qwen3-4b", 16, 25.8),
+    ("smollm2-1.7b", 16, 10.8),
+    ("qwen3-4b", 16, 21.8),
 )
 
 
@@ -82,6 +83,14 @@ def test_a_smaller_card_gets_recompute_smaller_micro_batches_and_fewer_slots() -
     assert small.recompute
     assert small.slots < 64
     assert small.micro_tokens <= large.micro_tokens
+
+
+def test_adapters_of_layers_that_are_not_compiled_need_the_gradients_of_their_weights() -> None:
+    """Measured on an H200 with projected gradients: 25.9 GB."""
+    changes = ("--learn.recompute=true", "--learn.micro_tokens=16384", "--learn.lora_rank=16")
+    other = replace(PRESETS["qwen3-4b"], plain=False)
+    found = plan_memory(load_recipe("paper_alfworld", changes), other, 200 * GB)
+    assert found.learn / GB == pytest.approx(25.9, rel=0.1)
 
 
 def test_where_slots_do_not_fit_the_plan_names_a_context_at_which_all_of_them_do() -> None:

@@ -173,9 +173,18 @@ def _masters(shape: ModelShape, learn: LearnOptions, number: int) -> float:
 def _gradients(shape: ModelShape, learn: LearnOptions, number: int) -> float:
     """Float32 sums of what is trained, and the gradients of one micro-batch."""
     if learn.lora_rank:
-        layers = number * shape.layers * shape.linear_weights
-        return 4 * shape.lora_parameters(learn.lora_rank) + layers
+        return 4 * shape.lora_parameters(learn.lora_rank) + _ungraded(shape, number, lora=True)
     return (4 if number == 4 else 4 + number) * shape.parameters
+
+
+def _ungraded(shape: ModelShape, number: int, *, lora: bool) -> int:
+    """Gradients of weights in the module's precision, which do not exist before the backward pass.
+
+    The compiled layers give A and B of LoRA their gradient; other layers compute that of W.
+    """
+    if lora:
+        return 0 if shape.plain else number * shape.layers * shape.linear_weights
+    return number * shape.parameters
 
 
 def activation_bytes(
@@ -191,8 +200,7 @@ def activation_bytes(
     if not recompute:
         stored += 1.15 * inside * shape.layers
     logits = _LOGITS_AT_ONCE * 8 + (0 if lora else shape.embedding_weights * 6)
-    linear = shape.layers * shape.linear_weights
-    ungraded = number * (linear if lora else shape.parameters)
+    ungraded = _ungraded(shape, number, lora=lora)
     at_start, at_end = stored + logits - ungraded, 1.7 * inside
     # Halfway, half of the layers have their gradients and half of the activations are left.
     halfway = 0.5 * stored - 0.5 * ungraded + 1.7 * inside
