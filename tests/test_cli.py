@@ -525,6 +525,15 @@ def test_a_run_is_evaluated_at_the_given_checkpoint(run: Path) -> None:
     assert "Allowed are best, latest" in refused("evaluate", run, "--checkpoint", "77")
 
 
+def test_an_evaluation_needs_no_state_of_the_optimizer(copy: Path) -> None:
+    for path in (copy / "checkpoints").glob("*/optimizer.safetensors"):
+        path.unlink()
+    stored = json.loads((copy / "evaluations" / "after_test.json").read_text())
+    found = json.loads(call("evaluate", copy, "--json").stdout)
+    assert found["evaluation"]["overall"] == stored["overall"]
+    assert "optimizer.safetensors is missing" in refused("train", "--resume", copy)
+
+
 def test_an_evaluation_prints_every_cell(run: Path) -> None:
     told = call("evaluate", run, "--size", "12", "--episodes", "2", "--panel", "select").stdout
     assert "select test panel" in told

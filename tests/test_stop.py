@@ -14,8 +14,11 @@ import pytest
 from processes import start_mage, start_torchrun, wait
 
 from mage.config.loading import load_recipe
+from mage.learn.ranks import Ranks
 from mage.run_folder import RunFolder
+from mage.training import trainer
 from mage.training.callbacks import Callback
+from mage.training.stop import StopRequest
 from mage.training.trainer import train
 from mage.training.watch import is_alive
 
@@ -191,6 +194,32 @@ def test_a_killed_worker_ends_the_run_with_one_message(place: Path) -> None:
     assert "mage: rank 1 on " in log
     assert "update 1: learn" in log, "the last lines of its log"
     assert "Traceback" not in log
+
+
+def test_ctrl_c_after_the_stop_of_rank_0_does_not_interrupt_a_worker(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C reaches all processes, and rank 0 passes it on: either signal may be the first."""
+
+    class Signalled:
+        def __init__(self, folder: RunFolder, ranks: Ranks, callback: Callback, stop: StopRequest):
+            self.stop = stop
+
+        def resume(self) -> None:
+            pass
+
+        def run(self) -> bool:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.raise_signal(number)
+            return self.stop()
+
+    monkeypatch.setattr(trainer, "Trainer", Signalled)
+    folder = RunFolder.create(place / "signalled", load_recipe(place / "tiny.toml"))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the process of a worker
+    try:
+        assert trainer._train(Ranks(), folder.path)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_two_workers_play_the_same_groups_as_one(place: Path, whole: RunFolder) -> None:

@@ -159,13 +159,13 @@ def load_run(folder: RunFolder, recipe: Recipe, which: str, say: Say = warn) -> 
     for line in check_files(folder):
         say(line)
     run = Trainer(RunFolder(folder.path, recipe), Ranks(), Callback(), StopRequest())
-    loaded = run.learner.load(path)
+    loaded = run.learner.load(path, weights_only=True)
     best = loaded.state.get("best")
     if which == "best" and best and best[1] != loaded.update:
-        chosen = checkpoint.best_whole(folder.checkpoints, best[1])
+        chosen = checkpoint.best_whole(folder.checkpoints, best[1], weights_only=True)
         for line in chosen.broken:
             say(line)
-        loaded = run.learner.load(chosen.path or path)
+        loaded = run.learner.load(chosen.path or path, weights_only=True)
     run.components.engine.refresh(loaded.update)
     return Candidate(str(folder.path), loaded.update, run.components, run.learner.trainable)
 
@@ -206,7 +206,7 @@ def _find_checkpoint(folder: RunFolder, which: str) -> Path:
             f"--checkpoint {which} does not exist. Allowed are best, latest and, in "
             f"{folder.path}, {numbers}."
         )
-    found = checkpoint.latest(folder.checkpoints)
+    found = checkpoint.latest(folder.checkpoints, weights_only=True)
     if found.broken:
         raise RunError(
             "\n".join(

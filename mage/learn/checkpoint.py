@@ -111,16 +111,19 @@ def _move(partial: Path, target: Path) -> None:
     _sync(target.parent)
 
 
-def load(path: Path) -> Checkpoint:
-    """Verify and read a checkpoint; ValueError names the broken file."""
-    names = verify(path)
+def load(path: Path, weights_only: bool = False) -> Checkpoint:
+    """Verify and read a checkpoint; ValueError names the broken file.
+
+    `weights_only` is enough to play: the state of the optimizer may be absent.
+    """
+    names = verify(path, weights_only)
     state = json.loads((path / STATE).read_text())
     weights = ADAPTER if ADAPTER in names else MODEL
     return Checkpoint(
         update=state["update"],
         weights=load_file(path / weights),
         adapter=weights == ADAPTER,
-        optimizer=load_file(path / OPTIMIZER),
+        optimizer={} if weights_only else load_file(path / OPTIMIZER),
         state=state["state"],
     )
 
@@ -131,10 +134,15 @@ def read_state(path: Path) -> dict[str, Any]:
     return dict(json.loads((path / STATE).read_text())["state"])
 
 
-def verify(path: Path) -> frozenset[str]:
-    """Check size and SHA-256 of every file; returns the names of the files."""
+def verify(path: Path, weights_only: bool = False) -> frozenset[str]:
+    """Check size and SHA-256 of every file; returns the names of the files.
+
+    With `weights_only` the file of the optimizer is neither checked nor needed.
+    """
     files = _manifest(path)
     for name, entry in files.items():
+        if weights_only and name == OPTIMIZER:
+            continue
         file = path / name
         if not file.is_file():
             raise ValueError(f"checkpoint {path} is broken: {name} is missing")
@@ -189,12 +197,12 @@ def _lists_a_checkpoint(files: dict[str, Any]) -> bool:
     return described and {OPTIMIZER, STATE} < set(files) and bool({MODEL, ADAPTER} & set(files))
 
 
-def latest(folder: Path) -> Latest:
+def latest(folder: Path, weights_only: bool = False) -> Latest:
     """The newest whole checkpoint of a folder; newer broken ones are skipped and reported."""
     broken = []
     for path in newest_first(folder):
         try:
-            verify(path)
+            verify(path, weights_only)
         except ValueError as error:
             broken.append(str(error))
         else:
@@ -202,13 +210,13 @@ def latest(folder: Path) -> Latest:
     return Latest(None, tuple(broken))
 
 
-def best_whole(folder: Path, update: int) -> Latest:
+def best_whole(folder: Path, update: int, weights_only: bool = False) -> Latest:
     """The checkpoint of an update; if it is broken, the newest whole one and a warning."""
     path = place(folder, update)
     try:
-        verify(path)
+        verify(path, weights_only)
     except ValueError as error:
-        newest = latest(folder).path
+        newest = latest(folder, weights_only).path
         used = "there is no whole checkpoint" if newest is None else f"{newest.name} is used"
         return Latest(newest, (f"{error}; {used} instead of the best one",))
     return Latest(path, ())

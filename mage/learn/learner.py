@@ -333,9 +333,12 @@ class Learner:
             folder, checkpoint.Checkpoint(update, weights, adapter, moments, state)
         )
 
-    def load(self, path: Path) -> checkpoint.Checkpoint:
-        """Load a checkpoint. All later updates equal those of an uninterrupted run."""
-        found = checkpoint.load(path)
+    def load(self, path: Path, weights_only: bool = False) -> checkpoint.Checkpoint:
+        """Load a checkpoint. All later updates equal those of an uninterrupted run.
+
+        `weights_only` is for play: the optimizer starts from zero.
+        """
+        found = checkpoint.load(path, weights_only)
         expected = {name: master.shape for name, master in self._masters.items()}
         if expected != {name: value.shape for name, value in found.weights.items()}:
             kind = "adapters" if found.adapter else "weights"

@@ -6,7 +6,7 @@ the work is finished first. A second Ctrl-C ends the process at once.
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -43,16 +43,18 @@ class StopRequest:
 class StopSignals(StopRequest):
     """A stop request by SIGINT or SIGTERM. Use it as a context in the main thread.
 
-    `say` gets one line for the user, `also` is another reason to stop.
+    `say` gets one line for the user, `also` is another reason to stop. Ranks that rank 0 has
+    started handle SIGTERM only: Ctrl-C reaches all of them, and rank 0 passes it on.
     """
 
     def __init__(
         self,
         say: Callable[[str], None] = lambda line: None,
         also: Callable[[], bool] = lambda: False,
+        signals: Sequence[signal.Signals] = SIGNALS,
     ) -> None:
         super().__init__(also)
-        self.say, self.signalled = say, False
+        self.say, self.signals, self.signalled = say, signals, False
         self._ranks: Ranks | None = None  # of the section that is running
         self._before: dict[int, Any] = {}
 
@@ -60,7 +62,7 @@ class StopSignals(StopRequest):
         return self.signalled or super().__call__()
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        self._before = {number: signal.signal(number, self._on_signal) for number in self.signals}
         return self
 
     def __exit__(

@@ -7,6 +7,7 @@ resumed ends with the same metrics as one that was not. Wall-clock figures are k
 """
 
 import itertools
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -107,7 +108,7 @@ def _train(
 ) -> Metrics:
     """Train on this rank. A rank that was started without a stop request handles SIGTERM itself."""
     if stop is None:
-        with StopSignals() as signals:
+        with StopSignals(signals=(signal.SIGTERM,)) as signals:
             return _train(ranks, path, callback, signals)
     try:
         with stop.section(ranks), ranks.together():
