@@ -27,6 +27,7 @@ def mage_in(folder: Path, *words: str) -> tuple[int, str]:
 
 def run_tests(folder: Path) -> tuple[int, str]:
     options = ["-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
+    options.append("--import-mode=importlib")  # the process may have loaded a file of this name
     program = f"import pytest; raise SystemExit(pytest.main({options!r}))"
     with tempfile.TemporaryDirectory() as place:
         log = Path(place) / "log"
