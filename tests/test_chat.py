@@ -7,6 +7,7 @@ import pytest
 
 from mage.agent.agent import episode_text, system_text
 from mage.agent.chat import Chat
+from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.rock_paper_scissors import RockPaperScissors
 from mage.models.base import SHIPPED
 from tests.toys import byte_chat
@@ -115,6 +116,20 @@ def test_a_template_with_filters_renders_in_the_child_as_here() -> None:
     plain = Chat(byte_chat().tokenizer, _SHOWN, {}, (0,))
     filtered = Chat(byte_chat().tokenizer, _SHOWN.replace("m.role", "m.role|trim"), {}, (0,))
     assert filtered.first("rules", "go") == plain.first("rules", "go")
+
+
+def test_the_record_of_a_poker_hand_has_four_tokens_and_its_evidence_is_one_of_them() -> None:
+    """By hand: number of the game, own card, moves with the opponent's card, result."""
+    chat = Chat.load(SHIPPED / "embedded-kuhn")
+    shown = "Moves: you pass, opponent bet, you bet. Opponent's card: K. "
+    memory = f"Game 1: Your card: Q. {shown}You lost 2 chips."
+    assert len(chat.encode(shown)) == 1
+    assert len(chat.encode(f"{memory}\n")) == 4
+    game = KuhnPoker()
+    text = episode_text(game, 1, memory, 2, 3, "Your card: J. Moves: opponent bet.")
+    # system message 4, user 1, seat 1, record 4, number of the game 1, observation 1, assistant 1
+    assert len(chat.first(system_text(game), text)) == 13
+    assert chat.decode(chat.encode(text)) == text
 
 
 def test_a_turn_of_the_demo_has_eight_tokens_and_other_texts_keep_their_characters() -> None:

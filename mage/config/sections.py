@@ -92,8 +92,8 @@ class ModelOptions(Section):
     path: str = Field(
         "embedded",
         min_length=1,
-        description="'embedded', 'embedded-worlds', 'embedded-rps' or 'embedded-roshambo' (they "
-        "ship with MAGE), a name of `mage model list`, or a folder",
+        description="'embedded', 'embedded-worlds', 'embedded-rps', 'embedded-roshambo' or "
+        "'embedded-kuhn' (they ship with MAGE), a name of `mage model list`, or a folder",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "auto",

@@ -28,7 +28,13 @@ Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
 # Models in the package: for Kuhn poker and Tic-Tac-Toe, for Sokoban and ALFWorld, and for
 # rock-paper-scissors.
-EMBEDDED = ("embedded", "embedded-worlds", "embedded-rps", "embedded-roshambo")
+EMBEDDED = (
+    "embedded",
+    "embedded-worlds",
+    "embedded-rps",
+    "embedded-roshambo",
+    "embedded-kuhn",
+)
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SHIPPED = PACKAGE / "models" / "shipped"  # models and adapters in the package
 ORIGIN = "origin.json"
