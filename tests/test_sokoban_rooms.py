@@ -19,6 +19,11 @@ needs_numba = pytest.mark.skipif(
 seeds = st.integers(0, 2**62)
 
 
+@pytest.fixture(scope="module")
+def one_process() -> None:
+    """Tests with it run in one process, which compiles once."""
+
+
 @given(seeds, st.sampled_from(((5, 1, 2), (5, 1, 6), (5, 2, 5))))
 def test_the_distance_table_equals_brute_force(seed: int, order: tuple[int, int, int]) -> None:
     size, boxes, moves = order
@@ -32,6 +37,7 @@ def test_the_distance_table_equals_brute_force(seed: int, order: tuple[int, int,
 
 @pytest.mark.e2e
 @needs_numba
+@pytest.mark.usefixtures("one_process")
 @given(seeds, st.integers(1, 3), st.integers(5, 15))
 def test_compiled_and_plain_make_the_same_rooms_and_tables(
     seed: int, boxes: int, moves: int
@@ -51,6 +57,7 @@ def test_compiled_and_plain_make_the_same_rooms_and_tables(
 
 @pytest.mark.e2e
 @needs_numba
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("seed", range(6))
 def test_rooms_that_use_the_sign_bit_are_correct(seed: int) -> None:
     """The largest rooms, and one without inner walls: boxes and player use the sign bit."""
