@@ -27,8 +27,13 @@ def mage_in(folder: Path, *words: str) -> tuple[int, str]:
 
 def run_tests(folder: Path) -> tuple[int, str]:
     options = ["-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
-    options.append("--import-mode=importlib")  # the process may have loaded a file of this name
-    program = f"import pytest; raise SystemExit(pytest.main({options!r}))"
+    program = f"""
+import sys
+import pytest
+for name in [name for name in sys.modules if name.startswith("test_")]:
+    del sys.modules[name]  # the process is forked from one that has loaded tests
+raise SystemExit(pytest.main({options!r}))
+"""
     with tempfile.TemporaryDirectory() as place:
         log = Path(place) / "log"
         return wait(start_python(program, folder, log)), log.read_text()
@@ -62,6 +67,7 @@ def test_items_of_the_current_folder_are_found_by_module_and_by_class() -> None:
 def test_the_example_package_is_tested_and_trained_by_one_command(tmp_path: Path) -> None:
     code, told = run_tests(LAB)
     assert code == 0, told
+    assert "5 passed" in told
     code, told = mage_in(LAB, "train", "nim.toml", "--runs", str(tmp_path), *SHORT)
     assert code == 0, told
     assert json.loads((tmp_path / "nim-1" / "summary.json").read_text())["updates"] == 1
