@@ -803,6 +803,7 @@ def test_ceilings_of_a_weighted_sum_are_shown_by_episode() -> None:
         refused("ceilings", "kuhn_poker", "--weights", STYLES, f"--objective={wrong}")
 
 
+@pytest.mark.e2e
 def test_a_tree_too_large_for_a_learner_gives_best_responses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -303,6 +303,7 @@ def play(engine: LocalEngine, games: int, turns: int) -> list[tuple[int, ...]]:
     return run([game(index) for index in range(games)])
 
 
+@pytest.mark.e2e
 def test_the_prefix_cache_changes_no_reply_and_saves_most_of_the_prefill(
     llama: LlamaForCausalLM, chat: Chat
 ) -> None:

@@ -260,6 +260,7 @@ def test_the_prompts_of_a_shipped_recipe_fit_its_context(name: str) -> None:
     assert check_context(recipe, Chat.load(recipe.base_folder())) == ()
 
 
+@pytest.mark.e2e
 def test_an_evaluation_shows_folded_prompts_and_its_warning() -> None:
     words = ["evaluate", "alfworld", "--size=2", "--engines.context=420", "--play.episodes=1"]
     words += ["--environments.max_turns=20", "--memory=none", "--evaluate.splits=['test']"]

@@ -118,6 +118,7 @@ def test_blocks_of_the_mask_follow_the_rule(end: list[int], block: int) -> None:
             assert column not in full or (part.all() and column not in some)
 
 
+@pytest.mark.e2e
 @given(batch=batches, start=starts, micro=st.integers(1, 40), tree=st.none() | st.integers(1, 30))
 @settings(max_examples=12)
 def test_micro_batches_and_cuts_change_no_gradient(

@@ -146,6 +146,7 @@ def instances(environment, panel, episodes):
     }
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", [name for name, _ in menu("recipes")])
 def test_select_and_final_panels_of_every_recipe_share_no_instance(name, monkeypatch):
     monkeypatch.setattr(Alfworld, "_files", lambda self: tuple(range(OFFICIAL_GAMES[self.split])))

@@ -261,6 +261,7 @@ def test_the_server_only_reads(client: Client, method: str) -> None:
     assert client.send(method, f"/{TOKEN}/data/runs").status_code in (404, 405)
 
 
+@pytest.mark.e2e
 def test_the_server_never_writes_into_a_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one")
     before = _files(folder.path)
