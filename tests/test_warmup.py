@@ -210,7 +210,7 @@ def test_the_same_seed_gives_the_same_weights_and_figures() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def test_packed_and_padded_steps_are_equal() -> None:
+def test_packed_padded_and_recomputed_steps_are_equal() -> None:
     rows = [
         demonstration.sample()
         for demonstration in write_demonstrations(
@@ -224,21 +224,22 @@ def test_packed_and_padded_steps_are_equal() -> None:
         )
     ]
     found = []
-    for packed in (True, False):
+    for packed, recompute in ((True, False), (False, False), (True, True)):
         model, _ = ignorant()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         found.append(
             (
                 action_entropy(model, [row for row in rows if row.kind == "play"], packed=packed),
-                imitate(model, optimizer, rows, packed=packed),
+                imitate(model, optimizer, rows, packed=packed, recompute=recompute),
                 model,
             )
         )
-    assert found[0][:2] == pytest.approx(found[1][:2], rel=1e-5)
-    assert all(
-        torch.allclose(a, b, atol=1e-6)
-        for a, b in zip(found[0][2].parameters(), found[1][2].parameters(), strict=True)
-    )
+    for other in found[1:]:
+        assert found[0][:2] == pytest.approx(other[:2], rel=1e-5)
+        assert all(
+            torch.allclose(a, b, atol=1e-6)
+            for a, b in zip(found[0][2].parameters(), other[2].parameters(), strict=True)
+        )
 
 
 def test_the_learning_rate_rises_and_falls_to_a_tenth() -> None:

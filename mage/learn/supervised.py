@@ -35,12 +35,13 @@ def imitate(
     micro_tokens: int = 8192,
     packed: bool = True,
     layout: Layout | None = None,
+    recompute: bool = False,
     trainable: Trainable | None = None,
 ) -> float:
     """One optimizer step towards the replies; returns the mean loss per reply token.
 
-    `layout` overrides `packed`. `trainable` is what the optimizer changes; the default is all
-    weights of the model.
+    `layout` overrides `packed`. `recompute`: keep only the layers' inputs for the backward pass.
+    `trainable` is what the optimizer changes; the default is all weights of the model.
     """
     layout = layout or ("forest" if packed else "rows")
     trainable = trainable or AllWeights(model)
@@ -48,7 +49,7 @@ def imitate(
     tokens = sum(len(sample.reply_ids) for sample in samples)
     with attending(model, layout):
         for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, layout):
-            hidden = hidden_states(model, batch, factors=factors)
+            hidden = hidden_states(model, batch, recompute=recompute, factors=factors)
             logprobs, _ = token_logprobs(
                 hidden.index_select(0, batch.terms.parents),
                 model.get_output_embeddings(),

@@ -291,6 +291,7 @@ def _teach(
                 packed=learn.packed,
                 layout=layout,
                 micro_tokens=learn.tokens_at_once,
+                recompute=bool(learn.recompute),
                 trainable=trainable,
             )
         )

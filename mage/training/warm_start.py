@@ -58,7 +58,7 @@ def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
             _tasks(recipe, 1),
             recipe.warmup,
             seed,
-            learn=recipe.learn,
+            learn=components.recipe.learn,  # as the memory plan chose
             trainable=trainable,
             watch=watch,
             own_tasks=_tasks(recipe, _OWN_PLAY),
