@@ -36,12 +36,12 @@ LINT := $(VENV)/lint.txt
 BESIDE_LINT = @$(MAKE) --no-print-directory lint >$(LINT) 2>&1 & $(1); tests=$$?; \
 	wait $$!; lint=$$?; cat $(LINT); exit $$((tests || lint))
 
-# Lint and fast tests: for every change.
+# Lint and fast tests: for every change. Some tests wait for silent servers, so two cores have three
+# test processes.
 check: $(STAMP)
-	$(call BESIDE_LINT,$(PYTEST) --forks 2 -m "not slow and not e2e")
+	$(call BESIDE_LINT,$(PYTEST) --forks 3 -m "not slow and not e2e")
 
-# Everything, each test once. End-to-end tests often wait for processes and files, so two cores have
-# three test processes.
+# Everything, each test once.
 test: $(STAMP)
 	$(call BESIDE_LINT,$(PYTEST) --forks 3)
 

@@ -40,6 +40,7 @@ TRAINING = {"trained", "run", "copy", "reproduced", "whole", "built", "browser"}
 # is left with a long file at the end.
 LONGEST = (
     "test_stop",
+    "test_hostile_server",
     "test_docs",
     "test_torture",
     "test_reproduce",
