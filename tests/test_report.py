@@ -281,6 +281,13 @@ def test_without_exact_lines_the_report_shows_success(tmp_path, kuhn_tables):
     assert draws["value"] == 1.0
 
 
+@pytest.mark.parametrize(("game", "measure"), [("kuhn_poker", "score"), ("tic_tac_toe", "success")])
+def test_without_exact_lines_a_game_with_stakes_is_reported_by_its_score(tmp_path, game, measure):
+    tables = {"environments": {"name": game}, "opponents": {"train": {"random": 1.0}}}
+    results = read_run_results(RunFolder.create(tmp_path / "run", build_recipe(tables)))
+    assert (results.measure.metric, results.measure_of("test").metric) == (measure, measure)
+
+
 @pytest.mark.parametrize(
     "stages", [("before training",), ("before training", "after training", "without memory")]
 )

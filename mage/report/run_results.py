@@ -108,9 +108,14 @@ class RunResults:
         return next((cell for cell in cells if cell.non_adapting is not None), None)
 
     @property
+    def has_stakes(self) -> bool:
+        """Whether a loss can cost more than one point, as in poker: then wins say little."""
+        return self.folder.recipe.environment().forfeit_score < -1
+
+    @property
     def measure(self) -> Measure:
-        """The score where exact lines are known, otherwise the success rate."""
-        return SCORE if self.bounds else SUCCESS
+        """The score where exact lines are known or stakes differ, otherwise the success rate."""
+        return SCORE if self.bounds or self.has_stakes else SUCCESS
 
     def overall(self, split: Split) -> dict[Stage, Cell]:
         """The overall figures of the final panels of a split that have been played."""
@@ -122,11 +127,9 @@ class RunResults:
 
     def measure_of(self, split: Split) -> Measure:
         """`measure`, for the final panel of one split."""
-        return (
-            SCORE
-            if any(cell.non_adapting is not None for cell in self.overall(split).values())
-            else SUCCESS
-        )
+        cells = self.overall(split).values()
+        exact = any(cell.non_adapting is not None for cell in cells)
+        return SCORE if exact or self.has_stakes else SUCCESS
 
     def rows(self, stage: Stage, split: Split) -> tuple[TaskRow, ...] | None:
         """The stored rows of all tasks of a final panel, for paired comparisons."""
