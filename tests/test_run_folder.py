@@ -356,6 +356,13 @@ def test_changed_and_missing_versions_are_reported(run: RunFolder) -> None:
         RunFolder.open(run.path)
 
 
+def test_versions_whose_checksum_has_lost_its_name_are_damaged(run: RunFolder) -> None:
+    path = run.path / "versions.json"
+    path.write_text(path.read_text().replace('"sha256"', '"sha356"'))
+    with pytest.raises(DamagedError, match=r"has no checksum \(sha256\)"):
+        RunFolder.open(run.path)
+
+
 HOLD = """
 import sys, time
 from pathlib import Path

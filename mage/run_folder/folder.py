@@ -128,7 +128,8 @@ class RunFolder:
             if (self.path / "metrics.sha256").exists():
                 raise DamagedError(f"{path} is missing")
             return {}
-        return read_sealed(path, required=False)
+        old = read_json(path).get("run_format", 1) == 1  # written without a checksum
+        return read_sealed(path, required=not old)
 
     @property
     def is_checked(self) -> bool:
