@@ -12,33 +12,16 @@ legal moves have probability .0005. With a third of the steps it was .01, and tr
 format.
 """
 
-import argparse
-import random
-import re
-from functools import partial
 from itertools import product
-from pathlib import Path
 
-import torch
-from make_embedded import (
-    Shape,
-    bootstrap_chat,
-    build_model,
-    finish_tokenizer,
-    samples_of,
-    save,
-    supervise,
-    train_tokenizer,
-)
-from make_embedded_rps import TEMPLATE
+from random_play import Defaults, Game, make
 
 from mage.agent.agent import Agent, SamplingOptions, system_text
 from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
 from mage.environments.kuhn_poker import CARDS, KuhnPoker
 from mage.memory.notes import Notes
-from mage.play import Setting, play_groups
-from mage.types import Request, Sample, Task
+from mage.play import Setting
 
 WORLD = KuhnPoker()
 # The moves of a hand as each seat reads them, and whether they end with a showdown.
@@ -78,58 +61,12 @@ PHRASES = (
 )
 
 
-def random_move(rng: random.Random, request: Request) -> str:
-    # A reply without a legal move is not learned from; the message after it is a known text.
-    return f"<action>{'?' if rng.random() < 0.02 else rng.choice(('pass', 'bet'))}</action>"
-
-
-def collect(chat: Chat, count: int, seed: int) -> list[list[Sample]]:
-    """The samples of scripted meta-episodes of three hands, one list per meta-episode."""
-    rng = random.Random(seed)
-    engine = ScriptedEngine(partial(random_move, rng), chat.encode)
+def setting(engine: ScriptedEngine, chat: Chat) -> Setting:
+    """Three hands with the record of the earlier ones."""
     agent = Agent(engine, chat, SamplingOptions())
-    setting = Setting(WORLD, agent, Notes(keep="history"), episodes=3)
-    tasks = [Task(WORLD.name, rng.getrandbits(60), n % 2, "random", "train") for n in range(count)]
-    played = play_groups(setting, [[task] for task in tasks], rng.getrandbits(60))
-    return [samples_of(chat, meta) for meta in played]
-
-
-def make_tokenizer() -> Chat:
-    """One token for each of `PHRASES`; other text is spelled in words and bytes."""
-    start = bootstrap_chat()
-    rows = [sample for meta in collect(start, 100, 1) for sample in meta]
-    texts = [start.decode(sample.prompt_ids + sample.reply_ids) for sample in rows]
-    words = [re.sub(r"<[^>]*>", "\n", text) for text in texts]
-    return finish_tokenizer(train_tokenizer(words, 400), PHRASES, TEMPLATE)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--batch", type=int, default=16, help="meta-episodes a step")
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--count", type=int, default=6000, help="meta-episodes in all")
-    shape_names = ("HIDDEN", "LAYERS", "HEADS", "KV", "FF")
-    parser.add_argument(
-        "--shape", type=int, nargs=5, default=(64, 2, 4, 4, 128), metavar=shape_names
-    )
-    args = parser.parse_args()
-    torch.manual_seed(args.seed)
-    torch.set_num_threads(1)
-    chat = make_tokenizer()
-    # A tied matrix would push all words that are never a reply in one direction, so that the model
-    # could not tell the records of two hands apart.
-    model = build_model(Shape(*args.shape), chat.tokenizer.get_vocab_size(), chat, tied=False)
-    print(
-        f"{chat.tokenizer.get_vocab_size()} tokens, {model.num_parameters():,} parameters",
-        flush=True,
-    )
-    metas = collect(chat, args.count, args.seed)
-    supervise(model, [metas], args.steps, args.batch, args.lr, args.seed)
-    save(model, chat.tokenizer, args.out, TEMPLATE)
+    return Setting(WORLD, agent, Notes(keep="history"), episodes=3)
 
 
 if __name__ == "__main__":
-    main()
+    game = Game(("pass", "bet"), PHRASES, setting, texts=100)
+    make(__doc__.splitlines()[0], game, Defaults(steps=600, batch=16, count=6000, layers=2))

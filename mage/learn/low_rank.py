@@ -6,7 +6,7 @@ a third of the operations of an update and the memory of that gradient.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,7 +52,9 @@ def project(
     if factors is None:
         return linear(hidden, weight, bias)
     pairs = [matrix for one in factors for matrix in (one.down, one.up)]
-    found = cast("Tensor", _LowRank.apply(hidden, weight.detach(), factors[0].scale, *pairs))  # type: ignore[no-untyped-call]
+    found: Tensor = _LowRank.apply(  # type: ignore[no-untyped-call]
+        hidden, weight.detach(), factors[0].scale, *pairs
+    )
     return found if bias is None else found + bias
 
 

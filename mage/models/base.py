@@ -26,8 +26,8 @@ from mage.run_folder.files import sync_files
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
-# Models in the package: for Kuhn poker and Tic-Tac-Toe, for Sokoban and ALFWorld, and for
-# rock-paper-scissors.
+# Models in the package: for Kuhn poker and Tic-Tac-Toe, for Sokoban and ALFWorld, for short and for
+# long games of rock-paper-scissors, and for Kuhn poker against players never met.
 EMBEDDED = (
     "embedded",
     "embedded-worlds",
