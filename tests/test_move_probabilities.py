@@ -29,14 +29,15 @@ from tests.test_trainer import STYLES, never, small_recipe
 
 @lru_cache
 def played() -> tuple[Components, list[MetaEpisode]]:
-    """Tic-Tac-Toe by the embedded model at temperature 0.8."""
+    """Tic-Tac-Toe by the embedded model at temperature 0.8, on the CPU in float32."""
     tables = {
         "environments": {"name": "tic_tac_toe"},
         "opponents": {"train": {"random": 1.0}},
         "agent": {"max_tokens": 8, "temperature": 0.8},
         "engines": {"name": "local", "context": 1024},
         "play": {"groups": 2, "members": 2, "episodes": 2},
-        "run": {"threads": 1},
+        "model": {"dtype": "float32"},
+        "run": {"threads": 1, "device": "cpu"},
     }
     parts = build_components(build_recipe(tables))
     return parts, play_groups(parts.setting(), draw_tasks(parts.recipe, 1), 5)
