@@ -4,11 +4,11 @@ A user error prints one message and exits with code 2. A bug keeps its traceback
 commands is added to the import lines and to `VERBS` below.
 """
 
-import linecache
 import os
 import signal
 import sys
 from contextlib import suppress
+from opcode import opmap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,7 +81,8 @@ def is_user_error(error: Exception) -> bool:
     """Whether the user can fix this.
 
     A ValueError is a user error if a `raise` statement of this package raised it. Any other
-    ValueError is a bug of this package or of a library.
+    ValueError is a bug of this package or of a library. The statement is found in the code that
+    runs, not in its file: an update of MAGE may have changed the file during a long run.
     """
     if isinstance(error, OSError):
         return not isinstance(error, BrokenPipeError)
@@ -98,10 +99,9 @@ def _raised_on_purpose(error: Exception) -> bool:
     assert trace is not None, "the error was raised"
     while trace.tb_next is not None:
         trace = trace.tb_next
-    file = trace.tb_frame.f_code.co_filename
-    return PACKAGE in Path(file).parents and linecache.getline(
-        file, trace.tb_lineno
-    ).strip().startswith("raise")
+    code = trace.tb_frame.f_code
+    by_raise = code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
+    return by_raise and PACKAGE in Path(code.co_filename).parents
 
 
 def _is_out_of_memory(error: Exception) -> bool:
