@@ -64,6 +64,48 @@ def test_a_kl_reference_is_a_copy_of_the_weights_unless_adapters_are_trained() -
     assert plan("paper_tic_tac_toe", "qwen3-4b", 80, "--learn.lora_rank=16").reference == 0
 
 
+@pytest.mark.parametrize(
+    ("rank", "engine", "weight_bytes"),
+    [
+        (0, (), 6),
+        (0, ("--engines.name=vllm", "--engines.gpu_memory=0.1"), 6),
+        (16, (), 4),
+    ],
+)
+def test_each_copy_of_a_league_holds_a_model_and_a_pool(
+    rank: int, engine: tuple[str, ...], weight_bytes: int
+) -> None:
+    """A parameter has 2 bytes of weights and 4 of masters; with LoRA 2 bytes of W and 2 of W0.
+
+    Embeddings have no W0, and A and B are small, so LoRA has a tolerance.
+    """
+    pool = '{"league-20-1.0-3" = 0.5, random = 0.5}'
+    alike = (f"--learn.lora_rank={rank}", *engine)
+    without = plan("paper_tic_tac_toe", "qwen3-8b", 2000, *alike)
+    found = plan("paper_tic_tac_toe", "qwen3-8b", 2000, *alike, f"--opponents.train={pool}")
+    own = weight_bytes * 8.19e9 + without.sampler
+    assert found.copies * found.copy == pytest.approx(3 * own, rel=0.15 if rank else 0.005)
+    assert found.learn - without.learn == pytest.approx(3 * found.copy)
+    assert (found.engines, found.pool) == (4 * without.engines, 4 * without.pool)
+    assert found.play - without.play == pytest.approx(
+        3 * (found.copy + without.engines + without.pool)
+    )
+    assert set(found.parts()) - set(without.parts()) == {"league copies"}
+
+
+def test_a_league_leaves_fewer_slots_and_is_a_row_of_the_table() -> None:
+    pool = '--opponents.train={"league-20" = 0.5, random = 0.5}'
+    words = ["--learn.lora_rank=16", "--engines.context=8192"]
+    without = plan("paper_tic_tac_toe", "qwen3-4b", 80, *words)
+    found = plan("paper_tic_tac_toe", "qwen3-4b", 80, *words, pool)
+    assert found.fits
+    assert found.slots < without.slots
+    assert found.play <= found.usable < found.play + 3 * found.slot
+    command = ["plan", "paper_tic_tac_toe", "--model", "qwen3-4b", *words]
+    tables = [CliRunner().invoke(app, [*command, *more]).output for more in ([], [pool])]
+    assert ["league copies" in table for table in tables] == [False, True]
+
+
 @pytest.mark.parametrize("recipe", ["alfworld", "webshop", "sokoban", "kuhn_poker", "tic_tac_toe"])
 def test_the_papers_recipes_fit_an_h200_and_with_lora_80_gb(recipe: str) -> None:
     whole = plan(f"paper_{recipe}", "qwen3-4b", 143)

@@ -52,6 +52,10 @@ class Opponent(BaseModel, ABC):
         """Updates of training before it joins the pool."""
         return 0
 
+    def copies_at_once(self) -> int:
+        """Copies of the agent that play for it in an update, each with weights of its own."""
+        return 0
+
     @abstractmethod
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         """The probability of every move that it may make here; search players estimate it."""

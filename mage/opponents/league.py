@@ -46,6 +46,9 @@ class League(Opponent):
     def updates_before(self) -> int:
         return self.start
 
+    def copies_at_once(self) -> int:
+        return self.at_once
+
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         raise ValueError(f"{self.name} plays in training only: its copies belong to a run")
 

@@ -1,9 +1,10 @@
 """GPU memory of a training run, planned before anything is loaded.
 
 Play and learning take turns. Both hold the weights, their float32 masters, the optimizer state and
-the KL reference. Learning also holds gradients and activations. Play also holds the key/value pool,
-which is freed during learning. So the pool gets what is left beside the static parts, and
-recompute and the micro-batch size are chosen so that learning fits.
+the KL reference, and the models of a league's copies. Learning also holds gradients and
+activations. Play also holds the key/value pools of the agent and of the copies, which are freed
+during learning. So the pools get what is left beside the static parts, and recompute and the
+micro-batch size are chosen so that learning fits.
 """
 
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from mage.config.menus import engine_fields
 from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice, LearnOptions
 from mage.models.shapes import ModelShape
+from mage.opponents.base import find
 
 GB = 1e9
 # A card's memory that a run can use: the CUDA context and fragmentation take the rest.
@@ -51,19 +53,28 @@ class MemoryPlan:
     lora_rank: int
     reasons: tuple[str, ...]
     sampler: float = 0  # an engine with its own weights and pool (vLLM)
+    copies: int = 0  # frozen copies of a league that play at once, each in an engine of its own
+    copy: float = 0  # what one of them holds in both phases
 
     @property
     def static(self) -> float:
         """Held in both phases."""
-        return self.weights + self.masters + self.optimizer + self.reference + self.sampler
+        own = self.weights + self.masters + self.optimizer + self.reference
+        return own + self.sampler + self.copies * self.copy
+
+    @property
+    def engines(self) -> float:
+        """Memory of the engines besides their pools: the agent's and one for each copy."""
+        return (1 + self.copies) * self.engine
 
     @property
     def pool(self) -> float:
-        return (self.slots + 1) * self.slot  # one slot is spare
+        """The key/value pools of all engines."""
+        return (1 + self.copies) * (self.slots + 1) * self.slot  # one slot is spare
 
     @property
     def play(self) -> float:
-        return self.static + self.engine + self.pool
+        return self.static + self.engines + self.pool
 
     @property
     def learn(self) -> float:
@@ -80,6 +91,7 @@ class MemoryPlan:
     def parts(self) -> dict[str, float]:
         """Gigabytes of every part, in the order of the table."""
         sampler = {"sampler": self.sampler / GB} if self.sampler else {}
+        league = {"league copies": self.copies * self.copy / GB} if self.copies else {}
         return {
             "weights": self.weights / GB,
             "masters": self.masters / GB,
@@ -87,9 +99,10 @@ class MemoryPlan:
             "KL reference": self.reference / GB,
             "gradients": self.gradients / GB,
             "activations": self.activations / GB,
-            "engine": self.engine / GB,
+            "engine": self.engines / GB,
             "key/value pool": self.pool / GB,
             **sampler,
+            **league,
         }
 
     def learned_tokens(self) -> float:
@@ -115,7 +128,8 @@ def plan_memory(
     """The plan of a recipe for a card of `memory` bytes; `ranks` is run.workers by default.
 
     With learn.shard = "optimizer" every rank holds an equal part of masters and optimizer state,
-    with "full" also of the gradients. vLLM holds its share of the card in both phases.
+    with "full" also of the gradients. vLLM holds its share of the card in both phases. A copy of a
+    league has weights and masters, but neither optimizer state nor gradients.
     """
     learn = recipe.learn
     share = 1 if learn.shard == "none" else ranks or recipe.run.workers
@@ -126,11 +140,12 @@ def plan_memory(
     needed = min(slots, recipe.play.groups * recipe.play.members)
     sampler = memory * sampler_share(recipe)
     engine = 2 * _PREFILL_TOKENS * shape.layer_values * number + 0.5 * GB
+    masters = _masters(shape, learn, number)
     plan = MemoryPlan(
         shape=shape,
         usable=memory * _USABLE - _CONTEXT,
         weights=number * shape.parameters,
-        masters=_masters(shape, learn, number) / (1 if adapters else share),
+        masters=masters / (1 if adapters else share),
         optimizer=8 * _trained(shape, learn) / share,
         reference=number * shape.parameters if learn.kl and not learn.lora_rank else 0,
         gradients=_gradients(shape, learn, number) / (share if learn.shard == "full" else 1),
@@ -144,6 +159,8 @@ def plan_memory(
         lora_rank=learn.lora_rank,
         reasons=(),
         sampler=sampler,
+        copies=_copies(recipe),
+        copy=number * shape.parameters + masters + sampler,
     )
     return _choose_slots(_choose_way(plan, learn, number), recipe)
 
@@ -155,6 +172,12 @@ def sampler_share(recipe: Recipe) -> float:
     """
     option = (engine_fields(recipe.engines.name) or {}).get("gpu_memory")
     return float(recipe.engines.options.get("gpu_memory", option.default)) if option else 0.0
+
+
+def _copies(recipe: Recipe) -> int:
+    """The frozen copies of a league that play at once; 0 without a league."""
+    opponents = map(find, recipe.population().pool("train"))
+    return max((one.copies_at_once() for one in opponents), default=0)
 
 
 def _trained(shape: ModelShape, learn: LearnOptions) -> int:
@@ -240,7 +263,7 @@ def _choose_slots(plan: MemoryPlan, recipe: Recipe) -> MemoryPlan:
     if plan.sampler:
         reason = f"the engine holds {plan.sampler / GB:.0f} GB (engines.gpu_memory)"
         return replace(plan, slots=plan.slots_asked, reasons=(*plan.reasons, reason))
-    room = plan.usable - plan.static - plan.engine
+    room = (plan.usable - plan.static - plan.engines) / (1 + plan.copies)  # of one pool
     slots = max(0, min(plan.slots, int(room // plan.slot) - 1))
     groups, members = recipe.play.groups, recipe.play.members
     if slots < plan.slots:

@@ -24,6 +24,7 @@ PHASES = {
     "engine": "play",
     "key/value pool": "play",
     "sampler": "play, learn",
+    "league copies": "play, learn",
 }
 
 
