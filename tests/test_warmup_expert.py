@@ -165,12 +165,34 @@ def test_labelled_batches_play_again_when_they_are_used_up() -> None:
     agent = scripted_agent(lambda prompt: "<action>up</action>")
     agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
     own = Setting(world.for_split("train"), agent, Notes(keep="none"), episodes=1)
-    batches = _labelled_batches(own, tasks(world), 20, 0)
+    batches = _labelled_batches(own, tasks(world), WarmupOptions(batch=20), 0)
     some = [next(batches) for _ in range(6)]
     assert {len(batch) for batch in some} == {20}
     assert agent.engine.policy_version >= 1, "the engine is refreshed before it plays again"
-    with pytest.raises(ValueError, match=r"warmup\.batch = 5000"):
-        next(_labelled_batches(own, tasks(world), 5000, 0))
+    large = next(_labelled_batches(own, tasks(world), WarmupOptions(batch=200), 0))
+    assert len(large) == 200, "several rounds of play fill one batch"
+
+
+def test_only_what_follows_a_lost_first_episode_is_taught() -> None:
+    """The model plays the solution of one room, in another room too."""
+    world = Sokoban().for_split("train")
+    state, moves = world.start(world.episode_seed(6, 0)), list[str]()
+    while state.turn() is not None:
+        moves.append(str(state.expert()))
+        state.apply(moves[-1])
+    # The prompt shows one example of an answer, and then the answers of this episode.
+    agent = scripted_agent(
+        lambda prompt: f"<action>{moves[(prompt.count('<action>') - 1) % len(moves)]}</action>"
+    )
+    agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
+    own = Setting(world, agent, Notes(keep="history"), episodes=3)
+    games = [Task(world.name, seed, 0, "", "train") for seed in (6, 7)]
+    found = [label_play(own, [task], 0, after_loss=True) for task in games]
+    assert not found[0], "its first episode was won"
+    assert {one.where.episode for one in found[1]} == {1, 2}
+    options = WarmupOptions(batch=4, own_labels="after_loss")
+    with pytest.raises(ValueError, match="nothing to teach"):
+        next(_labelled_batches(own, iter([games[0]] * 1000), options, 0))
 
 
 def test_turns_of_an_expert_episode_stay_together() -> None:

@@ -70,8 +70,9 @@ _EFFECTS = (
     ),
     *(
         _Effect("warmup", name, 'with warmup.play = "random"', lambda r: r.warmup.play == "expert")
-        for name in ("own_steps", "processes", "repeat_wins")
+        for name in ("own_steps", "own_labels", "processes", "repeat_wins")
     ),
+    _Effect("warmup", "own_labels", "while warmup.own_steps = 0", lambda r: r.warmup.own_steps > 0),
     _Effect(
         "warmup",
         "repeat_wins",

@@ -40,6 +40,11 @@ class WarmupOptions(Section):
         description="further optimizer steps, in which the model plays itself and the expert's "
         "move is taught in every situation (DAgger)",
     )
+    own_labels: Literal["all", "after_loss"] = Field(
+        "all",
+        description="situations of own play that are taught: all, or only the later episodes of "
+        "tasks whose first episode was not won (what to do after a failure)",
+    )
     processes: int = Field(
         1,
         ge=1,

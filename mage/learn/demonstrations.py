@@ -168,13 +168,19 @@ def next_of_win(wins: Sequence[Sequence[str]], made: Sequence[str]) -> str | Non
 
 
 def label_play(
-    setting: Setting, tasks: Sequence[Task], seed: int, *, repeat_wins: bool = False
+    setting: Setting,
+    tasks: Sequence[Task],
+    seed: int,
+    *,
+    repeat_wins: bool = False,
+    after_loss: bool = False,
 ) -> list[Demonstration]:
     """The model plays one meta-episode per task; every turn is labelled with the expert's move.
 
     So the taught situations, and the failures in the memory, are those of the model itself (DAgger,
     Ross et al. 2011). Turns without an expert's move are left out, and so are notes. With
-    `repeat_wins` the label after a won episode is the next move of that episode.
+    `repeat_wins` the label after a won episode is the next move of that episode. With `after_loss`
+    only tasks whose first episode was not won are labelled, from the second episode on.
     """
     players = [LabelledPlayer(setting, task, repeat_wins=repeat_wins) for task in tasks]
     games = [
@@ -185,7 +191,9 @@ def label_play(
     return [
         demonstration
         for player, meta in zip(players, played, strict=True)
+        if not (after_loss and meta.episodes[0].outcome == "won")
         for demonstration in player.read(meta)
+        if not (after_loss and demonstration.where.episode == 0)
     ]
 
 

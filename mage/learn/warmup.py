@@ -43,6 +43,7 @@ from mage.seeds import derive
 from mage.types import Task
 
 _AT_ONCE = 8  # tasks of scripted play; small, because the last batch may exceed the need
+_ROUNDS = 20  # of own play without a situation to teach, before an error
 _WINDOW = 16  # batches of expert play that are shuffled together
 _RISE = 0.1  # share of the steps in which the learning rate rises
 _FALL = 0.1  # fraction of the learning rate that is left at the end
@@ -126,10 +127,7 @@ def warm_up(
         blocks = _enough(setting, tasks, count, derive(seed, "taught"))
         batches = _batches(blocks, options.batch, derive(seed, "order"))
     if options.own_steps:
-        own_seed, again = derive(seed, "own"), options.repeat_wins
-        own = _labelled_batches(
-            setting, own_tasks or tasks, options.batch, own_seed, repeat_wins=again
-        )
+        own = _labelled_batches(setting, own_tasks or tasks, options, derive(seed, "own"))
         batches = itertools.chain(itertools.islice(batches, options.steps), own)
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
     before = measure(model, setting.agent, moves, notes, learn)
@@ -224,22 +222,24 @@ def _batches(
 
 
 def _labelled_batches(
-    setting: Setting, tasks: Iterator[Task], size: int, seed: int, *, repeat_wins: bool = False
+    setting: Setting, tasks: Iterator[Task], options: WarmupOptions, seed: int
 ) -> Iterator[list[Demonstration]]:
     """Batches from play of the current model. Plays again when all batches have been used."""
-    engine = setting.agent.engine
+    engine, blocks = setting.agent.engine, list[list[Demonstration]]()
+    taught = {"repeat_wins": options.repeat_wins, "after_loss": options.own_labels != "all"}
     for number in itertools.count():
         if number:  # the weights have changed
             engine.refresh(engine.policy_version + 1)
         some = list(itertools.islice(tasks, max(engine.capacity or 0, _AT_ONCE)))
-        played = label_play(setting, some, derive(seed, number), repeat_wins=repeat_wins)
-        blocks = _episodes(played)
-        if sum(map(len, blocks)) < size:
+        played = label_play(setting, some, derive(seed, number), **taught)
+        blocks += _episodes(played)
+        if sum(map(len, blocks)) >= options.batch:
+            yield from _batches(blocks, options.batch, derive(seed, number, "order"))
+            blocks = []
+        elif number >= _ROUNDS and not played:
             raise ValueError(
-                f"one round of play gives less than warmup.batch = {size} moves of an expert; set "
-                "a smaller batch"
+                "own play gives nothing to teach (warmup.own_labels); set warmup.own_steps = 0"
             )
-        yield from _batches(blocks, size, derive(seed, number, "order"))
 
 
 def _episodes(demonstrations: Sequence[Demonstration]) -> list[list[Demonstration]]:
