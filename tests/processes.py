@@ -47,9 +47,18 @@ def start_mage(
     return start(_run_mage, list(words), folder, log, dict(environment or {}), ranks)
 
 
-def start_torchrun(words: Sequence[str], folder: Path, log: Path, restarts: int) -> BaseProcess:
-    """Start `mage WORDS` as two ranks below torchrun's agent; each writes a file `rank-N-PID`."""
-    return start(_run_torchrun, list(words), folder, log, restarts)
+def start_torchrun(
+    words: Sequence[str],
+    folder: Path,
+    log: Path,
+    restarts: int = 0,
+    prepare: Callable[[], None] | None = None,
+) -> BaseProcess:
+    """Start `mage WORDS` as two ranks below torchrun's agent; each calls `prepare` first.
+
+    Each writes a file `rank-N-PID`, with its exit code at the end.
+    """
+    return start(_run_torchrun, list(words), folder, log, restarts, prepare)
 
 
 def start_python(program: str, folder: Path, log: Path) -> BaseProcess:
@@ -85,7 +94,13 @@ def _run_mage(
     main()
 
 
-def _run_torchrun(words: list[str], folder: Path, log: Path, restarts: int) -> None:
+def _run_torchrun(
+    words: list[str],
+    folder: Path,
+    log: Path,
+    restarts: int,
+    prepare: Callable[[], None] | None,
+) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.setsid()
@@ -100,13 +115,20 @@ def _run_torchrun(words: list[str], folder: Path, log: Path, restarts: int) -> N
         max_restarts=restarts,
         start_method="fork",
     )
-    elastic_launch(config, _run_torchrun_rank)(words)
+    elastic_launch(config, _run_torchrun_rank)(words, prepare)
 
 
-def _run_torchrun_rank(words: list[str]) -> None:
-    Path(f"rank-{os.environ['RANK']}-{os.getpid()}").touch()
+def _run_torchrun_rank(words: list[str], prepare: Callable[[], None] | None) -> None:
+    note = Path(f"rank-{os.environ['RANK']}-{os.getpid()}")
+    note.touch()
     sys.argv = ["mage", *words]
-    main()
+    if prepare is not None:
+        prepare()
+    try:
+        main()
+    except SystemExit as end:
+        note.write_text(str(end.code))
+        raise
 
 
 def _run_python(program: str, folder: Path, log: Path) -> None:

@@ -1,19 +1,25 @@
 """Mistakes with several ranks: one message on rank 0, exit code 2, and all ranks end."""
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from learn_toys import make_model
-from processes import start_mage, wait
+from processes import start_mage, start_torchrun, wait
 from test_stop import RECIPE
 
+from mage.cli import main
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.config.sections import LearnOptions
@@ -21,34 +27,46 @@ from mage.learn.learner import Learner
 from mage.learn.ranks import Ranks
 from mage.models.base import find_model
 from mage.run_folder import RunFolder
+from mage.training import torchrun, trainer
 from mage.training.distributed import recipe_of_rank
-from mage.training.torchrun import World, choose_backend, find_folder
+from mage.training.torchrun import World, choose_backend, find_folder, wait_for_report
+from mage.training.watch import Peer, Watch
+
+
+def open_store() -> Any:
+    """A store on a free port, as that of torchrun's agent."""
+    return dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+
+
+def start_rank(
+    rank: int, size: int, folder: Path, words: tuple[str, ...], store: Any, *, holds: bool = False
+) -> BaseProcess:
+    """Start a rank of `mage train` as torchrun does; its output goes to `RANK.log`.
+
+    The ranks meet in this store. If rank 0 holds the store, it opens one on the same port.
+    """
+    world = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": "bad",
+        "TORCHELASTIC_USE_AGENT_STORE": str(not holds),
+    }
+    return start_mage(["train", *words], folder, folder / f"{rank}.log", world)
 
 
 def run_ranks(folders: list[Path], *words: str) -> tuple[list[int], list[str]]:
     """`mage train` with one rank in every folder, as torchrun starts them; codes and outputs."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    world = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(len(folders)),
-        "LOCAL_WORLD_SIZE": str(len(folders)),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_RUN_ID": "bad",
-    }
-    logs = [folder / f"{rank}.log" for rank, folder in enumerate(folders)]
+    store = open_store()
     ranks = [
-        start_mage(
-            ["train", *words],
-            folder,
-            logs[rank],
-            world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank, folder in enumerate(folders)
+        start_rank(rank, len(folders), folder, words, store) for rank, folder in enumerate(folders)
     ]
-    return [wait(rank) for rank in ranks], [log.read_text() for log in logs]
+    codes = [wait(rank) for rank in ranks]
+    return codes, [(folder / f"{rank}.log").read_text() for rank, folder in enumerate(folders)]
 
 
 def test_a_restarted_job_finds_its_own_run_among_others(tmp_path: Path) -> None:
@@ -111,6 +129,110 @@ def test_a_checkpoint_of_another_model_is_refused_once(tmp_path: Path) -> None:
     assert told.count("it belongs to another model") == 1
     assert "Traceback" not in told + silent
     assert "mage:" not in silent
+
+
+def run_torchrun(folder: Path, prepare: Callable[[], None]) -> tuple[list[str], str]:
+    """Train with two ranks of torchrun; their exit codes and their output."""
+    (folder / "tiny.toml").write_text(RECIPE)
+    process = start_torchrun(["train", "tiny.toml"], folder, folder / "log", prepare=prepare)
+    assert wait(process) != 0
+    codes = [path.read_text() for path in sorted(folder.glob("rank-*"))]
+    return codes, (folder / "log").read_text()
+
+
+def delay(function: Callable[..., Any]) -> Callable[..., Any]:
+    def late(*arguments: Any, **named: Any) -> Any:
+        time.sleep(1)
+        return function(*arguments, **named)
+
+    return late
+
+
+def differ_and_delay() -> None:
+    """Rank 1 has another recipe. Rank 0 takes a second to leave the group and a second to print."""
+    if os.environ["RANK"] == "1":
+        sys.argv.append("--run.seed=1")
+    else:
+        dist.destroy_process_group = delay(dist.destroy_process_group)
+        main._print_error = delay(main._print_error)
+
+
+@pytest.mark.e2e
+def test_torchrun_does_not_stop_rank_0_before_its_message(tmp_path: Path) -> None:
+    """torchrun sends SIGTERM to rank 0 when rank 1 has ended with an error."""
+    codes, told = run_torchrun(tmp_path, differ_and_delay)
+    assert codes == ["2", "2"]
+    assert told.count("mage: ") == 1
+    assert f"mage: rank 1 on {socket.gethostname()} has another recipe than rank 0" in told
+
+
+def break_rank_1() -> None:
+    def crash(*arguments: Any) -> None:
+        raise RuntimeError("a broken card")
+
+    if os.environ["RANK"] == "1":
+        trainer.Trainer._run = crash  # type: ignore[assignment]
+        torchrun.wait_for_report = lambda store: os._exit(7)  # type: ignore[assignment]
+
+
+@pytest.mark.e2e
+def test_a_rank_that_fails_alone_ends_at_once_and_rank_0_shows_its_error(tmp_path: Path) -> None:
+    codes, told = run_torchrun(tmp_path, break_rank_1)
+    assert codes == ["2", "2"]
+    assert told.count("mage: ") == 1
+    _, _, lines = told.partition(f"mage: rank 1 on {socket.gethostname()} ")
+    assert "Last lines of its log:" in lines
+    assert "RuntimeError: a broken card" in lines
+
+
+def test_a_rank_waits_until_rank_0_reports_an_error() -> None:
+    held = open_store()
+    other = dist.TCPStore("127.0.0.1", held.port, None, is_master=False)
+    assert not wait_for_report(other, seconds=0.1)
+    held.set("reports", "")
+    assert wait_for_report(other)
+    held.delete_key("reports")
+    del held  # the store ends with rank 0
+    assert wait_for_report(other)
+
+
+def test_no_rank_is_reported_lost_after_an_error_of_all_ranks() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    ranks = Ranks(0, 2)
+    ranks.failed = True
+    with Watch(ranks, [Peer(0, "here", os.getpid()), Peer(1, "here", ended.pid)]) as watch:
+        watch._thread.join()
+    assert watch.lost is None
+
+
+@pytest.mark.e2e
+def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    other = open_store()
+    assert wait(start_rank(0, 2, tmp_path, ("tiny.toml",), other, holds=True)) == 2
+    told = (tmp_path / "0.log").read_text()
+    assert told.startswith(f"mage: rank 0 on {socket.gethostname()} cannot listen on port ")
+    assert f"port {other.port} (MASTER_PORT): address already in use. Stop the program" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.e2e
+def test_sigterm_ends_a_rank_that_waits_for_rank_0(tmp_path: Path) -> None:
+    """Rank 1 waits in torch, which calls no signal handler."""
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    store = open_store()
+    empty = store.num_keys()
+    rank = start_rank(1, 2, tmp_path, ("tiny.toml",), store)
+    try:
+        while store.num_keys() == empty:  # it has not joined
+            assert rank.is_alive()
+            time.sleep(0.01)
+        rank.terminate()
+        assert wait(rank) == -signal.SIGTERM
+    finally:
+        rank.kill()
+    assert (tmp_path / "1.log").read_text() == ""
 
 
 def test_more_ranks_than_meta_episodes_are_refused() -> None:

@@ -64,6 +64,7 @@ class Ranks:
         # A process group exists, so tensors can travel. torchrun makes one for one rank too.
         self.has_group = size > 1 if has_group is None else has_group
         self.waiting = False  # inside a gather, which a signal must not interrupt
+        self.failed = False  # all ranks know of an error, which rank 0 reports
         self.deals_members = False  # members, not groups, are dealt: batches span all ranks
         self.logs: Path | None = None  # the run folder, where ranks write their logs
         self.store: Any = None  # the store through which the ranks have met
@@ -87,6 +88,7 @@ class Ranks:
         found = self._exchange(item)
         for one in found:
             if isinstance(one, _Failure):
+                self.failed = True
                 raise RankFailed(f"rank {one.rank} on {one.host}: {one.text}")
         if any(isinstance(one, _Stop) for one in found):
             raise RanksStopped
@@ -128,6 +130,7 @@ class Ranks:
         except (ValueError, OSError, RuntimeError) as error:
             if self.size > 1:
                 self._exchange(_Failure(self.rank, socket.gethostname(), str(error)))
+                self.failed = True
             raise
         self.barrier()
 

@@ -2,26 +2,33 @@
 
 torchrun starts one process per GPU and tells each its rank in the environment. This file joins them
 to one group. After a restart (`--max-restarts`) the ranks find the run folder of the first attempt.
+An error is one message on rank 0; the other ranks end after rank 0 has begun to end.
 """
 
 import hashlib
 import os
+import signal
 import socket
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from mage.config.errors import ConfigError
-from mage.learn.ranks import Ranks
+from mage.config.errors import EXIT_USAGE, ConfigError
+from mage.learn.ranks import RankLost, Ranks
 from mage.run_folder import LAUNCH, RunError, read_json
 from mage.training.distributed import join_group
 
 _JOIN = timedelta(minutes=5)
+_REPORT = 20.0  # seconds for rank 0 to begin its report of an error
+_LOOK = 0.02  # seconds between two looks at the store
+_REPORTS = "reports"  # key of the store: rank 0 reports an error and ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +83,51 @@ def join_torchrun(world: World) -> Iterator[Ranks]:
     """Join the ranks to one group."""
     if world.is_one_host:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    backend = choose_backend(world)
+    before = signal.getsignal(signal.SIGTERM)
+    if world.rank:  # it may wait for long outside of Python, where no handler is called
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     store = dist.PrefixStore(f"mage/{world.restarts}", _open_store(world))
-    with join_group(store, world.rank, world.size, backend=backend) as ranks:
-        yield ranks
+    ranks: Ranks | None = None
+    try:
+        backend = choose_backend(world)
+        with join_group(store, world.rank, world.size, backend=backend) as ranks:
+            signal.signal(signal.SIGTERM, before)
+            yield ranks
+    except (ValueError, OSError, RuntimeError) as error:
+        # torchrun sends SIGTERM to all ranks after the end of one: the error is the message.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        is_shared = ranks is None or ranks.failed
+        if _is_reporter(world.rank, store, error, is_shared):
+            raise
+        raise SystemExit(EXIT_USAGE) from None
+
+
+def _is_reporter(rank: int, store: Any, error: Exception, is_shared: bool) -> bool:
+    """Whether this rank shows the error. Ranks above 0 first wait for rank 0 if it has one too."""
+    if rank == 0:
+        with suppress(RuntimeError):  # the store may have ended with torchrun
+            store.set(_REPORTS, "")
+        return True
+    if isinstance(error, RankLost):
+        return True  # only the rank that reports the loss gets here
+    return is_shared and not wait_for_report(store)
+
+
+def wait_for_report(store: Any, seconds: float = _REPORT) -> bool:
+    """Wait until rank 0 reports an error, or has ended; false if it does not in this time.
+
+    Rank 0 then ignores SIGTERM. If another rank ended before, torchrun would stop rank 0 before its
+    message.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if store.check([_REPORTS]):
+                return True
+        except RuntimeError:  # the store has ended with rank 0
+            return True
+        time.sleep(_LOOK)
+    return False
 
 
 def choose_backend(world: World) -> str:
@@ -100,13 +148,31 @@ def choose_backend(world: World) -> str:
 def _open_store(world: World) -> dist.Store:
     """The store of the torchrun agent, or one that rank 0 holds."""
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return dist.TCPStore(
-        world.address,
-        world.port,
-        None,
-        is_master=world.rank == 0 and not shared,
-        timeout=_JOIN,
-        wait_for_workers=False,
+    holds = world.rank == 0 and not shared
+    try:
+        return dist.TCPStore(
+            world.address,
+            world.port,
+            None,
+            is_master=holds,
+            timeout=_JOIN,
+            wait_for_workers=False,
+        )
+    except dist.DistNetworkError as error:
+        raise _explain_no_store(world, holds, str(error).splitlines()[0]) from None
+
+
+def _explain_no_store(world: World, holds: bool, reason: str) -> Exception:
+    here = f"rank {world.rank} on {socket.gethostname()}"
+    if holds:
+        return ConfigError(
+            f"{here} cannot listen on port {world.port} (MASTER_PORT): "
+            f"{reason.rpartition('message: ')[2]}. Stop the program that uses this port, or start "
+            "the ranks with another port"
+        )
+    return RankLost(
+        f"{here} cannot reach {world.address}:{world.port} (MASTER_ADDR, MASTER_PORT): {reason} "
+        "Start all ranks with the same address and port, and check that no firewall blocks the port"
     )
 
 

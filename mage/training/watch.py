@@ -96,7 +96,7 @@ class Watch:
     def _run(self) -> None:
         remote = any(peer.host != self.own.host for peer in self.others)
         for number in range(sys.maxsize):
-            if self._ended.wait(_LOOK):
+            if self._ended.wait(_LOOK) or self.ranks.failed:  # after an error all ranks end
                 return
             try:
                 if remote:
@@ -104,7 +104,7 @@ class Watch:
                 self.lost = self.look()
             except RuntimeError:  # the store ends with the process that holds it
                 self.lost = self.others[0]
-            if self.lost is not None and not self._ended.is_set():
+            if self.lost is not None and not (self._ended.is_set() or self.ranks.failed):
                 self._interrupt_main()
                 return
 

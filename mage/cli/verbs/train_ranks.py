@@ -4,14 +4,13 @@ All ranks get the same command. Rank 0 creates or opens the run folder, shows pr
 errors; the other ranks write to `logs/` in the run folder.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import typer
 
 import mage
-from mage.config.errors import EXIT_USAGE
 from mage.config.loading import load_recipe, recipe_toml
 from mage.learn.ranks import RankLost, Ranks
 from mage.run_folder import RunFolder
@@ -44,10 +43,10 @@ def train_on_rank(
     """
     world = read_world()
     assert world is not None, "the caller has looked"
-    with _quiet(world.rank), join_torchrun(world) as ranks:
+    with join_torchrun(world) as ranks:
         with ranks.together():
             recipe = recipe_toml(load_recipe(name, overrides)) if name else ""
-        check_agreement(ranks, {"recipe": digest(recipe), "version of MAGE": mage.__version__})
+            check_agreement(ranks, {"recipe": digest(recipe), "version of MAGE": mage.__version__})
         path, is_new = _agree_on_folder(ranks, world, name, runs, open_folder)
         ranks.logs = path
         with ranks.together():
@@ -67,7 +66,12 @@ def _train_other(path: Path, ranks: Ranks) -> None:
     from mage.training.trainer import train
 
     with StopSignals() as stop:
-        train(path, Callback(), stop, ranks=ranks)
+        try:
+            train(path, Callback(), stop, ranks=ranks)
+        except (ValueError, OSError, RuntimeError) as error:
+            if not ranks.failed and not isinstance(error, RankLost):
+                traceback.print_exc()  # into the log, whose last lines rank 0 shows
+            raise
 
 
 def _agree_on_folder(
@@ -87,16 +91,3 @@ def _agree_on_folder(
     agreed = ranks.broadcast(found)
     assert agreed is not None, "rank 0 has a folder"
     return agreed
-
-
-@contextmanager
-def _quiet(rank: int) -> Iterator[None]:
-    """Errors end ranks above 0 without a message: rank 0 reports them."""
-    try:
-        yield
-    except RankLost:
-        raise  # only the rank that reports the loss gets here
-    except (ValueError, OSError, RuntimeError):
-        if rank == 0:
-            raise
-        raise typer.Exit(EXIT_USAGE) from None
