@@ -188,7 +188,7 @@ def peak_memory(size: Size) -> Iterator[str]:
 
 def _peak(name: str, rank: int, samples: list[Sample], size: Size) -> str:
     if size.device == "cuda":
-        _forget()
+        forget()
     shape = SHAPES[name] | ({"num_hidden_layers": size.layers} if size.device != "cuda" else {})
     model = random_model(shape, size.device, Qwen3Config if name == "4 B" else LlamaConfig)
     count = sum(value.numel() for value in model.parameters())
@@ -212,7 +212,7 @@ def _peak(name: str, rank: int, samples: list[Sample], size: Size) -> str:
     return f"cuda learner {name:>6} {what}: peak {peak:6.1f} GB, {speed} ({how})"
 
 
-def _forget() -> None:
+def forget() -> None:
     """Free the previous model and its compiled functions; only few shapes are compiled at once."""
     gc.collect()
     torch.compiler.reset()

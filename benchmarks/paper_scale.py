@@ -128,18 +128,7 @@ def _peak() -> float:
 
 def write_model(shape: ModelShape, folder: Path) -> None:
     """A model folder with random weights in bfloat16 and a tokenizer that ships with MAGE."""
-    config = Qwen3Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_size,
-        max_position_embeddings=32_768,
-        tie_word_embeddings=shape.tied,
-        dtype="bfloat16",
-    )
+    config = Qwen3Config(**sizes_of(shape), dtype="bfloat16")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
         before = torch.get_default_dtype()
@@ -150,6 +139,21 @@ def write_model(shape: ModelShape, folder: Path) -> None:
     source = find_model(TOKENIZER)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(source / name, folder / name)
+
+
+def sizes_of(shape: ModelShape) -> dict[str, Any]:
+    """The sizes as options of a config of transformers."""
+    return {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": shape.tied,
+    }
 
 
 def make_recipe(case: Case, model: Path, given: argparse.Namespace) -> Recipe:

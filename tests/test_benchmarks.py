@@ -1,16 +1,20 @@
 """The benchmarks run at their smallest size, and both sides do the same work."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import barrier, generate, packing, prefix_cache, trl
+from benchmarks import barrier, generate, lora_gradient, packing, prefix_cache, trl
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
 from mage.config.loading import change_recipe
 from mage.engines.base import Engine
+from mage.learn.trainable import Adapters
 from mage.models.loading import load_model
 from mage.training.build import Components, build_components
 from mage.types import Request, Turn
@@ -157,6 +161,31 @@ def test_both_trainers_get_the_same_work() -> None:
     assert ours == pytest.approx(
         theirs, rel=0.2
     )  # the same model and limit: completions are about equally long
+
+
+@pytest.mark.e2e
+def test_only_the_projected_way_computes_the_gradients_of_whole_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round to warm up and one that counts; one meta-episode is one micro-batch."""
+    collect, whole = Adapters.collect, list[bool]()
+
+    def noted(trainable: Adapters) -> None:
+        whole.append(any(weight.grad is not None for weight in trainable.model.parameters()))
+        collect(trainable)
+
+    monkeypatch.setattr(Adapters, "collect", noted)
+    monkeypatch.setattr(
+        lora_gradient, "TINY", replace(lora_gradient.TINY, metas=1, turns=2, micro=(1024,))
+    )
+    lora_gradient.main(["--shape", "tiny", "--rounds", "1", "--out", str(tmp_path / "found.json")])
+    records = json.loads((tmp_path / "found.json").read_text())["records"]
+    assert [(record["round"], record["way"]) for record in records] == [
+        (0, "direct"), (0, "projected"), (1, "direct"), (1, "projected"),
+    ]  # fmt: skip
+    assert whole == [False, True, False, True]
+    # the prompt, a reply, an observation and a reply, each token once
+    assert {record["computed_tokens"] for record in records} == {600 + 8 + 20 + 8}
 
 
 def test_an_unknown_benchmark_gives_a_clear_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,8 +100,11 @@ class AllWeights:
 class Adapters:
     """A and B of every linear layer except the output head.
 
-    They start with B = 0 (no change), or with the values of a PEFT folder (`start`).
+    They start with B = 0 (no change), or with the values of a PEFT folder (`start`). `direct`:
+    the compiled layers compute the gradients of A and B, not that of W (`factors_of_weights`).
     """
+
+    direct = True  # faster at 4 B; `python -m benchmarks.lora_gradient` compares both ways
 
     def __init__(
         self,
@@ -271,8 +274,8 @@ Trainable = AllWeights | Adapters | FullySharded
 
 
 def factors_of_weights(trainable: Trainable) -> dict[Tensor, Factors] | None:
-    """A and B by weight; None unless adapters are trained."""
-    return trainable.factors if isinstance(trainable, Adapters) else None
+    """A and B by weight; None unless adapters are trained and get their gradient directly."""
+    return trainable.factors if isinstance(trainable, Adapters) and trainable.direct else None
 
 
 def make_trainable(
