@@ -73,6 +73,7 @@ _EFFECTS = (
         for name in ("own_steps", "own_labels", "processes", "repeat_wins")
     ),
     _Effect("warmup", "own_labels", "while warmup.own_steps = 0", lambda r: r.warmup.own_steps > 0),
+    _Effect("warmup", "own_labels", "with play.episodes = 1", lambda r: r.play.episodes > 1),
     _Effect(
         "warmup",
         "repeat_wins",

@@ -238,7 +238,7 @@ def _labelled_batches(
             blocks = []
         elif number >= _ROUNDS and not played:
             raise ValueError(
-                "own play gives nothing to teach (warmup.own_labels); set warmup.own_steps = 0"
+                "own play has nothing to teach: no first episode was lost; set warmup.own_steps = 0"
             )
 
 

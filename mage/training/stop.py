@@ -2,12 +2,10 @@
 
 The first signal asks the run to stop. In an interruptible section (loading, play, evaluation) the
 work is abandoned at once: nothing of it belongs to a checkpoint yet. Elsewhere (learning, saving)
-the work is finished first. A second Ctrl-C ends the process at once. A signal that arrives twice
-within `_SAME` seconds counts once: `timeout -s INT` signals a process and then its group.
+the work is finished first. A second Ctrl-C ends the process at once.
 """
 
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -15,8 +13,6 @@ from typing import Any, Self
 
 from mage.learn.ranks import RankLost, Ranks
 from mage.training.child_processes import SIGNALS
-
-_SAME = 0.5
 
 
 class _Interrupted(KeyboardInterrupt):
@@ -59,7 +55,6 @@ class StopSignals(StopRequest):
     ) -> None:
         super().__init__(also)
         self.say, self.signals, self.signalled = say, signals, False
-        self._signalled_at = 0.0
         self._ranks: Ranks | None = None  # of the section that is running
         self._before: dict[int, Any] = {}
 
@@ -98,10 +93,10 @@ class StopSignals(StopRequest):
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signalled:
-            if number == signal.SIGINT and time.monotonic() - self._signalled_at >= _SAME:
+            if number == signal.SIGINT:
                 raise KeyboardInterrupt
             return
-        self.signalled, self._signalled_at = True, time.monotonic()
+        self.signalled = True
         self.forward()
         self.say("Stopping: the run is saved first. Ctrl-C again stops at once.")
         if self._ranks is not None and not self._ranks.waiting:
