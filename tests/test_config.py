@@ -691,6 +691,12 @@ def test_more_workers_than_groups_are_an_error(kuhn_tables: Tables) -> None:
     assert message.startswith("run.workers = 5: more workers than the 4 meta-episodes")
 
 
+def test_a_persistent_memory_plays_a_panel_once(kuhn_tables: Tables) -> None:
+    given = {"evaluate": {"plays": 2}, "memory": {"name": "memento"}}
+    message = message_of(kuhn_tables | given)
+    assert message.startswith("evaluate.plays = 2: must be 1 with a memory that persists")
+
+
 def test_full_sharding_with_adapters_is_an_error(kuhn_tables: Tables) -> None:
     message = message_of(kuhn_tables | {"learn": {"shard": "full", "lora_rank": 4}})
     assert message.startswith('learn.shard = "full": divides all weights, but learn.lora_rank')

@@ -13,11 +13,13 @@ from toys import scripted_agent
 from mage.config.loading import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.rows import TaskRow, task_row
+from mage.evaluation.run import evaluate_panel
 from mage.evaluation.shards import ShardStore, play_shards
 from mage.learn.ranks import Ranks
 from mage.memory.base import Memory
 from mage.memory.memento import Memento
 from mage.memory.notes import Notes
+from mage.opponents.base import Population
 from mage.play import Setting, play_groups
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
@@ -54,6 +56,23 @@ MEMORIES: dict[str, Memory] = {
     "notes": Notes(keep="both"),
     "memento": Memento(embedding="lexical", wave=100),
 }
+
+
+def test_a_panel_that_is_played_twice_has_two_plays_of_every_task() -> None:
+    population = Population(train=STYLES)
+    setting = setting_of(Notes(keep="both"))
+    once, _ = evaluate_panel(setting, population, "test", "final", 150)
+    twice, metas = evaluate_panel(setting, population, "test", "final", 150, plays=2)
+    assert [meta.group for meta in metas] == list(range(300))  # random numbers depend on the group
+    assert twice.rows[:150] == once.rows
+    assert [row.task for row in twice.rows[150:]] == [row.task for row in once.rows]
+    assert [row.member for row in twice.rows] == [0] * 150 + [1] * 150
+    first, second = twice.overall.episodes[0], once.overall.episodes[0]
+    assert first.score is not None
+    assert second.score is not None
+    assert (twice.overall.tasks, first.score.count) == (150, 150)
+    mean = (second.score.value + sum(row.scores[0] for row in twice.rows[150:]) / 150) / 2
+    assert first.score.value == pytest.approx(mean)
 
 
 @pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)

@@ -245,6 +245,7 @@ def play_panel(
         panel_size(recipe, panel, size),
         recipe.evaluation_seats(),
         final_size=recipe.final_tasks(split),
+        plays=recipe.plays_of(panel),
         with_ceilings=recipe.evaluate.ceilings,
         on_played=on_played,
         transcripts=0,

@@ -21,6 +21,7 @@ def find_conflicts(recipe: Recipe, origin: Origin) -> list[str]:
         *_check_weights(recipe, origin),
         *_check_workers(recipe, origin),
         *_check_shard(recipe, origin),
+        *_check_plays(recipe, origin),
         *_check_opponents(recipe, origin),
     ]
 
@@ -202,6 +203,13 @@ def _check_shard(recipe: Recipe, origin: Origin) -> list[str]:
             'shard = "none" or lora_rank = 0',
         )
     ]
+
+
+def _check_plays(recipe: Recipe, origin: Origin) -> list[str]:
+    if recipe.evaluate.plays == 1 or recipe.memory().tasks_at_once is None:
+        return []
+    fault = "must be 1 with a memory that persists between tasks: it would know a task again"
+    return [origin.mistake("evaluate.plays", recipe.evaluate.plays, fault)]
 
 
 def _check_workers(recipe: Recipe, origin: Origin) -> list[str]:

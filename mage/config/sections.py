@@ -357,6 +357,12 @@ class EvaluateOptions(Section):
     final_size: int = Field(
         1200, ge=1, description="tasks of the final panel (it gives the reported figures)"
     )
+    plays: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="how often each task of the final panel is played; intervals are over tasks",
+    )
     temperature: float | None = Field(
         None,
         ge=0,

@@ -1,6 +1,7 @@
 """Play a fixed panel and compute its figures."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from mage.config.sections import Seats
 from mage.evaluation.figures import Evaluation, summarise_rows
@@ -22,6 +23,7 @@ def evaluate_panel(
     seats: Seats = "both",
     *,
     final_size: int = 0,
+    plays: int = 1,
     with_ceilings: bool = True,
     ranks: Ranks | None = None,
     on_played: Callable[[int], None] = lambda done: None,
@@ -34,7 +36,8 @@ def evaluate_panel(
 
     Seeds depend on the panel alone, so every method and every checkpoint meets the same tasks and
     the same random numbers. A select panel avoids the instances of the final panel of `final_size`
-    tasks. Shards that `store` already holds are not played again.
+    tasks. The whole panel is played `plays` times, each time with other random numbers; `member` of
+    a row is the number of the time, from 0. Shards that `store` already holds are not played again.
     """
     tasks = make_panel(
         setting.environment,
@@ -48,7 +51,7 @@ def evaluate_panel(
     )
     rows, metas = play_shards(
         setting,
-        tasks,
+        tasks * plays,
         derive("panel", panel, split),
         ranks=ranks or Ranks(),
         transcripts=transcripts,
@@ -57,7 +60,8 @@ def evaluate_panel(
         on_transcripts=on_transcripts,
         read_transcripts=read_transcripts,
     )
+    numbered = [replace(row, member=place // len(tasks)) for place, row in enumerate(rows)]
     figures = summarise_rows(
-        rows, setting.environment, population, split, with_ceilings=with_ceilings
+        numbered, setting.environment, population, split, with_ceilings=with_ceilings
     )
     return figures, metas

@@ -63,7 +63,7 @@ class Job:
         sizes, updates = self.recipe.evaluate, self.recipe.run.updates
         every = self.recipe.run.evaluate_every
         selects = 1 + (-(-updates // every) if every else 1) if updates else 0
-        panels = selects * sizes.size + len(sizes.splits) * sizes.final_size * (
+        panels = selects * sizes.size + len(sizes.splits) * sizes.final_size * sizes.plays * (
             _STAGES + sizes.before if updates else 1
         )
         return panels * self.recipe.evaluation_episodes()

@@ -63,11 +63,13 @@ class RunEvaluations:
         """Play a fixed panel with the present weights; rank 0 stores the result."""
         recipe, version = self.recipe, self.components.engine.policy_version
         size = recipe.evaluate.size if panel == "select" else recipe.evaluate.final_size
+        plays = recipe.plays_of(panel)
         about = {
             "of": name,
             "update": version,
             "tasks": size,
             "episodes": recipe.evaluation_episodes(),
+            **({"plays": plays} if plays > 1 else {}),
         }
         log.info("update %d: evaluate %s", version, name)
         setting = self.components.setting(evaluating=True, memory=memory)
@@ -80,9 +82,10 @@ class RunEvaluations:
                 size,
                 recipe.evaluation_seats(),
                 final_size=recipe.final_tasks(split),
+                plays=plays,
                 with_ceilings=recipe.evaluate.ceilings,
                 ranks=self.ranks,
-                on_played=lambda done: self.callback.on_tasks_played(done, size, name),
+                on_played=lambda done: self.callback.on_tasks_played(done, size * plays, name),
                 transcripts=TRANSCRIPTS if panel == "final" else 0,
                 store=ShardStore(self.folder.shards(name), about, self.callback.on_warning),
                 on_transcripts=partial(self.transcripts.write_panel, name, setting.agent),

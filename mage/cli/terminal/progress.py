@@ -53,7 +53,7 @@ class Pace:
         select = self.panels.get("select", 0.0)
         final = next(
             (self.panels[kind] for kind in ("after", "before") if kind in self.panels),
-            select * sizes.final_size / sizes.size,
+            select * sizes.final_size * sizes.plays / sizes.size,
         )
         every, rest = run.evaluate_every or run.updates, range(done + 1, run.updates + 1)
         selects = sum(number % every == 0 or number == run.updates for number in rest)

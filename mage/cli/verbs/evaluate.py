@@ -200,11 +200,14 @@ def _play(
     """Play a panel; a status line counts the tasks."""
     from mage.api.agents import panel_size, play_panel
 
-    count = panel_size(candidate.components.recipe, panel, size)
-    with console(stderr=True).status(f"{candidate.title}: playing {count:,} tasks") as status:
+    recipe = candidate.components.recipe
+    count = panel_size(recipe, panel, size) * recipe.plays_of(panel)
+    with console(stderr=True).status(
+        f"{candidate.title}: playing {count:,} meta-episodes"
+    ) as status:
 
         def show_progress(done: int) -> None:
-            status.update(f"{candidate.title}: task {done:,} of {count:,}")
+            status.update(f"{candidate.title}: meta-episode {done:,} of {count:,}")
 
         return play_panel(candidate, split, panel, size, memory, show_progress)
 
