@@ -6,6 +6,7 @@ import json
 import lzma
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def test_mage_evaluate_shows_success_by_kind_of_task() -> None:
     rows = [
         row_of(Task("variants", seed, 0, "", "test"), ("lost", end)) for seed, end in ends.items()
     ]
+    rows += [replace(row, member=1) for row in rows]  # a second play adds no task
     out = io.StringIO()
     Console(file=out, width=100).print(kinds_table(figures_by_kind(Halves(), rows)))
     lines = [line.split() for line in out.getvalue().splitlines() if line[1:3] in ("a ", "b ")]

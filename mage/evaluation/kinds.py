@@ -63,6 +63,5 @@ def _figures(
 ) -> KindFigures:
     pairs = zip(rows, kinds, strict=True)
     played = [row for row, own in pairs if k < len(own) and own[k] == kind]
-    return KindFigures(
-        k + 1, len(played), rate(played, success_of(k)), average(played, score_of(k))
-    )
+    tasks = {row.task for row in played}  # a task may have been played several times
+    return KindFigures(k + 1, len(tasks), rate(played, success_of(k)), average(played, score_of(k)))
