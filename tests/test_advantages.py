@@ -1,7 +1,5 @@
 """Advantages against values that were computed by hand."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,21 +93,6 @@ def test_as_published_reflections_get_negative_advantages_in_good_groups():
         leave_one_out=False,
     )
     assert part(credits, "episode", 0, 1, index=-1) < 0
-
-
-def test_a_penalty_counts_for_its_own_row_only():
-    returns = [
-        replace(found, turn=replace(found.turn, penalty=-3.0))
-        if (found.where.member, found.where.index) == (0, 1)
-        else found
-        for found in returns_of(meta((0,), 0, anchors=("a", "b")), meta((0,), 1, anchors="cd"))
-    ]
-    credits = gigpo.estimate(returns, penalty_weight=2.0)
-    assert part(credits, "penalty", 0, 0, 1) == pytest.approx(-6)  # 2 x (-3 - 0)
-    assert "penalty" not in dict(credits[0].parts), "the others of its group had none"
-    assert part(credits, "penalty", 1, 0, 0) == pytest.approx(3)  # 2 x (0 - mean(0, -3))
-    assert [credit.advantage for credit in credits] == pytest.approx([0, -6, 3, 3])
-    assert all(credit.advantage == 0 for credit in gigpo.estimate(returns))
 
 
 def test_stationary_grouping_separates_opponents_and_mixed_does_not():

@@ -11,7 +11,6 @@ from mage.agent.agent import SamplingOptions, read_action
 from mage.engines.base import ScriptedEngine, run
 from mage.environments.alfworld import Alfworld
 from mage.environments.kuhn_poker import KuhnPoker
-from mage.environments.sokoban import Sokoban
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
 from mage.play import Setting, play_groups
@@ -45,24 +44,6 @@ def test_a_meta_episode_has_its_episodes_reflections_and_memories():
         f"Game 1: {played.episodes[0].recap}",
         "Note 1: It was a game.",
     ]
-
-
-def test_wasted_moves_and_lost_rooms_have_penalties():
-    world, seen = Sokoban(stop_when_lost=False).for_split("train"), set[float]()
-    rng = random.Random(0)
-    agent = scripted_agent(lambda prompt: f"<action>{rng.choice(('up', 'left', 'down'))}</action>")
-    options = {"environment": world, "regret_penalty": 0.5, "lost_penalty": 3.0, "episodes": 1}
-    tasks = [Task("sokoban", seed, 0, "", "train") for seed in range(20)]
-    for played in play_groups(setting(agent, **options), [[task] for task in tasks], seed=1):
-        state = world.start(world.episode_seed(played.task.seed, 0))
-        for turn in played.episodes[0].turns:
-            was_lost = state.dead_since is not None
-            state.apply(turn.action)
-            regret = state.regrets[-1]
-            lost = 0.0 if was_lost else 3.0
-            assert turn.penalty == (-lost if regret is None else -0.5 * regret)
-            seen.add(turn.penalty)
-    assert {0.0, -0.5, -1.0, -3.0} <= seen
 
 
 @pytest.mark.parametrize(

@@ -147,15 +147,6 @@ _EFFECTS = (
         "with a memory that asks for no reflections",
         lambda r: r.memory().reflects or r.learn.reflect_from == 0,
     ),
-    *(
-        _Effect(
-            "play",
-            name,
-            "in environments that do not know the regret of a turn",
-            lambda r: r.environment().knows_regret,
-        )
-        for name in ("regret_penalty", "lost_penalty")
-    ),
     _Effect("play", "seats", _SINGLE_AGENT, _multi_agent),
     _Effect("play", "grouping", _SINGLE_AGENT, _multi_agent),
     _Effect("evaluate", "seats", _SINGLE_AGENT, _multi_agent),

@@ -138,12 +138,6 @@ class PlayOptions(Section):
         ge=0,
         description="largest penalty for a long reply (lambda); it starts at half the token limit",
     )
-    regret_penalty: float = Field(
-        0.0, ge=0, description="penalty of a turn for each unit of its regret, where it is known"
-    )
-    lost_penalty: float = Field(
-        0.0, ge=0, description="penalty of a turn after which no play can succeed any more"
-    )
 
 
 class AgentOptions(Section):
@@ -364,7 +358,10 @@ class EvaluateOptions(Section):
         1200, ge=1, description="tasks of the final panel (it gives the reported figures)"
     )
     plays: int = Field(
-        1, ge=1, le=1000, description="plays of each task of the final panel; intervals: over tasks"
+        1,
+        ge=1,
+        le=1000,
+        description="how often each task of the final panel is played; intervals are over tasks",
     )
     temperature: float | None = Field(
         None,

@@ -133,11 +133,6 @@ class Environment(BaseModel, ABC):
         """The world with the tasks of this split; itself where splits differ in opponents only."""
         return self
 
-    @property
-    def knows_regret(self) -> bool:
-        """Whether `State.regrets` has an entry for every legal turn, exact and never unknown."""
-        return False
-
     def outcome(self, score: float) -> Outcome:
         return "won" if score > 0 else "lost" if score < 0 else "drawn"
 

@@ -40,8 +40,6 @@ class Setting:
     stop_on_success: bool = False
     illegal_penalty: float = 0.5
     length_penalty: float = 0.0
-    regret_penalty: float = 0.0
-    lost_penalty: float = 0.0
     rivals: Mapping[str, Opponent] = field(default_factory=dict)
 
     def meet(self, task: Task) -> Opponent:
@@ -87,20 +85,10 @@ async def play_episode(
             assert turn.action is not None, "a legal turn has an action"
             moves.append(Move(seat, turn.action))
             state.apply(turn.action)
-            if environment.knows_regret:
-                turns[-1] = replace(turn, penalty=turn.penalty - _regret_penalty(setting, state))
         else:
             state.refuse(turn.action)
     episode = _finish(environment, seat, state, turns, moves, ending, reflection)
     return replace(episode, gains=_gains(environment, scores, episode.reward)), memory
-
-
-def _regret_penalty(setting: Setting, state: State) -> float:
-    """The penalty of the last turn for its regret, or for losing all chances of success."""
-    *before, regret = state.regrets
-    if regret is not None:
-        return setting.regret_penalty * regret
-    return 0.0 if before and before[-1] is None else setting.lost_penalty
 
 
 def _gains(environment: Environment, scores: list[float], reward: float) -> tuple[float, ...]:

@@ -63,8 +63,6 @@ class Components:
             stop_on_success=play.stop_on_success and not evaluating,
             illegal_penalty=play.illegal_penalty,
             length_penalty=play.length_penalty,
-            regret_penalty=play.regret_penalty,
-            lost_penalty=play.lost_penalty,
         )
 
 

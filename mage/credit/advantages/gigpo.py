@@ -1,9 +1,8 @@
-"""GiGPO over meta-episodes: A = A_episode + w A_step + v A_penalty, all relative to the group.
+"""GiGPO over meta-episodes: A = A_episode + w A_step, both relative to the group.
 
 A_episode compares an episode with the same episode position of the other members. A_step compares
 a turn with turns of the other members that have the same anchor (the plain state): `global` pools
-all episodes (MAGE), `local` compares one episode position only. A_penalty (off by default) is what
-a row's own penalty adds to this row alone.
+all episodes (MAGE), `local` compares one episode position only.
 
 Returns of different episode positions have different levels. So returns are centred per position
 before episodes are pooled. The published code does not do this. Each difference to the published
@@ -36,9 +35,6 @@ Grouping = Annotated[
     Field(description="stationary = opponents have separate baselines; mixed = one per group"),
 ]
 StepWeight = Annotated[float, Field(description="factor on the step advantage (w)")]
-PenaltyWeight = Annotated[
-    float, Field(description="factor on a row's own penalty, relative to its group")
-]
 EpisodeWeight = Annotated[float, Field(description="factor on the episode advantage of moves")]
 # A reflection has many tokens and little influence on the outcome until the policy uses it.
 ReflectionWeight = Annotated[
@@ -75,7 +71,6 @@ def estimate(
     normalise: Normalise = "mean",
     leave_one_out: LeaveOneOut = True,
     step_weight: StepWeight = 1.0,
-    penalty_weight: PenaltyWeight = 0.0,
     episode_weight: EpisodeWeight = 1.0,
     reflection_weight: ReflectionWeight = 1.0,
     episode_score: EpisodeScore = "return",
@@ -101,14 +96,11 @@ def estimate(
         for pool, item in zip(places if anchor == "local" else keys, returns, strict=True)
     ]
     step_part = baseline.compare(returns, values, anchors)
-    own_part = [0.0] * len(returns)
-    if penalty_weight:
-        own_part = baseline.compare(returns, [item.turn.penalty for item in returns], keys)
     weights = [reflection_weight if item.where.index < 0 else episode_weight for item in returns]
     return [
-        _credit(item, weight * episode, step_weight * step, penalty_weight * own)
-        for item, weight, episode, step, own in zip(
-            returns, weights, episode_part, step_part, own_part, strict=True
+        _credit(item, weight * episode, step_weight * step)
+        for item, weight, episode, step in zip(
+            returns, weights, episode_part, step_part, strict=True
         )
     ]
 
@@ -184,6 +176,5 @@ class _Baseline:
         ]
 
 
-def _credit(item: Return, episode: float, step: float, own: float) -> Credit:
-    parts = (("episode", episode), ("step", step), *((("penalty", own),) if own else ()))
-    return Credit(item, episode + step + own, parts)
+def _credit(item: Return, episode: float, step: float) -> Credit:
+    return Credit(item, episode + step, (("episode", episode), ("step", step)))

@@ -321,10 +321,6 @@ class Sokoban(SingleAgentEnvironment):
     def forfeit_score(self) -> float:
         return 0.0
 
-    @property
-    def knows_regret(self) -> bool:
-        return not self.levels  # generated rooms have a table of distances
-
     def outcome(self, score: float) -> Outcome:
         return "won" if score > 0 else "lost"
 
