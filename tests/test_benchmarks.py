@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import barrier, generate, lora_gradient, packing, prefix_cache, trl
+from benchmarks import (
+    barrier,
+    generate,
+    learner_profile,
+    lora_gradient,
+    packing,
+    prefix_cache,
+    trl,
+)
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
 from mage.config.loading import change_recipe
@@ -186,6 +194,46 @@ def test_only_the_projected_way_computes_the_gradients_of_whole_weights(
     assert whole == [False, True, False, True]
     # the prompt, a reply, an observation and a reply, each token once
     assert {record["computed_tokens"] for record in records} == {600 + 8 + 20 + 8}
+
+
+def test_the_names_of_kernels_give_their_class() -> None:
+    """Names from profiles of both shapes on an H200."""
+    names = {
+        "triton_tem_fused_flex_attention_backward_select_backward_7": "attention backward",
+        "triton_per_fused_flex_attention_backward_select_backward_6": "attention backward",
+        "triton_tem_fused_flex_attention_split_with_sizes_transpose_4": "attention forward",
+        "triton_poi_fused_mul_silu_split_9": "other Triton kernels",
+        "nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_TNT": "matrix products",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x32x8": "matrix products",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>": "matrix products",
+        "Memcpy DtoD (Device -> Device)": "everything else",
+        "void at::native::vectorized_elementwise_kernel<4>": "everything else",
+    }
+    assert {name: learner_profile.class_of(name) for name in names} == names
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts the operators of a CPU")
+def test_a_profile_contains_all_products_and_attention_of_an_update(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four rows are one micro-batch. A layer has 4 groups of linear layers with 6 products each."""
+    few = ("--change=--play.groups=1", "--change=--environments.max_turns=2")
+    sizes = ("--shape=tiny", "--reply-tokens=4", "--rows=4")
+    learner_profile.main([*sizes, *few, "--out", str(tmp_path / "found.json")])
+    (record,) = json.loads((tmp_path / "found.json").read_text())["records"]
+    launches = {one["name"]: one["launches"] for one in record["classes"]}
+    assert launches["attention forward"] == launches["attention backward"] == 2  # layers
+    products = {one["name"]: one["launches"] for one in record["longest"]}["aten::mm"]
+    assert products == 2 * 4 * 6 + 2  # and two of the head
+    assert record["scored_tokens"] == 4 * 4
+    assert record["computed_tokens"] <= record["padded_tokens"] < record["computed_tokens"] + 128
+    # a layer: attention 64 x 16 x (4 + 4 + 2 + 2) weights, MLP 3 x 64 x 128; vocabulary 1,024
+    assert record["product operations"] == (
+        4 * 2 * (12_288 + 24_576) * record["padded_tokens"] + 4 * 1024 * 64 * 16
+    )
+    assert sum(one["seconds"] for one in record["classes"]) == pytest.approx(record["kernel s"])
+    assert "matrix products" in capsys.readouterr().out
 
 
 def test_an_unknown_benchmark_gives_a_clear_message(capsys: pytest.CaptureFixture[str]) -> None:
