@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from toys import byte_chat, scripted_agent
 from typer.testing import CliRunner
 
 from mage.agent.chat import Chat
-from mage.agent.history import History, PastTurn, folded_line
+from mage.agent.history import History, PastTurn, Prompt, folded_line
 from mage.cli.main import app
 from mage.cli.terminal.reply_problems import training_problems
 from mage.config.errors import ConfigError
@@ -74,6 +75,22 @@ def test_turns_outside_the_window_become_one_line_and_the_first_turn_stays() -> 
     line = "(Turn 2 is not shown. Actions: a2)"
     third = "o3<|end|><|assistant|><action>a3</action><|end|><|user|>"
     assert shown(filled(2)) == f"{FIRST}<|user|>{line}\n{third}{FOURTH}"
+
+
+def test_turns_are_folded_in_blocks_and_prompts_between_are_append_only() -> None:
+    history, prompts = History(CHAT, window=2, fold=3), list[Prompt]()
+    history.begin(CHAT.first("R", "o1"))
+    for number in range(1, 12):
+        if number > 1:
+            prompts.append(history.next(f"o{number}"))
+        history.add(PastTurn(f"o{number}", reply(f"a{number}"), f"a{number}"))
+    # Worked by hand: the prompt of turn n has n - 1 past turns, n - 4 of them beyond the window.
+    assert [prompt.folded for prompt in prompts] == [0, 0, 0, 0, 0, 3, 3, 3, 6, 6]
+    for before, after in pairwise(prompts):
+        extended = after.ids[: len(before.ids)] == before.ids
+        assert extended == (after.folded == before.folded)
+    full = [text_of(prompt.ids).count("<|assistant|><action>") - 1 for prompt in prompts]
+    assert full == [0, 1, 2, 3, 4, 2, 3, 4, 2, 3], "two to four besides the first turn"
 
 
 def test_long_actions_are_shortened_in_the_line() -> None:

@@ -77,7 +77,7 @@ class Agent:
     """A model with its chat format and sampling parameters.
 
     `examples`: see `worked_examples`. `window`: latest turns that are shown in full; None = all;
-    0 = the present observation alone, without any past turn.
+    0 = the present observation alone, without any past turn. `fold`: see `History`.
     """
 
     engine: Sampler
@@ -85,6 +85,7 @@ class Agent:
     sampling: SamplingOptions
     examples: tuple[Example, ...] = ()
     window: int | None = None
+    fold: int = 1
 
     def begin(self, environment: Environment, user: str) -> Ids:
         """The prompt of the first turn: rules, worked examples as chat turns, and `user`."""
@@ -99,7 +100,7 @@ class Agent:
         """The empty history of an episode."""
         context = self.engine.context
         room = None if context is None else context - self.sampling.max_tokens
-        return History(self.chat, self.window, room)
+        return History(self.chat, self.window, room, self.fold)
 
     async def reply(self, prompt_ids: Ids, seed: int) -> Completion:
         """A reply up to its action. A closing tag inside a thought does not end the reply."""

@@ -38,11 +38,16 @@ class Prompt:
 
 @dataclass(slots=True)
 class History:
-    """The turns of one episode. `room` is the largest prompt in tokens; None = no limit."""
+    """The turns of one episode. `room` is the largest prompt in tokens; None = no limit.
+
+    `fold`: turns beyond the window are folded when there are so many of them. Between two folds
+    the prompt is append-only and shows `window` to `window + fold - 1` turns.
+    """
 
     chat: Chat
     window: int | None = None
     room: int | None = None
+    fold: int = 1
     opening: Ids = ()
     turns: list[PastTurn] = field(default_factory=list)
     _whole: Ids = ()  # the prompt without folding, extended turn by turn
@@ -61,8 +66,8 @@ class History:
         """The prompt of the next turn, with as few folded turns as window and room allow."""
         self._whole += self.chat.next(message)
         count = len(self.turns)
-        folded = 0 if self.window is None else max(0, count - self.window - 1)
-        prompt = self._prompt(message, folded)
+        beyond = 0 if self.window is None else max(0, count - self.window - 1)
+        prompt = self._prompt(message, beyond // self.fold * self.fold)
         while not prompt.fits and (more := self.fold_more(prompt, message)) is not None:
             prompt = more
         return prompt

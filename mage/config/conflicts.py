@@ -88,6 +88,7 @@ _EFFECTS = (
         lambda r: r.run.episodes_every > 0,
     ),
     _Effect("agent", "window", "with agent.past_turns = false", lambda r: r.agent.past_turns),
+    _Effect("agent", "fold", "without agent.window", lambda r: bool(r.agent.shown_turns())),
     _Effect(
         "returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"
     ),

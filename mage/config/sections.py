@@ -165,6 +165,9 @@ class AgentOptions(Section):
         description="latest turns of an episode that the prompt shows in full; "
         "older ones are named in one line; not given = all",
     )
+    fold: int = Field(
+        1, ge=1, description="turns beyond the window that are folded at once: fewer new prefixes"
+    )
     past_turns: bool = Field(
         True,
         description="the prompt shows past turns of the episode; false = the present observation "

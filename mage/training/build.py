@@ -49,7 +49,7 @@ class Components:
         sampling = SamplingOptions(*draw, own.max_tokens, own.reflection_tokens)
         environment = self.recipe.environment()
         examples = worked_examples(environment, own.examples) if own.examples else ()
-        return Agent(self.engine, self.chat, sampling, examples, own.shown_turns())
+        return Agent(self.engine, self.chat, sampling, examples, own.shown_turns(), own.fold)
 
     def setting(self, evaluating: bool = False, memory: Memory | None = None) -> Setting:
         """What meta-episodes need besides their task, in training or in evaluation."""

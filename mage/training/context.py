@@ -97,7 +97,7 @@ def _setting(recipe: Recipe, chat: Chat) -> Setting:
     engine = ScriptedEngine(lambda request: "", chat.encode)
     return Setting(
         environment=environment.for_split("train"),
-        agent=Agent(engine, chat, sampling, examples, own.shown_turns()),
+        agent=Agent(engine, chat, sampling, examples, own.shown_turns(), own.fold),
         memory=recipe.memory(),
         episodes=max(recipe.play.episodes, recipe.evaluation_episodes()),
         numbered=recipe.play.numbered,
