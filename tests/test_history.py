@@ -93,6 +93,17 @@ def test_turns_are_folded_in_blocks_and_prompts_between_are_append_only() -> Non
     assert full == [0, 1, 2, 3, 4, 2, 3, 4, 2, 3], "two to four besides the first turn"
 
 
+def test_a_full_context_folds_in_blocks_too() -> None:
+    whole = filled(turns=9).next("o10")
+    history = replace(filled(turns=9), room=len(whole.ids) - 1, fold=4)
+    prompt = history.next("o10")
+    assert (prompt.folded, prompt.fits) == (4, True)
+    all_but_the_first = history.fold_more(replace(prompt, folded=7), "o10")
+    assert all_but_the_first is not None
+    assert all_but_the_first.folded == 8
+    assert history.fold_more(all_but_the_first, "o10") is None
+
+
 def test_long_actions_are_shortened_in_the_line() -> None:
     assert folded_line(["x" * 500, None]) == (
         f"(Turns 2 to 3 are not shown. Actions: {'x' * 60}..; ?)"

@@ -73,13 +73,13 @@ class History:
         return prompt
 
     def fold_more(self, prompt: Prompt, message: str) -> Prompt | None:
-        """The same prompt with one more turn folded; None if only the first turn is left.
+        """The same prompt with `fold` more turns folded; None if only the first turn is left.
 
         With `window = 0` a prompt has no past turns.
         """
         if self.window == 0 or prompt.folded + 1 >= len(self.turns):
             return None
-        return self._prompt(message, prompt.folded + 1)
+        return self._prompt(message, min(prompt.folded + self.fold, len(self.turns) - 1))
 
     def _prompt(self, message: str, folded: int) -> Prompt:
         ids = self._fold(message, folded) if folded else self._whole
