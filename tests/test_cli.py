@@ -561,6 +561,17 @@ def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run: Path, place:
         difference = first[number]["score"]["value"] - second[number]["score"]["value"]
         assert episode["score"]["difference"]["value"] == pytest.approx(difference)
     assert "paired over 6 tasks" in call(*words).stdout
+    file = place / "small.jsonl"
+    call("evaluate", place / "small.toml", "--tasks", file, "--json")
+    words = ("evaluate", run, "--compare", file)
+    later = json.loads(call(*words, "--json").stdout)
+    assert later["compared_with"] == "small.jsonl"
+    assert later["comparison"] == told["comparison"], "stored outcomes are those of a new play"
+    assert "minus small.jsonl, paired over 6 tasks" in call(*words).stdout
+    assert "no such file" in refused("evaluate", run, "--compare", place / "none.jsonl")
+    assert "there is no folder" in refused("evaluate", run, "--tasks", place / "none" / "x.jsonl")
+    file.write_text("{}")
+    assert "line 1 is not a task row" in refused("evaluate", run, "--compare", file)
     assert "has no effect" in refused("evaluate", place / "small.toml", "--checkpoint", "best")
     assert "no opponents for split 'ood'" in refused_late(
         "evaluate", place / "small.toml", "--split", "ood"

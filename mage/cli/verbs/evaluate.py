@@ -57,7 +57,14 @@ IsExact = Annotated[
 ]
 Compare = Annotated[
     str | None,
-    typer.Option(metavar="RUN|RECIPE", help="Evaluate this one too; show the paired difference."),
+    typer.Option(
+        metavar="RUN|RECIPE|FILE",
+        help="Evaluate this one too, or read a file of --tasks; show the paired difference.",
+    ),
+]
+Tasks = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.jsonl", help="Write the outcomes of all tasks, one a line."),
 ]
 
 
@@ -76,6 +83,7 @@ def evaluate(
     exact: IsExact = False,
     players: exact_table.Players = 100,
     compare: Compare = None,
+    tasks: Tasks = None,
     population: population_table.Population = None,
     throws: population_table.Throws = None,
     matches: population_table.Matches = 2,
@@ -92,12 +100,15 @@ def evaluate(
     """
     name, overrides = split_words(what, ctx.args)
     overrides += [f"--evaluate.episodes={episodes}"] if episodes else []
-    chosen = [one for one in (name, compare) if one is not None]
+    stored = Path(compare) if compare is not None and compare.endswith(".jsonl") else None
+    chosen = [one for one in (name, compare if stored is None else None) if one is not None]
     if name is None:
         raise UsageError("nothing to evaluate is given. Name a run folder or a recipe.")
     for one in chosen:
         _check_exists(one)
-    of_panel = bool(compare or size)
+    for file, folder in ((stored, False), (tasks, True)):
+        _check_file(file, folder)
+    of_panel = bool(compare or size or tasks)
     of_population = bool(throws or references or page)
     _check_options(population, exact, of_panel, of_population, panel, bool(agent or references))
     from mage.api.agents import find_candidate
@@ -114,7 +125,7 @@ def evaluate(
         exact_table.show_exact(candidate, split, notes, players, as_json)
     else:
         candidates = [find_candidate(one, overrides, checkpoint, say) for one in chosen]
-        _evaluate_panel(candidates, split, panel, size, memory, as_json)
+        _evaluate_panel(candidates, split, panel, size, memory, as_json, stored, tasks)
 
 
 def _check_options(
@@ -131,9 +142,11 @@ def _check_options(
     if population is not None and not somebody_plays:
         raise UsageError("--no-agent leaves nobody to play. Add --references.")
     if population is not None and (exact or of_panel):
-        raise UsageError("--population plays no panel. Leave out --exact, --compare, --size.")
+        raise UsageError(
+            "--population plays no panel. Leave out --exact, --compare, --size and --tasks."
+        )
     if exact and (of_panel or panel != "final"):
-        raise UsageError("--exact plays no panel. Leave out --compare, --size and --panel.")
+        raise UsageError("--exact plays no panel. Leave out --compare, --size, --tasks, --panel.")
 
 
 def _evaluate_panel(
@@ -143,19 +156,35 @@ def _evaluate_panel(
     size: int | None,
     memory: Keep | None,
     as_json: bool,
+    stored: Path | None,
+    tasks: Path | None,
 ) -> None:
-    """Play the panel with one or two candidates; show the figures and the paired difference."""
+    """Play the panel with one or two candidates; show the figures and the paired difference.
+
+    The difference can also be to the outcomes in the file `stored`. Outcomes are written to the
+    file `tasks`.
+    """
     from mage.evaluation.compare import compare
+    from mage.evaluation.rows import read_tasks, write_tasks
 
     notes = None if memory is None else make_notes(memory)
+    rows = None if stored is None else read_tasks(stored)
     found = [_play(candidate, split, panel, size, notes) for candidate in candidates]
-    paired = compare(found[1], found[0]) if len(found) == 2 else None
+    if tasks is not None:
+        write_tasks(tasks, found[0].rows)
+    other = found[1] if len(found) == 2 else rows
+    paired = None if other is None else compare(other, found[0])
     held = memory or "as in the recipe"
     if as_json:
         about = {"split": split, "panel": panel, "memory": held}
-        _print_evaluations(candidates, found, paired, about)
+        _print_evaluations(candidates, found, paired, about | _named(stored))
     else:
-        _show_evaluations(candidates, found, paired, f"{panel} {split} panel, memory {held}")
+        title = stored.name if stored is not None else candidates[-1].title
+        _show_evaluations(candidates, found, paired, title, f"{panel} {split} panel, memory {held}")
+
+
+def _named(stored: Path | None) -> dict[str, str]:
+    return {} if stored is None else {"compared_with": stored.name}
 
 
 def _print_evaluations(
@@ -170,8 +199,9 @@ def _print_evaluations(
         | _bill(one)
         for one, result in zip(candidates, found, strict=True)
     ]
-    extra = {"compared_with": sides[1], "comparison": paired.to_json()} if paired else {}
-    print_json({**sides[0], **about} | extra)
+    second = {"compared_with": sides[1]} if len(sides) == 2 else {}
+    extra = {"comparison": paired.to_json()} if paired else {}
+    print_json({**sides[0], **about, **second, **extra})
 
 
 def _kinds(one: "Candidate", result: "Evaluation") -> dict[str, list[dict[str, Any]]]:
@@ -185,6 +215,15 @@ def _by_kind(one: "Candidate", result: "Evaluation") -> "list[Kind]":
 
     world = one.components.recipe.environment().for_split(result.split)
     return figures_by_kind(world, result.rows)
+
+
+def _check_file(path: Path | None, is_written: bool) -> None:
+    """A file to read must exist; a file to write needs an existing folder."""
+    if path is None or (path.parent.is_dir() if is_written else path.is_file()):
+        return
+    if is_written:
+        raise UsageError(f"--tasks {path}: there is no folder {path.parent}.")
+    raise UsageError(f"--compare {path}: there is no such file. `mage evaluate --tasks` writes it.")
 
 
 def _check_exists(name: str) -> None:
@@ -216,8 +255,10 @@ def _show_evaluations(
     candidates: Sequence["Candidate"],
     found: Sequence["Evaluation"],
     paired: "Comparison | None",
+    other: str,
     what: str,
 ) -> None:
+    """Show the tables of the candidates, and the difference of the first to `other`."""
     from mage.cli.terminal.results import comparison_table
 
     out, hidden = console(), list[str]()
@@ -227,8 +268,7 @@ def _show_evaluations(
         out.print(
             comparison_table(
                 paired,
-                f"{candidates[0].title} minus {candidates[1].title}, "
-                f"paired over {paired.tasks:,} tasks",
+                f"{candidates[0].title} minus {other}, paired over {paired.tasks:,} tasks",
             )
         )
     if hidden:
