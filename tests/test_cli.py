@@ -565,11 +565,15 @@ def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run: Path, place:
     call("evaluate", place / "small.toml", "--tasks", file, "--json")
     words = ("evaluate", run, "--compare", file)
     later = json.loads(call(*words, "--json").stdout)
-    assert later["compared_with"] == "small.jsonl"
+    assert later["compared_with"] == {"file": "small.jsonl"}
+    assert later["plays"] == 1
     assert later["comparison"] == told["comparison"], "stored outcomes are those of a new play"
     assert "minus small.jsonl, paired over 6 tasks" in call(*words).stdout
     assert "no such file" in refused("evaluate", run, "--compare", place / "none.jsonl")
     assert "there is no folder" in refused("evaluate", run, "--tasks", place / "none" / "x.jsonl")
+    assert "ends with .jsonl" in refused("evaluate", run, "--tasks", place / "x.txt")
+    other = refused("evaluate", run, "--compare", file, "--size", "4")
+    assert "holds 6 tasks, and " in other
     file.write_text("{}")
     assert "line 1 is not a task row" in refused("evaluate", run, "--compare", file)
     assert "has no effect" in refused("evaluate", place / "small.toml", "--checkpoint", "best")

@@ -21,10 +21,12 @@ from mage.evaluation.kinds import figures_by_kind
 from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import TaskRow, write_tasks
 from mage.opponents.base import Population
+from mage.reproduce.results import _Played
 from mage.run_folder import DamagedError, RunFolder
 from mage.run_folder.episode_files import MEMBER, contents_path, read_contents, read_member
 from mage.run_folder.files import seal, to_line
 from mage.types import Task
+from mage.viewer.comparison import _changed
 from mage.viewer.export import collect, write_file
 from mage.viewer.library import Library
 from tests.view_runs import STYLES, make_run, play
@@ -95,6 +97,27 @@ def test_mage_evaluate_shows_success_by_kind_of_task() -> None:
     Console(file=out, width=100).print(kinds_table(figures_by_kind(Halves(), rows)))
     lines = [line.split() for line in out.getvalue().splitlines() if line[1:3] in ("a ", "b ")]
     assert [line[:3] + line[5:6] for line in lines] == [["a", "3", "0", "67"], ["b", "1", "0", "0"]]
+
+
+def test_equal_plays_of_a_task_are_compared() -> None:
+    """Two plays of one task differ, but both runs have the same two plays."""
+    task = Task("variants", 1, 0, "", "test")
+    rows = [row_of(task, ("lost", end)) for end in ("won", "lost")]
+    rows = [replace(row, member=play) for play, row in enumerate(rows)]
+    assert _changed(rows, rows) == []
+    assert len(_changed(rows, [rows[0], replace(rows[0], member=1)])) == 1
+
+
+def test_several_plays_of_a_task_count_as_one_task_in_a_table() -> None:
+    tasks = [Task("variants", seed, 0, "", "test") for seed in (1, 2)]
+    ends = (("lost", "won"), ("lost", "lost"), ("won", "lost"), ("lost", "lost"))
+    rows = [
+        replace(row_of(tasks[k % 2], end), member=k // 2) for k, end in enumerate(ends)
+    ]  # task 1 is played as lost, won and won, lost; task 2 is never won
+    played = _Played([(0, rows)], True)
+    assert (played.tasks, played.plays) == (tasks, 2)
+    assert played.success[0].tolist() == [[0.5, 0.5], [0.0, 0.0]]
+    assert played.passed[0].tolist() == [[0.5, 1.0], [0.0, 0.0]]
 
 
 def test_an_environment_with_one_kind_has_no_table(tmp_path: Path) -> None:

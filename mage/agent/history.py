@@ -40,8 +40,8 @@ class Prompt:
 class History:
     """The turns of one episode. `room` is the largest prompt in tokens; None = no limit.
 
-    `fold`: turns beyond the window are folded when there are so many of them. Between two folds
-    the prompt is append-only and shows `window` to `window + fold - 1` turns.
+    Turns beyond the window are folded `fold` at a time. Between two folds the prompt is append-only
+    and shows `window` to `window + fold - 1` turns besides the first.
     """
 
     chat: Chat
@@ -63,7 +63,7 @@ class History:
         self._whole += turn.reply
 
     def next(self, message: str) -> Prompt:
-        """The prompt of the next turn, with as few folded turns as window and room allow."""
+        """The prompt of the next turn, with as few folded blocks as window and room allow."""
         self._whole += self.chat.next(message)
         count = len(self.turns)
         beyond = 0 if self.window is None else max(0, count - self.window - 1)

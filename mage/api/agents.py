@@ -12,7 +12,7 @@ from mage.config.loading import build_recipe, change_recipe, load_recipe, recipe
 from mage.config.recipe import Recipe
 from mage.environments.base import Environment
 from mage.evaluation.figures import Evaluation
-from mage.evaluation.panels import PanelName
+from mage.evaluation.panels import PanelName, make_panel
 from mage.evaluation.run import evaluate_panel
 from mage.learn import checkpoint
 from mage.learn.ranks import Ranks
@@ -27,7 +27,7 @@ from mage.training.callbacks import Callback
 from mage.training.check_run import check_files
 from mage.training.stop import StopRequest
 from mage.training.trainer import Trainer
-from mage.types import Split
+from mage.types import Split, Task
 
 RECIPE = "recipe.toml"
 # Recipes of the embedded models that were made for one environment; the first one is the default.
@@ -225,6 +225,23 @@ def _find_checkpoint(folder: RunFolder, which: str) -> Path:
 def panel_size(recipe: Recipe, panel: PanelName, size: int | None) -> int:
     """The number of tasks: `size` if it is given, else that of the recipe."""
     return size or (recipe.evaluate.final_size if panel == "final" else recipe.evaluate.size)
+
+
+def panel_tasks(
+    candidate: Candidate, split: Split, panel: PanelName, size: int | None
+) -> tuple[Task, ...]:
+    """The tasks that `play_panel` plays."""
+    recipe = candidate.components.recipe
+    return make_panel(
+        recipe.environment(),
+        recipe.population(),
+        split,
+        size=panel_size(recipe, panel, size),
+        seats=recipe.evaluation_seats(),
+        name=panel,
+        episodes=recipe.evaluation_episodes(),
+        final_size=recipe.final_tasks(split),
+    )
 
 
 def play_panel(

@@ -88,7 +88,7 @@ _EFFECTS = (
         lambda r: r.run.episodes_every > 0,
     ),
     _Effect("agent", "window", "with agent.past_turns = false", lambda r: r.agent.past_turns),
-    _Effect("agent", "fold", "without agent.window", lambda r: bool(r.agent.shown_turns())),
+    _Effect("agent", "fold", "with agent.past_turns = false", lambda r: r.agent.past_turns),
     _Effect(
         "returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"
     ),
@@ -209,7 +209,7 @@ def _check_shard(recipe: Recipe, origin: Origin) -> list[str]:
 def _check_plays(recipe: Recipe, origin: Origin) -> list[str]:
     if recipe.evaluate.plays == 1 or recipe.memory().tasks_at_once is None:
         return []
-    fault = "must be 1 with a memory that persists between tasks: it would know a task again"
+    fault = "must be 1 with a memory that persists between tasks: it would hold the first play"
     return [origin.mistake("evaluate.plays", recipe.evaluate.plays, fault)]
 
 

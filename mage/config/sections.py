@@ -166,7 +166,7 @@ class AgentOptions(Section):
         "older ones are named in one line; not given = all",
     )
     fold: int = Field(
-        1, ge=1, description="turns beyond the window that are folded at once: fewer new prefixes"
+        1, ge=1, description="turns folded at once beyond the window or when the context is full"
     )
     past_turns: bool = Field(
         True,

@@ -37,7 +37,7 @@ def evaluate_panel(
     Seeds depend on the panel alone, so every method and every checkpoint meets the same tasks and
     the same random numbers. A select panel avoids the instances of the final panel of `final_size`
     tasks. The whole panel is played `plays` times, each time with other random numbers; `member` of
-    a row is the number of the time, from 0. Shards that `store` already holds are not played again.
+    a row is the number of the play, from 0. Shards that `store` already holds are not played again.
     """
     tasks = make_panel(
         setting.environment,

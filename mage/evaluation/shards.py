@@ -109,7 +109,7 @@ def play_shards(
     )
     # Capacities can differ between ranks; all must make the same number of gathers.
     size = min(ranks.gather(_size(setting)))
-    restored = sum(len(shard.rows) for shard in stored)  # tasks of the stored shards
+    restored = sum(len(shard.rows) for shard in stored)  # plays in the stored shards
     earlier = [meta for meta in read_transcripts() if meta.group < restored] if stored else []
     rows: list[TaskRow] = []
     metas: list[MetaEpisode] = []

@@ -201,20 +201,32 @@ def _rows(job: Job, folder: RunFolder, split: Split, variant: str) -> tuple[Task
 
 
 class _Played:
-    """The results of one arm as arrays [seed, task, episode], in the order of the panel."""
+    """The results of one arm as arrays [seed, task, episode], in the order of the panel.
+
+    Several plays of a task (`evaluate.plays`) are averaged.
+    """
 
     def __init__(self, found: Sequence[tuple[int, Sequence[TaskRow]]], trains: bool) -> None:
         self.trains = trains
         self.seeds = tuple(seed for seed, _ in found)
-        self.tasks: list[Task] = [row.task for row in found[0][1]]
-        if any([row.task for row in rows] != self.tasks for _, rows in found):
+        self.tasks: list[Task] = list(dict.fromkeys(row.task for row in found[0][1]))
+        self.plays = len(found[0][1]) // len(self.tasks)
+        if any([row.task for row in rows] != self.tasks * self.plays for _, rows in found):
             raise ValueError("runs of one arm were evaluated on different panels")
         self.rows = [rows for _, rows in found]
-        self.score = np.array([[row.scores for row in rows] for rows in self.rows], dtype=float)
+        scores = np.array([[row.scores for row in rows] for rows in self.rows], dtype=float)
         outcomes = np.array([[row.outcomes for row in rows] for rows in self.rows])
+        self.score = self._by_task(scores)
         self.success, self.drawn = (
-            (outcomes == outcome).astype(float) for outcome in ("won", "drawn")
+            self._by_task(outcomes == outcome) for outcome in ("won", "drawn")
         )
+        self.passed = self._by_task(np.maximum.accumulate(outcomes == "won", axis=2))
+
+    def _by_task(self, values: np.ndarray) -> np.ndarray:
+        """The mean over the plays of each task, from [seed, row, episode]."""
+        seeds, _, episodes = values.shape
+        split = values.astype(float).reshape(seeds, self.plays, len(self.tasks), episodes)
+        return split.mean(axis=1)
 
     def measured(self, measure: MeasureName) -> np.ndarray:
         return {"score": self.score, "success": self.success, "draws": self.drawn}[measure]
@@ -244,13 +256,12 @@ def _arm(
 
 
 def _episode(played: _Played, k: int) -> EpisodeResult:
-    passed = played.success[:, :, : k + 1].max(axis=2)
     return EpisodeResult(
         episode=k + 1,
         score=crossed_bootstrap(played.score[:, :, k], seed=_seed_of("score")).difference,
         success=_rate(played.success[:, :, k]),
         draws=_rate(played.drawn[:, :, k]),
-        pass_at=_rate(passed),
+        pass_at=_rate(played.passed[:, :, k]),
     )
 
 

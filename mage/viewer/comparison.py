@@ -45,11 +45,16 @@ def _compare_panel(first: RunFolder, second: RunFolder, one: str, other: str) ->
 
 
 def _changed(a: Sequence[TaskRow], b: Sequence[TaskRow]) -> list[Json]:
-    """The tasks whose last-episode score changed most; `number` is the place in the panel."""
-    second = {row.task: row for row in b}
+    """The tasks whose last-episode score changed most; `number` is the place in the panel.
+
+    With several plays of a task, equal plays are compared.
+    """
+    second = {(row.task, row.member): row for row in b}
+    pairs = [(number, row, second.get((row.task, row.member))) for number, row in enumerate(a)]
     rows = [
-        (number, row, second[row.task], second[row.task].scores[-1] - row.scores[-1])
-        for number, row in enumerate(a)
+        (number, row, other, other.scores[-1] - row.scores[-1])
+        for number, row, other in pairs
+        if other is not None
     ]
     rows.sort(key=lambda one: (-abs(one[3]), one[0]))
     return [

@@ -206,11 +206,17 @@ def panel_rows(folder: RunFolder, name: str) -> tuple[TaskRow, ...]:
 
 
 def panel_tasks(folder: RunFolder, name: str) -> Json:
-    """The tasks of a final panel with the score and outcome of every episode."""
+    """The plays of a final panel with the score and outcome of every episode."""
     return {
         "name": name,
         "tasks": [
-            [row.task.opponent, row.task.seat, row.scores, [one[0] for one in row.outcomes]]
+            [
+                row.task.opponent,
+                row.task.seat,
+                row.scores,
+                [one[0] for one in row.outcomes],
+                row.member,
+            ]
             for row in panel_rows(folder, name)
         ],
     }

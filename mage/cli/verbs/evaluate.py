@@ -17,13 +17,14 @@ from mage.cli.verbs.arguments import (
     split_words,
 )
 from mage.run_folder import RunFolder
-from mage.types import Split
+from mage.types import Split, Task
 
 if TYPE_CHECKING:  # these are slow to load
     from mage.api.agents import Candidate
     from mage.evaluation.compare import Comparison
     from mage.evaluation.figures import Evaluation
     from mage.evaluation.kinds import Kind
+    from mage.evaluation.rows import TaskRow
 
 verbs = typer.Typer()
 PanelName = Literal["final", "select"]
@@ -64,7 +65,7 @@ Compare = Annotated[
 ]
 Tasks = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.jsonl", help="Write the outcomes of all tasks, one a line."),
+    typer.Option(metavar="FILE.jsonl", help="Write all outcomes of RUN|RECIPE, a JSON line each."),
 ]
 
 
@@ -106,8 +107,7 @@ def evaluate(
         raise UsageError("nothing to evaluate is given. Name a run folder or a recipe.")
     for one in chosen:
         _check_exists(one)
-    for file, folder in ((stored, False), (tasks, True)):
-        _check_file(file, folder)
+    _check_files(stored, tasks)
     of_panel = bool(compare or size or tasks)
     of_population = bool(throws or references or page)
     _check_options(population, exact, of_panel, of_population, panel, bool(agent or references))
@@ -164,11 +164,14 @@ def _evaluate_panel(
     The difference can also be to the outcomes in the file `stored`. Outcomes are written to the
     file `tasks`.
     """
+    from mage.api.agents import panel_tasks
     from mage.evaluation.compare import compare
     from mage.evaluation.rows import read_tasks, write_tasks
 
     notes = None if memory is None else make_notes(memory)
     rows = None if stored is None else read_tasks(stored)
+    if stored is not None and rows is not None:
+        _check_tasks(stored, rows, panel_tasks(candidates[0], split, panel, size))
     found = [_play(candidate, split, panel, size, notes) for candidate in candidates]
     if tasks is not None:
         write_tasks(tasks, found[0].rows)
@@ -176,22 +179,34 @@ def _evaluate_panel(
     paired = None if other is None else compare(other, found[0])
     held = memory or "as in the recipe"
     if as_json:
-        about = {"split": split, "panel": panel, "memory": held}
+        plays = candidates[0].components.recipe.plays_of(panel)
+        about = {"split": split, "panel": panel, "memory": held, "plays": plays}
         _print_evaluations(candidates, found, paired, about | _named(stored))
     else:
         title = stored.name if stored is not None else candidates[-1].title
         _show_evaluations(candidates, found, paired, title, f"{panel} {split} panel, memory {held}")
 
 
-def _named(stored: Path | None) -> dict[str, str]:
-    return {} if stored is None else {"compared_with": stored.name}
+def _named(stored: Path | None) -> dict[str, Any]:
+    """The file of a comparison, for the JSON output."""
+    return {} if stored is None else {"compared_with": {"file": stored.name}}
+
+
+def _check_tasks(stored: Path, rows: Sequence["TaskRow"], tasks: Sequence[Task]) -> None:
+    """Refuse outcomes of other tasks before anything is played."""
+    there, wanted = {row.task for row in rows}, set(tasks)
+    if there != wanted:
+        raise UsageError(
+            f"--compare {stored} holds {len(there):,} tasks, and {len(there & wanted):,} of them "
+            f"are among the {len(wanted):,} of this panel. Use the same split, panel and size."
+        )
 
 
 def _print_evaluations(
     candidates: Sequence["Candidate"],
     found: Sequence["Evaluation"],
     paired: "Comparison | None",
-    about: Mapping[str, str],
+    about: Mapping[str, Any],
 ) -> None:
     sides = [
         {"of": one.title, "update": one.update, "evaluation": result.to_json()}
@@ -217,13 +232,18 @@ def _by_kind(one: "Candidate", result: "Evaluation") -> "list[Kind]":
     return figures_by_kind(world, result.rows)
 
 
-def _check_file(path: Path | None, is_written: bool) -> None:
-    """A file to read must exist; a file to write needs an existing folder."""
-    if path is None or (path.parent.is_dir() if is_written else path.is_file()):
+def _check_files(stored: Path | None, tasks: Path | None) -> None:
+    """A file to read must exist; a file to write needs a folder and the ending .jsonl."""
+    if stored is not None and not stored.is_file():
+        raise UsageError(
+            f"--compare {stored}: there is no such file. `mage evaluate --tasks` writes it."
+        )
+    if tasks is None:
         return
-    if is_written:
-        raise UsageError(f"--tasks {path}: there is no folder {path.parent}.")
-    raise UsageError(f"--compare {path}: there is no such file. `mage evaluate --tasks` writes it.")
+    if tasks.suffix != ".jsonl" or tasks.is_dir():
+        raise UsageError(f"--tasks {tasks}: give a file whose name ends with .jsonl.")
+    if not tasks.parent.is_dir():
+        raise UsageError(f"--tasks {tasks}: there is no folder {tasks.parent}.")
 
 
 def _check_exists(name: str) -> None:

@@ -19,8 +19,9 @@
         .then((value) => {
           if (!active) return;
           const tasks = hasTasks
-            ? value.tasks.map(([opponent, seat, scores, outcomes], number) => ({
+            ? value.tasks.map(([opponent, seat, scores, outcomes, play], number) => ({
                 number,
+                play,
                 opponent,
                 seat,
                 scores,
@@ -28,6 +29,7 @@
               }))
             : value.rows.map((row) => ({
                 number: row[0],
+                play: 0,
                 opponent: row[3],
                 seat: row[4],
                 scores: row[6],
@@ -43,7 +45,7 @@
     return state;
   }
 
-  function Block({id, name, tasks, episodes, sorted, stored}) {
+  function Block({id, name, tasks, episodes, sorted, stored, whole}) {
     const place = useRef(null);
     const [grid, setGrid] = useState({across: 1, cell: NARROW});
     const [tip, setTip] = useState(null);
@@ -112,14 +114,21 @@
     };
     return html`<div class="strip" onMouseLeave=${() => setTip(null)}>
       <canvas ref=${place} onMouseMove=${move} onClick=${open} role="img"
-        aria-label=${`Outcomes of ${tasks.length} tasks by episode`}></canvas>
+        aria-label=${`Outcomes of ${count(tasks)}, by episode`}></canvas>
       ${
         tip &&
         html`<div class="tip"
-          style=${`left:${Math.max(0, tip.left)}px;top:${tip.top + 18}px`}>task ${tip.task.number}${tip.task.opponent && `, ${mage.seat(tip.task.seat)} seat`}
+          style=${`left:${Math.max(0, tip.left)}px;top:${tip.top + 18}px`}>task ${tip.task.number % whole}${tip.task.play ? `, play ${tip.task.play + 1}` : ""}${tip.task.opponent && `, ${mage.seat(tip.task.seat)} seat`}
         <br />scores ${tip.task.scores.map((one) => mage.score(one, 1)).join(", ")}${tip.task.number < stored ? html`<br /><b>click to read it</b>` : ""}</div>`
       }</div>`;
   }
+
+  // A task may have been played several times (evaluate.plays); each play is a column.
+  const count = (tasks) => {
+    const plays = Math.max(...tasks.map((task) => task.play)) + 1;
+    const different = tasks.filter((task) => task.play === 0).length;
+    return `${different.toLocaleString("en")} tasks${plays > 1 ? `, ${plays} plays each` : ""}`;
+  };
 
   const share = (tasks, k, outcome) => {
     const played = tasks.filter((task) => k < task.outcomes.length);
@@ -145,6 +154,7 @@
     if (!found || found.error) return html`<${mage.Loading} error=${found && found.error} />`;
     const episodes = Math.max(...found.tasks.map((task) => task.outcomes.length));
     const stored = run.stored.includes(name) ? (panels.includes(name) ? 60 : Infinity) : 0;
+    const whole = panels.includes(name) ? found.tasks.filter((task) => task.play === 0).length : Infinity;
     const opponents = [...new Set(found.tasks.map((task) => task.opponent))].sort();
     return html`<div class="filters"><label>Panel <select name="panel" value=${name}
       onChange=${(event) => setName(event.target.value)}>
@@ -154,14 +164,14 @@
           onChange=${() => setSorted(!sorted)} /> sort tasks by outcome</label>
         <span class="legend"><span><i class="won"></i>won</span><span><i class="drawn">
           </i>drawn</span><span><i class="lost"></i>lost</span></span></div>
-      <p class="quiet">Each column is a task; its cells are the episodes from top to bottom. Learning during play shows as columns that turn from lost to won.</p>
+      <p class="quiet">Each column is ${found.tasks.some((task) => task.play) ? "one play of a task" : "a task"}; its cells are the episodes from top to bottom. Learning during play shows as columns that turn from lost to won.</p>
       ${opponents.map((opponent) => {
         const tasks = found.tasks.filter((task) => task.opponent === opponent);
         return html`<section key=${opponent}><h3>${mage.clean(opponent) || "all tasks"} <small
-          class="quiet">${tasks.length.toLocaleString("en")} tasks; won
+          class="quiet">${count(tasks)}; won
           ${[...Array(episodes).keys()].map((k) => ` ${mage.percent(share(tasks, k, "w"), 0)}`).join(" →")}</small></h3>
           <${Block} id=${id} name=${name} tasks=${tasks} episodes=${episodes} sorted=${sorted}
-            stored=${stored} /></section>`;
+            stored=${stored} whole=${whole} /></section>`;
       })}`;
   };
 })();
