@@ -209,7 +209,10 @@ def _check_shard(recipe: Recipe, origin: Origin) -> list[str]:
 def _check_plays(recipe: Recipe, origin: Origin) -> list[str]:
     if recipe.evaluate.plays == 1 or recipe.memory().tasks_at_once is None:
         return []
-    fault = "must be 1 with a memory that persists between tasks: it would hold the first play"
+    fault = (
+        "must be 1 with a memory that persists between tasks: in the second play of a task the "
+        "memory would already hold the first one"
+    )
     return [origin.mistake("evaluate.plays", recipe.evaluate.plays, fault)]
 
 
