@@ -31,7 +31,7 @@ TABLE: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("agent.max_tokens", "6: reply tokens", (3072, 4096, 4096, 1024, 1024)),
     ("agent.reflection_tokens", "6: reply tokens", (3072, 4096, 4096, 1024, 1024)),
     ("agent.window", "published windows", (None, None, 7, 15, 5)),
-    ("agent.fold", "ours: the window of WebShop moves by two turns", (1, 1, 1, 1, 2)),
+    ("agent.fold", "ours: the window of WebShop moves by three turns", (1, 1, 1, 1, 3)),
     ("agent.temperature", "5: rollouts at T = 1", (1.0,) * 5),
     ("agent.top_p", "5: rollouts at top-p 1", (1.0,) * 5),
     ("agent.top_k", "5: rollouts at top-p 1", (0,) * 5),
