@@ -1,5 +1,6 @@
 """Mistakes with several ranks: one message on rank 0, exit code 2, and all ranks end."""
 
+import errno
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from mage.cli import main
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.config.sections import LearnOptions
+from mage.learn import ranks as ranks_module
 from mage.learn.learner import Learner
 from mage.learn.ranks import Ranks
 from mage.models.base import find_model
@@ -135,7 +137,10 @@ def run_torchrun(folder: Path, prepare: Callable[[], None]) -> tuple[list[str], 
     """Train with two ranks of torchrun; their exit codes and their output."""
     (folder / "tiny.toml").write_text(RECIPE)
     process = start_torchrun(["train", "tiny.toml"], folder, folder / "log", prepare=prepare)
-    assert wait(process) != 0
+    try:
+        assert wait(process) != 0
+    finally:
+        process.kill()  # its ranks end with it
     codes = [path.read_text() for path in sorted(folder.glob("rank-*"))]
     return codes, (folder / "log").read_text()
 
@@ -183,6 +188,53 @@ def test_a_rank_that_fails_alone_ends_at_once_and_rank_0_shows_its_error(tmp_pat
     _, _, lines = told.partition(f"mage: rank 1 on {socket.gethostname()} ")
     assert "Last lines of its log:" in lines
     assert "RuntimeError: a broken card" in lines
+
+
+def break_rank_0() -> None:
+    """A full disk, which rank 0 alone meets."""
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+
+    if os.environ["RANK"] == "0":
+        RunFolder.append_metrics = refuse  # type: ignore[method-assign]
+
+
+def break_rank_0_and_delay() -> None:
+    """Rank 0 takes a second to print; rank 1 only knows that the connection is lost."""
+    break_rank_0()
+    if os.environ["RANK"] == "0":
+        main._print_error = delay(main._print_error)
+    else:
+        ranks_module._EXPLAIN = 0.0
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("prepare", [break_rank_0, break_rank_0_and_delay])
+def test_an_error_of_rank_0_alone_is_one_message(
+    tmp_path: Path, prepare: Callable[[], None]
+) -> None:
+    codes, told = run_torchrun(tmp_path, prepare)
+    assert codes == ["2", "2"]
+    assert told.count("mage: ") == 1
+    assert "mage: No space left on device: metrics.jsonl\n" in told
+    assert "Traceback" not in told.partition("mage: ")[0]
+
+
+def add_a_bug_to_rank_0() -> None:
+    def fail(*arguments: Any) -> None:
+        raise AssertionError("this is a bug")
+
+    if os.environ["RANK"] == "0":
+        RunFolder.append_metrics = fail  # type: ignore[method-assign]
+
+
+@pytest.mark.e2e
+def test_a_bug_of_rank_0_is_not_a_message_of_rank_1(tmp_path: Path) -> None:
+    codes, told = run_torchrun(tmp_path, add_a_bug_to_rank_0)
+    assert codes == ["", "2"], "rank 0 ends with a traceback"
+    assert "AssertionError: this is a bug" in told
+    assert "mage: " not in told
 
 
 def test_a_rank_waits_until_rank_0_reports_an_error() -> None:

@@ -24,11 +24,11 @@ from mage.config.errors import EXIT_USAGE, ConfigError
 from mage.learn.ranks import RankLost, Ranks
 from mage.run_folder import LAUNCH, RunError, read_json
 from mage.training.distributed import join_group
+from mage.training.watch import REPORTS, has_reported
 
 _JOIN = timedelta(minutes=5)
 _REPORT = 20.0  # seconds for rank 0 to begin its report of an error
 _LOOK = 0.02  # seconds between two looks at the store
-_REPORTS = "reports"  # key of the store: rank 0 reports an error and ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +92,34 @@ def join_torchrun(world: World) -> Iterator[Ranks]:
         backend = choose_backend(world)
         with join_group(store, world.rank, world.size, backend=backend) as ranks:
             signal.signal(signal.SIGTERM, before)
-            yield ranks
+            try:
+                yield ranks
+            except Exception:
+                _begin_report(world.rank, store)  # before the others lose this rank
+                raise
     except (ValueError, OSError, RuntimeError) as error:
-        # torchrun sends SIGTERM to all ranks after the end of one: the error is the message.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _begin_report(world.rank, store)
         is_shared = ranks is None or ranks.failed
         if _is_reporter(world.rank, store, error, is_shared):
             raise
         raise SystemExit(EXIT_USAGE) from None
 
 
+def _begin_report(rank: int, store: Any) -> None:
+    """Keep this rank until it has shown its error; tell the others if it is rank 0."""
+    # torchrun sends SIGTERM to all ranks after the end of one: the error is the message.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if rank == 0:
+        with suppress(RuntimeError):  # the store may have ended with torchrun
+            store.set(REPORTS, "")
+
+
 def _is_reporter(rank: int, store: Any, error: Exception, is_shared: bool) -> bool:
     """Whether this rank shows the error. Ranks above 0 first wait for rank 0 if it has one too."""
     if rank == 0:
-        with suppress(RuntimeError):  # the store may have ended with torchrun
-            store.set(_REPORTS, "")
         return True
-    if isinstance(error, RankLost):
-        return True  # only the rank that reports the loss gets here
+    if isinstance(error, RankLost):  # an error of rank 0 looks like its loss
+        return not has_reported(store)
     return is_shared and not wait_for_report(store)
 
 
@@ -122,7 +132,7 @@ def wait_for_report(store: Any, seconds: float = _REPORT) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
-            if store.check([_REPORTS]):
+            if store.check([REPORTS]):
                 return True
         except RuntimeError:  # the store has ended with rank 0
             return True

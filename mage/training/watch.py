@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -19,6 +20,7 @@ from typing import Any
 from mage.learn.ranks import RankLost, Ranks
 from mage.training.rank_log import log_path
 
+REPORTS = "reports"  # key of the store: rank 0 reports an error and ends
 _LOOK = 0.5  # seconds between two looks
 _SILENCE = 40.0  # seconds without a heartbeat after which another host's rank is lost
 _LAST_LINES = 8
@@ -67,9 +69,12 @@ class Watch:
             raise RankLost(describe_loss(self.lost, self.ranks.logs))
 
     def is_reporter(self) -> bool:
-        """Whether this rank reports the loss: the first rank that is left."""
-        lost = self.lost
-        return lost is not None and self.own.rank == (1 if lost.rank == 0 else 0)
+        """Whether this rank reports the loss: rank 0, or rank 1 if rank 0 is silent."""
+        if self.lost is None:
+            return False
+        if self.lost.rank:
+            return self.own.rank == 0
+        return self.own.rank == 1 and not has_reported(self.store)
 
     def look(self, now: Callable[[], float] = time.monotonic) -> Peer | None:
         """The first rank that is lost, None if all are there."""
@@ -120,6 +125,13 @@ class Watch:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.check()
+
+
+def has_reported(store: Any) -> bool:
+    """Whether rank 0 reports an error; false too if the store has ended with it."""
+    with suppress(RuntimeError):
+        return store is not None and bool(store.check([REPORTS]))
+    return False
 
 
 def describe_loss(peer: Peer, folder: Path | None) -> str:
