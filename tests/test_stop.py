@@ -138,6 +138,24 @@ def test_torchrun_restarts_after_killed_ranks_and_equals_spawned_workers(
         assert f"mage: rank {rank} on " in log.read_text()
 
 
+def test_a_stop_of_torchrun_is_no_error_of_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    words = ["train", "tiny.toml", "--run.name=long", "--run.updates=100000"]
+    process = start_torchrun(words, tmp_path, tmp_path / "log")
+    try:
+        wait_until(lambda: updates(tmp_path, "long") >= 1, process.is_alive)
+        ranks = list(ranks_of(tmp_path).values())
+        process.terminate()
+        wait(process)
+    finally:
+        process.kill()  # its ranks end with it
+    assert all_end(ranks)
+    assert [path.read_text() for path in sorted(tmp_path.glob("rank-*"))] == ["130", "0"]
+    log = (tmp_path / "log").read_text()
+    assert log.count("Stopped. The run is saved.") == 1
+    assert "mage: " not in log
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_or_killed_run_is_resumed_and_equals_one_that_was_not(

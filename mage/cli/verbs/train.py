@@ -131,6 +131,8 @@ def _train(folder: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> Non
             saved = isinstance(end, Stopped)
             kept = "The run is saved" if saved else "The last checkpoint is kept"
             display.say(f"Stopped. {kept}. To continue: {go_on}")
+            if saved and ranks is not None:
+                raise  # the ranks leave their group together
             raise typer.Exit(EXIT_STOPPED) from None
         except (ValueError, OSError, RuntimeError) as error:
             if is_new and not _has_begun(folder):

@@ -11,10 +11,11 @@ from pathlib import Path
 import typer
 
 import mage
+from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe, recipe_toml
 from mage.learn.ranks import RankLost, Ranks
 from mage.run_folder import RunFolder
-from mage.training.callbacks import Callback
+from mage.training.callbacks import Callback, Stopped
 from mage.training.rank_log import log_path, write_rank_log
 from mage.training.stop import StopSignals
 from mage.training.torchrun import (
@@ -43,19 +44,24 @@ def train_on_rank(
     """
     world = read_world()
     assert world is not None, "the caller has looked"
-    with join_torchrun(world) as ranks:
-        with ranks.together():
-            recipe = recipe_toml(load_recipe(name, overrides)) if name else ""
-            check_agreement(ranks, {"recipe": digest(recipe), "version of MAGE": mage.__version__})
-        path, is_new = _agree_on_folder(ranks, world, name, runs, open_folder)
-        ranks.logs = path
-        with ranks.together():
-            folder = RunFolder.open(path)
-        with write_rank_log(log_path(path, world.rank), redirect=not ranks.is_main):
-            if ranks.is_main:
-                train_main(folder, is_new, ranks)
-            else:
-                _train_other(path, ranks)
+    try:
+        with join_torchrun(world) as ranks:
+            with ranks.together():
+                recipe = recipe_toml(load_recipe(name, overrides)) if name else ""
+                check_agreement(
+                    ranks, {"recipe": digest(recipe), "version of MAGE": mage.__version__}
+                )
+            path, is_new = _agree_on_folder(ranks, world, name, runs, open_folder)
+            ranks.logs = path
+            with ranks.together():
+                folder = RunFolder.open(path)
+            with write_rank_log(log_path(path, world.rank), redirect=not ranks.is_main):
+                if ranks.is_main:
+                    train_main(folder, is_new, ranks)
+                else:
+                    _train_other(path, ranks)
+    except Stopped:
+        raise typer.Exit(EXIT_STOPPED) from None
     if world.rank:
         raise typer.Exit(0)
     return folder
