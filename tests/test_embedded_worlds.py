@@ -8,6 +8,7 @@ import pytest
 from mage.agent.agent import random_move
 from mage.config.loading import load_recipe
 from mage.environments.base import Environment
+from mage.evaluation.panels import make_panel
 from mage.evaluation.run import evaluate_panel
 from mage.models.base import find_model
 from mage.run_folder import RunFolder
@@ -48,9 +49,9 @@ def _plays_randomly(environment: Environment, start: int, rng: random.Random) ->
 @pytest.mark.parametrize("world", WORLDS)
 def test_it_wins_no_more_than_a_random_player(world: str) -> None:
     parts = build_components(load_recipe(world, ["--play.episodes=1", "--memory.keep=none"]))
-    _, metas = evaluate_panel(
-        parts.setting(evaluating=True), parts.recipe.population(), "test", "select", 240
-    )
+    setting, population = parts.setting(evaluating=True), parts.recipe.population()
+    panel = make_panel(setting.environment, population, "test", size=240, name="select", episodes=1)
+    _, metas = evaluate_panel(setting, population, panel, "select")
     held_out = parts.recipe.environment().for_split("test")
     by_chance = sum(random_success(held_out, meta.task.seed) for meta in metas) / len(metas)
     won = [episode.score for meta in metas for episode in meta.episodes]

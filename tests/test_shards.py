@@ -12,6 +12,7 @@ from toys import scripted_agent
 
 from mage.config.loading import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
+from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import TaskRow, task_row
 from mage.evaluation.run import evaluate_panel
 from mage.evaluation.shards import ShardStore, play_shards
@@ -61,8 +62,9 @@ MEMORIES: dict[str, Memory] = {
 def test_a_panel_that_is_played_twice_has_two_plays_of_every_task() -> None:
     population = Population(train=STYLES)
     setting = setting_of(Notes(keep="both"))
-    once, _ = evaluate_panel(setting, population, "test", "final", 150)
-    twice, metas = evaluate_panel(setting, population, "test", "final", 150, plays=2)
+    tasks = make_panel(setting.environment, population, "test", size=150, episodes=2)
+    once, _ = evaluate_panel(setting, population, tasks, "final")
+    twice, metas = evaluate_panel(setting, population, tasks, "final", plays=2)
     assert [meta.group for meta in metas] == list(range(300))  # random numbers depend on the group
     assert twice.rows[:150] == once.rows
     assert [row.task for row in twice.rows[150:]] == [row.task for row in once.rows]

@@ -12,7 +12,7 @@ from mage.config.loading import build_recipe, change_recipe, load_recipe, recipe
 from mage.config.recipe import Recipe
 from mage.environments.base import Environment
 from mage.evaluation.figures import Evaluation
-from mage.evaluation.panels import PanelName, make_panel
+from mage.evaluation.panels import PanelName, recipe_panel
 from mage.evaluation.run import evaluate_panel
 from mage.learn import checkpoint
 from mage.learn.ranks import Ranks
@@ -27,7 +27,7 @@ from mage.training.callbacks import Callback
 from mage.training.check_run import check_files
 from mage.training.stop import StopRequest
 from mage.training.trainer import Trainer
-from mage.types import Split, Task
+from mage.types import Split
 
 RECIPE = "recipe.toml"
 # Recipes of the embedded models that were made for one environment; the first one is the default.
@@ -222,28 +222,6 @@ def _find_checkpoint(folder: RunFolder, which: str) -> Path:
     return found.path
 
 
-def panel_size(recipe: Recipe, panel: PanelName, size: int | None) -> int:
-    """The number of tasks: `size` if it is given, else that of the recipe."""
-    return size or (recipe.evaluate.final_size if panel == "final" else recipe.evaluate.size)
-
-
-def panel_tasks(
-    candidate: Candidate, split: Split, panel: PanelName, size: int | None
-) -> tuple[Task, ...]:
-    """The tasks that `play_panel` plays."""
-    recipe = candidate.components.recipe
-    return make_panel(
-        recipe.environment(),
-        recipe.population(),
-        split,
-        size=panel_size(recipe, panel, size),
-        seats=recipe.evaluation_seats(),
-        name=panel,
-        episodes=recipe.evaluation_episodes(),
-        final_size=recipe.final_tasks(split),
-    )
-
-
 def play_panel(
     candidate: Candidate,
     split: Split,
@@ -257,11 +235,8 @@ def play_panel(
     return evaluate_panel(
         candidate.components.setting(evaluating=True, memory=memory),
         recipe.population(),
-        split,
+        recipe_panel(recipe, split, panel, size),
         panel,
-        panel_size(recipe, panel, size),
-        recipe.evaluation_seats(),
-        final_size=recipe.final_tasks(split),
         plays=recipe.plays_of(panel),
         with_ceilings=recipe.evaluate.ceilings,
         on_played=on_played,

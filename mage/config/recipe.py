@@ -108,6 +108,10 @@ class Recipe(Section):
         """Tasks of the final panel of a split; 0 if the split has none."""
         return self.evaluate.final_size if split in self.evaluate.splits else 0
 
+    def panel_size(self, panel: str) -> int:
+        """Tasks of a panel."""
+        return self.evaluate.final_size if panel == "final" else self.evaluate.size
+
     def plays_of(self, panel: str) -> int:
         """How often each task of a panel is played: once on a select panel."""
         return self.evaluate.plays if panel == "final" else 1

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 from typing import Literal
 
+from mage.config.recipe import Recipe
 from mage.config.sections import Seats
 from mage.environments.base import Environment
 from mage.opponents.base import Population, allocate
@@ -69,6 +70,22 @@ def make_panel(
     ]
     random.Random(source.derive("order")).shuffle(tasks)
     return tuple(tasks)
+
+
+def recipe_panel(
+    recipe: Recipe, split: Split, name: PanelName, size: int | None = None
+) -> tuple[Task, ...]:
+    """A panel of a recipe; `size` replaces its number of tasks."""
+    return make_panel(
+        recipe.environment(),
+        recipe.population(),
+        split,
+        size=size or recipe.panel_size(name),
+        seats=recipe.evaluation_seats(),
+        name=name,
+        episodes=recipe.evaluation_episodes(),
+        final_size=recipe.final_tasks(split),
+    )
 
 
 def _check_arguments(

@@ -3,26 +3,22 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from mage.config.sections import Seats
 from mage.evaluation.figures import Evaluation, summarise_rows
-from mage.evaluation.panels import PanelName, make_panel
+from mage.evaluation.panels import PanelName
 from mage.evaluation.shards import ShardStore, play_shards
 from mage.learn.ranks import Ranks
 from mage.opponents.base import Population
 from mage.play import Setting
 from mage.seeds import derive
-from mage.types import MetaEpisode, Split
+from mage.types import MetaEpisode, Task
 
 
 def evaluate_panel(
     setting: Setting,
     population: Population,
-    split: Split,
+    tasks: tuple[Task, ...],
     panel: PanelName,
-    size: int,
-    seats: Seats = "both",
     *,
-    final_size: int = 0,
     plays: int = 1,
     with_ceilings: bool = True,
     ranks: Ranks | None = None,
@@ -34,21 +30,12 @@ def evaluate_panel(
 ) -> tuple[Evaluation, list[MetaEpisode]]:
     """Figures of the panel, and this rank's meta-episodes of the first `transcripts` tasks.
 
-    Seeds depend on the panel alone, so every method and every checkpoint meets the same tasks and
-    the same random numbers. A select panel avoids the instances of the final panel of `final_size`
-    tasks. The whole panel is played `plays` times, each time with other random numbers; `member` of
-    a row is the number of the play, from 0. Shards that `store` already holds are not played again.
+    `tasks` are those of the panel, all of one split. Seeds depend on the panel alone, so every
+    method and every checkpoint meets the same random numbers. The whole panel is played `plays`
+    times, each time with other random numbers; `member` of a row is the number of the play, from 0.
+    Shards that `store` already holds are not played again.
     """
-    tasks = make_panel(
-        setting.environment,
-        population,
-        split,
-        size=size,
-        seats=seats,
-        name=panel,
-        episodes=setting.episodes,
-        final_size=final_size,
-    )
+    split = tasks[0].split
     rows, metas = play_shards(
         setting,
         tasks * plays,

@@ -4,7 +4,7 @@ from functools import partial
 
 from mage.config.recipe import Recipe
 from mage.evaluation.figures import Evaluation
-from mage.evaluation.panels import PanelName
+from mage.evaluation.panels import PanelName, recipe_panel
 from mage.evaluation.rows import write_tasks
 from mage.evaluation.run import evaluate_panel
 from mage.evaluation.shards import ShardStore
@@ -62,8 +62,7 @@ class RunEvaluations:
     ) -> Evaluation:
         """Play a fixed panel with the present weights; rank 0 stores the result."""
         recipe, version = self.recipe, self.components.engine.policy_version
-        size = recipe.evaluate.size if panel == "select" else recipe.evaluate.final_size
-        plays = recipe.plays_of(panel)
+        size, plays = recipe.panel_size(panel), recipe.plays_of(panel)
         about = {
             "of": name,
             "update": version,
@@ -77,11 +76,8 @@ class RunEvaluations:
             evaluation, _ = evaluate_panel(
                 setting,
                 recipe.population(),
-                split,
+                recipe_panel(recipe, split, panel),
                 panel,
-                size,
-                recipe.evaluation_seats(),
-                final_size=recipe.final_tasks(split),
                 plays=plays,
                 with_ceilings=recipe.evaluate.ceilings,
                 ranks=self.ranks,

@@ -164,14 +164,15 @@ def _evaluate_panel(
     The difference can also be to the outcomes in the file `stored`. Outcomes are written to the
     file `tasks`.
     """
-    from mage.api.agents import panel_tasks
     from mage.evaluation.compare import compare
+    from mage.evaluation.panels import recipe_panel
     from mage.evaluation.rows import read_tasks, write_tasks
 
     notes = None if memory is None else make_notes(memory)
     rows = None if stored is None else read_tasks(stored)
     if stored is not None and rows is not None:
-        _check_tasks(stored, rows, panel_tasks(candidates[0], split, panel, size))
+        recipe = candidates[0].components.recipe
+        _check_tasks(stored, rows, recipe_panel(recipe, split, panel, size))
     found = [_play(candidate, split, panel, size, notes) for candidate in candidates]
     if tasks is not None:
         write_tasks(tasks, found[0].rows)
@@ -257,10 +258,10 @@ def _play(
     candidate: "Candidate", split: Split, panel: PanelName, size: int | None, memory: Any
 ) -> "Evaluation":
     """Play a panel; a status line counts the tasks."""
-    from mage.api.agents import panel_size, play_panel
+    from mage.api.agents import play_panel
 
     recipe = candidate.components.recipe
-    count = panel_size(recipe, panel, size) * recipe.plays_of(panel)
+    count = (size or recipe.panel_size(panel)) * recipe.plays_of(panel)
     with console(stderr=True).status(
         f"{candidate.title}: playing {count:,} meta-episodes"
     ) as status:
