@@ -6,8 +6,8 @@
 
 Random weights never end a reply, so every reply has `--reply-tokens` tokens. ALFWorld's games come
 from the generator. WebShop uses the real catalogue where WEBSHOP_DATA names its folder, and the
-generated one otherwise; the record says which. The trainer itself plays and learns; its evaluations
-are left out. Printed for every update: seconds of play, credit, learning and
+generated one otherwise; `data` of the record says which. The trainer itself plays and learns; its
+evaluations are left out. Printed for every update: seconds of play, credit, learning and
 compilation, tokens per second, and the peak memory beside the memory plan's estimate.
 """
 
@@ -198,7 +198,13 @@ def run_case(
         trainer.resume()
         for number in range(1, updates + 1):
             trainer._update()
-            yield _record(case, number, recorder, trainer.measured, plan)
+            yield _record(case, number, recorder, trainer.measured, plan) | _data(recipe)
+
+
+def _data(recipe: Recipe) -> dict[str, str]:
+    """Where the tasks come from, for environments that have data."""
+    options = recipe.environments.options
+    return {"data": str(options["data"] or "generated")} if "data" in options else {}
 
 
 def _plan(case: Case, recipe: Recipe, shape: ModelShape) -> MemoryPlan:
@@ -340,7 +346,6 @@ def _write(
         return
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     about = {"shape": given.shape, "model": asdict(SHAPES[given.shape]), "device": device}
-    about |= {"webshop_data": "real" if has_catalogue() else "generated"}
     about |= {"torch": torch.__version__, "records": records, "failed": failed}
     out.write_text(json.dumps(about, indent=1) + "\n")
 

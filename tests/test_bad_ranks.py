@@ -221,6 +221,29 @@ def test_an_error_of_rank_0_alone_is_one_message(
     assert "Traceback" not in told.partition("mage: ")[0]
 
 
+def lose_rank_1_in_an_import() -> None:
+    """Rank 1 is killed while rank 0 imports a package, which wraps the interruption."""
+
+    def end(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def load(*arguments: Any) -> None:
+        try:
+            time.sleep(600)
+        except Exception as error:
+            raise ImportError("the package could not be imported") from error
+
+    trainer.Trainer._run = load if os.environ["RANK"] == "0" else end  # type: ignore[assignment]
+
+
+@pytest.mark.e2e
+def test_a_lost_rank_is_one_message_also_during_an_import(tmp_path: Path) -> None:
+    _, told = run_torchrun(tmp_path, lose_rank_1_in_an_import)
+    assert told.count("mage: ") == 1
+    assert f"mage: rank 1 on {socket.gethostname()} " in told
+    assert "ImportError" not in told
+
+
 def add_a_bug_to_rank_0() -> None:
     def fail(*arguments: Any) -> None:
         raise AssertionError("this is a bug")

@@ -1,6 +1,7 @@
 """The commands: what they print, the files they write, and one clear message per user error."""
 
 import errno
+import gzip
 import json
 import os
 import re
@@ -569,6 +570,12 @@ def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run: Path, place:
     assert later["plays"] == 1
     assert later["comparison"] == told["comparison"], "stored outcomes are those of a new play"
     assert "minus small.jsonl, paired over 6 tasks" in call(*words).stdout
+    packed = place / "small.jsonl.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    words = ("evaluate", run, "--compare", packed)
+    assert json.loads(call(*words, "--json").stdout)["comparison"] == told["comparison"]
+    packed.write_bytes(packed.read_bytes()[:-9])
+    assert "gzip cannot unpack it" in refused(*words)
     assert "no such file" in refused("evaluate", run, "--compare", place / "none.jsonl")
     assert "there is no folder" in refused("evaluate", run, "--tasks", place / "none" / "x.jsonl")
     assert "ends with .jsonl" in refused("evaluate", run, "--tasks", place / "x.txt")

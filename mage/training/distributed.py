@@ -23,7 +23,7 @@ from mage.training.callbacks import Stopped
 from mage.training.child_processes import SIGNALS, blocked_signals, end_with_parent
 from mage.training.rank_log import log_path, write_rank_log
 from mage.training.stop import StopRequest
-from mage.training.watch import Peer, Watch, describe_loss
+from mage.training.watch import Peer, Watch, describe_loss, find_loss
 
 Item = TypeVar("Item")
 TIMEOUT = timedelta(hours=2)  # for one message: ranks may play for long; lost ranks are watched
@@ -76,9 +76,12 @@ def join_group(
                 yield ranks
             except Stopped as request:  # all ranks stop together
                 stopped = request
-            except RankLost:
-                if watch.lost is None or watch.is_reporter():
+            except Exception as error:
+                loss = find_loss(error)
+                if loss is None:
                     raise
+                if watch.lost is None or watch.is_reporter():
+                    raise loss from None
                 raise SystemExit(EXIT_USAGE) from None
         ranks.barrier()  # no rank ends while another rank still watches it
         if stopped is not None:

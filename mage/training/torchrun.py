@@ -23,6 +23,7 @@ import torch.distributed as dist
 from mage.config.errors import EXIT_USAGE, ConfigError
 from mage.learn.ranks import RankLost, Ranks
 from mage.run_folder import LAUNCH, RunError, read_json
+from mage.training.callbacks import Stopped
 from mage.training.distributed import join_group
 from mage.training.watch import REPORTS, has_reported
 
@@ -94,6 +95,9 @@ def join_torchrun(world: World) -> Iterator[Ranks]:
             signal.signal(signal.SIGTERM, before)
             try:
                 yield ranks
+            except Stopped:  # torchrun may repeat its signal while the ranks leave together
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                raise
             except Exception:
                 _begin_report(world.rank, store)  # before the others lose this rank
                 raise

@@ -134,6 +134,17 @@ def has_reported(store: Any) -> bool:
     return False
 
 
+def find_loss(error: BaseException | None) -> RankLost | None:
+    """The lost rank that caused an error.
+
+    The watch interrupts the main thread anywhere. An import that it interrupts may raise an
+    ImportError of its own.
+    """
+    while error is not None and not isinstance(error, RankLost):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def describe_loss(peer: Peer, folder: Path | None) -> str:
     """The message about a lost rank; `folder` is that of the run, where its log is."""
     lines = last_lines(log_path(folder, peer.rank)) if folder else []

@@ -101,7 +101,7 @@ def evaluate(
     """
     name, overrides = split_words(what, ctx.args)
     overrides += [f"--evaluate.episodes={episodes}"] if episodes else []
-    stored = Path(compare) if compare is not None and compare.endswith(".jsonl") else None
+    stored = Path(compare) if compare and compare.endswith((".jsonl", ".jsonl.gz")) else None
     chosen = [one for one in (name, compare if stored is None else None) if one is not None]
     if name is None:
         raise UsageError("nothing to evaluate is given. Name a run folder or a recipe.")
