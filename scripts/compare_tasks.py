@@ -2,92 +2,90 @@
 
 Both files were written by `mage evaluate --tasks FILE.jsonl` on the same panel (`.jsonl.gz` is read
 too), for example with an emptied memory and with the memory. Printed, second minus first with 95 %
-intervals over tasks (2,000 bootstrap samples of the tasks):
-- success in every episode, and its gain from the first to the last episode,
-- the share of the tasks won in a later episode among those lost in the first one: does the agent
-  learn from a failure?
-- the share of the tasks won in the last episode among those won in the first one: are wins kept?
+intervals over tasks:
+- success in every episode, and its gain from the first to the last episode (paired t interval),
+- the share of the plays won in a later episode among those lost in the first one: does the agent
+  learn from a failure? (bootstrap over tasks)
+- the share of the plays won in the last episode among those won in the first one: are wins kept?
 
     python scripts/compare_tasks.py emptied_tasks.jsonl.gz test_tasks.jsonl.gz
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from mage.evaluation.rows import TaskRow, read_tasks
-from mage.types import Task
+from mage.evaluation.rows import (
+    Measure,
+    TaskRow,
+    by_task,
+    gain_of,
+    read_tasks,
+    success_of,
+)
+from mage.evaluation.statistics import Estimate, bootstrap, paired
 
-SAMPLES = 2000
-# Wins of all plays of a task: plays x episodes.
-Wins = dict[Task, np.ndarray]
-Share = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-
-
-def read_wins(path: Path) -> Wins:
-    found: dict[Task, list[list[bool]]] = {}
-    for row in read_tasks(path):
-        found.setdefault(row.task, []).append(won(row))
-    return {task: np.array(plays, dtype=float) for task, plays in found.items()}
+Rows = Sequence[TaskRow]
 
 
-def won(row: TaskRow) -> list[bool]:
-    return [outcome == "won" for outcome in row.outcomes]
+def first_is(outcome: bool) -> Measure:
+    """Whether the first episode was won (or not won)."""
+    return lambda row: float((row.outcomes[0] == "won") == outcome)
 
 
-def in_episode(number: int) -> Share:
-    return lambda wins: (wins[:, number], np.ones(len(wins)))
+def won_later(row: TaskRow) -> float:
+    return float(row.outcomes[0] != "won" and "won" in row.outcomes[1:])
 
 
-def gain(wins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return wins[:, -1] - wins[:, 0], np.ones(len(wins))
+def won_again(row: TaskRow) -> float:
+    return float(row.outcomes[0] == "won" and row.outcomes[-1] == "won")
 
 
-def later_after_loss(wins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    lost = 1 - wins[:, 0]
-    return lost * wins[:, 1:].max(axis=1), lost
+def compare_means(name: str, first: Rows, second: Rows, measure: Measure) -> str:
+    a, b = (by_task(rows, measure) for rows in (first, second))
+    before, after = ([values[task] for task in a] for values in (a, b))
+    means = float(np.mean(before)), float(np.mean(after))
+    return show(name, *means, paired(before, after).difference)
 
 
-def last_after_win(wins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return wins[:, 0] * wins[:, -1], wins[:, 0]
-
-
-def totals(wins: Wins, tasks: Sequence[Task], share: Share) -> np.ndarray:
-    """The numerator and the denominator of a share, for every task."""
-    return np.array([[part.sum() for part in share(wins[task])] for task in tasks])
-
-
-def describe(name: str, first: np.ndarray, second: np.ndarray) -> str:
-    """A line: both shares and their difference with its interval."""
-    draws = np.random.default_rng(0).integers(len(first), size=(SAMPLES, len(first)))
-    shares = [both.sum(axis=0) for both in (first, second)]
-    if any(count == 0 for _, count in shares):
+def compare_shares(name: str, first: Rows, second: Rows, above: Measure, below: Measure) -> str:
+    """The difference of two ratios of sums; tasks are resampled."""
+    columns = [by_task(rows, one) for rows in (first, second) for one in (above, below)]
+    data = np.array([[column[task] for column in columns] for task in columns[0]])
+    if not data[:, 1].any() or not data[:, 3].any():
         return f"{name:46} no task"
-    a, b = (wins / count for wins, count in shares)
-    sampled = [both[draws].sum(axis=1) for both in (first, second)]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        before, after = (sums[:, 0] / sums[:, 1] for sums in sampled)
-    low, high = np.nanpercentile(after - before, [2.5, 97.5])
-    return f"{name:46} {a:+.3f} {b:+.3f}  {b - a:+.3f} [{low:+.3f}, {high:+.3f}]"
+    a, b = (data[:, k].sum() / data[:, k + 1].sum() for k in (0, 2))
+    return show(name, a, b, bootstrap(data.tolist(), seed=0, statistic=_difference))
+
+
+def _difference(sample: np.ndarray) -> float:
+    a, lost, b, lost_too = sample.sum(axis=0)
+    return float(b / max(lost_too, 1e-9) - a / max(lost, 1e-9))
+
+
+def show(name: str, first: float, second: float, gap: Estimate) -> str:
+    gap_text = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
+    return f"{name:46} {first:+.3f} {second:+.3f}  {gap_text}"
 
 
 def main(first: Path, second: Path) -> None:
-    a, b = read_wins(first), read_wins(second)
-    if a.keys() != b.keys():
+    a, b = read_tasks(first), read_tasks(second)
+    tasks = {row.task for row in a}
+    if tasks != {row.task for row in b}:
         raise SystemExit(f"{first} and {second} do not hold the same tasks")
-    tasks = list(a)
-    episodes = min(wins.shape[1] for found in (a, b) for wins in found.values())
-    shares: list[tuple[str, Share]] = [
-        *((f"success in episode {k + 1}", in_episode(k)) for k in range(episodes)),
-        (f"gain from episode 1 to {episodes}", gain),
-        ("lost in episode 1, won later", later_after_loss),
-        (f"won in episode 1, won in episode {episodes}", last_after_win),
-    ]
+    last = min(len(row.outcomes) for row in (*a, *b)) - 1
     print(f"{len(tasks):,} tasks\n{'':46} first  second second - first")
-    for name, share in shares if episodes > 1 else shares[:1]:
-        print(describe(name, totals(a, tasks, share), totals(b, tasks, share)))
+    for k in range(last + 1):
+        print(compare_means(f"success in episode {k + 1}", a, b, success_of(k)))
+    if last:
+        gain = f"gain from episode 1 to {last + 1}"
+        print(compare_means(gain, a, b, gain_of(last, success_of)))
+        lost = "lost in episode 1, won later"
+        print(compare_shares(lost, a, b, won_later, first_is(False)))
+        kept = f"won in episode 1, won in episode {last + 1}"
+        print(compare_shares(kept, a, b, won_again, first_is(True)))
 
 
 if __name__ == "__main__":

@@ -60,3 +60,11 @@ def test_results_in_the_repository_are_small_and_name_no_machine(folder: Path) -
         assert "/tmp/" not in path.read_text()
     if (folder / "recipe.toml").is_file():
         assert list_run(folder.name, folder)["state"] in ("finished", "stopped")
+
+
+def test_success_over_episodes_is_drawn_from_kept_evaluations(tmp_path: Path) -> None:
+    kept = sorted(RESULTS.glob("*/mage_seed*_ten.json"))
+    assert len(kept) == 5
+    draw = runpy.run_path(str(SCRIPTS / "plot_episodes.py"))["main"]
+    draw(tmp_path / "ten.png", [f"{path.stem}={path}" for path in kept])
+    assert (tmp_path / "ten.png").read_bytes().startswith(b"\x89PNG")
