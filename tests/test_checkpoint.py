@@ -1,7 +1,9 @@
 """A broken checkpoint is refused by name; a failed save never damages an earlier checkpoint."""
 
+import itertools
 import json
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 
 from mage.learn import checkpoint
 from mage.learn.checkpoint import Checkpoint
+from tests.torture.processes import Kill, call
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
@@ -172,6 +175,29 @@ def test_prune_keeps_the_newest_checkpoints_and_the_named_ones(tmp_path: Path) -
         "update_000004",
         "update_000005",
     ]
+
+
+def test_a_kill_before_any_operation_of_prune_leaves_whole_checkpoints(tmp_path: Path) -> None:
+    """The next start repeats the prune, and then the folder is as without a kill."""
+    folder, numbers = tmp_path / "checkpoints", itertools.count(1)
+    for update in range(4):
+        checkpoint.save(tmp_path / "saved", make(update))
+
+    def prune() -> None:
+        checkpoint.prune(folder, keep=1, also={1})
+
+    def killed() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tmp_path / "saved", folder)
+        return call(prune, tmp_path / "log", Kill(None, next(numbers), folder)).was_killed
+
+    while killed():
+        for path in checkpoint.newest_first(folder):
+            checkpoint.verify(path)
+        checkpoint.recover(folder)
+        prune()
+        assert sorted(path.name for path in folder.iterdir()) == ["update_000001", "update_000003"]
+    assert next(numbers) > 10, "every file of a checkpoint is an operation"
 
 
 def test_a_state_that_json_cannot_hold_leaves_no_files(tmp_path: Path) -> None:

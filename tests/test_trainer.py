@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -157,6 +158,27 @@ def test_a_killed_and_resumed_run_has_the_metrics_of_an_unkilled_one(
     assert killed.metrics() == whole[0].metrics()
     for name in whole[0].evaluation_names():
         assert killed.read_evaluation(name) == whole[0].read_evaluation(name)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_start_deletes_what_a_killed_prune_has_left(
+    tmp_path: Path, whole: Whole, finished: bool
+) -> None:
+    """Old versions left a checkpoint without its weights; a kill before a prune leaves a whole one.
+
+    After the last save of a run no other save prunes.
+    """
+    shutil.copytree(whole[0].path, tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    names = sorted(path.name for path in folder.checkpoints.iterdir())
+    if not finished:
+        (folder.path / "summary.json").unlink()
+    (folder.checkpoints / "update_000001").mkdir()
+    (folder.checkpoints / "update_000001" / "manifest.json").write_text("{}")
+    (folder.checkpoints / ".update_000003.deleted").mkdir()
+    assert train(folder.path, Callback(), never)["after"] == whole[2]["after"]
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == names
 
 
 @pytest.mark.e2e

@@ -223,7 +223,7 @@ def best_whole(folder: Path, update: int, weights_only: bool = False) -> Latest:
 
 
 def recover(folder: Path) -> None:
-    """Finish what a killed process left: an interrupted replacement, and temporary folders."""
+    """Finish what a killed process left: a replacement, a deletion, and temporary folders."""
     if not folder.is_dir():
         return
     for aside in folder.glob(".update_*.replaced"):
@@ -232,15 +232,20 @@ def recover(folder: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
         else:
             aside.rename(target)
-    for partial in folder.glob(".update_*.partial"):
-        shutil.rmtree(partial, ignore_errors=True)
+    for left in (*folder.glob(".update_*.partial"), *folder.glob(".update_*.deleted")):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def prune(folder: Path, *, keep: int, also: Collection[int] = ()) -> None:
-    """Delete all but the newest `keep` checkpoints and those of the updates in `also`."""
+    """Delete all but the newest `keep` checkpoints and those of the updates in `also`.
+
+    A folder is renamed first: a kill leaves a hidden folder, never a checkpoint without a file.
+    """
     for path in newest_first(folder)[keep:]:
         if update_of(path) not in also:
-            shutil.rmtree(path)
+            hidden = path.with_name(f".{path.name}.deleted")
+            shutil.rmtree(hidden, ignore_errors=True)
+            shutil.rmtree(path.rename(hidden))
 
 
 def newest_first(folder: Path) -> list[Path]:

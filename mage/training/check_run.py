@@ -118,7 +118,7 @@ def _notes(folder: RunFolder) -> Iterator[str]:
 def _leftovers(path: Path) -> list[Path]:
     return sorted(
         found
-        for pattern in (".*.tmp", ".*.partial")
+        for pattern in (".*.tmp", ".*.partial", ".*.deleted")
         for found in path.rglob(pattern)
         if found.exists()
     )

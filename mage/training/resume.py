@@ -13,6 +13,19 @@ def find_latest(folder: RunFolder) -> checkpoint.Latest:
     return checkpoint.latest(folder.checkpoints)
 
 
+def prune(folder: RunFolder, best: tuple[float, int] | None) -> None:
+    """Keep the newest checkpoints and the best one."""
+    also = {best[1]} if best else ()
+    checkpoint.prune(folder.checkpoints, keep=folder.recipe.run.keep, also=also)
+
+
+def prune_finished(folder: RunFolder) -> None:
+    """Repeat the prune of a finished run, which old versions did not do after a kill."""
+    found = find_latest(folder)
+    if found.path is not None and not found.broken:
+        prune(folder, read_best(checkpoint.read_state(found.path)))
+
+
 def check_progress(folder: RunFolder, update: int, evaluations: Sequence[str]) -> None:
     """Verify the files that the checkpoint of `update` depends on."""
     try:

@@ -45,7 +45,7 @@ from mage.training.league import LeagueTable, league_of
 from mage.training.memory_usage import memory_usage
 from mage.training.metrics import credit_sums, means, play_sums
 from mage.training.rank_log import log
-from mage.training.resume import check_progress, find_latest, read_best
+from mage.training.resume import check_progress, find_latest, prune, prune_finished, read_best
 from mage.training.stop import StopRequest, StopSignals
 from mage.training.summary import summarise_run
 from mage.training.tasks import draw_tasks
@@ -81,6 +81,8 @@ def train(
                 folder.delete_leftovers()
         held.enter_context(explain_device_errors(folder))
         if ranks.broadcast(folder.is_finished):
+            if ranks.is_main:
+                prune_finished(folder)
             return folder.read_summary() if ranks.is_main else {}
         try:
             with request.section(ranks), ranks.together():
@@ -178,6 +180,8 @@ class Trainer:
         if self.ranks.is_main:
             check_progress(self.folder, self.done, stored)
             self.folder.rewind(self.done)
+            if not found.broken:  # a kill may have come before the prune of the last save
+                prune(self.folder, self.best)
             self.callback.on_start(self.folder, self.done)
             for figures in self.folder.metrics():
                 self.warnings.check(figures)
@@ -335,11 +339,7 @@ class Trainer:
         self.learner.save(self.folder.checkpoints, update=self.done, state=state)
         self._saved = (self.done, self.best)
         if self.ranks.is_main:
-            checkpoint.prune(
-                self.folder.checkpoints,
-                keep=self.recipe.run.keep,
-                also={self.best[1]} if self.best else (),
-            )
+            prune(self.folder, self.best)
 
     # -- evaluations
 

@@ -117,11 +117,20 @@ def count_operations(folder: Path, on_operation: Callable[[int], None]) -> None:
         nonlocal done
         if event not in _WRITES and not (event == "open" and _opens_to_write(arguments)):
             return
-        if any(isinstance(one, str | Path) and str(one).startswith(place) for one in arguments):
+        if any(path.startswith(place) for path in _paths(arguments)):
             done += 1
             on_operation(done)
 
     sys.addaudithook(hook)
+
+
+def _paths(arguments: tuple[Any, ...]) -> list[str]:
+    """The paths of an operation. `shutil.rmtree` gives names in folders that it holds open."""
+    names = [os.fspath(one) for one in arguments if isinstance(one, str | Path)]
+    held = [one for one in arguments[-2:] if isinstance(one, int) and one > 2]
+    folders = [os.readlink(link) for one in held if os.path.lexists(link := f"/proc/self/fd/{one}")]
+    below = [os.path.join(folder, name) for folder in folders for name in names]
+    return [*names, *below]
 
 
 def kill_at(operation: int) -> Callable[[int], None]:
