@@ -7,27 +7,16 @@ from collections.abc import Iterator
 
 from benchmarks.measure import Comparison, Skipped
 
-NAMES = (
-    "packing",
-    "prefix_cache",
-    "barrier",
-    "generate",
-    "trl",
-    "sokoban",
-    "alfworld",
-    "webshop",
-    "viewer",
-    "cuda_engine",
-    "cuda_learner",
-    "cuda_update",
-)
+NAMES = ("packing", "generate", "trl", "sokoban", "webshop", "cuda_engine")
+PROGRAMS = ("paper_scale", "vllm")  # with options of their own: python -m benchmarks.NAME --help
 
 
 def main(names: list[str]) -> int:
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         print(
-            f"there is no benchmark {', '.join(unknown)}: benchmarks are {', '.join(NAMES)}",
+            f"there is no benchmark {', '.join(unknown)}: benchmarks are {', '.join(NAMES)}; "
+            f"python -m benchmarks.NAME starts {' and '.join(PROGRAMS)}",
             file=sys.stderr,
         )
         return 2

@@ -7,7 +7,6 @@ training needs and the engine computes).
 
     play / turns      64 conversations from an empty cache; `generate` answers turn by turn
     play / sorted     `generate` knows all prompts beforehand: full batches, sorted by length
-    batches / sorted  the engine answers the same batches one by one, with an empty cache each
     no reuse / sorted the engine without prefix cache: all prompt tokens, 64 sequences at a time
 """
 
@@ -151,13 +150,6 @@ def answer_in_play(engine: Engine, conversations: Sequence[Conversation]) -> Non
     run(converse(requests) for requests in conversations)
 
 
-def answer_batches(engine: Engine, batches: Sequence[Sequence[Request]]) -> None:
-    """Batch by batch, with an empty cache each."""
-    for batch in batches:
-        engine.refresh(0)
-        answer(engine, batch)
-
-
 def answer(engine: Engine, requests: Sequence[Request]) -> None:
     """All at once; the engine accepts as many as it has slots."""
     for request in requests:
@@ -193,13 +185,12 @@ def _measure_case(game: str, keep: str, groups: int, rounds: int) -> list[Compar
         "turns": lambda: generate(model, turns),
         "sorted": lambda: generate(model, full),
         "play": lambda: answer_in_play(parts.engine, conversations),
-        "batches": lambda: answer_batches(parts.engine, ordered),
         "no reuse": lambda: answer(uncached, [request for batch in ordered for request in batch]),
     }
     seconds = dict(
         zip(ways, take_turns([timed(way) for way in ways.values()], rounds), strict=True)
     )
-    pairs = (("play", "turns"), ("play", "sorted"), ("batches", "sorted"), ("no reuse", "sorted"))
+    pairs = (("play", "turns"), ("play", "sorted"), ("no reuse", "sorted"))
     replies = sum(map(len, conversations))
     lines = [
         relate(

@@ -6,7 +6,6 @@ float32, one thread. Our side is the whole loop of the trainer: play, credit, up
 TRL has its faster settings: no gradient checkpointing, fused optimizer, no logging. The learning
 rate is TRL's default (1e-6), so that the work of every update is the same.
 
-    moves    embedded model, 8 boards x 8 members, actions of three tokens, one-turn episodes
     notes    embedded model, 8 prompts x 8 members, notes of up to 48 tokens
     free/8   a random Qwen3 (2 layers, width 64), 1 prompt x 8 members (TRL's defaults), up to 64
              tokens; prompts have no common prefix
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import (
@@ -34,21 +33,17 @@ from transformers.utils import logging
 
 from benchmarks.measure import Comparison, Skipped, compare
 from benchmarks.workload import make_recipe, play
-from mage.agent.agent import CLOSE, read_action
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
 from mage.credit.samples import assign_credit, make_samples
 from mage.engines.base import run
-from mage.environments.tic_tac_toe import TicTacToe, TicTacToeState
 from mage.learn.learner import Learner
 from mage.models.loading import load_model
-from mage.play import play_groups
 from mage.seeds import derive
 from mage.training.build import build_components
-from mage.training.tasks import draw_tasks
 from mage.types import Episode, MetaEpisode, Task, Turn
 
-CASES = ("moves", "notes", "free/8", "free/64")
+CASES = ("notes", "free/8", "free/64")
 MEMBERS = 8
 TARGET = 2.0
 LR = 1e-6
@@ -56,36 +51,6 @@ INSTALL = "skipped: trl is not installed (`make bench` installs it, or pip insta
 
 
 # --- The work ----------------------------------------------------------------------------------
-
-
-class OneMoveState(TicTacToeState):
-    """A board with some marks. The agent makes one move. Odd cells (corners, centre) score."""
-
-    def __init__(self, environment: "OneMove", seed: int) -> None:
-        super().__init__(environment, seed)
-        for _ in range(self.rng.choice((0, 2, 4))):
-            self.apply(self.rng.choice(self.legal()))
-        self.opening = len(self.moves)
-
-    def turn(self) -> int | None:
-        return 0 if len(self.moves) == self.opening else None
-
-    def scores(self) -> tuple[float, ...]:
-        score = score_move(self.moves[-1][1])
-        return score, -score
-
-
-class OneMove(TicTacToe):
-    name: ClassVar[str] = "one_move"
-    max_turns: int = 1
-    reward_scale: float = 1.0
-
-    def start(self, seed: int) -> OneMoveState:
-        return OneMoveState(self, seed)
-
-
-def score_move(action: str | None) -> float:
-    return 1.0 if action is not None and action.isdigit() and int(action) % 2 else 0.0
 
 
 def score_note(text: str) -> float:
@@ -105,20 +70,9 @@ class Work:
     prompts_per_update: int
     longest: int
     score: Callable[[str], float]
-    end: str | None = None  # a second token that ends completions
 
 
 def make_work(case: str, folder: Path) -> Work:
-    if case == "moves":
-        recipe = _recipe(8, longest=8)
-        boards = [
-            turn.prompt_ids
-            for meta in play(build_components(_recipe(64, longest=8)))
-            for turn in meta.episodes[0].turns
-        ]
-        return Work(
-            recipe, _texts(recipe, boards), 8, 8, lambda text: score_move(read_action(text)), CLOSE
-        )
     if case == "notes":
         asked = [
             episode.reflection
@@ -143,7 +97,7 @@ def _recipe(groups: int, longest: int, model: str = "embedded") -> Recipe:
     tables = {
         "run": {"threads": 1, "device": "cpu"},
         "model": {"path": model},
-        "environments": {"name": "benchmarks.trl.OneMove"},
+        "environments": {"name": "tic_tac_toe"},
         "opponents": {"train": {"random": 1.0}},
         "play": {"groups": groups, "members": MEMBERS, "episodes": 1, "seats": "first"},
         "agent": {"max_tokens": longest},
@@ -192,23 +146,9 @@ def save_random_model(folder: Path) -> None:
 def random_prompts(count: int) -> tuple[str, ...]:
     rng = random.Random(0)
     words = [
-        "card",
-        "pass",
-        "bet",
-        "won",
-        "lost",
-        "opponent",
-        "moves",
-        "row",
-        "column",
-        "chips",
-        "first",
-        "second",
-        "low",
-        "high",
-        "draw",
-        "board",
-    ]
+        "card", "pass", "bet", "won", "lost", "opponent", "moves", "row", "column", "chips",
+        "first", "second", "low", "high", "draw", "board",
+    ]  # fmt: skip
     return tuple(" ".join(rng.choices(words, k=32)) for _ in range(count))
 
 
@@ -240,18 +180,10 @@ class Ours:
             update=self.done,
         )
         self.parts.engine.refresh(self.done)
-        self.replies, self.tokens = (
-            self.replies + metrics.samples,
-            self.tokens + metrics.reply_tokens,
-        )
+        self.replies += metrics.samples
+        self.tokens += metrics.reply_tokens
 
     def _play(self) -> list[MetaEpisode]:
-        if self.work.end is not None:
-            return play_groups(
-                self.parts.setting(),
-                draw_tasks(self.work.recipe, self.done),
-                derive("play", self.done),
-            )
         count, prompts = self.work.prompts_per_update, self.work.prompts
         chosen = [prompts[(self.done * count + group) % len(prompts)] for group in range(count)]
         return run(
@@ -307,7 +239,6 @@ class Theirs:
         logging.set_verbosity_error()
         self.work, self.clock, self.replies, self.tokens = work, Clock(), 0, 0
         tokenizer = PreTrainedTokenizerFast.from_pretrained(work.recipe.model_folder())
-        tokenizer.eos_token = work.end or tokenizer.eos_token
         options = GRPOConfig(
             output_dir=str(folder),
             max_steps=updates + 1,
@@ -341,10 +272,8 @@ class Theirs:
     def _reward(
         self, completions: list[str], completion_ids: list[list[int]], **_: Any
     ) -> list[float]:
-        self.replies, self.tokens = (
-            self.replies + len(completions),
-            self.tokens + sum(map(len, completion_ids)),
-        )
+        self.replies += len(completions)
+        self.tokens += sum(map(len, completion_ids))
         return [self.work.score(text) for text in completions]
 
     def train(self) -> float:

@@ -1,7 +1,5 @@
 """The work of the benchmarks: meta-episodes of both games with the embedded model."""
 
-from collections.abc import Sequence
-
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
 from mage.credit.samples import assign_credit, make_samples
@@ -47,15 +45,3 @@ def play_samples(recipe: Recipe) -> list[Sample]:
     """The training rows of one update."""
     metas = play(build_components(recipe))
     return make_samples(assign_credit(metas, recipe.returns, recipe.estimator()))
-
-
-def replies(metas: Sequence[MetaEpisode]) -> list[tuple[int, ...]]:
-    """Token ids of every reply in order. Equal rollouts have equal replies."""
-    turns = [
-        turn
-        for meta in metas
-        for episode in meta.episodes
-        for turn in (episode.reflection, *episode.turns)
-        if turn is not None
-    ]
-    return [turn.completion.token_ids for turn in turns]

@@ -104,7 +104,7 @@ class Adapters:
     the compiled layers compute the gradients of A and B, not that of W (`factors_of_weights`).
     """
 
-    direct = True  # faster at 4 B; `python -m benchmarks.lora_gradient` compares both ways
+    direct = True  # faster at 4 B (docs/performance.md)
 
     def __init__(
         self,
