@@ -1,22 +1,21 @@
-"""Copy the results of a run into the repository: `python scripts/keep_results.py RUN results/NAME`.
+"""Copy a run into the repository: `python scripts/keep_results.py RUN results/NAME`.
 
-Small files only: the recipe, the figures of every update, the evaluations, the outcomes of all
-tasks of the final panels (compressed), curves and transcripts; no weights, no checkpoints.
+The copy is a run folder without weights, times and stored meta-episodes: the recipe, the figures of
+every update, the evaluations (of the select panels only the overall figures), curves and
+transcripts. Write a README.md beside them: command, machine, figures, date.
 """
 
 import argparse
-import json
 import platform
 import shutil
 from pathlib import Path
 
-from mage.evaluation.kept_rows import write_kept_rows
-from mage.evaluation.rows import read_tasks
-from mage.run_folder import RunFolder, read_json
-from mage.run_folder.files import write_sealed
+from mage.run_folder import RunFolder
+from mage.run_folder.files import read_sealed, write_sealed
 from mage.viewer.report import write_report
 
 _TRANSCRIPTS = 60_000  # characters: about ten of them
+_PARTS = ("by_opponent", "by_seat", "by_opponent_seat")
 
 
 def keep(run: Path, target: Path) -> None:
@@ -24,40 +23,26 @@ def keep(run: Path, target: Path) -> None:
     folder = RunFolder.open(run)
     write_report(folder)
     shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    figures = ("metrics.jsonl", "metrics.sha256", "timing.jsonl")
-    for name in ("recipe.toml", *figures, "report/curves.png"):
+    for place in (target / "evaluations", target / "report"):
+        place.mkdir(parents=True)
+    for name in ("recipe.toml", "metrics.jsonl", "metrics.sha256", "report/curves.png"):
         if (run / name).is_file():
-            shutil.copy(run / name, target / Path(name).name)
-    for name, change in (
-        ("summary.json", {"run": run.name}),
-        ("versions.json", {"platform": platform.system()}),
-    ):
-        if (run / name).is_file():
-            content = read_json(run / name) | change
-            for key in ("sha256", "evaluations"):  # its checksum before the change; not kept
-                content.pop(key, None)
-            write_sealed(target / name, content)
-    finals = [name for name in folder.evaluation_names() if not name.startswith("select_")]
-    for name in finals:
-        shutil.copy(run / "evaluations" / f"{name}.json", target / f"{name}.json")
-    panels = {name: run / "evaluations" / f"{name}.tasks.jsonl" for name in finals}
-    rows = {name: read_tasks(path) for name, path in panels.items() if path.is_file()}
-    if rows:
-        write_kept_rows(target, rows)
-    selected = {
-        name: _overall(run / "evaluations" / f"{name}.json")
-        for name in folder.evaluation_names()
-        if name not in finals
-    }
-    (target / "select.json").write_text(json.dumps(selected, indent=1) + "\n")
-    transcripts = run / "report" / "transcripts.md"
-    if transcripts.is_file():
-        (target / "transcripts.md").write_text(_shorten(transcripts.read_text()))
+            shutil.copy(run / name, target / name)
+    text = (run / "report" / "transcripts.md").read_text()
+    (target / "report" / "transcripts.md").write_text(_shorten(text))
+    _rewrite(run, target, "versions.json", platform=platform.system())
+    _rewrite(run, target, "summary.json", run=run.name)
+    for name in folder.evaluation_names():
+        select = dict.fromkeys(_PARTS, ()) if name.startswith("select_") else {}
+        _rewrite(run, target, f"evaluations/{name}.json", **select)
+        if folder.rows(name).is_file():
+            shutil.copy(folder.rows(name), target / "evaluations")
 
 
-def _overall(path: Path) -> object:
-    return json.loads(path.read_text())["overall"]
+def _rewrite(run: Path, target: Path, name: str, /, **changes: object) -> None:
+    """Copy a sealed file with some values changed."""
+    if (run / name).is_file():
+        write_sealed(target / name, read_sealed(run / name, required=False) | changes)
 
 
 def _shorten(text: str) -> str:

@@ -8,10 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from mage.cli.main import app
+from mage.viewer.library import find_runs
 from mage.viewer.runs import list_run
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 RESULTS = Path(__file__).parent.parent / "results"
+FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
 TINY = (
     "--play.groups=2",
     "--play.members=2",
@@ -32,34 +34,42 @@ def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path: Path) -> No
     keep = runpy.run_path(str(SCRIPTS / "keep_results.py"))["keep"]
     for _ in range(2):  # the second call replaces the folder
         keep(tmp_path / "one", tmp_path / "kept")
-    files = {path.name for path in (tmp_path / "kept").iterdir()}
+    kept = tmp_path / "kept"
+    files = {path.relative_to(kept).as_posix() for path in kept.rglob("*.*")}
     assert {
         "recipe.toml",
         "metrics.jsonl",
-        "timing.jsonl",
-        "curves.png",
         "summary.json",
-        "select.json",
-        "before_test.json",
-        "after_test.json",
+        "report/curves.png",
+        "report/transcripts.md",
+        "evaluations/select_000000.json",
+        "evaluations/select_000001.json",
+        "evaluations/before_test.json",
+        "evaluations/after_test.json",
+        "evaluations/after_test.tasks.jsonl",
     } <= files
+    assert "timing.jsonl" not in files
     assert not [name for name in files if name.endswith(".safetensors")]
-    assert json.loads((tmp_path / "kept" / "summary.json").read_text())["run"] == "one"
-    assert len(json.loads((tmp_path / "kept" / "select.json").read_text())) == 2
-    assert list_run("kept", tmp_path / "kept")["state"] == "finished"
+    assert json.loads((kept / "summary.json").read_text())["run"] == "one"
+    assert list_run("kept", kept)["state"] == "finished"
 
 
-@pytest.mark.parametrize(
-    "folder",
-    sorted(path for path in RESULTS.iterdir() if path.is_dir()),
-    ids=lambda path: path.name,
-)
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
 def test_results_in_the_repository_are_small_and_name_no_machine(folder: Path) -> None:
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
-    for path in folder.glob("*.json"):
+    assert sum(path.stat().st_size for path in folder.rglob("*")) < 2_000_000
+    for path in folder.rglob("*.json"):
         assert "/tmp/" not in path.read_text()
-    if (folder / "recipe.toml").is_file():
-        assert list_run(folder.name, folder)["state"] in ("finished", "stopped")
+    for run in find_runs(folder):
+        assert list_run(run.name, run)["state"] in ("finished", "stopped")
+
+
+def test_every_folder_of_results_says_how_it_was_made() -> None:
+    index = (RESULTS / "README.md").read_text()
+    for folder in FOLDERS:
+        text = (folder / "README.md").read_text()
+        assert f"({folder.name}/README.md)" in index
+        for word in ("command", "machine", "seed", "tasks", "date", "shows"):
+            assert f"| {word}" in text, f"{folder.name}: {word}"
 
 
 def test_success_over_episodes_is_drawn_from_kept_evaluations(tmp_path: Path) -> None:

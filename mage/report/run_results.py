@@ -8,8 +8,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from mage.evaluation.figures import Cell, EpisodeFigures, Evaluation
-from mage.evaluation.kept_rows import read_rows
-from mage.evaluation.rows import TaskRow
+from mage.evaluation.rows import TaskRow, read_tasks
 from mage.evaluation.statistics import Estimate
 from mage.run_folder import Json, RunError, RunFolder
 from mage.types import Split
@@ -133,7 +132,13 @@ class RunResults:
 
     def rows(self, stage: Stage, split: Split) -> tuple[TaskRow, ...] | None:
         """The stored rows of all tasks of a final panel, for paired comparisons."""
-        return read_rows(self.folder.path, f"{stage}_{split}")
+        return read_rows(self.folder, f"{stage}_{split}")
+
+
+def read_rows(folder: RunFolder, name: str) -> tuple[TaskRow, ...] | None:
+    """The task rows of an evaluation; None if they are not stored."""
+    path = folder.rows(name)
+    return read_tasks(path) if path.is_file() else None
 
 
 def read_run_results(folder: RunFolder) -> RunResults:

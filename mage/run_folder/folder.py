@@ -44,7 +44,6 @@ from mage.run_folder.files import (
     write_lines,
     write_sealed,
 )
-from mage.run_folder.kept import is_kept, kept_names, read_kept
 from mage.run_folder.links import refuse_devices
 from mage.run_folder.update_lines import UpdateLines
 from mage.run_folder.versions import versions
@@ -130,6 +129,11 @@ class RunFolder:
             return {}
         old = read_json(path).get("run_format", 1) == 1  # written without a checksum
         return read_sealed(path, required=not old)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a copy without weights, as in `results/`: its file times say nothing."""
+        return not self.checkpoints.exists()
 
     @property
     def is_checked(self) -> bool:
@@ -285,8 +289,6 @@ class RunFolder:
 
     def read_evaluation(self, name: str) -> Json:
         """A stored evaluation; it and its task rows are verified."""
-        if is_kept(self.path):
-            return read_kept(self.path, name, self.recipe.environments.name)
         result = read_sealed(self._evaluation(name), required=self.is_checked)
         digest, rows = result.pop(_ROWS, None), self.rows(name)
         if digest is not None and not rows.is_file():
@@ -308,8 +310,6 @@ class RunFolder:
         return self.path / "evaluations" / f"{name}.json"
 
     def evaluation_names(self) -> list[str]:
-        if is_kept(self.path):
-            return kept_names(self.path)
         folder = self.path / "evaluations"
         if folder.exists() and not folder.is_dir():
             raise DamagedError(f"{folder} is damaged: it is not a folder")

@@ -12,7 +12,7 @@ from typing import Any
 from mage.run_folder import RunError, RunFolder, write_atomic
 from mage.viewer.comparison import compare_runs
 from mage.viewer.library import Library
-from mage.viewer.runs import panel_names, stored_names
+from mage.viewer.runs import has_text, panel_names, stored_names
 
 FOLDER = Path(__file__).parent / "static"
 SCRIPTS = (
@@ -140,7 +140,7 @@ def _collect_run(
 ) -> Iterator[tuple[str, Any]]:
     folder = library.open(id)
     yield f"run/{id}", library.get(f"run/{id}") | {"path": folder.path.name}
-    if (folder.path / "transcripts.md").is_file():
+    if has_text(folder):
         yield f"run/{id}/text", library.get(f"run/{id}/text")
     for name in panel_names(folder):
         for part in ("tasks", "kinds"):

@@ -4,7 +4,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from mage.config.errors import ConfigError
-from mage.evaluation.kept_rows import rows_path
 from mage.evaluation.kinds import figures_by_kind
 from mage.run_folder import Json, RunFolder
 from mage.viewer.runs import panel_names, panel_rows
@@ -14,7 +13,7 @@ def panel_kinds(folder: RunFolder, name: str) -> Json:
     """Success and score of every kind and episode; no kinds if the environment has only one."""
     if name not in panel_names(folder):
         raise LookupError(name)
-    path = rows_path(folder.path, name)
+    path = folder.rows(name)
     return {"name": name, "kinds": _read_kinds(folder.path, name, path.stat().st_mtime_ns)}
 
 

@@ -10,23 +10,23 @@ from mage.config.errors import ConfigError
 from mage.config.loading import recipe_tables, recipe_toml
 from mage.evaluation.compare import compare
 from mage.evaluation.figures import Cell, Evaluation
-from mage.evaluation.kept_rows import read_kept_rows, read_rows
 from mage.evaluation.rows import TaskRow, finite
 from mage.report.run_results import (
     STAGES,
     RunResults,
     Stage,
     read_evaluation,
+    read_rows,
     read_run_results,
     title_of,
 )
 from mage.report.verdict import tell_verdict
 from mage.run_folder import Json, RunError, RunFolder
-from mage.run_folder.kept import is_kept
 from mage.training.warnings import choice_warnings, start_warnings
 from mage.types import Split
 
 QUIET = 180.0  # seconds without a changed file after which an unfinished run counts as stopped
+TEXT = "report/transcripts.md"  # a copy of a run without its stored meta-episodes has this text
 
 
 def list_run(id: str, path: Path) -> Json:
@@ -60,7 +60,6 @@ def _read_brief(folder: RunFolder) -> RunResults:
 
 def _row(results: RunResults) -> Json:
     folder = results.folder
-    kept = is_kept(folder.path)  # the times of its files are those of the copy
     last = results.selections[-1][1] if results.selections else None
     final = results.finals.get(("after", "test"))
     cell = final.overall if final is not None else last
@@ -73,7 +72,7 @@ def _row(results: RunResults) -> Json:
         "total": folder.recipe.run.updates,
         "seed": folder.recipe.run.seed,
         "seconds": results.seconds,
-        "started": None if kept else (folder.path / "recipe.toml").stat().st_mtime,
+        "started": None if folder.is_copy else (folder.path / "recipe.toml").stat().st_mtime,
         "measure": results.measure.metric,
         "percent": results.measure.percent,
         "score": None if cell is None else _last(cell, results),
@@ -107,7 +106,7 @@ def state_of(results: RunResults) -> str:
     """finished, running or stopped: an unfinished run is running while its files change."""
     if results.finished:
         return "finished"
-    if is_kept(results.folder.path):
+    if results.folder.is_copy:
         return "stopped"
     paths = [results.folder.path, *results.folder.path.glob("*.jsonl")]
     paths += [results.folder.path / "evaluations", *results.folder.path.glob("evaluations/*")]
@@ -132,7 +131,7 @@ def describe_run(folder: RunFolder) -> Json:
         ],
         "panels": [_panel(results, split) for split in results.splits],
         "stored": stored_names(folder),
-        "has_text": (folder.path / "transcripts.md").is_file(),
+        "has_text": has_text(folder),
         "recipe": recipe_tables(folder.recipe),
         "toml": recipe_toml(folder.recipe),
         "versions": results.versions,
@@ -181,25 +180,28 @@ def _pairs(results: RunResults, split: Split) -> list[Json]:
     return found
 
 
+def has_text(folder: RunFolder) -> bool:
+    """Whether the transcripts of the report are all that there is."""
+    return not stored_names(folder) and (folder.path / TEXT).is_file()
+
+
 def read_text(folder: RunFolder) -> str:
-    """The transcripts of kept results, which have no other ones; empty if there are none."""
-    path = folder.path / "transcripts.md"
+    """The transcripts in the report, for a run that stores no others; empty without a report."""
+    path = folder.path / TEXT
     if path.is_symlink():  # a static copy would hold a file of the user that the link names
-        raise RunError(f"{path} is a symbolic link: links in kept results are not read")
+        raise RunError(f"{path} is a symbolic link: links in a run folder are not read")
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def panel_names(folder: RunFolder) -> list[str]:
     """The evaluations whose task rows are stored."""
-    if is_kept(folder.path):
-        return sorted(read_kept_rows(folder.path))
     paths = (folder.path / "evaluations").glob("*.tasks.jsonl")
     return sorted(path.name.removesuffix(".tasks.jsonl") for path in paths)
 
 
 def panel_rows(folder: RunFolder, name: str) -> tuple[TaskRow, ...]:
     """The task rows of an evaluation of `panel_names`."""
-    rows = read_rows(folder.path, name)
+    rows = read_rows(folder, name)
     if rows is None:
         raise LookupError(name)
     return rows

@@ -59,7 +59,7 @@
       <option value="">all</option>${options.map(([value, text]) => html`<option
         value=${value}>${text}</option>`)}</select></label>`;
 
-  // Kept results have some transcripts as text: headings and paragraphs are enough to read them.
+  // A copy without its stored meta-episodes has some transcripts as text: headings and paragraphs are enough to read them.
   function Written({id, run}) {
     const {value, error} = mage.useData(run.has_text ? `run/${id}/text` : null);
     if (!run.has_text)
@@ -67,7 +67,7 @@
         class="quiet empty">No meta-episodes are stored. Set run.episodes_every in the recipe.</p>`;
     if (!value) return html`<${mage.Loading} error=${error} />`;
     const [, ...parts] = value.text.split(/^(?=###? )/m);
-    return html`<p class="quiet">These are kept results with some transcripts as text.</p>
+    return html`<p class="quiet">This copy of a run has some transcripts as text.</p>
       ${parts.map((part) => {
         const [title, ...lines] = part.split("\n");
         const text = lines.join("\n").trim();
