@@ -11,7 +11,7 @@ from benchmarks.measure import Comparison, compare, timed
 from benchmarks.workload import make_recipe, play_samples
 from mage.config.recipe import Recipe
 from mage.learn.learner import Learner
-from mage.learn.tries import prepare
+from mage.learn.pack.tries import prepare
 from mage.learn.update_metrics import Metrics
 from mage.models.loading import load_model
 from mage.types import Sample

@@ -29,14 +29,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
 from mage.engines.local import LocalEngine
-from mage.learn.ranks import Ranks
 from mage.models.base import find_model
 from mage.models.shapes import PRESETS, ModelShape
+from mage.ranks.ranks import Ranks
+from mage.ranks.stop import StopRequest
 from mage.run_folder import RunFolder
 from mage.training.build import fit_to_gpu
 from mage.training.callbacks import Callback
 from mage.training.memory_plan import GB, MemoryPlan, plan_memory
-from mage.training.stop import StopRequest
 from mage.training.trainer import Trainer
 from mage.types import Credit, MetaEpisode
 

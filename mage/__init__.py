@@ -20,12 +20,12 @@ _PLACES = {
     "Recipe": "mage.config.recipe",
     "Run": "mage.api.runs",
     "State": "mage.environments.base",
-    "Stopped": "mage.training.callbacks",
+    "Stopped": "mage.ranks.stop",
     "evaluate": "mage.api.runs",
     "list": "mage.api.menus",
     "load_recipe": "mage.api.recipes",
     "load_run": "mage.api.runs",
-    "play": "mage.api.runs",
+    "play_one": "mage.api.runs",
     "train": "mage.api.runs",
 }
 _RENAMED = {"list": "list_items"}
@@ -47,7 +47,7 @@ __all__ = [
     "list",
     "load_recipe",
     "load_run",
-    "play",
+    "play_one",
     "train",
 ]
 

@@ -4,7 +4,7 @@ from mage.api.recipes import load_recipe as load_recipe
 from mage.api.runs import Run as Run
 from mage.api.runs import evaluate as evaluate
 from mage.api.runs import load_run as load_run
-from mage.api.runs import play as play
+from mage.api.runs import play_one as play_one
 from mage.api.runs import train as train
 from mage.config.recipe import Recipe as Recipe
 from mage.environments.base import Environment as Environment
@@ -13,8 +13,8 @@ from mage.evaluation.figures import Evaluation as Evaluation
 from mage.memory.base import Memory as Memory
 from mage.memory.base import Notebook as Notebook
 from mage.opponents.base import Opponent as Opponent
+from mage.ranks.stop import Stopped as Stopped
 from mage.training.callbacks import Callback as Callback
-from mage.training.callbacks import Stopped as Stopped
 from mage.types import MetaEpisode as MetaEpisode
 
 __version__: str
@@ -36,6 +36,6 @@ __all__ = [
     "list",
     "load_recipe",
     "load_run",
-    "play",
+    "play_one",
     "train",
 ]

@@ -122,6 +122,11 @@ class Episode:
     regret: float | None = None
     gains: tuple[float, ...] = ()
 
+    @property
+    def replies(self) -> tuple[Turn, ...]:
+        """Everything that the model wrote in the episode, with the reflection before it."""
+        return (*([self.reflection] if self.reflection else ()), *self.turns)
+
 
 @dataclass(frozen=True, slots=True)
 class MetaEpisode:
@@ -138,6 +143,12 @@ class MetaEpisode:
     memories: tuple[str, ...]
     policy_version: int
     asked: tuple[int, ...] = ()
+
+    @property
+    def generated_tokens(self) -> int:
+        """All tokens that the model wrote: moves, reflections, and answers to the memory."""
+        turns = [turn for episode in self.episodes for turn in episode.replies]
+        return sum(len(turn.completion.token_ids) for turn in turns) + sum(self.asked)
 
 
 @dataclass(frozen=True, slots=True)

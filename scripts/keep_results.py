@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mage.run_folder import RunFolder
 from mage.run_folder.files import read_sealed, write_sealed
-from mage.viewer.report import write_report
+from mage.api.report import write_report
 
 _TRANSCRIPTS = 60_000  # characters: about ten of them
 _PARTS = ("by_opponent", "by_seat", "by_opponent_seat")

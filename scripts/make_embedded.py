@@ -26,7 +26,7 @@ from mage.engines.base import ScriptedEngine
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.learn.supervised import imitate
+from mage.learn.imitate.supervised import imitate
 from mage.memory.notes import Notes
 from mage.play import Setting, play_groups
 from mage.seeds import derive

@@ -1,6 +1,6 @@
 """Make the second embedded model: a tiny Llama for Sokoban and generated ALFWorld rooms.
 
-It is trained on texts of scripted play through the real prompts (`mage/learn/demonstrations.py`,
+It is trained on texts of scripted play through the real prompts (`learn/imitate/demonstrations.py`,
 as in `mage warmup`): uniformly random legal moves, and notes with a random choice of facts. The
 first stage predicts the whole text, observations included; the last stage predicts the replies
 alone. The texts contain no skill and only rooms of the training split.
@@ -35,8 +35,8 @@ from mage.engines.base import ScriptedEngine
 from mage.environments.alfworld import Alfworld
 from mage.environments.base import Environment
 from mage.environments.sokoban import Sokoban
-from mage.learn.demonstrations import Demonstration, write_demonstrations
-from mage.learn.supervised import imitate
+from mage.learn.imitate.demonstrations import Demonstration, write_demonstrations
+from mage.learn.imitate.supervised import imitate
 from mage.memory.notes import Notes
 from mage.play import Setting
 from mage.seeds import derive

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from mage.training import child_processes
+from mage.ranks import processes as child_processes
 
 # Test processes run side by side, so each has one thread. Torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,7 +22,7 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
         "mage.cli.verbs.train",
         "mage.report.tensorboard",
-        "mage.viewer.report",
+        "mage.api.report",
         "mage.training.trainer",
         "mage.engines.local",
         "transformers.models.llama.modeling_llama",  # of the embedded models

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mage.cli.main import main
-from mage.training import child_processes
+from mage.ranks import processes as child_processes
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
 

@@ -8,8 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from mage.api.agents import find_player, load_run
+from mage.cli.arguments import make_environment
 from mage.cli.main import app
-from mage.cli.verbs.arguments import make_environment
 from mage.config.loading import load_recipe
 from mage.models.base import base_of, find_model, shipped_adapters
 from mage.models.loading import load_model

@@ -22,7 +22,7 @@ SMALL = {
 NAMES = {
     *("Callback", "Environment", "Evaluation", "Item", "Memory", "MetaEpisode", "Notebook"),
     *("Opponent", "Recipe", "Run", "State", "Stopped", "__version__"),
-    *("evaluate", "list", "load_recipe", "load_run", "play", "train"),
+    *("evaluate", "list", "load_recipe", "load_run", "play_one", "train"),
 }
 
 
@@ -100,7 +100,7 @@ def test_a_run_is_trained_loaded_evaluated_and_played(trained: tuple[mage.Run, R
     stored = run.folder.read_evaluation("after_test")["overall"]["episodes"][-1]["score"]["value"]
     assert evaluation.overall.episodes[-1].score.value == pytest.approx(stored)
     assert len(mage.evaluate(run, size=6, memory="none", episodes=2).overall.episodes) == 2
-    played = mage.play(run, "conservative", seed=3, episodes=2)
+    played = mage.play_one(run, "conservative", seed=3, episodes=2)
     assert len(played.episodes) == 2
     assert all(meta.task.environment == "kuhn_poker" for meta in run.transcripts())
     assert run.transcripts()

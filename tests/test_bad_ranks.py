@@ -24,15 +24,16 @@ from mage.cli import main
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.config.sections import LearnOptions
-from mage.learn import ranks as ranks_module
 from mage.learn.learner import Learner
-from mage.learn.ranks import Ranks
 from mage.models.base import find_model
+from mage.ranks import ranks as ranks_module
+from mage.ranks import torchrun
+from mage.ranks.launch import recipe_of_rank
+from mage.ranks.ranks import Ranks
+from mage.ranks.torchrun import World, choose_backend, find_folder, wait_for_report
+from mage.ranks.watch import Peer, Watch
 from mage.run_folder import RunFolder
-from mage.training import torchrun, trainer
-from mage.training.distributed import recipe_of_rank
-from mage.training.torchrun import World, choose_backend, find_folder, wait_for_report
-from mage.training.watch import Peer, Watch
+from mage.training import trainer
 
 
 def open_store() -> Any:
@@ -90,7 +91,7 @@ def test_a_rank_ends_when_its_launcher_was_killed() -> None:
     """The output ends when both processes have ended; the rank alone would wait ten minutes."""
     program = """
 import os, signal, time
-from mage.training.launcher import stop_with_launcher
+from mage.ranks.launcher import stop_with_launcher
 reader, writer = os.pipe()
 if os.fork() == 0:
     with stop_with_launcher():

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mage.evaluation.beliefs
-import mage.evaluation.game_tree
+import mage.evaluation.exact.beliefs
+import mage.evaluation.exact.game_tree
 import mage.opponents.search
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.evaluation.ceilings import (
+from mage.evaluation.exact.ceilings import (
     TooLarge,
     best_response,
     ceilings,
@@ -165,13 +165,13 @@ def test_a_learner_adapts_to_mixed_opponents():
 
 
 def test_too_many_beliefs_end_with_an_error(monkeypatch):
-    monkeypatch.setattr(mage.evaluation.beliefs, "MAX_BELIEFS", 100)
+    monkeypatch.setattr(mage.evaluation.exact.beliefs, "MAX_BELIEFS", 100)
     with pytest.raises(TooLarge, match="more than 100 beliefs"):
         ceilings(KuhnPoker(), {**STYLES, "cfr": 0.123}, 0, 6)
 
 
 def test_a_tree_that_is_too_large_ends_with_an_error(monkeypatch):
-    monkeypatch.setattr(mage.evaluation.game_tree, "MAX_NODES", 1_000)
+    monkeypatch.setattr(mage.evaluation.exact.game_tree, "MAX_NODES", 1_000)
     with pytest.raises(TooLarge, match="more than 1,000 positions"):
         ceilings(TIC_TAC_TOE, {"random": 1}, 0, 1)
     with pytest.raises(TooLarge, match="more than 1,000 positions"):

@@ -232,7 +232,7 @@ def test_a_run_resumed_after_sigterm_ends_with_the_same_metrics(
 
 
 def test_a_second_ctrl_c_stops_immediately() -> None:
-    from mage.training.stop import StopSignals
+    from mage.ranks.stop import StopSignals
 
     said: list[str] = []
     before = signal.getsignal(
@@ -830,7 +830,7 @@ def test_a_tree_too_large_for_a_learner_gives_best_responses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "mage.evaluation.game_tree.MAX_NODES", 20_000
+        "mage.evaluation.exact.game_tree.MAX_NODES", 20_000
     )  # enough for the best response, and a quick end of the learner's tree
     told = json.loads(
         call(

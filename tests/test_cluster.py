@@ -11,9 +11,9 @@ from test_stop import RECIPE
 from typer.testing import CliRunner
 
 from mage.cli.main import app
+from mage.ranks.cluster import ClusterJob, run_on_cluster
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.cluster import ClusterJob, run_on_cluster
 from mage.training.trainer import train
 
 HAS_RAY = importlib.util.find_spec("ray") is not None

@@ -9,9 +9,9 @@ from learn_toys import VOCABULARY, make_model
 from torch._dynamo.testing import CompileCounter
 
 from mage.config.sections import LearnOptions
-from mage.learn import layers
-from mage.learn.compilation import compile_clock, padded_length
 from mage.learn.learner import Learner
+from mage.learn.pack import layers
+from mage.learn.pack.compilation import compile_clock, padded_length
 from mage.types import Sample, Where
 
 MICRO = 1024

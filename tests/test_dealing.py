@@ -12,12 +12,12 @@ from mage.credit.advantages.gigpo import estimate
 from mage.credit.samples import assign_credit, make_samples
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.learn.minibatches import cut, split
-from mage.learn.ranks import Ranks
+from mage.learn.pack.tries import Row, prepare
 from mage.learn.shared_batches import cut_shared, split_shared
-from mage.learn.tries import Row, prepare
 from mage.memory.notes import Notes
 from mage.play import Setting, play_groups
-from mage.training.dealing import SharedQueue, deal_members, share_credit
+from mage.ranks.dealing import SharedQueue, deal_members, share_credit
+from mage.ranks.ranks import Ranks
 from mage.types import MetaEpisode, Task
 
 TASKS_PG = [[Task("kuhn_poker", group, group % 2, "random", "train")] * 4 for group in range(5)]

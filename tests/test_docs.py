@@ -15,8 +15,8 @@ from click import ClickException
 from processes import start_python, wait
 
 import mage
+from mage.cli.arguments import split_words
 from mage.cli.main import app
-from mage.cli.verbs.arguments import split_words
 from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
 from mage.environments.base import Environment

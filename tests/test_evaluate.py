@@ -10,8 +10,8 @@ from mage.cli.terminal.evaluation_table import HEADER, table
 from mage.environments.base import Environment, State
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.evaluation.ceilings import ceilings
 from mage.evaluation.compare import compare
+from mage.evaluation.exact.ceilings import ceilings
 from mage.evaluation.figures import Expert, summarise, summarise_rows
 from mage.evaluation.rows import TaskRow, read_tasks, task_row, write_tasks
 from mage.evaluation.statistics import wilson

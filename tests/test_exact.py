@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from mage.api.agents import Candidate, play_panel
 from mage.cli.main import app
 from mage.config.loading import load_recipe
-from mage.evaluation.exact import exact_scores
+from mage.evaluation.exact.scores import exact_scores
 from mage.memory.notes import Notes
 from mage.training.build import build_components
 

@@ -28,13 +28,13 @@ from mage.engines import ops
 from mage.engines.base import run
 from mage.engines.local import LocalEngine
 from mage.engines.state import Blocks, Sequences
-from mage.learn import supervised
+from mage.learn.imitate import supervised
+from mage.learn.imitate.supervised import reply_logprobs
 from mage.learn.learner import Learner
 from mage.learn.move_probabilities import move_probabilities
-from mage.learn.packing import Packed
-from mage.learn.supervised import reply_logprobs
+from mage.learn.pack.packing import Packed
+from mage.learn.pack.tries import prepare
 from mage.learn.trainable import Adapters
-from mage.learn.tries import prepare
 from mage.models.base import find_model
 from mage.types import Completion, Request, Sample
 

@@ -22,24 +22,25 @@ LEVELS = {
     **dict.fromkeys(("engines", "models"), 4),
     "play": 5,
     "credit": 6,
-    "learn": 7,
-    "evaluation": 8,
-    "training": 9,
-    "report": 10,
-    **dict.fromkeys(("reproduce", "viewer"), 11),
-    "api": 12,
-    "cli": 13,
+    "ranks": 7,
+    "learn": 8,
+    "evaluation": 9,
+    "training": 10,
+    "report": 11,
+    **dict.fromkeys(("reproduce", "viewer"), 12),
+    "api": 13,
+    "cli": 14,
 }
 OUTSIDE = ("mage", "mage.__main__")  # the public interface and `python -m mage`
 # Exact answers need a game tree, and only OpenSpiel's games have one.
 OPENSPIEL = "mage.environments.openspiel"
 KNOW_OPENSPIEL = {
-    "mage.evaluation.beliefs",
-    "mage.evaluation.best_response",
-    "mage.evaluation.ceilings",
-    "mage.evaluation.game_tree",
-    "mage.evaluation.bounds",
-    "mage.evaluation.exact",
+    "mage.evaluation.exact.beliefs",
+    "mage.evaluation.exact.best_response",
+    "mage.evaluation.exact.ceilings",
+    "mage.evaluation.exact.game_tree",
+    "mage.evaluation.exact.bounds",
+    "mage.evaluation.exact.scores",
 }
 HEAVY = ("torch", "transformers", "vllm", "ray")
 NO_TORCH_BELOW = 7

@@ -13,8 +13,9 @@ from mage.config.loading import load_recipe
 from mage.engines.base import run
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.opponents.base import Population, find
+from mage.ranks.stop import Stopped
 from mage.run_folder import DamagedError, RunFolder
-from mage.training.callbacks import Callback, Stopped
+from mage.training.callbacks import Callback
 from mage.training.league import Copy, draw_copies, league_of
 from mage.training.tasks import draw_tasks
 from mage.training.trainer import train

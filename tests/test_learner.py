@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner
 from mage.learn.minibatches import cut, split
-from mage.learn.tries import Row, prepare
+from mage.learn.pack.tries import Row, prepare
 from mage.models.adapters import linear_layers, save_adapters
 from mage.models.loading import load_model
 from mage.types import Sample, Where

@@ -17,8 +17,8 @@ from mage.learn.loss import (
     read,
     token_logprobs,
 )
-from mage.learn.packing import Terms, pack_rows
-from mage.learn.tries import prepare
+from mage.learn.pack.packing import Terms, pack_rows
+from mage.learn.pack.tries import prepare
 from mage.types import Sample
 
 LN2 = math.log(2)

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from mage.agent.chat import Chat
+from mage.api.adding import add_model, answer_line
 from mage.cli.main import app
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.config.menus import PACKAGE
-from mage.models.adding import add_model, answer_line
 from mage.models.base import EMBEDDED as SHIPPED_MODELS
 from mage.models.base import (
     SHIPPED,

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
+from mage.api.check_run import check_run
 from mage.config.loading import build_recipe
 from mage.learn import move_probabilities as scoring
-from mage.learn import supervised
+from mage.learn.imitate import supervised
 from mage.learn.move_probabilities import move_probabilities
-from mage.learn.packing import Packed
-from mage.learn.ranks import Ranks
-from mage.learn.stored_moves import TurnMoves, read_moves
+from mage.learn.pack.packing import Packed
 from mage.play import play_groups
+from mage.ranks.ranks import Ranks
 from mage.run_folder import RunError, RunFolder
+from mage.run_folder.move_files import TurnMoves, read_moves
 from mage.training.build import Components, build_components
 from mage.training.callbacks import Callback
-from mage.training.check_run import check_run
 from mage.training.tasks import draw_tasks
 from mage.training.trainer import train
 from mage.training.transcripts import TranscriptStore

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from learn_toys import batches, make_model, make_sample, prepend, starts
 
 from mage.config.sections import LearnOptions
-from mage.learn.attention import (
+from mage.learn.learner import Learner
+from mage.learn.loss import token_logprobs
+from mage.learn.pack.attention import (
     IMPLEMENTATIONS,
     attending,
     check_packable,
     forest_mask,
     hidden_states,
 )
-from mage.learn.layers import block_mask
-from mage.learn.learner import Learner
-from mage.learn.loss import token_logprobs
-from mage.learn.packing import (
+from mage.learn.pack.layers import block_mask
+from mage.learn.pack.packing import (
     Layout,
     Shape,
     pack_forest,
@@ -29,7 +29,7 @@ from mage.learn.packing import (
     plan_rows,
     plan_tries,
 )
-from mage.learn.tries import SplitCost, build_tree, common, prepare, split_tree
+from mage.learn.pack.tries import SplitCost, build_tree, common, prepare, split_tree
 from mage.types import Sample, Where
 
 TOLERANCE = 1e-9
@@ -94,7 +94,7 @@ def test_a_trie_agrees_with_rows_in_loss_and_gradient(
     samples = prepend(start, batch)
     with pytest.MonkeyPatch.context() as patch:
         if through == "modules":
-            patch.setattr("mage.learn.attention.is_plain", lambda model: False)
+            patch.setattr("mage.learn.pack.attention.is_plain", lambda model: False)
         found = loss_and_gradients(kind, samples, "trie", recompute=recompute, micro_tokens=micro)
     assert_same(found, loss_and_gradients(kind, samples, packed=False))
 

@@ -15,18 +15,18 @@ from toys import scripted_agent
 from mage.config.loading import load_recipe
 from mage.config.sections import LearnOptions
 from mage.environments.kuhn_poker import KuhnPoker
-from mage.learn import ranks as gradient_messages
 from mage.learn.learner import Learner
 from mage.learn.owned_state import assign_owners
-from mage.learn.ranks import RankFailed, RankLost, Ranks, RanksStopped
 from mage.memory.notes import Notes
 from mage.models.shapes import PRESETS
 from mage.play import Setting, play_groups
-from mage.training.dealing import SharedQueue
-from mage.training.distributed import launch_ranks
+from mage.ranks import ranks as gradient_messages
+from mage.ranks.dealing import SharedQueue
+from mage.ranks.launch import launch_ranks
+from mage.ranks.ranks import RankFailed, RankLost, Ranks, RanksStopped
+from mage.ranks.stop import StopRequest
+from mage.ranks.watch import Peer, Watch, describe_loss
 from mage.training.memory_plan import plan_memory
-from mage.training.stop import StopRequest
-from mage.training.watch import Peer, Watch, describe_loss
 from mage.types import Sample, Task, Where
 
 # What is trained: name, number format of the weights, LoRA rank.

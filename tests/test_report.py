@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from mage.api.report import write_report
 from mage.config.loading import build_recipe
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.figures import summarise
@@ -19,7 +20,6 @@ from mage.report.run_results import read_run_results
 from mage.report.transcripts import choose, describe
 from mage.run_folder import RunError, RunFolder
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
-from mage.viewer.report import write_report
 from tests import toys
 from tests.report_runs import STYLES, make_run, metrics_of, play, store
 

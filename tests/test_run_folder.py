@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
-from mage.credit.store import read_credits, write_credits
-from mage.learn.stored_moves import read_moves
 from mage.report.run_results import read_run_results
 from mage.run_folder import (
     LAUNCH,
@@ -33,8 +31,10 @@ from mage.run_folder import (
     versions,
     write_atomic,
 )
+from mage.run_folder.credit_files import read_credits, write_credits
 from mage.run_folder.episode_files import contents_path, read_contents
 from mage.run_folder.files import append_line, write_checksums
+from mage.run_folder.move_files import read_moves
 from mage.run_folder.update_lines import UpdateLines
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 from tests.torture.processes import Kill, call

@@ -16,15 +16,15 @@ from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import TaskRow, task_row
 from mage.evaluation.run import evaluate_panel
 from mage.evaluation.shards import ShardStore, play_shards
-from mage.learn.ranks import Ranks
 from mage.memory.base import Memory
 from mage.memory.memento import Memento
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
 from mage.play import Setting, play_groups
+from mage.ranks.ranks import Ranks
+from mage.ranks.stop import StopRequest
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.stop import StopRequest
 from mage.training.trainer import Trainer
 from mage.types import MetaEpisode, Task
 

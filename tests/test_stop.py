@@ -14,13 +14,13 @@ import pytest
 from processes import start_mage, start_torchrun, wait
 
 from mage.config.loading import load_recipe
-from mage.learn.ranks import Ranks
+from mage.ranks.ranks import Ranks
+from mage.ranks.stop import StopRequest
+from mage.ranks.watch import is_alive
 from mage.run_folder import RunFolder
 from mage.training import trainer
 from mage.training.callbacks import Callback
-from mage.training.stop import StopRequest
 from mage.training.trainer import train
-from mage.training.watch import is_alive
 
 pytestmark = pytest.mark.e2e
 RECIPE = """

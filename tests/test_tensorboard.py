@@ -3,6 +3,7 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from mage.api.report import write_report
 from mage.config.loading import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.figures import summarise
@@ -10,7 +11,6 @@ from mage.opponents.base import Population
 from mage.report.run_results import read_run_results
 from mage.report.tensorboard import EventWriter, write_events
 from mage.run_folder import RunFolder
-from mage.viewer.report import write_report
 from tests.report_runs import STYLES, make_run, play
 
 

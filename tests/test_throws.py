@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from mage.api.contracts import check_opponent
 from mage.cli.main import app
 from mage.credit.returns import compute_returns
 from mage.environments.base import check, golden
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissors
-from mage.evaluation.ceilings import ceilings
-from mage.evaluation.contracts import check_opponent
+from mage.evaluation.exact.ceilings import ceilings
+from mage.evaluation.exact.throw_ceilings import throw_ceilings
 from mage.evaluation.figures import summarise_rows
 from mage.evaluation.rows import TaskRow
-from mage.evaluation.throw_ceilings import throw_ceilings
 from mage.memory.notes import Notes
 from mage.opponents.base import Population, find, fitting, meet, sample_players
 from mage.opponents.throws import Habit, _answer, draw_chances

@@ -12,13 +12,14 @@ import pytest
 from processes import start as start_process
 from processes import wait
 
+from mage.api.check_run import RunCheck, check_run
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
 from mage.credit.samples import make_samples
 from mage.evaluation.figures import Evaluation
+from mage.ranks.stop import Stopped
 from mage.run_folder import DamagedError, RunFolder, RunLocked, lock_run
-from mage.training.callbacks import Callback, Stopped
-from mage.training.check_run import RunCheck, check_run
+from mage.training.callbacks import Callback
 from mage.training.tasks import draw_tasks
 from mage.training.trainer import train
 from mage.types import Completion, Credit, Return, Turn, Where

@@ -28,17 +28,22 @@ from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.learn.demonstrations import Demonstration, facts_of, factual_note, write_demonstrations
-from mage.learn.supervised import action_entropy, imitate
+from mage.learn.imitate.demonstrations import (
+    Demonstration,
+    facts_of,
+    factual_note,
+    write_demonstrations,
+)
+from mage.learn.imitate.supervised import action_entropy, imitate
+from mage.learn.imitate.warmup import Warmup, lr_at, warm_up
 from mage.learn.trainable import AllWeights
-from mage.learn.warmup import Warmup, lr_at, warm_up
 from mage.memory.notes import Notes
 from mage.models.base import SHIPPED
 from mage.models.loading import load_model
 from mage.play import RAN_OUT, Setting
+from mage.ranks.stop import Stopped, StopSignals
 from mage.run_folder import RunFolder
-from mage.training.callbacks import Callback, Stopped
-from mage.training.stop import StopSignals
+from mage.training.callbacks import Callback
 from mage.training.trainer import train
 from mage.types import Task
 

@@ -17,8 +17,13 @@ from mage.environments.base import Environment
 from mage.environments.sokoban import Sokoban
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.environments.webshop import WebShop
-from mage.learn.demonstrations import Demonstration, Script, label_play, write_demonstrations
-from mage.learn.warmup import _expert_batches, _labelled_batches, _panel, write_chunks
+from mage.learn.imitate.demonstrations import (
+    Demonstration,
+    Script,
+    label_play,
+    write_demonstrations,
+)
+from mage.learn.imitate.warmup import _expert_batches, _labelled_batches, _panel, write_chunks
 from mage.memory.notes import Notes
 from mage.play import Setting
 from mage.training.build import Components

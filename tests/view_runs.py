@@ -8,16 +8,16 @@ from typing import Any
 
 from mage.config.loading import build_recipe
 from mage.credit.samples import assign_credit
-from mage.credit.store import write_credits
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.figures import summarise
 from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import write_tasks
-from mage.learn.stored_moves import TurnMoves, write_moves
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
 from mage.play import Setting, play_groups
 from mage.run_folder import RunFolder
+from mage.run_folder.credit_files import write_credits
+from mage.run_folder.move_files import TurnMoves, write_moves
 from mage.types import MetaEpisode, Task
 from tests.toys import scripted_agent
 

@@ -7,8 +7,8 @@ from my_lab.nim import Nim
 from my_lab.ranked import estimate
 from my_lab.scoreboard import Scoreboard
 
+from mage.api.contracts import check_opponent
 from mage.environments.base import check
-from mage.evaluation.contracts import check_opponent
 from mage.memory.base import Entry
 from mage.types import Completion, Return, Turn, Where
 

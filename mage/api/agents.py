@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mage.api.check_run import check_files
 from mage.config.loading import build_recipe, change_recipe, load_recipe, recipe_toml
 from mage.config.recipe import Recipe
 from mage.environments.base import Environment
@@ -15,17 +16,16 @@ from mage.evaluation.figures import Evaluation
 from mage.evaluation.panels import PanelName, recipe_panel
 from mage.evaluation.run import evaluate_panel
 from mage.learn import checkpoint
-from mage.learn.ranks import Ranks
+from mage.learn.imitate.warmup import save_model
 from mage.learn.trainable import Adapters, Trainable
-from mage.learn.warmup import save_model
 from mage.memory.base import Memory
 from mage.models.adapters import save_adapters
 from mage.models.base import atomic_folder, base_name, base_of, find_model, shipped_adapters
+from mage.ranks.ranks import Ranks
+from mage.ranks.stop import StopRequest
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components
 from mage.training.callbacks import Callback
-from mage.training.check_run import check_files
-from mage.training.stop import StopRequest
 from mage.training.trainer import Trainer
 from mage.types import Split
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from mage.agent.chat import Chat
 from mage.api.agents import Candidate, find_candidate, play_panel
 from mage.api.recipes import load_recipe
+from mage.api.report import write_report
 from mage.config.loading import change_recipe
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
@@ -26,7 +27,6 @@ from mage.training.callbacks import Callback, CallbackList
 from mage.training.context import check_context
 from mage.training.trainer import train as train_folder
 from mage.types import MetaEpisode, Split, Task
-from mage.viewer.report import write_report
 
 Keep = Literal["none", "reflections", "history", "both"]
 
@@ -134,7 +134,7 @@ def evaluate(
     return play_panel(candidate, split, panel, size, held)
 
 
-def play(
+def play_one(
     source: Source,
     opponent: str = "",
     *,

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mage.environments.base import Environment
-from mage.evaluation.bounds import PanelBounds
-from mage.evaluation.ceilings import expert_score, exploitation
+from mage.evaluation.exact.bounds import PanelBounds
+from mage.evaluation.exact.ceilings import expert_score, exploitation
 from mage.evaluation.panels import NOBODY
 from mage.evaluation.rows import (
     TaskRow,

@@ -6,9 +6,9 @@ from dataclasses import replace
 from mage.evaluation.figures import Evaluation, summarise_rows
 from mage.evaluation.panels import PanelName
 from mage.evaluation.shards import ShardStore, play_shards
-from mage.learn.ranks import Ranks
 from mage.opponents.base import Population
 from mage.play import Setting
+from mage.ranks.ranks import Ranks
 from mage.seeds import derive
 from mage.types import MetaEpisode, Task
 

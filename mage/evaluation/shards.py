@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mage.evaluation.rows import TaskRow, row_from_json, row_to_json, task_row
-from mage.learn.ranks import Ranks, interleave
 from mage.memory.base import Entry
 from mage.play import Entries, Setting, in_order, keep_entries, play_wave
+from mage.ranks.ranks import Ranks, interleave
 from mage.run_folder.files import append_line, read_lines, seal, to_line, unseal, write_lines
 from mage.types import MetaEpisode, Task
 

@@ -22,9 +22,9 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from mage.learn.packing import Packed
-from mage.learn.ranks import Ranks
-from mage.learn.tries import Row, prepare
+from mage.learn.pack.packing import Packed
+from mage.learn.pack.tries import Row, prepare
+from mage.ranks.ranks import Ranks
 from mage.types import Sample, Where
 
 Score = Callable[..., tuple[Tensor, Tensor, Tensor]]

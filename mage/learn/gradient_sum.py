@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mage.learn.ranks import Ranks, make_buckets
+from mage.ranks.ranks import Ranks, make_buckets
 
 
 class GradientSum:

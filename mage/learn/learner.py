@@ -17,7 +17,12 @@ from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
-from mage.learn.attention import (
+from mage.learn.fully_sharded import FullySharded, Idle, idle_rows, scored_by, whole
+from mage.learn.gradient_sum import GradientSum
+from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, token_logprobs
+from mage.learn.minibatches import cut, split
+from mage.learn.owned_state import OwnedState, collect_state
+from mage.learn.pack.attention import (
     attending,
     best_layout,
     check_packable,
@@ -25,14 +30,9 @@ from mage.learn.attention import (
     hidden_states,
     trie_exchange_rate,
 )
-from mage.learn.compilation import compile_clock
-from mage.learn.fully_sharded import FullySharded, Idle, idle_rows, scored_by, whole
-from mage.learn.gradient_sum import GradientSum
-from mage.learn.layers import line_length
-from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, token_logprobs
-from mage.learn.minibatches import cut, split
-from mage.learn.owned_state import OwnedState, collect_state
-from mage.learn.packing import (
+from mage.learn.pack.compilation import compile_clock
+from mage.learn.pack.layers import line_length
+from mage.learn.pack.packing import (
     Layout,
     Packed,
     pack_forest,
@@ -42,7 +42,7 @@ from mage.learn.packing import (
     plan_rows,
     plan_tries,
 )
-from mage.learn.ranks import Ranks
+from mage.learn.pack.tries import Row, prepare
 from mage.learn.shared_batches import cut_shared, split_shared
 from mage.learn.trainable import (
     Adapters,
@@ -51,8 +51,8 @@ from mage.learn.trainable import (
     factors_of_weights,
     make_trainable,
 )
-from mage.learn.tries import Row, prepare
 from mage.learn.update_metrics import Metrics, Step, measure_update
+from mage.ranks.ranks import Ranks
 from mage.seeds import derive
 from mage.types import Sample
 

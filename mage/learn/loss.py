@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import linear
 
 from mage.config.sections import LearnOptions
-from mage.learn.compilation import compiled
-from mage.learn.packing import Terms
+from mage.learn.pack.compilation import compiled
+from mage.learn.pack.packing import Terms
 
 # exp(20) is 5e8. A larger ratio carries no information, and an overflow turns a zero gradient
 # into NaN.

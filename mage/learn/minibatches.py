@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 
-from mage.learn.tries import Row
+from mage.learn.pack.tries import Row
 
 
 def cut(rows: Sequence[Row], parts: int, seed: int) -> list[list[Row]]:

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from mage.agent.agent import Agent
 from mage.agent.chat import Ids
 from mage.config.sections import LearnOptions
-from mage.learn.attention import best_layout
-from mage.learn.stored_moves import MOST_LISTED, TurnMoves
-from mage.learn.supervised import reply_logprobs
+from mage.learn.imitate.supervised import reply_logprobs
+from mage.learn.pack.attention import best_layout
+from mage.run_folder.move_files import MOST_LISTED, TurnMoves
 from mage.types import MetaEpisode, Sample, Turn, Where
 
 MOST_TOKENS = 300_000  # a set is scored up to this size, from its first meta-episode on

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from mage.learn.ranks import Ranks, make_buckets
+from mage.ranks.ranks import Ranks, make_buckets
 
 
 class OwnedState:

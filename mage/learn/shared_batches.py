@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 
-from mage.learn.ranks import Ranks
-from mage.learn.tries import Row
+from mage.learn.pack.tries import Row
+from mage.ranks.ranks import Ranks
 
 Member = tuple[int, int]  # group, member
 

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
 from mage.learn.fully_sharded import FullySharded
-from mage.learn.low_rank import Factors
 from mage.learn.owned_state import placeholder
+from mage.learn.pack.low_rank import Factors
 from mage.models.adapters import linear_layers, read_adapters
 from mage.models.base import base_of
 from mage.seeds import derive

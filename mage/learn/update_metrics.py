@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from mage.config.sections import LearnOptions
 from mage.learn.loss import Sums
-from mage.learn.ranks import Ranks
-from mage.learn.tries import Row
+from mage.learn.pack.tries import Row
+from mage.ranks.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,6 @@ finished episode costs nothing. Errors of a model are data: illegal and unreadab
 recorded and penalised, never raised.
 """
 
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import Any
-
 from mage.play.episode import (
     FORFEITED,
     RAN_OUT,
@@ -21,7 +16,6 @@ from mage.play.episode import (
 )
 from mage.play.groups import Entries, Gather, in_order, keep_entries, play_groups, play_wave
 from mage.play.meta_episode import play_meta_episode
-from mage.types import MetaEpisode
 
 __all__ = [
     "FORFEITED",
@@ -39,14 +33,3 @@ __all__ = [
     "play_wave",
     "reflect",
 ]
-
-
-class _PlayModule(ModuleType):
-    """This module. Its name is also that of `mage.play(...)`, so the module can be called."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> MetaEpisode:
-        played: MetaEpisode = import_module("mage.api.runs").play(*arguments, **options)
-        return played
-
-
-sys.modules[__name__].__class__ = _PlayModule

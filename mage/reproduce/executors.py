@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mage.config.recipe import Recipe
-from mage.training.ray_nodes import RemoteProcess, connect, place
+from mage.ranks.ray_nodes import RemoteProcess, connect, place
 
 LOG = "worker.log"  # in a run folder
 _WAIT = 3600.0  # seconds to wait for room in a cluster that other jobs use

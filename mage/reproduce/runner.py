@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mage.config.errors import EXIT_STOPPED
+from mage.ranks.ray_nodes import LOST
 from mage.reproduce.executors import LOG, Executor, Worker
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
 from mage.run_folder import RunFolder
-from mage.training.ray_nodes import LOST
 
 _TICK = 0.5
 _TRIES = 3  # starts of a run whose node is lost

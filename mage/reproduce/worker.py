@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from mage.config.errors import EXIT_STOPPED
+from mage.ranks.stop import Stopped, StopSignals
 from mage.report.loggers import make_loggers
 from mage.run_folder import RunFolder
-from mage.training.callbacks import CallbackList, Stopped
-from mage.training.stop import StopSignals
+from mage.training.callbacks import CallbackList
 from mage.training.trainer import train
 
 

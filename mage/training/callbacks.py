@@ -9,10 +9,6 @@ from mage.run_folder import RunFolder
 Metrics = dict[str, Any]  # one line of metrics.jsonl
 
 
-class Stopped(Exception):
-    """The run was asked to stop and has saved its state; the argument is its folder."""
-
-
 class Callback:
     """Override the events you need. All of them are called on the main rank only."""
 

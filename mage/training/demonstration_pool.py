@@ -14,12 +14,12 @@ from types import TracebackType
 from mage.agent.chat import Chat
 from mage.config.recipe import Recipe
 from mage.engines.base import ScriptedEngine
-from mage.learn.demonstrations import Demonstration, Script, write_demonstrations
-from mage.learn.warmup import Chunk
+from mage.learn.imitate.demonstrations import Demonstration, Script, write_demonstrations
+from mage.learn.imitate.warmup import Chunk
 from mage.play import Setting
-from mage.training import child_processes
+from mage.ranks import processes as child_processes
+from mage.ranks.processes import SIGNALS, blocked_signals, end_with_parent
 from mage.training.build import Components
-from mage.training.child_processes import SIGNALS, blocked_signals, end_with_parent
 
 _AHEAD = 4  # chunks per process that are written before they are needed
 

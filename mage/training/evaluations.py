@@ -8,13 +8,13 @@ from mage.evaluation.panels import PanelName, recipe_panel
 from mage.evaluation.rows import write_tasks
 from mage.evaluation.run import evaluate_panel
 from mage.evaluation.shards import ShardStore
-from mage.learn.ranks import Ranks
 from mage.memory.base import Memory
+from mage.ranks.rank_log import log
+from mage.ranks.ranks import Ranks
+from mage.ranks.stop import StopRequest
 from mage.run_folder import RunFolder
 from mage.training.build import Components
 from mage.training.callbacks import Callback
-from mage.training.rank_log import log
-from mage.training.stop import StopRequest
 from mage.training.transcripts import TRANSCRIPTS, TranscriptStore
 from mage.types import Split
 

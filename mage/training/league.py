@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from mage.agent.agent import Agent
 from mage.config.recipe import Recipe
-from mage.learn.ranks import Ranks
 from mage.learn.trainable import Trainable, make_trainable
 from mage.models.base import is_adapter
 from mage.models.loading import load_model
 from mage.opponents.base import Opponent, find
+from mage.ranks.ranks import Ranks
 from mage.run_folder import DamagedError
 from mage.seeds import derive
 from mage.training.build import Components

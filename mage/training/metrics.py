@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from mage.types import Credit, Episode, MetaEpisode, Turn
+from mage.types import Credit, MetaEpisode
 
 MetricSums = dict[str, tuple[float, float]]  # name -> sum and count
 
@@ -18,27 +18,16 @@ def play_sums(metas: Sequence[MetaEpisode]) -> MetricSums:
             sums["illegal_rate"] += [turn.illegal for turn in episode.turns]
             sums["cut_off_rate"] += [turn.cut_off for turn in episode.turns]
             sums["folded_rate"] += [turn.folded > 0 for turn in episode.turns]
-            sums["overflow_rate"] += [turn.overflow for turn in _replies(episode)]
+            sums["overflow_rate"] += [turn.overflow for turn in episode.replies]
             sums["reply_length"] += [len(turn.completion.token_ids) for turn in episode.turns]
             if episode.reflection is not None:
                 sums["reflection_length"].append(len(episode.reflection.completion.token_ids))
     totals = {
         "episodes": (float(sum(len(meta.episodes) for meta in metas)), 0.0),
-        "generated_tokens": (float(sum(map(generated_tokens, metas))), 0.0),
+        "generated_tokens": (float(sum(meta.generated_tokens for meta in metas)), 0.0),
     }
     averaged = {name: (float(sum(values)), float(len(values))) for name, values in sums.items()}
     return averaged | totals
-
-
-def generated_tokens(meta: MetaEpisode) -> int:
-    """All tokens that the model wrote: moves, reflections, and answers to the memory."""
-    turns = [turn for episode in meta.episodes for turn in _replies(episode)]
-    return sum(len(turn.completion.token_ids) for turn in turns) + sum(meta.asked)
-
-
-def _replies(episode: Episode) -> tuple[Turn, ...]:
-    """Everything that the model wrote in an episode, with the reflection before it."""
-    return (*([episode.reflection] if episode.reflection else ()), *episode.turns)
 
 
 def credit_sums(credits: Sequence[Credit]) -> MetricSums:

@@ -21,32 +21,32 @@ from mage.credit.samples import assign_credit, make_samples
 from mage.evaluation.figures import Evaluation
 from mage.learn import checkpoint
 from mage.learn.learner import Learner
-from mage.learn.ranks import RankLost, Ranks, RanksStopped
-from mage.learn.stored_moves import TurnMoves
 from mage.memory.base import Memory
 from mage.models.base import is_adapter
 from mage.play import play_groups
-from mage.run_folder import RunFolder, lock_run
-from mage.seeds import derive
-from mage.training.build import build_components, fit_to_gpu
-from mage.training.callbacks import Callback, Metrics, Stopped
-from mage.training.context import check_overflow
-from mage.training.dealing import (
+from mage.ranks.dealing import (
     SharedCredit,
     SharedQueue,
     deal_members,
     measure_lengths,
     share_credit,
 )
+from mage.ranks.launch import launch_ranks, recipe_of_rank
+from mage.ranks.rank_log import log
+from mage.ranks.ranks import RankLost, Ranks, RanksStopped
+from mage.ranks.stop import Stopped, StopRequest, StopSignals
+from mage.run_folder import RunFolder, lock_run
+from mage.run_folder.move_files import TurnMoves
+from mage.seeds import derive
+from mage.training.build import build_components, fit_to_gpu
+from mage.training.callbacks import Callback, Metrics
+from mage.training.context import check_overflow
 from mage.training.device_errors import explain_device_errors
-from mage.training.distributed import launch_ranks, recipe_of_rank
 from mage.training.evaluations import RunEvaluations, last_score
 from mage.training.league import LeagueTable, league_of
 from mage.training.memory_usage import memory_usage
 from mage.training.metrics import credit_sums, means, play_sums
-from mage.training.rank_log import log
 from mage.training.resume import check_progress, find_latest, prune, prune_finished, read_best
-from mage.training.stop import StopRequest, StopSignals
 from mage.training.summary import summarise_run
 from mage.training.tasks import draw_tasks
 from mage.training.warm_start import make_warm_start

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from itertools import chain
 
 from mage.agent.agent import Agent
-from mage.credit.store import write_credits
 from mage.learn.move_probabilities import move_probabilities
-from mage.learn.ranks import Ranks
-from mage.learn.stored_moves import TurnMoves, read_moves, write_moves
+from mage.ranks.dealing import collect_metas
+from mage.ranks.ranks import Ranks
 from mage.run_folder import RunError, RunFolder
+from mage.run_folder.credit_files import write_credits
+from mage.run_folder.move_files import TurnMoves, read_moves, write_moves
 from mage.training.build import Components
-from mage.training.dealing import collect_metas
 from mage.types import Credit, MetaEpisode
 
 TRANSCRIPTS = 60  # tasks of a final panel whose meta-episodes are stored

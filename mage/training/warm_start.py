@@ -12,8 +12,8 @@ import torch
 
 from mage.config.loading import change_recipe, recipe_tables
 from mage.config.recipe import Recipe
+from mage.learn.imitate.warmup import Warmup, Watch, make_script, save_warm, warm_up
 from mage.learn.trainable import make_trainable
-from mage.learn.warmup import Warmup, Watch, make_script, save_warm, warm_up
 from mage.models.base import base_name, is_adapter
 from mage.training.build import build_components, fit_to_gpu
 from mage.training.demonstration_pool import DemonstrationPool

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mage.credit.store import TurnCredit, read_credits
 from mage.run_folder import Json, RunFolder
+from mage.run_folder.credit_files import TurnCredit, read_credits
 from mage.viewer.transcripts import Transcripts
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from mage.config.errors import ConfigError
-from mage.learn.stored_moves import TurnMoves, read_moves
 from mage.run_folder import Json, RunFolder
 from mage.run_folder.episode_files import COLUMNS, Contents, read_contents, read_member
+from mage.run_folder.move_files import TurnMoves, read_moves
 from mage.viewer.runs import stored_names
 
 FILES_KEPT = 64

@@ -76,7 +76,7 @@ def _stop_in_last_evaluation(recipe: Path, run: Path) -> Callable[[], None]:
 def torture(place: Path, attempts: int, seed: int) -> Result:
     """Damage copies of the runs; every failure says what was done and what came out."""
     import mage.api.agents
-    import mage.viewer.report  # noqa: F401
+    import mage.api.report  # noqa: F401
 
     good, rng, failures = prepare(place), random.Random(seed), []
     for number in range(attempts):

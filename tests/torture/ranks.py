@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mage.training.watch import is_alive
+from mage.ranks.watch import is_alive
 from tests.torture.kills import differences
 from tests.torture.processes import Ended
 from tests.torture.rank_kill import COUNTED, KILLED, PLACE, PLAN
@@ -166,7 +166,7 @@ def _start_cluster(place: Path) -> Iterator[None]:
 
 
 def _cluster(place: Path, words: list[str], restarts: int) -> Ended:
-    from mage.training.cluster import ClusterJob, run_on_cluster
+    from mage.ranks.cluster import ClusterJob, run_on_cluster
 
     shown: list[str] = []
     job = ClusterJob(tuple(words), _RANKS, max_restarts=restarts)

@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from mage.api.menus import OPTIONS, names, read_menu
-from mage.cli.terminal import UsageError, console
-from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import (
+from mage.cli.arguments import (
     AsJson,
     Options,
     check_opponent_of,
@@ -18,7 +16,9 @@ from mage.cli.verbs.arguments import (
     print_json,
     read_pairs,
 )
-from mage.cli.verbs.check_run import check_run_folder, is_run
+from mage.cli.check_run import check_run_folder, is_run
+from mage.cli.terminal import UsageError, console
+from mage.cli.terminal.tables import plain_table
 from mage.config.errors import ConfigError, did_you_mean
 from mage.config.menus import FILES, MENUS, find_item, menu
 from mage.environments.base import Environment, check
@@ -149,7 +149,7 @@ def _find_outside(name: str) -> Opponent | None:
 
 
 def _check_environment(world: Environment, path: Path, games: int, write: bool) -> Verdict:
-    from mage.evaluation.contracts import compare_golden, write_golden
+    from mage.api.contracts import compare_golden, write_golden
 
     faults = check(world, games)
     if write:
@@ -168,7 +168,7 @@ def _check_environment(world: Environment, path: Path, games: int, write: bool) 
 def _check_opponent(
     name: str, opponent: Opponent, worlds: Sequence[str], options: dict[str, str], games: int
 ) -> Verdict:
-    from mage.evaluation.contracts import check_opponent
+    from mage.api.contracts import check_opponent
 
     faults: list[str] = []
     for world in worlds:

@@ -6,9 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from mage.cli.terminal import UsageError, console
-from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import (
+from mage.cli.arguments import (
     AsJson,
     Options,
     Seat,
@@ -18,6 +16,8 @@ from mage.cli.verbs.arguments import (
     print_json,
     read_pairs,
 )
+from mage.cli.terminal import UsageError, console
+from mage.cli.terminal.tables import plain_table
 from mage.environments.base import Environment
 from mage.opponents.base import find, sample_players
 
@@ -86,7 +86,7 @@ def show_ceilings(
 
 def _is_fixed_throws(world: Environment, shares: Mapping[str, float]) -> bool:
     """Whether the population is `dirichlet-A` in rock-paper-scissors, which has a closed form."""
-    from mage.evaluation.throw_ceilings import dirichlet_alpha
+    from mage.evaluation.exact.throw_ceilings import dirichlet_alpha
 
     name, *others = shares
     return not others and dirichlet_alpha(world, name) is not None
@@ -100,7 +100,7 @@ def _show_throws(
     as_json: bool,
 ) -> None:
     """The ceilings against fixed throws; `episodes` in the JSON are the scores per throw."""
-    from mage.evaluation.throw_ceilings import dirichlet_alpha, throw_ceilings
+    from mage.evaluation.exact.throw_ceilings import dirichlet_alpha, throw_ceilings
 
     (name,) = shares
     alpha = dirichlet_alpha(world, name)
@@ -195,7 +195,7 @@ def _ceilings(
     counts: tuple[float, ...],
 ) -> dict[str, Any]:
     """All ceilings; if the tree is too large for a learner, those that know the opponent."""
-    from mage.evaluation.ceilings import TooLarge, best_response, ceilings, optimum
+    from mage.evaluation.exact.ceilings import TooLarge, best_response, ceilings, optimum
 
     searches = [name for name in shares if find(name).policy_is == "sampled"]
     notes = []

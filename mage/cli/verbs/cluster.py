@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from mage.api.menus import names
+from mage.cli.arguments import OVERRIDES, split_words
 from mage.cli.terminal import UsageError
-from mage.cli.verbs.arguments import OVERRIDES, split_words
 from mage.config.loading import load_recipe
 
 verbs = typer.Typer()
@@ -64,9 +64,9 @@ def cluster(
         load_recipe(name, overrides)  # a mistake is reported before the cluster is used
     words = ["train", *([name] if name else []), *overrides, "--runs", str(runs.resolve())]
     words += ["--resume", str(resume.resolve())] if resume else []
-    from mage.training.cluster import ClusterJob, run_on_cluster
-    from mage.training.ray_nodes import connect
-    from mage.training.stop import StopSignals  # loads torch
+    from mage.ranks.cluster import ClusterJob, run_on_cluster
+    from mage.ranks.ray_nodes import connect
+    from mage.ranks.stop import StopSignals  # loads torch
 
     job = ClusterJob(tuple(words), ranks, cpus, gpus, spread, max_restarts, wait)
     ray = connect(address)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from mage.cli.arguments import OVERRIDES, AsJson, split_words
 from mage.cli.terminal import console
 from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import OVERRIDES, AsJson, split_words
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.credit.trajectories import RowCredit, credit_rows, read_trajectories

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mage.cli.terminal import PIPE, UsageError, console, say
-from mage.cli.verbs import exact_table, population_table
-from mage.cli.verbs.arguments import (
+from mage.cli import exact_table, population_table
+from mage.cli.arguments import (
     OVERRIDES,
     AsJson,
     Keep,
@@ -16,6 +15,7 @@ from mage.cli.verbs.arguments import (
     print_json,
     split_words,
 )
+from mage.cli.terminal import PIPE, UsageError, console, say
 from mage.run_folder import RunFolder
 from mage.types import Split, Task
 

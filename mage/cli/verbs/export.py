@@ -24,7 +24,7 @@ def export(
     ] = None,
 ) -> None:
     """Write the stored turns of a run, with returns and advantages, as a dataset."""
-    from mage.viewer.dataset import (
+    from mage.api.dataset import (
         SUFFIXES,
         sets_without_credit,
         sets_without_moves,

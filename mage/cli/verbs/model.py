@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mage.cli.arguments import AsJson, print_json
 from mage.cli.terminal import UsageError, console, say
 from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import AsJson, print_json
 from mage.models.base import (
     EMBEDDED,
     SHIPPED,
@@ -21,7 +21,7 @@ from mage.models.base import (
 from mage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from mage.models.adding import Added
+    from mage.api.adding import Added
 
 verbs = typer.Typer()
 model = typer.Typer(no_args_is_help=True)
@@ -68,7 +68,7 @@ def add(
             "path. Leave out one of them."
         )
     err = console(stderr=True)
-    from mage.models.adding import add_model  # loads torch
+    from mage.api.adding import add_model  # loads torch
 
     done = add_model(
         what,

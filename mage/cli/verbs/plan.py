@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from mage.cli.arguments import OVERRIDES, AsJson, split_words
 from mage.cli.terminal import console
 from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import OVERRIDES, AsJson, split_words
 from mage.config.errors import EXIT_USAGE
 from mage.config.loading import load_recipe
 from mage.models.shapes import PRESETS, find_shape

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mage.api.menus import names
-from mage.cli.terminal import UsageError, console, say
-from mage.cli.verbs.arguments import (
+from mage.cli.arguments import (
     AGENT,
     AsJson,
     Keep,
@@ -22,6 +21,7 @@ from mage.cli.verbs.arguments import (
     print_json,
     read_pairs,
 )
+from mage.cli.terminal import UsageError, console, say
 from mage.config.menus import find_item
 from mage.types import MetaEpisode, Task
 

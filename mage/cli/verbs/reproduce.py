@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
+from mage.cli.arguments import OVERRIDES, split_words
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import OVERRIDES, split_words
 from mage.config.errors import EXIT_STOPPED
 from mage.reproduce import scales, tables
 
 if TYPE_CHECKING:
+    from mage.ranks.stop import StopSignals
     from mage.reproduce.executors import Executor
     from mage.reproduce.plan import Job, Plan
     from mage.reproduce.runner import Runner, RunnerProgress
-    from mage.training.stop import StopSignals
 
 verbs = typer.Typer()
 _EVERY = 30.0  # seconds between lines without a terminal
@@ -187,8 +187,8 @@ def _plan_row(jobs: "Sequence[Job]", done: set[str]) -> tuple[str, ...]:
 
 
 def _run(plan: "Plan", out: Path, executor: "Executor") -> None:
+    from mage.ranks.stop import StopSignals
     from mage.reproduce.runner import Runner
-    from mage.training.stop import StopSignals
 
     err = console(stderr=True)
     (out / "runs").mkdir(parents=True, exist_ok=True)

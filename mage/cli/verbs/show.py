@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from mage.api.menus import names
+from mage.cli.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.config.describe import Option, describe_recipe
 from mage.config.toml import show_value
 

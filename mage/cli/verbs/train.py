@@ -10,15 +10,15 @@ import typer
 from rich.console import Group
 
 from mage.api.menus import names
+from mage.cli.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.cli.terminal import UsageError, console
-from mage.cli.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
+from mage.ranks.launcher import stop_with_launcher
 from mage.run_folder import RunFolder, lock_run
-from mage.training.launcher import stop_with_launcher
 
 if TYPE_CHECKING:  # slow to load
-    from mage.learn.ranks import Ranks
+    from mage.ranks.ranks import Ranks
 
 verbs = typer.Typer()
 Overridden = Annotated[
@@ -68,7 +68,7 @@ def train(
 
     if "TORCHELASTIC_RESTART_COUNT" in os.environ:
         with stop_with_launcher():
-            from mage.cli.verbs.train_ranks import train_on_rank
+            from mage.cli.train_ranks import train_on_rank
 
             folder = train_on_rank(name, overrides, runs, open_folder, _train)
     else:
@@ -113,10 +113,10 @@ def _train(folder: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> Non
     err = console(stderr=True)
     err.print(f"run folder {folder.path}; loading the model", markup=False, soft_wrap=True)
     from mage.cli.terminal.progress import TerminalCallback
+    from mage.ranks.stop import Stopped, StopSignals
     from mage.report.loggers import make_loggers
     from mage.report.run_results import read_run_results
-    from mage.training.callbacks import CallbackList, Stopped
-    from mage.training.stop import StopSignals
+    from mage.training.callbacks import CallbackList
     from mage.training.trainer import train as train_run
 
     go_on = f"mage train --resume {folder.path}"
@@ -162,10 +162,10 @@ def report(
 
 
 def _report(folder: RunFolder, as_json: bool) -> None:
+    from mage.api.report import write_report
     from mage.cli.terminal.results import result_table
     from mage.report.run_results import read_run_results
     from mage.report.verdict import tell_verdict
-    from mage.viewer.report import write_report
 
     with lock_run(folder.path):
         folder.delete_leftovers()

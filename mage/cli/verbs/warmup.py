@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mage.api.menus import names
+from mage.cli.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
 
 if TYPE_CHECKING:  # slow to load
-    from mage.learn.warmup import Skill, Warmup
+    from mage.learn.imitate.warmup import Skill, Warmup
 
 verbs = typer.Typer()
 

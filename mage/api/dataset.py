@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from mage.credit.store import TurnCredit, read_credits
-from mage.learn.stored_moves import read_moves
 from mage.run_folder import Json, RunError, RunFolder, write_atomic
+from mage.run_folder.credit_files import TurnCredit, read_credits
+from mage.run_folder.move_files import read_moves
 from mage.viewer.runs import stored_names
 from mage.viewer.transcripts import Transcripts
 

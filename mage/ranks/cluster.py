@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mage.config.errors import EXIT_STOPPED, EXIT_USAGE
-from mage.training.ray_nodes import LOST, RemoteProcess, place
+from mage.ranks.ray_nodes import LOST, RemoteProcess, place
 
 _TICK = 0.5  # seconds between two looks at the processes
 _GRACE = 60.0  # seconds for the other ranks to end after one has ended with an error

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from mage.learn.tries import (
+from mage.learn.pack.tries import (
     EXCHANGE,
     TRIE_EXCHANGE,
     Row,

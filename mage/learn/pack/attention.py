@@ -14,11 +14,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from mage.config.sections import LearnOptions
-from mage.learn.compilation import compiled
-from mage.learn.layers import Mask, attend, run_layers, trie_mask
-from mage.learn.low_rank import Factors
-from mage.learn.packing import Layout, Packed, Shape
-from mage.learn.tries import TRIE_EXCHANGE
+from mage.learn.pack.compilation import compiled
+from mage.learn.pack.layers import Mask, attend, run_layers, trie_mask
+from mage.learn.pack.low_rank import Factors
+from mage.learn.pack.packing import Layout, Packed, Shape
+from mage.learn.pack.tries import TRIE_EXCHANGE
 from mage.models.architecture import is_plain
 
 IMPLEMENTATIONS: dict[Layout, str] = {"trie": "mage_trie", "forest": "mage_forest", "rows": "sdpa"}

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mage.cli.arguments import print_json
 from mage.cli.terminal import console
 from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import print_json
 from mage.environments.base import SEATS
 from mage.types import Split
 
 if TYPE_CHECKING:  # these are slow to load
     from mage.api.agents import Candidate
-    from mage.evaluation.exact import Exact
+    from mage.evaluation.exact.scores import Exact
     from mage.evaluation.statistics import Estimate
 
 Players = Annotated[
@@ -24,7 +24,7 @@ Players = Annotated[
 
 def show_exact(one: "Candidate", split: Split, notes: Any, players: int, as_json: bool) -> None:
     """Print the exact scores; families are represented by players that training never draws."""
-    from mage.evaluation.exact import exact_scores
+    from mage.evaluation.exact.scores import exact_scores
     from mage.opponents.base import sample_players
 
     with console(stderr=True).status(f"{one.title}: computing the policy in every situation"):

@@ -15,8 +15,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
-from mage.learn.compilation import compiled, padded_length
-from mage.learn.low_rank import Factors, LayerFactors, factors_of, project
+from mage.learn.pack.compilation import compiled, padded_length
+from mage.learn.pack.low_rank import Factors, LayerFactors, factors_of, project
 from mage.models.architecture import LayerParts, parts_of
 
 BLOCK = 128  # tokens in a block of the attention mask

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mage.cli.arguments import print_json
 from mage.cli.terminal import console
 from mage.cli.terminal.tables import plain_table
-from mage.cli.verbs.arguments import print_json
 from mage.types import Task
 
 if TYPE_CHECKING:  # these are slow to load

@@ -12,9 +12,9 @@ from typing import Literal
 
 from mage.environments.base import Environment
 from mage.environments.openspiel import OpenSpielState, load_game
-from mage.evaluation.beliefs import Belief, BeliefLearner, Point, grow_tree
-from mage.evaluation.best_response import Expectimax, Worth
-from mage.evaluation.game_tree import (
+from mage.evaluation.exact.beliefs import Belief, BeliefLearner, Point, grow_tree
+from mage.evaluation.exact.best_response import Expectimax, Worth
+from mage.evaluation.exact.game_tree import (
     Budget,
     TooLarge,
     chanced,

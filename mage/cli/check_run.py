@@ -4,8 +4,8 @@ from pathlib import Path
 
 import typer
 
+from mage.cli.arguments import print_json
 from mage.cli.terminal import console
-from mage.cli.verbs.arguments import print_json
 from mage.run_folder import RunFolder
 
 
@@ -17,7 +17,7 @@ def is_run(name: str) -> bool:
 def check_run_folder(path: Path, as_json: bool) -> None:
     """Print what is wrong with a run folder; exit code 1 if something is."""
     folder = RunFolder.open(path)
-    from mage.training.check_run import check_run
+    from mage.api.check_run import check_run
 
     found = check_run(folder)
     if as_json:

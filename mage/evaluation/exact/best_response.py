@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
-from mage.evaluation.game_tree import Budget, chanced, moved, roots
+from mage.evaluation.exact.game_tree import Budget, chanced, moved, roots
 from mage.opponents.base import Opponent
 
 Worth = Callable[[float], float]  # from the score of a finished game to what is maximised

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mage.credit.store import read_credits
 from mage.evaluation.rows import read_tasks
 from mage.learn import checkpoint
-from mage.learn.stored_moves import read_moves
 from mage.run_folder import RunError, RunFolder
+from mage.run_folder.credit_files import read_credits
 from mage.run_folder.files import verify_checksums
 from mage.run_folder.links import refuse_links
+from mage.run_folder.move_files import read_moves
 
 
 @dataclass(frozen=True, slots=True)

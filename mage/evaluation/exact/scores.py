@@ -19,8 +19,8 @@ from mage.config.sections import LearnOptions
 from mage.engines.base import run
 from mage.environments.base import Environment
 from mage.environments.openspiel import OpenSpiel, OpenSpielState, load_game
-from mage.evaluation.game_tree import TooLarge, chanced, moved, roots
-from mage.learn.supervised import reply_logprobs
+from mage.evaluation.exact.game_tree import TooLarge, chanced, moved, roots
+from mage.learn.imitate.supervised import reply_logprobs
 from mage.memory.base import Entry
 from mage.opponents.base import find
 from mage.play import Setting, opening_prompt

@@ -17,13 +17,12 @@ import torch.distributed as dist
 from mage.config.errors import EXIT_USAGE, ConfigError
 from mage.config.loading import change_recipe
 from mage.config.recipe import Recipe
-from mage.learn.ranks import RankFailed, RankLost, Ranks, RanksStopped
-from mage.training import child_processes
-from mage.training.callbacks import Stopped
-from mage.training.child_processes import SIGNALS, blocked_signals, end_with_parent
-from mage.training.rank_log import log_path, write_rank_log
-from mage.training.stop import StopRequest
-from mage.training.watch import Peer, Watch, describe_loss, find_loss
+from mage.ranks import processes as child_processes
+from mage.ranks.processes import SIGNALS, blocked_signals, end_with_parent
+from mage.ranks.rank_log import log_path, write_rank_log
+from mage.ranks.ranks import RankFailed, RankLost, Ranks, RanksStopped
+from mage.ranks.stop import Stopped, StopRequest
+from mage.ranks.watch import Peer, Watch, describe_loss, find_loss
 
 Item = TypeVar("Item")
 TIMEOUT = timedelta(hours=2)  # for one message: ranks may play for long; lost ranks are watched

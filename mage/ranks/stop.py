@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from mage.learn.ranks import RankLost, Ranks
-from mage.training.child_processes import SIGNALS
+from mage.ranks.processes import SIGNALS
+from mage.ranks.ranks import RankLost, Ranks
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has saved its state; the argument is its folder."""
 
 
 class _Interrupted(KeyboardInterrupt):

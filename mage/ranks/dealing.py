@@ -16,8 +16,7 @@ from itertools import accumulate, chain
 
 from mage.config.sections import ReturnOptions
 from mage.credit.samples import Estimator, compute_all_returns
-from mage.learn.ranks import Ranks
-from mage.training.metrics import generated_tokens
+from mage.ranks.ranks import Ranks
 from mage.types import Completion, Credit, MetaEpisode, Return, Task, Turn, Where
 
 Member = tuple[int, int]  # group, member
@@ -103,7 +102,7 @@ def task_kind(task: Task) -> str:
 def measure_lengths(metas: Sequence[MetaEpisode], ranks: Ranks) -> dict[str, float]:
     """Mean tokens of a meta-episode by kind of task, over all ranks."""
     sums: dict[str, list[int]] = defaultdict(list)
-    for own in ranks.gather([(task_kind(meta.task), generated_tokens(meta)) for meta in metas]):
+    for own in ranks.gather([(task_kind(meta.task), meta.generated_tokens) for meta in metas]):
         for kind, tokens in own:
             sums[kind].append(tokens)
     return {kind: sum(found) / len(found) for kind, found in sorted(sums.items())}

@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 
 from mage.config.errors import EXIT_USAGE, ConfigError
-from mage.learn.ranks import RankLost, Ranks
+from mage.ranks.launch import join_group
+from mage.ranks.ranks import RankLost, Ranks
+from mage.ranks.stop import Stopped
+from mage.ranks.watch import REPORTS, has_reported
 from mage.run_folder import LAUNCH, RunError, read_json
-from mage.training.callbacks import Stopped
-from mage.training.distributed import join_group
-from mage.training.watch import REPORTS, has_reported
 
 _JOIN = timedelta(minutes=5)
 _REPORT = 20.0  # seconds for rank 0 to begin its report of an error

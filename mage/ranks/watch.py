@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mage.learn.ranks import RankLost, Ranks
-from mage.training.rank_log import log_path
+from mage.ranks.rank_log import log_path
+from mage.ranks.ranks import RankLost, Ranks
 
 REPORTS = "reports"  # key of the store: rank 0 reports an error and ends
 _LOOK = 0.5  # seconds between two looks

@@ -25,15 +25,15 @@ from mage.config.sections import LearnOptions
 from mage.config.warmup_options import WarmupOptions
 from mage.engines.base import run
 from mage.environments.base import named
-from mage.learn.attention import best_layout, check_packable
-from mage.learn.demonstrations import (
+from mage.learn.imitate.demonstrations import (
     Demonstration,
     Script,
     facts_of,
     label_play,
     write_demonstrations,
 )
-from mage.learn.supervised import action_entropy, imitate
+from mage.learn.imitate.supervised import action_entropy, imitate
+from mage.learn.pack.attention import best_layout, check_packable
 from mage.learn.trainable import Adapters, Trainable
 from mage.models.adapters import save_adapters
 from mage.models.base import atomic_folder, copy_permissions

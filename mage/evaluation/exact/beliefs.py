@@ -8,8 +8,8 @@ information sets, and the recap at the end) updates its belief.
 from dataclasses import dataclass
 
 from mage.environments.openspiel import OpenSpiel, OpenSpielState, load_game
-from mage.evaluation.best_response import Worth
-from mage.evaluation.game_tree import Budget, TooLarge, chanced, moved, roots
+from mage.evaluation.exact.best_response import Worth
+from mage.evaluation.exact.game_tree import Budget, TooLarge, chanced, moved, roots
 from mage.opponents.base import Opponent
 
 Belief = tuple[float, ...]

@@ -8,10 +8,10 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from mage.learn.attention import attending, hidden_states, trie_exchange_rate
-from mage.learn.layers import line_length
 from mage.learn.loss import choice_entropies, token_logprobs
-from mage.learn.packing import (
+from mage.learn.pack.attention import attending, hidden_states, trie_exchange_rate
+from mage.learn.pack.layers import line_length
+from mage.learn.pack.packing import (
     Layout,
     Packed,
     pack_forest,
@@ -21,8 +21,8 @@ from mage.learn.packing import (
     plan_rows,
     plan_tries,
 )
+from mage.learn.pack.tries import Row, prepare
 from mage.learn.trainable import AllWeights, Trainable, factors_of_weights
-from mage.learn.tries import Row, prepare
 from mage.types import Sample
 
 

@@ -13,12 +13,10 @@ import typer
 import mage
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe, recipe_toml
-from mage.learn.ranks import RankLost, Ranks
-from mage.run_folder import RunFolder
-from mage.training.callbacks import Callback, Stopped
-from mage.training.rank_log import log_path, write_rank_log
-from mage.training.stop import StopSignals
-from mage.training.torchrun import (
+from mage.ranks.rank_log import log_path, write_rank_log
+from mage.ranks.ranks import RankLost, Ranks
+from mage.ranks.stop import Stopped, StopSignals
+from mage.ranks.torchrun import (
     World,
     check_agreement,
     digest,
@@ -26,6 +24,8 @@ from mage.training.torchrun import (
     join_torchrun,
     read_world,
 )
+from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback
 
 OpenFolder = Callable[[str], RunFolder]  # the argument is the job of a new run
 TrainMain = Callable[[RunFolder, bool, Ranks], None]

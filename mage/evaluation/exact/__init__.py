@@ -1,0 +1,1 @@
+"""Exact answers on game trees: ceilings, bounds, best responses, scores."""

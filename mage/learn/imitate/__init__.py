@@ -1,0 +1,1 @@
+"""Supervised learning from demonstrations before reinforcement learning."""

@@ -1,0 +1,1 @@
+"""Packing of training rows: every shared prefix is computed once."""

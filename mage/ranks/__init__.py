@@ -1,0 +1,1 @@
+"""Processes that train together: launch, messages, watching, stopping, dealing of work."""
