@@ -10,9 +10,9 @@ import platform
 import shutil
 from pathlib import Path
 
+from mage.api.report import write_report
 from mage.run_folder import RunFolder
 from mage.run_folder.files import read_sealed, write_sealed
-from mage.api.report import write_report
 
 _TRANSCRIPTS = 60_000  # characters: about ten of them
 _PARTS = ("by_opponent", "by_seat", "by_opponent_seat")
