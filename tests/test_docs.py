@@ -81,8 +81,8 @@ def test_commands_are_valid(page: Path) -> None:
             targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert set(words[1:]) <= set(targets), words
         elif words[0].startswith("python") and words[1].endswith(".py"):
-            script = ROOT / "scripts" / Path(words[1]).name
-            assert script.is_file(), words
+            folder = "examples" if words[1].startswith("examples/") else "scripts"
+            assert (ROOT / folder / Path(words[1]).name).is_file(), words
         else:
             known = ("python", "pip", "source", ".", "export", "alfworld-download", "gdown")
             assert words[0].startswith(known) or words[0] in OTHERS, words
