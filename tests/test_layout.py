@@ -144,6 +144,16 @@ def test_shared_code_imports_only_the_base_of_a_menu() -> None:
     assert wrong == [], "find an item of a menu by its name"
 
 
+def test_a_mistake_of_the_user_has_its_own_class() -> None:
+    own = {"mage.agent.render_program"}  # a child process, whose parent tells the user
+    wrong = [
+        name
+        for name, path in FILES.items()
+        if name not in own and "raise ValueError" in path.read_text("utf-8")
+    ]
+    assert wrong == [], "raise UserError of mage.config.errors; assert what cannot happen"
+
+
 def test_low_levels_load_no_torch() -> None:
     low = [name for name in FILES if LEVELS.get(place_of(name), 99) < NO_TORCH_BELOW]
     allowed = ("mage.engines", "mage.models")  # the chosen engine or source loads what it needs

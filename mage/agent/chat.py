@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from mage.agent.chat_template import render_template
 from mage.agent.thoughts import CLOSE, is_thinking
+from mage.config.errors import UserError
 
 Ids = tuple[int, ...]
 Thinking = Literal["auto", "on", "off"]
@@ -61,7 +62,7 @@ class Chat:
         """Read tokenizer.json, its config and the chat template of a transformers folder."""
         folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
-            raise ValueError(
+            raise UserError(
                 f"{folder} has no tokenizer.json: a model folder needs a fast tokenizer"
             )
         config = _read_json(folder / "tokenizer_config.json")
@@ -96,7 +97,7 @@ class Chat:
         rest, pieces = rendered, []
         for mark in _MARKS:
             if rest.count(mark) != 1:
-                raise ValueError(
+                raise UserError(
                     "the chat template does not show system, user and assistant messages "
                     "once each, in order"
                 )
@@ -116,7 +117,7 @@ def _render_with(template: str, special: dict[str, str], thinking: Thinking) -> 
 def _check_switch(template: str, special: dict[str, str], thinking: Thinking) -> None:
     """Raise ValueError if the template does not use `enable_thinking`."""
     if "enable_thinking" not in template:
-        raise ValueError(
+        raise UserError(
             f'agent.thinking = "{thinking}" has no effect: the chat template of this model has no '
             'switch for thinking (enable_thinking); set agent.thinking = "auto"'
         )
@@ -124,11 +125,11 @@ def _check_switch(template: str, special: dict[str, str], thinking: Thinking) ->
 
 def _read_tokenizer(path: Path) -> Tokenizer:
     if path.stat().st_size > LARGEST_FILE:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes: it is not a tokenizer")
+        raise UserError(f"{path} has {path.stat().st_size:,} bytes: it is not a tokenizer")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain exceptions
-        raise ValueError(f"{path} cannot be read as a tokenizer: {error}") from None
+        raise UserError(f"{path} cannot be read as a tokenizer: {error}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -153,7 +154,7 @@ def _template(folder: Path, config: dict[str, Any]) -> str:
         return path.read_text()
     if isinstance(config.get("chat_template"), str):
         return str(config["chat_template"])
-    raise ValueError(f"{folder} has no chat template: put one into chat_template.jinja there")
+    raise UserError(f"{folder} has no chat template: put one into chat_template.jinja there")
 
 
 def _end_ids(folder: Path, tokenizer: Tokenizer, special: dict[str, str]) -> Ids:
@@ -162,12 +163,12 @@ def _end_ids(folder: Path, tokenizer: Tokenizer, special: dict[str, str]) -> Ids
     if ends is None:
         ends = tokenizer.token_to_id(special.get("eos_token", ""))
     if ends is None:
-        raise ValueError(
+        raise UserError(
             f"{folder} has no end-of-reply token: set eos_token in tokenizer_config.json"
         )
     ids = tuple(ends) if isinstance(ends, list) else (ends,)
     if not all(type(number) is int and 0 <= number < 2**31 for number in ids):
-        raise ValueError(f"{folder} has an eos_token_id that is not a token id: {str(ends)[:80]}")
+        raise UserError(f"{folder} has an eos_token_id that is not a token id: {str(ends)[:80]}")
     return ids
 
 
@@ -186,5 +187,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is not a JSON object: the file is damaged")
+        raise UserError(f"{path} is not a JSON object: the file is damaged")
     return found

@@ -17,6 +17,7 @@ from jinja2 import nodes
 from jinja2.exceptions import TemplateError
 
 from mage.agent.render_program import PYTHON_ERRORS, environment, render
+from mage.config.errors import UserError
 
 LONGEST = 1 << 20  # characters of a template and of a rendered chat; public templates have 20,000
 SECONDS = 10  # processor time of a template; public ones need a few milliseconds
@@ -46,7 +47,7 @@ _CHEAP = (
 def render_template(template: str, values: dict[str, Any]) -> str:
     """The rendered template; ValueError if it fails or exceeds a limit."""
     if len(template) > LONGEST:
-        raise ValueError(f"the chat template has {len(template):,} characters, {LONGEST:,} at most")
+        raise UserError(f"the chat template has {len(template):,} characters, {LONGEST:,} at most")
     return _render_once(template, json.dumps(values, sort_keys=True))
 
 
@@ -56,7 +57,7 @@ def _render_once(template: str, values: str) -> str:
         is_cheap = _is_cheap(environment().parse(template))
         text = render(template, json.loads(values), LONGEST) if is_cheap else None
     except (TemplateError, *PYTHON_ERRORS) as error:
-        raise ValueError(_failed(str(error) or type(error).__name__)) from None
+        raise UserError(_failed(str(error) or type(error).__name__)) from None
     return _render_in_child(template, values) if text is None else text
 
 
@@ -89,12 +90,12 @@ def _render_in_child(template: str, values: str) -> str:
         )
         found = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):  # the operating system ended the child
-        raise ValueError(
+        raise UserError(
             f"the chat template was stopped: it needs more than {SECONDS} s of processor time or "
             f"{MEMORY >> 30} GiB of memory. Use another template (chat_template.jinja)"
         ) from None
     if "error" in found:
-        raise ValueError(_failed(str(found["error"])))
+        raise UserError(_failed(str(found["error"])))
     return str(found["text"])
 
 

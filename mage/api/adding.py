@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mage.agent.chat import Chat
+from mage.config.errors import UserError
 from mage.config.menus import find_item
 from mage.engines.base import run
 from mage.models.base import (
@@ -45,7 +46,7 @@ def add_model(
     place = out.expanduser() if out else models_folder() / check_name(name or source.name())
     if place.exists() and not force:
         if not (place / "config.json").is_file():
-            raise ValueError(
+            raise UserError(
                 f"{place} exists and is not a model folder: choose another place, "
                 "or overwrite it with --force"
             )
@@ -69,7 +70,7 @@ def answer_line(
     model = load_model(folder, "float32", "cpu")
     tokens, rows = chat.tokenizer.get_vocab_size(), model.get_input_embeddings().weight.shape[0]
     if tokens > rows:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer in {folder} has {tokens:,} tokens, but the model has {rows:,} "
             "embeddings: the files do not belong together"
         )
@@ -83,7 +84,7 @@ def answer_line(
 
     (text,) = run([answer()])
     if not text.strip():
-        raise ValueError(
+        raise UserError(
             f"the model in {folder} gives an empty answer: its weights, its tokenizer and its "
             "chat template do not belong together"
         )

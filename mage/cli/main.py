@@ -8,8 +8,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from opcode import opmap
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,8 +31,7 @@ from mage.cli.verbs import (
     view,
     warmup,
 )
-from mage.config.errors import EXIT_STOPPED, EXIT_USAGE, DeviceError
-from mage.config.menus import PACKAGE
+from mage.config.errors import EXIT_STOPPED, EXIT_USAGE, DeviceError, UserError
 
 VERBS = (
     train,
@@ -78,30 +75,15 @@ def _print_error(text: str) -> None:
 
 
 def is_user_error(error: Exception) -> bool:
-    """Whether the user can fix this.
-
-    A ValueError is a user error if a `raise` statement of this package raised it. Any other
-    ValueError is a bug of this package or of a library. The statement is found in the code that
-    runs, not in its file: an update of MAGE may have changed the file during a long run.
-    """
+    """Whether the user can correct this."""
     if isinstance(error, OSError):
         return not isinstance(error, BrokenPipeError)
+    if isinstance(error, ValueError):
+        return isinstance(error, UserError)
     if isinstance(error, DeviceError) or _is_out_of_memory(error):
         return True
-    if isinstance(error, ValueError):
-        return _raised_on_purpose(error)
     cause = error.__cause__
     return isinstance(cause, OSError) or type(cause).__module__.startswith("safetensors")
-
-
-def _raised_on_purpose(error: Exception) -> bool:
-    trace = error.__traceback__
-    assert trace is not None, "the error was raised"
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    by_raise = code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
-    return by_raise and PACKAGE in Path(code.co_filename).parents
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -17,7 +17,14 @@ class DeviceError(RuntimeError):
     """A GPU is out of memory, reported an error or disappeared."""
 
 
-class ConfigError(ValueError):
+class UserError(ValueError):
+    """A mistake that the user can correct: the command line prints its message alone.
+
+    Any other ValueError is a bug of this package or of a library and keeps its traceback.
+    """
+
+
+class ConfigError(UserError):
     """A wrong recipe: what was given, what is allowed, where to change it."""
 
 

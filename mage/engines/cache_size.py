@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mage.config.errors import UserError
 from mage.engines.slots import KeyValuePool
 
 
@@ -31,7 +32,7 @@ def affordable_slots(
     if room is None:
         return slots
     if room < 2 * size:
-        raise ValueError(
+        raise UserError(
             f"a sequence of engines.context = {context} tokens needs {size / 1e9:.1f} GB, but only "
             f"{room / 1e9:.1f} GB are left for the cache: lower engines.context"
         )

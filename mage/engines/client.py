@@ -13,6 +13,7 @@ from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
 from urllib.error import HTTPError, URLError
 
+from mage.config.errors import UserError
 from mage.engines.deadline import TooLarge, make_opener
 from mage.engines.replies import BadReply, Reply, parse_json, printable, read_reply, summary
 from mage.seeds import derive
@@ -25,7 +26,7 @@ _TEMPORARY = (408, 409, 425, 429)
 _NO_KEY = "it needs a key: name the environment variable that holds it in engines.key_env"
 
 
-class EndpointError(ValueError):
+class EndpointError(UserError):
     """A permanent failure of an endpoint, or a wrong option."""
 
 

@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 
 from mage.agent.chat import Chat
+from mage.config.errors import UserError
 from mage.engines.attention import (
     DecodeGroup,
     Plan,
@@ -69,7 +70,7 @@ class LocalEngine(Sequences, Engine):
         ] = None,
     ) -> None:
         if slots < 1 or context < 2 or max_batch_tokens < 1:
-            raise ValueError(
+            raise UserError(
                 f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}: "
                 "the smallest allowed values are 1, 2 and 1"
             )

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from mage.config.errors import UserError
+
 
 @contextmanager
 def attending(model: torch.nn.Module, config: Any, name: str) -> Iterator[None]:
@@ -34,7 +36,7 @@ def check_full_attention(config: Any) -> None:
     """Refuse models with sliding windows or other kinds of attention."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
-        raise ValueError(
+        raise UserError(
             f"the local engine supports full attention only; {config.model_type} has layers of "
             f"kind {sorted(kinds)}"
         )

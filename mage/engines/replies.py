@@ -5,12 +5,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from mage.config.errors import UserError
+
 MOST_TOKENS = 10_000_000  # in one prompt or one reply; more is not a real count
 # All control characters but line break and tab, and marks that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-class BadReply(ValueError):
+class BadReply(UserError):
     """An answer that is not a valid chat completion."""
 
 

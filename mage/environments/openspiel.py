@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pyspiel
 from pydantic import Field, field_validator
 
+from mage.config.errors import UserError
 from mage.environments.base import SEATS, Environment, State
 
 # Short rules by OpenSpiel's name of the game, for a reader who knows only the printed state.
@@ -130,16 +131,16 @@ class OpenSpiel(Environment):
     def _is_playable(cls, text: str) -> str:
         known = pyspiel.registered_names()
         if text.split("(")[0] not in known:
-            raise ValueError(f"OpenSpiel has no game {text!r}; it has {', '.join(sorted(known))}")
+            raise UserError(f"OpenSpiel has no game {text!r}; it has {', '.join(sorted(known))}")
         game_type = load_game(text).get_type()
         if game_type.dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL:
-            raise ValueError(f"{text!r} cannot be played in turns")
+            raise UserError(f"{text!r} cannot be played in turns")
         if not (
             game_type.provides_observation_string or game_type.provides_information_state_string
         ):
-            raise ValueError(f"{text!r} cannot print its state")
+            raise UserError(f"{text!r} cannot print its state")
         if load_game(text).num_players() != 2:
-            raise ValueError(f"{text!r} is not a game for two players")
+            raise UserError(f"{text!r} is not a game for two players")
         return text
 
     def spiel_game(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from mage.config.errors import UserError
 from mage.environments._throw_predictors import Predictors
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
 
@@ -116,7 +117,7 @@ class RockPaperScissors(OpenSpiel):
     @model_validator(mode="after")
     def _can_be_finished(self) -> "RockPaperScissors":
         if self.max_turns < self.throws:
-            raise ValueError(
+            raise UserError(
                 f"max_turns = {self.max_turns} is less than throws = {self.throws}: "
                 "no game could be finished"
             )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.evaluation.figures import Evaluation
 from mage.evaluation.rows import (
     Measure,
@@ -49,7 +50,7 @@ def compare(
     _check_same_panel(ours, theirs)
     a, b = (select_rows(rows, opponent, seat) for rows in (ours, theirs))
     if not a:
-        raise ValueError(f"the panel has no task with opponent {opponent!r} and seat {seat!r}")
+        raise UserError(f"the panel has no task with opponent {opponent!r} and seat {seat!r}")
     shared = min(max(len(row.scores) for row in rows) for rows in (a, b))
     played = [k for k in range(shared) if _both(a, b, score_of(k))[0]]
     return Comparison(
@@ -86,7 +87,7 @@ def _wins(first: Sequence[float], second: Sequence[float]) -> Difference:
 def _check_same_panel(a: Sequence[TaskRow], b: Sequence[TaskRow]) -> None:
     first, second = ({row.task for row in rows} for rows in (a, b))
     if first != second:
-        raise ValueError(
+        raise UserError(
             f"the two evaluations were not played on the same panel: {len(first - second)} of "
             f"{len(first)} tasks are in the first only, {len(second - first)} of {len(second)} in "
             "the second only; compare runs with the same panel name, size, seats and episodes"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.environments.base import Environment
 from mage.evaluation.exact.bounds import PanelBounds
 from mage.evaluation.exact.ceilings import expert_score, exploitation
@@ -278,20 +279,20 @@ def _check_rows(
     rows: Sequence[TaskRow], environment: Environment, population: Population, split: Split
 ) -> None:
     if not rows:
-        raise ValueError("there is nothing to evaluate: no meta-episode was played")
+        raise UserError("there is nothing to evaluate: no meta-episode was played")
     strangers = {row.task.environment for row in rows} - {environment.name}
     if strangers:
-        raise ValueError(
+        raise UserError(
             f"these meta-episodes were played in {', '.join(sorted(strangers))}, "
             f"not in {environment.name}"
         )
     if {row.task.split for row in rows} != {split}:
         splits = ", ".join(sorted({row.task.split for row in rows}))
-        raise ValueError(f"these meta-episodes belong to split {splits}, not to {split}")
+        raise UserError(f"these meta-episodes belong to split {splits}, not to {split}")
     pool = set(population.pool(split)) if environment.multi_agent else {NOBODY}
     unknown = {row.task.opponent for row in rows} - pool
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"opponents {', '.join(sorted(unknown))} are not in the population's {split} pool "
             f"({', '.join(sorted(pool))})"
         )

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.environments.base import SEATS
 from mage.evaluation.statistics import Estimate
 
@@ -14,7 +15,7 @@ def make_frame(rows: Sequence[dict[str, Any]]) -> Any:
     try:
         pandas = import_module("pandas")
     except ImportError:
-        raise ValueError("pandas is not installed: pip install 'mage-rl[pandas]'") from None
+        raise UserError("pandas is not installed: pip install 'mage-rl[pandas]'") from None
     return pandas.DataFrame(rows)
 
 

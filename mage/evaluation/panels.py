@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 from typing import Literal
 
+from mage.config.errors import UserError
 from mage.config.recipe import Recipe
 from mage.config.sections import Seats
 from mage.environments.base import Environment
@@ -93,15 +94,15 @@ def _check_arguments(
 ) -> tuple[int, ...]:
     """The seats of the agent, or an error."""
     if size < 1 or episodes < 1:
-        raise ValueError(
+        raise UserError(
             "a panel needs at least one task and one episode, "
             f"not size = {size} and episodes = {episodes}"
         )
     if seats not in _SEATS:
-        raise ValueError(f"seats must be one of {', '.join(_SEATS)}, not {seats!r}")
+        raise UserError(f"seats must be one of {', '.join(_SEATS)}, not {seats!r}")
     places = tuple(seat for seat in _SEATS[seats] if seat < environment.seats)
     if not places:
-        raise ValueError(
+        raise UserError(
             f"{environment.name} has one seat only; a panel for seats = {seats!r} is empty"
         )
     return places
@@ -117,7 +118,7 @@ def check_panel_sizes(environment: Environment, split: Split, size: int, final_s
 def _check_instances(environment: Environment, split: Split, size: int, taken: int) -> None:
     count = environment.instances()
     if count is not None and size + taken > count:
-        raise ValueError(
+        raise UserError(
             f"{environment.name} has {count} instances in split {split!r}, but the select panel "
             f"needs {size} and the final panel {taken} others; lower evaluate.size or "
             "evaluate.final_size, or set evaluate.select_split to another split"
@@ -157,7 +158,7 @@ def _blocks(
         return {NOBODY: count}
     pool = population.pool(split)
     if not pool:
-        raise ValueError(
+        raise UserError(
             f"the population has no opponents for split {split!r}; add some to opponents.{split}"
         )
     drawn = Counter(allocate(pool, count, source.derive("opponents")))
@@ -221,7 +222,7 @@ class _Seeds:
             if shifted not in self.full and (seed := self._find(shifted)) is not None:
                 return seed
             self.full.add(shifted)
-        raise ValueError(
+        raise UserError(
             f"{self.environment.name} has too few instances for the select panel: all instances "
             f"that were found are in the final panel ({len(self.taken)}); lower evaluate.size or "
             "evaluate.final_size"

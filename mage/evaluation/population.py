@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.environments.base import Environment
 from mage.evaluation.rows import TaskRow, task_row
 from mage.evaluation.statistics import Estimate, mean
@@ -68,7 +69,7 @@ def make_matches(environment: Environment, population: str, matches: int) -> lis
     names = members(population)
     for name in names:
         if not find(name).plays(environment):
-            raise ValueError(f"{name} does not play {environment.name}")
+            raise UserError(f"{name} does not play {environment.name}")
     return [
         Task(
             environment=environment.name,
@@ -102,7 +103,7 @@ def play_reference(
 ) -> Matches:
     """The matches of an opponent of the menu on the agent's side. No model is used."""
     if environment.strata() > 1:
-        raise ValueError(
+        raise UserError(
             f"reference players need a game without chance; {environment.name} deals cards"
         )
     found: Matches = {task.opponent: [] for task in tasks}

@@ -12,6 +12,8 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
+from mage.config.errors import UserError
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -44,7 +46,7 @@ def wilson(successes: float, count: int, level: float = 0.95) -> Estimate:
     number of tasks, which is the conservative choice.
     """
     if count < 1 or not -1e-9 <= successes <= count + 1e-9:
-        raise ValueError(
+        raise UserError(
             f"a rate needs at least one task and at most one success for each, "
             f"not {successes} of {count}"
         )
@@ -124,7 +126,7 @@ def crossed_bootstrap(
     its minimum is 1 / (draws + 1).
     """
     if values_ST.size == 0:
-        raise ValueError("a mean needs at least one value")
+        raise UserError("a mean needs at least one value")
     seeds, tasks = values_ST.shape
     average = float(values_ST.mean())
     if tasks == 1:
@@ -186,7 +188,7 @@ def sign_test(better: int, worse: int) -> float:
 
 def _need(values: Sequence[float]) -> None:
     if not values:
-        raise ValueError("a mean needs at least one value")
+        raise UserError("a mean needs at least one value")
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from mage.config.errors import UserError
 from mage.models.base import copy_permissions
 
 MODEL, ADAPTER, OPTIMIZER, STATE, MANIFEST = (
@@ -145,14 +146,14 @@ def verify(path: Path, weights_only: bool = False) -> frozenset[str]:
             continue
         file = path / name
         if not file.is_file():
-            raise ValueError(f"checkpoint {path} is broken: {name} is missing")
+            raise UserError(f"checkpoint {path} is broken: {name} is missing")
         if (size := file.stat().st_size) != entry["bytes"]:
-            raise ValueError(
+            raise UserError(
                 f"checkpoint {path} is broken: {name} has {size} bytes, "
                 f"{entry['bytes']} were written"
             )
         if _digest(file) != entry["sha256"]:
-            raise ValueError(
+            raise UserError(
                 f"checkpoint {path} is broken: {name} does not have the SHA-256 of its manifest"
             )
     _check_update(path)
@@ -163,27 +164,27 @@ def _check_update(path: Path) -> None:
     """A checkpoint that was moved to the place of another one is found by its update."""
     update = json.loads((path / STATE).read_text())["update"]
     if path.name.startswith("update_") and update_of(path) != update:
-        raise ValueError(f"checkpoint {path} is broken: it is the checkpoint of update {update}")
+        raise UserError(f"checkpoint {path} is broken: it is the checkpoint of update {update}")
 
 
 def _manifest(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_dir():
-        raise ValueError(f"there is no checkpoint at {path}")
+        raise UserError(f"there is no checkpoint at {path}")
     try:
         manifest = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(
+        raise UserError(
             f"checkpoint {path} is broken: {MANIFEST} cannot be read ({error})"
         ) from error
     files: dict[str, dict[str, Any]] | None = (
         manifest.get("files") if isinstance(manifest, dict) else None
     )
     if not isinstance(files, dict) or not _lists_a_checkpoint(files):
-        raise ValueError(
+        raise UserError(
             f"checkpoint {path} is broken: {MANIFEST} does not list the files of a checkpoint"
         )
     if manifest.get("format") != FORMAT:
-        raise ValueError(
+        raise UserError(
             f"checkpoint {path} has format {manifest.get('format')}; "
             f"this version reads format {FORMAT}"
         )

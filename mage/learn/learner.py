@@ -15,6 +15,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
+from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
 from mage.learn.fully_sharded import FullySharded, Idle, idle_rows, scored_by, whole
@@ -146,7 +147,7 @@ class Learner:
     def update(self, samples: Sequence[Sample], *, entropy: float, update: int) -> Metrics:
         """One update from new samples: `epochs` x `minibatches` optimizer steps."""
         if not self.ranks.total(len(samples)):
-            raise ValueError("an update needs at least one sample")
+            raise UserError("an update needs at least one sample")
         rows = prepare(samples)
         lr = self.options.lr_at(update, self.total_updates)
         for group in self._optimizer.param_groups:
@@ -342,7 +343,7 @@ class Learner:
         expected = {name: master.shape for name, master in self._masters.items()}
         if expected != {name: value.shape for name, value in found.weights.items()}:
             kind = "adapters" if found.adapter else "weights"
-            raise ValueError(
+            raise UserError(
                 f"checkpoint {path} holds {kind} whose shapes differ from this run's: it belongs "
                 "to another model or another learn.lora_rank; use the recipe it was written with"
             )

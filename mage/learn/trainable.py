@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.fully_sharded import FullySharded
 from mage.learn.owned_state import placeholder
@@ -318,7 +319,7 @@ def _base_weights(
         if key in wanted
     }
     if set(found) != set(names):
-        raise ValueError(f"{base} does not hold all weights that the adapters of {start} change")
+        raise UserError(f"{base} does not hold all weights that the adapters of {start} change")
     return found
 
 

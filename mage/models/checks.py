@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mage.config.errors import UserError
+
 Tensors = dict[str, tuple[str, tuple[int, ...]]]  # name -> number format and shape
 LARGEST_JSON = 1 << 26  # bytes
 _LARGEST_HEAD = 100_000_000  # bytes, as in the package safetensors
@@ -26,14 +28,14 @@ def read_object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises ValueError with the reason if the file holds anything else."""
     size = path.stat().st_size
     if size > LARGEST_JSON:
-        raise ValueError(f"{path} has {size:,} bytes: at most {LARGEST_JSON:,} are allowed")
+        raise UserError(f"{path} has {size:,} bytes: at most {LARGEST_JSON:,} are allowed")
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ValueError(f"{path} is not valid JSON: {reason}") from None
+        raise UserError(f"{path} is not valid JSON: {reason}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold a JSON object, not {type(found).__name__}")
+        raise UserError(f"{path} must hold a JSON object, not {type(found).__name__}")
     return found
 
 
@@ -44,7 +46,7 @@ def read_tensors(path: Path) -> Tensors:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > min(size - 8, _LARGEST_HEAD):
-            raise ValueError(f"{path} is damaged: its header is longer than the file")
+            raise UserError(f"{path} is damaged: its header is longer than the file")
         head = _parse_head(path, file.read(length))
     room = size - 8 - length
     return {
@@ -60,7 +62,7 @@ def _parse_head(path: Path, data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         head = None
     if not isinstance(head, dict):
-        raise ValueError(f"{path} is damaged: its header is not a JSON object")
+        raise UserError(f"{path} is damaged: its header is not a JSON object")
     return head
 
 
@@ -79,7 +81,7 @@ def _read_entry(path: Path, name: str, entry: Any, room: int) -> tuple[str, tupl
         or not span[0] <= span[1] <= room
         or 8 * (span[1] - span[0]) != _BITS[kind] * math.prod(shape)
     ):
-        raise ValueError(f"{path} is damaged: tensor {name[:80]!r} does not lie inside the file")
+        raise UserError(f"{path} is damaged: tensor {name[:80]!r} does not lie inside the file")
     return kind, tuple(shape)
 
 
@@ -103,18 +105,18 @@ def check_folder(folder: Path) -> None:
     total = sum(math.prod(shape) for _, shape in tensors.values())
     layers = config.get("num_hidden_layers", 1)
     if not _is_size(layers, len(tensors)):
-        raise ValueError(
+        raise UserError(
             f"{folder} has num_hidden_layers = {layers!s:.40} in config.json, "
             f"but {len(tensors)} tensors: the files do not belong together"
         )
     for name in _SIZES:
         if not _is_size(config.get(name, 1), total):
-            raise ValueError(
+            raise UserError(
                 f"{folder} has {name} = {config[name]!s:.40} in config.json, "
                 f"but {total:,} parameters: the files do not belong together"
             )
     if not _fits(config, total):
-        raise ValueError(
+        raise UserError(
             f"{folder} needs more parameters for its embedding (vocab_size x hidden_size) than "
             f"its files hold ({total:,}): the files do not belong together"
         )

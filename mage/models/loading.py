@@ -7,6 +7,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from mage.config.errors import UserError
 from mage.models.adapters import merge_adapters
 from mage.models.base import base_of, is_adapter
 from mage.models.checks import check_folder
@@ -35,7 +36,7 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
         return model
     place = pick_device(device)
     if not list(folder.glob("*.safetensors")):
-        raise ValueError(
+        raise UserError(
             f"{folder} has no *.safetensors: a model folder needs its weights in that format"
         )
     check_folder(folder)
@@ -50,10 +51,10 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
             output_loading_info=True,
         )
     except _LOAD_ERRORS as error:
-        raise ValueError(f"{folder} cannot be loaded as a causal language model: {error}") from None
+        raise UserError(f"{folder} cannot be loaded as a causal language model: {error}") from None
     if wrong := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
         # transformers would go on with random numbers in their place.
-        raise ValueError(
+        raise UserError(
             f"{folder} lacks {', '.join(wrong[:3])}{' and more' if len(wrong) > 3 else ''}, "
             "or has them in another shape than config.json says"
         )
@@ -67,7 +68,7 @@ def pick_device(name: str) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(
+        raise UserError(
             f"run.device = {name!r} cannot be used here: {str(error).splitlines()[0]}"
         ) from None
     return torch.device(name)

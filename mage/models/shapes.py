@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.models.base import base_of, find_model
 
 
@@ -80,7 +81,7 @@ def find_shape(model: str) -> ModelShape:
         folder = base_of(find_model(model))
     except ValueError as error:
         known = ", ".join(PRESETS)
-        raise ValueError(f"{error}; preset shapes, which need no weights, are {known}") from None
+        raise UserError(f"{error}; preset shapes, which need no weights, are {known}") from None
     return read_shape(folder)
 
 
@@ -102,7 +103,7 @@ def read_shape(folder: Path) -> ModelShape:
             plain=config.get("model_type") in ("llama", "qwen3"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{folder / 'config.json'} does not describe a decoder of a known kind ({error!r}): "
             "needed are num_hidden_layers, hidden_size, num_attention_heads, intermediate_size "
             "and vocab_size"

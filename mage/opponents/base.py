@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mage.config.errors import did_you_mean
+from mage.config.errors import UserError, did_you_mean
 from mage.config.menus import find_item
 from mage.environments.base import Environment, State
 from mage.seeds import derive
@@ -83,7 +83,7 @@ class Family(Opponent):
     def player_seed(self) -> int:
         """The seed of the drawn player; an error if nobody has drawn one."""
         if self.seed is None:
-            raise ValueError(
+            raise UserError(
                 f"{self.name} is a family of players; append a seed to name one player, "
                 f"for example {self.name}-...-0"
             )
@@ -200,7 +200,7 @@ def find(name: str) -> Opponent:
     word, *options = name.split("-")
     kinds = {word: _load(word)} if "." in word else known()
     if word not in kinds:
-        raise ValueError(
+        raise UserError(
             f"unknown opponent {name!r}{did_you_mean(word, kinds)}; "
             f"known opponents: {', '.join(sorted(kinds))}. "
             "Options follow after dashes (mcts-100)"
@@ -208,7 +208,7 @@ def find(name: str) -> Opponent:
     kind = kinds[word]
     fields = option_names(kind)
     if len(options) > len(fields):
-        raise ValueError(
+        raise UserError(
             f"opponent {name!r} has {len(options)} options, but {word} takes {len(fields)} "
             f"({', '.join(fields)})"
         )
@@ -217,7 +217,7 @@ def find(name: str) -> Opponent:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(
+        raise UserError(
             f"opponent {name!r}: {where} = {first['input']!r}: {first['msg']}"
         ) from None
 
@@ -232,7 +232,7 @@ def members(population: str) -> tuple[str, ...]:
     ]
     for name in names:
         if isinstance(find(name), Family) and find(name).model_dump()["seed"] is None:
-            raise ValueError(f"{name} is a family; name players of it, for example {name}-0")
+            raise UserError(f"{name} is a family; name players of it, for example {name}-0")
     return tuple(dict.fromkeys(names))
 
 

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from mage.agent.agent import Agent, episode_text
 from mage.agent.history import History, PastTurn
+from mage.config.errors import UserError
 from mage.environments.base import Environment, State
 from mage.opponents.base import Knowledge, Opponent
 from mage.seeds import derive
@@ -50,7 +51,7 @@ class League(Opponent):
         return self.at_once
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
-        raise ValueError(f"{self.name} plays in training only: its copies belong to a run")
+        raise UserError(f"{self.name} plays in training only: its copies belong to a run")
 
     def freeze(self, agent: Agent, environment: Environment, episodes: int = 1) -> "FrozenAgent":
         """A player for the copies: the engine of this agent holds the weights of one of them.
@@ -77,7 +78,7 @@ class FrozenAgent(Opponent):
     _histories: WeakKeyDictionary[State, History] = PrivateAttr(default_factory=WeakKeyDictionary)
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
-        raise ValueError("a frozen copy has no exact policy; it is asked with `think`")
+        raise UserError("a frozen copy has no exact policy; it is asked with `think`")
 
     async def think(self, state: State, seat: int, rng: random.Random) -> str:
         """The copy's move; a random legal move if its reply names none."""

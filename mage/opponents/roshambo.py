@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import pyspiel
 from pydantic import Field, field_validator
 
+from mage.config.errors import UserError
 from mage.environments.base import Environment, State
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissorsState
 from mage.opponents.base import Knowledge, Opponent, is_kind_of
@@ -42,7 +43,7 @@ class RoShamBo(Opponent):
     def _is_known(cls, program: str) -> str:
         names = pyspiel.roshambo_bot_names()
         if program not in names:
-            raise ValueError(f"unknown program; known programs: {', '.join(sorted(names))}")
+            raise UserError(f"unknown program; known programs: {', '.join(sorted(names))}")
         return program
 
     @classmethod

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from mage.config.errors import DeviceError
+from mage.config.errors import DeviceError, UserError
 
 Item = TypeVar("Item")
 _BUCKET = 2**23  # values that travel in one message: 32 MB in float32
@@ -30,7 +30,7 @@ class RanksStopped(Exception):
     """All ranks have agreed to stop."""
 
 
-class RankFailed(ValueError):
+class RankFailed(UserError):
     """A rank has met an error; the message names the rank and its host."""
 
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from mage.config.errors import UserError
+
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
 LOST = "lost"  # instead of an exit code: the node or the actor has ended
 
@@ -71,7 +73,7 @@ def import_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise ValueError(
+        raise UserError(
             "a Ray cluster needs the package ray, which is not installed: "
             'pip install "mage-rl[ray]"'
         ) from None
@@ -85,7 +87,7 @@ def connect(address: str) -> Any:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"there is no Ray cluster at {address} ({str(error).splitlines()[0]}): start one with "
             "ray start --head, or name its head node with --address HOST:PORT"
         ) from None
@@ -147,7 +149,7 @@ def place(
     )
     if not group.wait(seconds):
         ray.util.remove_placement_group(group)
-        raise ValueError(
+        raise UserError(
             f"the cluster has no room for {count} processes with {cpus:g} CPUs and {gpus:g} GPUs "
             f"each (waited {seconds:.0f} s; it has {describe_resources(ray)}): use fewer ranks, or "
             "add nodes"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mage.config.errors import did_you_mean
+from mage.config.errors import UserError, did_you_mean
 from mage.config.loading import change_recipe, load_recipe, recipe_tables
 from mage.config.recipe import Recipe
 from mage.config.toml import Tables, show_value
@@ -101,7 +101,7 @@ def make_plan(
     table, size = TABLES[name], SCALES[scale]
     chosen = tuple(worlds) or tuple(world for world in size.worlds if world in table.worlds)
     if not chosen:
-        raise ValueError(
+        raise UserError(
             f"table {name} has no environment of scale {scale}: use --scale small, or name "
             f"environments with --environment ({', '.join(table.worlds)})"
         )
@@ -126,7 +126,7 @@ def make_plan(
 def _check_names(kind: str, given: Iterable[str], known: Sequence[str], where: str) -> None:
     for one in given:
         if one not in known:
-            raise ValueError(
+            raise UserError(
                 f"{where} has no {kind} {one!r}{did_you_mean(one, known)}: "
                 f"choose from {', '.join(known)}"
             )
@@ -185,7 +185,7 @@ def episodes_of_update(recipe: Recipe) -> int:
 
 def _updates_for(budget: int, recipe: Recipe) -> int:
     if budget < episodes_of_update(recipe):
-        raise ValueError(
+        raise UserError(
             f"a budget of {budget:,} episodes is less than one update of "
             f"{episodes_of_update(recipe):,} episodes. Increase --budget or lower play.groups"
         )

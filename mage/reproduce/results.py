@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mage.config.errors import UserError
 from mage.evaluation.rows import TaskRow, read_tasks
 from mage.evaluation.statistics import Difference, Estimate, crossed_bootstrap, holm, wilson
 from mage.report.run_results import read_evaluation
@@ -186,7 +187,7 @@ def _paper_rate(plan: Plan, job: Job, variant: str, split: Split) -> float | Non
 
 def _check_split(job: Job, split: Split) -> None:
     if split not in job.recipe.evaluate.splits:
-        raise ValueError(
+        raise UserError(
             f"{job.world} has no {split} panel: add opponents under opponents.{split} to its recipe"
         )
 
@@ -212,7 +213,7 @@ class _Played:
         self.tasks: list[Task] = list(dict.fromkeys(row.task for row in found[0][1]))
         self.plays = len(found[0][1]) // len(self.tasks)
         if any([row.task for row in rows] != self.tasks * self.plays for _, rows in found):
-            raise ValueError("runs of one arm were evaluated on different panels")
+            raise UserError("runs of one arm were evaluated on different panels")
         self.rows = [rows for _, rows in found]
         scores = np.array([[row.scores for row in rows] for rows in self.rows], dtype=float)
         outcomes = np.array([[row.outcomes for row in rows] for rows in self.rows])
@@ -330,7 +331,7 @@ def _compare(
 ) -> tuple[int, Difference] | None:
     """Paired by task, and by seed if both arms train; None if there is no common seed."""
     if first.tasks != second.tasks:
-        raise ValueError("two arms of one world were evaluated on different panels")
+        raise UserError("two arms of one world were evaluated on different panels")
     a, b = (one.measured(measure)[:, :, -1] for one in (first, second))
     if first.trains and second.trains:
         shared = [seed for seed in first.seeds if seed in second.seeds]

@@ -18,12 +18,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mage.config.errors import UserError
+
 Json = dict[str, Any]
 SEAL = "sha256"  # the key of the checksum in a sealed JSON file
 _FILE = "file"  # the key of its own name, so that files that changed places are found
 
 
-class RunError(ValueError):
+class RunError(UserError):
     """A run folder that cannot be created, read or written: what happened, and what to do."""
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from mage.agent.agent import Agent, SamplingOptions, worked_examples
 from mage.agent.chat import Chat
+from mage.config.errors import UserError
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.engines.base import Engine
@@ -37,7 +38,7 @@ class Components:
         """The local model, for code that changes or exports its weights."""
         if self.model is None:
             name = self.recipe.engines.name
-            raise ValueError(
+            raise UserError(
                 f'engines.name = "{name}" uses a model that runs elsewhere: it cannot be trained '
                 "and has no checkpoints; use it with mage evaluate RECIPE"
             )
@@ -86,7 +87,7 @@ def build_components(recipe: Recipe) -> Components:
 def _check_thinking(recipe: Recipe) -> None:
     """A remote model has its own chat template, so the option would have no effect."""
     if recipe.agent.thinking != "auto":
-        raise ValueError(
+        raise UserError(
             f'agent.thinking = "{recipe.agent.thinking}" has no effect with engines.name = '
             f'"{recipe.engines.name}": the server has the chat template. Set it there, or send its '
             "field with engines.extra"

@@ -17,6 +17,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from mage.agent.agent import Agent
+from mage.config.errors import UserError
 from mage.config.recipe import Recipe
 from mage.learn.trainable import Trainable, make_trainable
 from mage.models.base import is_adapter
@@ -45,9 +46,9 @@ def league_of(recipe: Recipe) -> str | None:
     """The name of the league in the training pool, if there is one."""
     names = [name for name in recipe.population().pool("train") if find(name).trains_only]
     if len(names) > 1:
-        raise ValueError(f"opponents.train has several leagues ({', '.join(names)}); use one")
+        raise UserError(f"opponents.train has several leagues ({', '.join(names)}); use one")
     if names and recipe.learn.shard != "none":
-        raise ValueError('a league needs learn.shard = "none": every rank holds whole copies')
+        raise UserError('a league needs learn.shard = "none": every rank holds whole copies')
     if names:
         _check_start(recipe, names[0])
     return names[0] if names else None
@@ -56,12 +57,12 @@ def league_of(recipe: Recipe) -> str | None:
 def _check_start(recipe: Recipe, name: str) -> None:
     start = find(name).updates_before()
     if start >= recipe.run.updates > 0:
-        raise ValueError(
+        raise UserError(
             f"{name} takes its first copy after {start} updates, but run.updates is "
             f"{recipe.run.updates}; raise run.updates or lower the league's start"
         )
     if start and len(recipe.population().pool("train")) == 1:
-        raise ValueError(
+        raise UserError(
             f"{name} starts after {start} updates, and opponents.train has no other opponent "
             "before; add one, or set the league's start to 0"
         )

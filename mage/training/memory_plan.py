@@ -9,6 +9,7 @@ micro-batch size are chosen so that learning fits.
 
 from dataclasses import dataclass, replace
 
+from mage.config.errors import UserError
 from mage.config.menus import engine_fields
 from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice, LearnOptions
@@ -309,7 +310,7 @@ def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:
     if not plan.fits:
         needed, there = plan.peak / GB, plan.usable / GB
         ways = "\n".join(f"  {line}" for line in advice(plan))
-        raise ValueError(
+        raise UserError(
             f"the run needs {needed:.1f} GB of GPU memory, but {there:.1f} GB can be used. "
             f"What would make it fit:\n{ways}\n`mage plan` shows every part."
         )

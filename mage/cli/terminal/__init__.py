@@ -2,11 +2,13 @@
 
 from rich.console import Console
 
+from mage.config.errors import UserError
+
 WIDE = 200  # columns in a file or a pipe, where no line should be wrapped
 PIPE = 120  # columns of the widest table in a file or a pipe
 
 
-class UsageError(ValueError):
+class UsageError(UserError):
     """The arguments of a command are wrong or contradict each other."""
 
 

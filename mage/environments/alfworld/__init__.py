@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from mage.config.errors import UserError
 from mage.environments.alfworld.engine import BANNER, IDLE, NOTHING_HAPPENS, Game, World
 from mage.environments.alfworld.games import (
     FOLDERS,
@@ -202,7 +203,7 @@ class Alfworld(SingleAgentEnvironment):
     @classmethod
     def _are_different(cls, kinds: tuple[TaskType, ...]) -> tuple[TaskType, ...]:
         if len(set(kinds)) != len(kinds):
-            raise ValueError("must not name a type twice")
+            raise UserError("must not name a type twice")
         return kinds
 
     @model_validator(mode="after")
@@ -214,7 +215,7 @@ class Alfworld(SingleAgentEnvironment):
         ]
         if hopeless:
             need = ", ".join(f"{kind} takes at least {SHORTEST[kind]}" for kind in hopeless)
-            raise ValueError(
+            raise UserError(
                 f"max_turns = {self.max_turns} is too few: {need}; allow more turns or leave "
                 "it out of task_types"
             )

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.environments.alfworld.games import FOLDERS, OFFICIAL_NAMES
 from mage.environments.alfworld.generator import generate
 from mage.environments.alfworld.problem import TASK_TYPES, read_problem
@@ -23,7 +24,7 @@ def read_package() -> tuple[str, str]:
     """Domain and grammar of the installed alfworld package, without importing it."""
     spec = find_spec("alfworld")
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(
+        raise UserError(
             "writing game files needs the alfworld package for its domain and grammar: pip "
             "install --no-deps alfworld"
         )
@@ -33,9 +34,9 @@ def read_package() -> tuple[str, str]:
             (folder / name).read_text("utf-8") for name in ("alfred.pddl", "alfred.twl2")
         )
     except OSError as error:
-        raise ValueError(f"the installed alfworld package lacks a file: {error}") from None
+        raise UserError(f"the installed alfworld package lacks a file: {error}") from None
     if _OPEN_TASK not in grammar:
-        raise ValueError(f"{folder / 'alfred.twl2'} has no place for a task ({_OPEN_TASK})")
+        raise UserError(f"{folder / 'alfred.twl2'} has no place for a task ({_OPEN_TASK})")
     return domain, grammar
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.environments.alfworld.engine import Game, World
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import Problem, read_problem
@@ -37,7 +38,7 @@ def read_game(data: Mapping[str, Any]) -> Game:
         [] if "task" in data or "grammar" in data else ["grammar"]
     )
     if missing:
-        raise ValueError(f"a game needs {', '.join(missing)}")
+        raise UserError(f"a game needs {', '.join(missing)}")
     problem = read_problem(_text(data, "pddl_problem"))
     task, told = _read_words(data)
     walkthrough = data.get("walkthrough")
@@ -47,13 +48,13 @@ def read_game(data: Mapping[str, Any]) -> Game:
     if not isinstance(walkthrough, (list, tuple)) or not all(
         isinstance(command, str) for command in walkthrough
     ):
-        raise ValueError("a game's walkthrough must be a list of commands")
+        raise UserError("a game's walkthrough must be a list of commands")
     return _build(problem, task, told, tuple(walkthrough))
 
 
 def _text(data: Mapping[str, Any], key: str) -> str:
     if not isinstance(data[key], str):
-        raise ValueError(f"a game's {key} must be text")
+        raise UserError(f"a game's {key} must be text")
     return str(data[key])
 
 
@@ -65,11 +66,11 @@ def _read_words(data: Mapping[str, Any]) -> tuple[str, str]:
     start = grammar.find(f'"{_TASK}')
     task = _STRING.match(grammar, start) if start >= 0 else None
     if task is None:
-        raise ValueError(f"a game's grammar must hold the sentence '{_TASK}..'")
+        raise UserError(f"a game's grammar must hold the sentence '{_TASK}..'")
     try:
         return json.loads(task[0]), _help_text(grammar).replace("\\n", "\n").lstrip()
     except json.JSONDecodeError:
-        raise ValueError("the sentence with the task in a game's grammar cannot be read") from None
+        raise UserError("the sentence with the task in a game's grammar cannot be read") from None
 
 
 def _help_text(grammar: str) -> str:
@@ -116,7 +117,7 @@ def _build(problem: Problem, task: str, told: str, walkthrough: tuple[str, ...])
     where = _map(facts["receptacleatlocation"])
     types = _map([*facts["objecttype"], *facts["receptacletype"]])
     if not facts["atlocation"] or any(r not in where for r in receptacles):
-        raise ValueError("the PDDL problem must say where the agent and all receptacles are")
+        raise UserError("the PDDL problem must say where the agent and all receptacles are")
     those = {
         fact: frozenset(number[row[0]] for row in rows)
         for fact, rows in facts.items()

@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
+from mage.config.errors import UserError
 from mage.environments.alfworld.engine import Game
 from mage.environments.alfworld.game_file import read_game
 from mage.environments.alfworld.generator import generate
@@ -41,12 +42,12 @@ _ADVICE = (
 def find_folder(data: str) -> Path:
     """The folder that holds the splits."""
     if data == OFFICIAL and not os.environ.get(VARIABLE):
-        raise ValueError(f"data = {OFFICIAL!r}, but {VARIABLE} is not set. {_ADVICE}")
+        raise UserError(f"data = {OFFICIAL!r}, but {VARIABLE} is not set. {_ADVICE}")
     given = Path(os.environ[VARIABLE] if data == OFFICIAL else data).expanduser()
     for folder in (given, given / _INNER):
         if any((folder / name).is_dir() for name in FOLDERS.values()):
             return folder
-    raise ValueError(
+    raise UserError(
         f"{given} holds no ALFWorld games: there is no folder {', '.join(FOLDERS.values())} "
         f"in it. {_ADVICE}"
     )
@@ -69,7 +70,7 @@ def list_games(folder: Path, split: Split, task_types: tuple[TaskType, ...]) -> 
         and not _is_unsolvable(path)
     )
     if not found:
-        raise ValueError(f"{place} holds no game of type {', '.join(task_types)}. {_ADVICE}")
+        raise UserError(f"{place} holds no game of type {', '.join(task_types)}. {_ADVICE}")
     return found
 
 
@@ -78,7 +79,7 @@ def _is_unsolvable(path: Path) -> bool:
     try:
         return _UNSOLVABLE.search(path.read_bytes()) is not None
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _task_type(path: Path) -> TaskType:
@@ -94,15 +95,15 @@ def load_game(path: Path) -> Game:
     try:
         data = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a game file: {error}") from None
+        raise UserError(f"{path} is not a game file: {error}") from None
     if not isinstance(data, dict):
-        raise ValueError(f"{path} is not a game file: it should hold one JSON object")
+        raise UserError(f"{path} is not a game file: it should hold one JSON object")
     try:
         return read_game(data)
     except ValueError as error:
-        raise ValueError(f"{path} is not a playable game: {error}") from None
+        raise UserError(f"{path} is not a playable game: {error}") from None
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.environments.alfworld.engine import World
 from mage.environments.alfworld.game_file import read_game
 from mage.environments.alfworld.planner import plan
@@ -76,7 +77,7 @@ def generate(
             if len(game["walkthrough"]) <= longest:
                 return game
     found = f"{receptacles} receptacles and {objects} objects that {longest} commands can win"
-    raise ValueError(
+    raise UserError(
         f"no game of type {kind!r} with {found} was found: allow more of them, or leave "
         f"{kind!r} out of task_types"
     )

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from mage.config.errors import UserError
+
 TaskType = Literal["place", "light", "clean", "heat", "cool", "two"]
 TASK_TYPES: tuple[TaskType, ...] = ("place", "light", "clean", "heat", "cool", "two")
 Expression: TypeAlias = "str | list[Expression]"
@@ -86,7 +88,7 @@ def read_problem(text: str) -> Problem:
     """Parse the PDDL problem of one game."""
     whole = _read(text)
     if not whole or whole[0] != "define":
-        raise ValueError("the PDDL problem does not begin with (define")
+        raise UserError("the PDDL problem does not begin with (define")
     sections = {
         part[0]: part[1:]
         for part in whole[1:]
@@ -94,7 +96,7 @@ def read_problem(text: str) -> Problem:
     }
     missing = [name for name in (":objects", ":init", ":goal") if name not in sections]
     if missing:
-        raise ValueError(f"the PDDL problem has no {', '.join(missing)}")
+        raise UserError(f"the PDDL problem has no {', '.join(missing)}")
     kinds = _read_kinds(sections[":objects"])
     return Problem(
         kinds, _read_facts(sections[":init"], kinds), _read_goal(sections[":goal"], kinds)
@@ -113,12 +115,12 @@ def _read(text: str) -> list[Expression]:
             done = stack.pop()
             stack[-1].append(done)
         else:
-            raise ValueError("the PDDL problem closes a bracket that it did not open")
+            raise UserError("the PDDL problem closes a bracket that it did not open")
     if len(stack) > 1:
-        raise ValueError(f"the PDDL problem ends inside {len(stack) - 1} open brackets")
+        raise UserError(f"the PDDL problem ends inside {len(stack) - 1} open brackets")
     outer = stack[0]
     if len(outer) != 1 or not isinstance(outer[0], list):
-        raise ValueError("the PDDL problem is not one expression in brackets")
+        raise UserError("the PDDL problem is not one expression in brackets")
     return outer[0]
 
 
@@ -129,13 +131,13 @@ def _read_kinds(words: list[Expression]) -> dict[str, str]:
     tokens = iter(words)
     for token in tokens:
         if not isinstance(token, str):
-            raise ValueError("the PDDL problem has brackets among its objects")
+            raise UserError("the PDDL problem has brackets among its objects")
         if token != "-":
             waiting.append(token)
             continue
         kind = next(tokens, None)
         if not isinstance(kind, str):
-            raise ValueError("the PDDL problem declares objects without a kind")
+            raise UserError("the PDDL problem declares objects without a kind")
         kinds.update(dict.fromkeys(waiting, kind))
         waiting.clear()
     return kinds
@@ -151,16 +153,14 @@ def _read_facts(items: list[Expression], kinds: dict[str, str]) -> dict[str, lis
         ):
             if isinstance(item, list) and item and item[0] == "=":
                 continue  # distances and costs are not used
-            raise ValueError(
-                f"the PDDL problem has something else instead of a fact: {_show(item)}"
-            )
+            raise UserError(f"the PDDL problem has something else instead of a fact: {_show(item)}")
         name, names = str(item[0]), tuple(map(str, item[1:]))
         if unknown := [one for one in names if one not in kinds]:
-            raise ValueError(
+            raise UserError(
                 f"the PDDL problem states something about {unknown[0]}, which it does not declare"
             )
         if _SIGNATURES.get(name) != tuple(kinds[one] for one in names):
-            raise ValueError(
+            raise UserError(
                 f"the PDDL problem states {_show(item)}, which is not a fact of ALFWorld games"
             )
         facts[name].append(names)
@@ -178,7 +178,7 @@ def _read_goal(items: list[Expression], kinds: dict[str, str]) -> Goal:
     named = sorted(atom[0] for atom in atoms)
     kind = next((kind for kind, shape in _SHAPES.items() if sorted(shape) == named), None)
     if kind is None:
-        raise ValueError("the PDDL problem's goal is not one of the six ALFWorld tasks")
+        raise UserError("the PDDL problem's goal is not one of the six ALFWorld tasks")
     types = {
         atom[1]: atom[2]
         for atom in atoms
@@ -194,13 +194,11 @@ def _read_goal(items: list[Expression], kinds: dict[str, str]) -> Goal:
         thing = types[found[2] if kind == "light" else found[1]]
         target = types[next(atom[1] for atom in atoms if atom[0] == pick["target"])]
     except (KeyError, IndexError):
-        raise ValueError("the PDDL problem's goal does not say what goes where") from None
+        raise UserError("the PDDL problem's goal does not say what goes where") from None
     if unknown := [one for one in (thing, target) if one not in kinds]:
-        raise ValueError(
-            f"the PDDL problem's goal asks for {unknown[0]}, which it does not declare"
-        )
+        raise UserError(f"the PDDL problem's goal asks for {unknown[0]}, which it does not declare")
     if kind == "two" and Counter(atom[2] for atom in atoms if atom[0] == "objecttype")[thing] != 2:
-        raise ValueError("the PDDL problem's goal asks for two objects of different types")
+        raise UserError("the PDDL problem's goal asks for two objects of different types")
     return Goal(kind, thing, target)
 
 

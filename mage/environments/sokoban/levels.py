@@ -9,6 +9,7 @@ import zlib
 from functools import lru_cache
 from pathlib import Path
 
+from mage.config.errors import UserError
 from mage.environments.sokoban.rooms import SHARES, Room, build_room
 
 WHERE = "https://github.com/google-deepmind/boxoban-levels"
@@ -26,7 +27,7 @@ def level_files(path: str, split: str) -> tuple[tuple[Path, ...], bool]:
     own = next((root / name for name in names if (root / name).is_dir()), None)
     found = _text_files(own or root)
     if not found:
-        raise ValueError(
+        raise UserError(
             f"environments.levels: there are no Boxoban levels at {path!r} (a .txt file, or "
             f"a folder with some); get them from {WHERE}"
         )
@@ -54,7 +55,7 @@ def pick_level(path: str, split: str, seed: int) -> Room:
             if (zlib.crc32(_smallest_form(level).encode()) % SHARES == 0) == (split == "test")
         )
         if not levels:
-            raise ValueError(
+            raise UserError(
                 f"environments.levels: {file} has too few levels to hold some out for split "
                 f"{split!r}"
             )
@@ -75,20 +76,20 @@ def read_levels(file: Path) -> tuple[str, ...]:
     try:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"environments.levels: {file} cannot be read as text: {error}") from None
+        raise UserError(f"environments.levels: {file} cannot be read as text: {error}") from None
     blocks: list[list[str]] = []
     for line in text.splitlines():
         if line.startswith(";"):
             blocks.append([])
         elif line.strip():
             if not blocks:
-                raise ValueError(
+                raise UserError(
                     f"environments.levels: {file} is not a Boxoban file: it begins with "
                     f"{line[:40]!r}, not with '; 0'"
                 )
             blocks[-1].append(line)
     if not blocks:
-        raise ValueError(f"environments.levels: {file} is not a Boxoban file: it is empty")
+        raise UserError(f"environments.levels: {file} is not a Boxoban file: it is empty")
     return tuple("\n".join(rows) for rows in blocks)
 
 
@@ -98,14 +99,14 @@ def parse_level(text: str, where: str = "level") -> Room:
     rows = text.splitlines()
     fault = _find_fault(rows)
     if fault:
-        raise ValueError(
+        raise UserError(
             f"environments.levels: {where} has a level that cannot be played: {fault}\n{text[:600]}"
         )
     width, symbols = len(rows[0]), "".join(rows)
     player = next(square for square, symbol in enumerate(symbols) if symbol in "@+")
     floor = _inside(symbols, width, player)
     if floor is None:
-        raise ValueError(
+        raise UserError(
             f"environments.levels: {where} has a level that cannot be played: the player can "
             f"leave the room\n{text[:600]}"
         )
@@ -114,7 +115,7 @@ def parse_level(text: str, where: str = "level") -> Room:
         for some in ("$*", ".*+")
     )
     if not boxes | targets <= floor:
-        raise ValueError(
+        raise UserError(
             f"environments.levels: {where} has a level that cannot be played: a box or a "
             f"target lies outside the walls\n{text[:600]}"
         )

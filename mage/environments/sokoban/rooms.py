@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mage.config.errors import UserError
 from mage.environments.sokoban import compiled, kernels
 from mage.seeds import derive
 
@@ -151,7 +152,7 @@ def nearest_room(
         f"{size}x{size} room with {boxes} box{'es' if boxes > 1 else ''}",
         f"{shortest} to {longest} moves",
     )
-    raise ValueError(
+    raise UserError(
         f"no {kind} was found whose solution takes {asked}; change environments.size, boxes, "
         "shortest or longest"
     )

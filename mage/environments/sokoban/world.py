@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from mage.config.errors import UserError
 from mage.environments.base import SingleAgentEnvironment, State
 from mage.environments.sokoban.levels import level_files, pick_level
 from mage.environments.sokoban.moves import all_actions, read_moves
@@ -263,9 +264,7 @@ class Sokoban(SingleAgentEnvironment):
     @classmethod
     def _are_few(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if not all(1 <= count <= MOST_BOXES for count in value):
-            raise ValueError(
-                f"a room has 1 to {MOST_BOXES} boxes, not {', '.join(map(str, value))}"
-            )
+            raise UserError(f"a room has 1 to {MOST_BOXES} boxes, not {', '.join(map(str, value))}")
         return value
 
     @model_validator(mode="after")
@@ -346,7 +345,7 @@ class Sokoban(SingleAgentEnvironment):
         if not self.levels:
             return self.model_copy(update={"part": "all", "boxes": self.ood_boxes})
         if not self.ood_levels:
-            raise ValueError(
+            raise UserError(
                 "environments.ood_levels is empty: the split out of domain of Boxoban levels "
                 "needs other levels, such as the folder `hard`"
             )
@@ -362,18 +361,18 @@ class Sokoban(SingleAgentEnvironment):
 
 def _check_rooms(world: Sokoban) -> None:
     if world.ood_levels:
-        raise ValueError("ood_levels has no effect without levels")
+        raise UserError("ood_levels has no effect without levels")
     if world.shortest > world.longest:
-        raise ValueError(f"shortest = {world.shortest} is more than longest = {world.longest}")
+        raise UserError(f"shortest = {world.shortest} is more than longest = {world.longest}")
     if world.longest > world.max_turns * world.turn_moves:
-        raise ValueError(
+        raise UserError(
             f"longest = {world.longest} moves do not fit into max_turns = "
             f"{world.max_turns} turns of {world.turn_moves}; lower longest or raise max_turns"
         )
     inside = (world.size - 2) ** 2
     for boxes in (*world.boxes, *world.ood_boxes):
         if boxes + 2 >= inside or count_states(inside, boxes) > LARGEST_TABLE:
-            raise ValueError(
+            raise UserError(
                 f"a room of size = {world.size} cannot have {boxes} boxes: 5x5 has up to 4,"
                 " 6x6 up to 4, 8x8 up to 3, 10x10 up to 2"
             )
@@ -387,6 +386,6 @@ def _check_levels(world: Sokoban) -> None:
     fields = type(world).model_fields
     for name in ("size", "boxes", "ood_boxes", "shortest", "longest"):
         if getattr(world, name) != fields[name].default:
-            raise ValueError(f"{name} has no effect with levels: it is for generated rooms")
+            raise UserError(f"{name} has no effect with levels: it is for generated rooms")
     for path in filter(None, (world.levels, world.ood_levels)):
         level_files(path, "all")

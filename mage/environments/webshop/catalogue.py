@@ -25,6 +25,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
+from mage.config.errors import UserError
 from mage.environments.webshop.files import contents, find_files, parse_all, read_folder
 from mage.environments.webshop.generate import Style, generate
 from mage.environments.webshop.listing import Listing, build_listing
@@ -222,7 +223,7 @@ def _compile(source: Source) -> Arrays:
     )
     listed = list(parse_all(raw, source.products if source.folder else 0, source.goals == "human"))
     if not listed:
-        raise ValueError(f"{raw.place} holds no product")
+        raise UserError(f"{raw.place} holds no product")
     rank = sorted(range(len(listed)), key=lambda at: listed[at].asin)
     owners = [at for at, product in enumerate(listed) if count_goals(product, source.goals)]
     firsts = np.cumsum([0, *(count_goals(listed[at], source.goals) for at in owners)])

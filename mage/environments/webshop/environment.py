@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from mage.config.errors import UserError
 from mage.environments.base import SingleAgentEnvironment
 from mage.environments.webshop.catalogue import (
     Catalogue,
@@ -131,16 +132,16 @@ class WebShop(SingleAgentEnvironment):
         ]
         if idle:
             find_files(data_folder(self.data))  # an error of the folder is reported first
-            raise ValueError(
+            raise UserError(
                 f"{' and '.join(idle)} has no effect with data: it is for generated catalogues"
             )
         if self.draw == "weighted" and self.goals == "human":
-            raise ValueError(
+            raise UserError(
                 "draw = 'weighted' has no effect with goals = 'human', which all have the "
                 "same weight"
             )
         if self.pay == "graded" and self.failure_reward:
-            raise ValueError(
+            raise UserError(
                 "pay = 'graded' has no effect with failure_reward: a failure always pays that; "
                 "use pay = 'solved'"
             )
@@ -199,7 +200,7 @@ class WebShop(SingleAgentEnvironment):
         This is no check of the options: runs of another machine can be read without their data.
         """
         if self.tagger == "spacy" and not has_spacy():
-            raise ValueError(
+            raise UserError(
                 f"environments.tagger = 'spacy', but spaCy or its model {MODEL} is not installed: "
                 "install both, or set tagger = 'bundled'"
             )
@@ -217,7 +218,7 @@ class WebShop(SingleAgentEnvironment):
         held, count = self.test_goals + self.dev_goals, self.catalogue().goals
         if count <= held:
             where = self.data or "the generated catalogue"
-            raise ValueError(
+            raise UserError(
                 f"{where} has {count:,} goals, and test_goals + dev_goals = {held:,} leaves "
                 "none to train on: lower them, or take more products"
             )
@@ -242,7 +243,7 @@ class WebShop(SingleAgentEnvironment):
             goal = catalogue.goal(places[(first + step) % len(places)])
             if goal.text not in taken:
                 return goal
-        raise ValueError(
+        raise UserError(
             f"every goal of the split {self._split} is also one of an earlier split: take "
             "more products"
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.environments.webshop.generate import Raw
 from mage.environments.webshop.products import Product
 from mage.seeds import derive
@@ -21,7 +22,7 @@ def data_folder(data: str) -> Path:
     if data != OFFICIAL:
         return Path(data).expanduser()
     if not os.environ.get(VARIABLE):
-        raise ValueError(
+        raise UserError(
             f"data = {OFFICIAL!r}, but {VARIABLE} is not set. Download items_shuffle_1000.json and "
             "items_ins_v2_1000.json with gdown (docs/worlds.md has the commands); then set "
             f"{VARIABLE} or environments.data to their folder. An empty data needs no download."
@@ -32,7 +33,7 @@ def data_folder(data: str) -> Path:
 def find_files(folder: Path) -> tuple[Path, Path, Path]:
     """Products, attributes and human instructions in a data folder; the last is optional."""
     if not folder.is_dir():
-        raise ValueError(
+        raise UserError(
             f"there is no folder {folder}: environments.data must name the folder with WebShop's "
             "items_shuffle*.json and items_ins_v2*.json; docs/worlds.md says how to get them"
         )
@@ -46,7 +47,7 @@ def find_files(folder: Path) -> tuple[Path, Path, Path]:
                 if found
                 else "has none"
             )
-            raise ValueError(
+            raise UserError(
                 f"{folder} must hold one file {kind}*.json and {has}; see docs/worlds.md"
             )
     return names["items_shuffle"][0], names["items_ins_v2"][0], folder / "items_human_ins.json"
@@ -55,7 +56,7 @@ def find_files(folder: Path) -> tuple[Path, Path, Path]:
 def read_folder(folder: Path, human: bool) -> Raw:
     products, attributes, instructions = find_files(folder)
     if human and not instructions.is_file():
-        raise ValueError(f"there is no {instructions}, which goals = 'human' needs")
+        raise UserError(f"there is no {instructions}, which goals = 'human' needs")
     return Raw(
         _read(products, list),
         _read(attributes, dict),
@@ -68,9 +69,9 @@ def _read(path: Path, kind: type) -> Any:
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: it is not JSON ({error})") from None
+        raise UserError(f"{path} is damaged: it is not JSON ({error})") from None
     if not isinstance(found, kind):
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged: it must hold a JSON {'list' if kind is list else 'object'}, "
             f"not {type(found).__name__}"
         )
@@ -90,7 +91,7 @@ def parse_all(raw: Raw, most: int, human: bool) -> Iterator[Product]:
                 item, raw.attributes.get(asin, {}), raw.human.get(asin, []) if human else ()
             )
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{raw.place} is damaged: product {number} does not have WebShop's form "
                 f"({type(error).__name__}: {error})"
             ) from None

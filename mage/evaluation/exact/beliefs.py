@@ -7,6 +7,7 @@ information sets, and the recap at the end) updates its belief.
 
 from dataclasses import dataclass
 
+from mage.config.errors import UserError
 from mage.environments.openspiel import OpenSpiel, OpenSpielState, load_game
 from mage.evaluation.exact.best_response import Worth
 from mage.evaluation.exact.game_tree import Budget, TooLarge, chanced, moved, roots
@@ -33,7 +34,7 @@ class Point:
 def grow_tree(game: OpenSpiel, opponents: tuple[Opponent, ...], seat: int, budget: Budget) -> Point:
     """The agent's own tree of one episode against these opponents."""
     if not load_game(game.spiel_game()).get_type().provides_information_state_string:
-        raise ValueError(
+        raise UserError(
             f"OpenSpiel has no information states for {game.game}; its ceilings are not computed"
         )
     grower = _Grower(opponents, seat, budget)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from mage.config.errors import UserError
 from mage.environments.base import Environment
 from mage.environments.openspiel import OpenSpielState, load_game
 from mage.evaluation.exact.beliefs import Belief, BeliefLearner, Point, grow_tree
@@ -92,7 +93,7 @@ def opening_values(
     """
     game, opponent = checked_game(environment, 0), _rival(environment, opponent_name)
     if not is_perfect_information(game) or game.strata() > 1:
-        raise ValueError(
+        raise UserError(
             f"{environment.name} has hidden cards or chance, so its first moves have no exact value"
         )
     budget = Budget(f"first moves against {opponent_name} in {game.game}")
@@ -162,7 +163,7 @@ def ceilings(
     with the episodes; then the computation ends with `TooLarge`.
     """
     if episodes < 1:
-        raise ValueError(f"ceilings need at least one episode, not {episodes}")
+        raise UserError(f"ceilings need at least one episode, not {episodes}")
     return _ceilings(environment, _shares(environment, weights), seat, episodes, objective)
 
 
@@ -201,9 +202,9 @@ def exploitation(score: float, equilibrium: float, best_response: float) -> floa
 def _shares(environment: Environment, weights: Mapping[str, float]) -> Shares:
     shares = {name: share for name, share in weights.items() if share > 0}
     if not shares:
-        raise ValueError("ceilings need a population: at least one opponent with a weight above 0")
+        raise UserError("ceilings need a population: at least one opponent with a weight above 0")
     if environment.restart == "same" and environment.strata() > 1:
-        raise ValueError(
+        raise UserError(
             "ceilings are computed for fresh deals; restart = 'same' replays a deal that the agent "
             "already knows"
         )
@@ -244,7 +245,7 @@ def _ceilings(
 def _rival(environment: Environment, name: str) -> Opponent:
     opponent = find(name)
     if not opponent.plays(environment):
-        raise ValueError(
+        raise UserError(
             f"opponent {name!r} does not play {environment.name}; opponents for it: "
             f"{', '.join(fitting(environment))}"
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pyspiel
 
+from mage.config.errors import UserError
 from mage.environments.base import Environment
 from mage.environments.openspiel import OpenSpiel, OpenSpielState, load_game
 
@@ -18,7 +19,7 @@ MAX_NODES = 200_000
 MAX_SECONDS = 60.0  # of processor time, so that a busy machine gives the same figures
 
 
-class TooLarge(ValueError):
+class TooLarge(UserError):
     """The game tree or the set of beliefs is too large for an exact answer."""
 
 
@@ -58,11 +59,11 @@ class Budget:
 def checked_game(environment: Environment, seat: int) -> OpenSpiel:
     """The environment as an OpenSpiel game; an error if it is none or has no such seat."""
     if not isinstance(environment, OpenSpiel):
-        raise ValueError(
+        raise UserError(
             f"exact ceilings need an OpenSpiel game; {environment.name!r} is not one of them"
         )
     if seat not in range(environment.seats):
-        raise ValueError(f"{environment.name} has seats 0 to {environment.seats - 1}, not {seat}")
+        raise UserError(f"{environment.name} has seats 0 to {environment.seats - 1}, not {seat}")
     return environment
 
 

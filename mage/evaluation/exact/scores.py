@@ -15,6 +15,7 @@ import pyspiel
 from transformers import PreTrainedModel
 
 from mage.agent.chat import Ids
+from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.engines.base import run
 from mage.environments.base import Environment
@@ -148,21 +149,21 @@ def _exploitability(game: Environment, tables: Sequence["_Table"]) -> float | No
 def _check(setting: Setting) -> None:
     memory, draw = setting.memory, setting.agent.sampling
     if not isinstance(setting.environment, OpenSpiel):
-        raise ValueError(
+        raise UserError(
             f"exact scores need an OpenSpiel game; {setting.environment.name} is not one of them"
         )
     if not memory.is_plain_record:
-        raise ValueError(
+        raise UserError(
             "exact scores need a memory that depends on the moves only: "
             "set memory.keep to history or none"
         )
     if setting.environment.restart == "same":
-        raise ValueError(
+        raise UserError(
             "exact scores need environments.restart = fresh: "
             "the deals of a replayed game are not independent"
         )
     if draw.top_p < 1 or draw.top_k:
-        raise ValueError(
+        raise UserError(
             "exact scores need evaluate.top_p = 1 and evaluate.top_k = 0: "
             "a truncated distribution is not the model's own"
         )

@@ -13,6 +13,7 @@ from math import exp, lgamma
 import numpy as np
 from scipy.special import roots_jacobi
 
+from mage.config.errors import UserError
 from mage.environments.base import Environment
 from mage.opponents.base import find, is_kind_of
 
@@ -43,7 +44,7 @@ def throw_ceilings(alpha: float, throws: int, episodes: int) -> ThrowCeilings:
     [0.286, 0.489, 0.523]
     """
     if alpha <= 0 or throws < 1 or episodes < 1:
-        raise ValueError(
+        raise UserError(
             f"ceilings need A > 0 and at least one throw and one episode, not A = {alpha}, "
             f"{throws} throws and {episodes} episodes"
         )

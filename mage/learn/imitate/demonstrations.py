@@ -16,6 +16,7 @@ from typing import Any
 
 from mage.agent.agent import Sampler, random_move
 from mage.agent.chat import Ids
+from mage.config.errors import UserError
 from mage.engines.base import ScriptedEngine, run
 from mage.environments.base import Environment, State
 from mage.play import RAN_OUT, Setting, play_meta_episode
@@ -111,7 +112,7 @@ class DemonstrationPlayer:
         self.legal.append(state.legal())
         text = f"{self.chat.thought_end}<action>{self._choose_move(state)}</action>"
         if (length := len(self.chat.encode(text))) > request.max_tokens:
-            raise ValueError(
+            raise UserError(
                 f"agent.max_tokens = {request.max_tokens} is too small: the answer {text} takes "
                 f"{length} tokens with this model; set agent.max_tokens to {length} or more"
             )

@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mage.agent.agent import Agent
+from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.config.warmup_options import WarmupOptions
 from mage.engines.base import run
@@ -237,7 +238,7 @@ def _labelled_batches(
             yield from _batches(blocks, options.batch, derive(seed, number, "order"))
             blocks = []
         elif number >= _ROUNDS and not played:
-            raise ValueError(
+            raise UserError(
                 "own play has nothing to teach: no first episode was lost; set warmup.own_steps = 0"
             )
 
@@ -252,7 +253,7 @@ def _write_some(
     some = list(itertools.islice(tasks, _AT_ONCE))
     written = write_demonstrations(setting, some, seed, script)
     if not any(demonstration.turn.kind == "play" for demonstration in written):
-        raise ValueError(
+        raise UserError(
             f'warmup.play = "expert", but {setting.environment.name} has no expert; set '
             'warmup.play to "random"'
         )

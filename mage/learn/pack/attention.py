@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.pack.compilation import compiled
 from mage.learn.pack.layers import Mask, attend, run_layers, trie_mask
@@ -146,7 +147,7 @@ def check_packable(model: PreTrainedModel) -> None:
     """Raise unless every layer has full attention: windows or recurrent states do not pack."""
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or not model._supports_attention_backend:
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} has layers of kind {sorted(kinds)}, but packed training needs "
             "full attention: set learn.packed = false"
         )

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from mage.config.errors import UserError
 from mage.types import Sample
 
 # Query-key pairs that cost as much as one token outside attention, for a small model
@@ -55,16 +56,16 @@ def prepare(samples: Iterable[Sample]) -> list[Row]:
 def _check(sample: Sample) -> None:
     replies = len(sample.reply_ids)
     if not sample.prompt_ids or not replies:
-        raise ValueError(
+        raise UserError(
             f"sample {sample.where} needs at least one prompt token and one reply token"
         )
     if len(sample.old_logprobs) != replies:
-        raise ValueError(
+        raise UserError(
             f"sample {sample.where} has {replies} reply tokens but "
             f"{len(sample.old_logprobs)} old logprobs"
         )
     if any(not 0 <= place < replies or len(tokens) < 2 for place, tokens in sample.choices):
-        raise ValueError(
+        raise UserError(
             f"sample {sample.where} has choices {sample.choices}: a place must be 0 to "
             f"{replies - 1}, with at least two tokens"
         )

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from mage.config.errors import UserError
 from mage.models.base import Dtype, Say, Source, copy_permissions
 from mage.models.checks import check_folder, read_object
 
@@ -43,10 +44,10 @@ def copy_folder(
     """Copy a checkpoint. `dtype` and `template`, if given, replace those of the checkpoint."""
     for name in ("config.json", "tokenizer.json"):
         if not (source / name).is_file():
-            raise ValueError(f"{source} has no {name}: a model folder needs it")
+            raise UserError(f"{source} has no {name}: a model folder needs it")
     weights = _weight_files(source)
     if not weights:
-        raise ValueError(
+        raise UserError(
             f"{source} has no *.safetensors: a model folder needs its weights in that format"
         )
     template = template or _template(source)
@@ -74,7 +75,7 @@ def _template(source: Path) -> str:
         named = [one for one in given if isinstance(one, dict) and one.get("name") == "default"]
         given = named[0].get("template") if named else None
     if not isinstance(given, str) or not given:
-        raise ValueError(
+        raise UserError(
             f"{source} has no chat template: give one with --template FILE "
             "(jinja, as in a chat_template.jinja)"
         )
@@ -89,7 +90,7 @@ def _weight_files(source: Path) -> list[Path]:
         if not names or any(
             Path(name).name != name or not name.endswith(_ENDING) for name in names
         ):
-            raise ValueError(
+            raise UserError(
                 f"{source / _INDEX} must name *.safetensors files of its own folder in weight_map"
             )
         return [source / name for name in names]

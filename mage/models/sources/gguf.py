@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.models.base import Dtype, Say, Source, copy_permissions
 from mage.models.sources.gguf_header import Header, read_header
 from mage.models.sources.gguf_tokenizer import Tables, read_tokenizer, read_tokenizer_config
@@ -48,7 +49,7 @@ def write_gguf(
     header = read_header(path)
     template = template or header.metadata.get("tokenizer.chat_template")
     if not isinstance(template, str) or not template:
-        raise ValueError(
+        raise UserError(
             f"{path} has no chat template: give one with --template FILE "
             "(jinja, as in a chat_template.jinja)"
         )
@@ -65,7 +66,7 @@ def check_packages() -> None:
     """Raise ValueError if a package that reads GGUF files is not installed."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"GGUF files need the package {' and '.join(missing)}: "
             f"pip install {' '.join(missing)} (the extra `gguf` of this package)"
         )
@@ -95,10 +96,10 @@ def _write_weights(header: Header, folder: Path, dtype: Dtype) -> None:
             **width,
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"{path} cannot be read by transformers: {error}") from None
+        raise UserError(f"{path} cannot be read by transformers: {error}") from None
     if info["missing_keys"] or info["mismatched_keys"]:
         wrong = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-        raise ValueError(f"{path} lacks {', '.join(wrong[:3])}: it is damaged or of another kind")
+        raise UserError(f"{path} lacks {', '.join(wrong[:3])}: it is damaged or of another kind")
     model.config.rms_norm_eps = round(model.config.rms_norm_eps, 12)  # 1e-5, not 9.99999974e-06
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     for weights in folder.glob("*.safetensors"):
@@ -109,13 +110,13 @@ def check_model(header: Header) -> None:
     """Compare the architecture and all tensor shapes with what the metadata promises."""
     kind = header.metadata.get("general.architecture")
     if kind not in _ARCHITECTURES:
-        raise ValueError(
+        raise UserError(
             f"{header.path} has the architecture {str(kind)[:80]}; "
             f"supported are {', '.join(_ARCHITECTURES)}"
         )
     scaling = header.metadata.get(f"{kind}.rope.scaling.type", "none")
     if "rope_freqs.weight" in header.shapes or scaling != "none":
-        raise ValueError(
+        raise UserError(
             f"{header.path} scales its rotary positions, which transformers does not read from "
             "GGUF. Give a transformers folder of this model instead"
         )
@@ -123,14 +124,14 @@ def check_model(header: Header) -> None:
     optional = ("output.weight",)
     if missing := sorted(set(expected) - set(header.shapes) - set(optional)):
         more = " and more" if len(missing) > 3 else ""
-        raise ValueError(
+        raise UserError(
             f"{header.path} lacks {', '.join(missing[:3])}{more}: it is damaged or of another kind"
         )
     for name, shape in header.shapes.items():
         if name not in expected:
-            raise ValueError(f"{header.path} has a tensor {name[:80]}, which is not part of {kind}")
+            raise UserError(f"{header.path} has a tensor {name[:80]}, which is not part of {kind}")
         if shape != expected[name]:
-            raise ValueError(
+            raise UserError(
                 f"{header.path}: tensor {name} has the shape {shape}, expected {expected[name]}"
             )
 
@@ -139,7 +140,7 @@ def _expected_shapes(header: Header) -> dict[str, tuple[int, ...]]:
     """Every tensor of the architecture with its shape, by its name in the file."""
     layers = _count(header, "block_count")
     if layers > len(header.shapes):
-        raise ValueError(
+        raise UserError(
             f"{header.path} promises {layers:,} layers (block_count) and has "
             f"{len(header.shapes):,} tensors: it is damaged or of another kind"
         )
@@ -180,11 +181,9 @@ def _count(header: Header, key: str, default: int | None = None) -> int:
     """A positive integer of the metadata."""
     value = header.metadata.get(f"{header.metadata['general.architecture']}.{key}", default)
     if value is None:
-        raise ValueError(f"{header.path} has no {key}: it is damaged or of another kind")
+        raise UserError(f"{header.path} has no {key}: it is damaged or of another kind")
     if not isinstance(value, int) or not 0 < value < _LARGEST:
-        raise ValueError(
-            f"{header.path} has {key} = {str(value)[:80]}: expected a positive integer"
-        )
+        raise UserError(f"{header.path} has {key} = {str(value)[:80]}: expected a positive integer")
     return value
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from mage.config.errors import UserError
+
 # type number of the format -> struct code
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _LIST = 8, 9
@@ -33,14 +35,14 @@ class Header:
 def read_header(path: Path) -> Header:
     """Read and check a header. Raises ValueError with the reason if the file cannot be used."""
     if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty")
+        raise UserError(f"{path} is empty")
     data: np.ndarray[Any, Any] = np.memmap(path, np.uint8, "r")
     walk = _Walk(path, data)
     metadata = walk.metadata()
     tensors = walk.tensors()
     step = metadata.get("general.alignment", 32)
     if not isinstance(step, int) or step < 1 or step & (step - 1):
-        raise ValueError(f"{path} has general.alignment = {step}: it must be a power of two")
+        raise UserError(f"{path} has general.alignment = {step}: it must be a power of two")
     start = -(-walk.place // step) * step
     for name, tensor in tensors.items():
         _check_extent(path, name, tensor, start, len(data))
@@ -61,17 +63,17 @@ def _check_extent(path: Path, name: str, tensor: _Tensor, start: int, end_of_fil
     try:
         elements, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.kind)]
     except (ValueError, KeyError):
-        raise ValueError(
+        raise UserError(
             f"{path}: tensor {name} has the unknown number format {tensor.kind}. "
             "Update the package gguf, or give a transformers folder of this model instead"
         ) from None
     if not tensor.shape or tensor.shape[-1] % elements or 0 in tensor.shape:
-        raise ValueError(
+        raise UserError(
             f"{path}: tensor {name} of shape {tensor.shape} does not fill blocks of {elements}"
         )
     end = start + tensor.offset + prod(tensor.shape) // elements * size
     if end > end_of_file:
-        raise ValueError(
+        raise UserError(
             f"{path} is incomplete: tensor {name} ends at byte {end:,}, the file at "
             f"{end_of_file:,}; get the file again"
         )
@@ -83,10 +85,10 @@ class _Walk:
     def __init__(self, path: Path, data: "np.ndarray[Any, Any]") -> None:
         self.path, self.data, self.place = path, data, 4
         if bytes(data[:4]) != b"GGUF":
-            raise ValueError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
+            raise UserError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
         version = self._number("I")
         if version not in _VERSIONS:
-            raise ValueError(
+            raise UserError(
                 f"{path} has GGUF version {version}; supported are "
                 f"{' and '.join(map(str, _VERSIONS))}, little-endian"
             )
@@ -97,7 +99,7 @@ class _Walk:
         for _ in range(self.key_count):
             key = self._text()
             if key in found:
-                raise ValueError(f"{self.path} has the key {key[:80]!r} twice: it is damaged")
+                raise UserError(f"{self.path} has the key {key[:80]!r} twice: it is damaged")
             found[key] = self._value(self._number("I"))
         return found
 
@@ -106,14 +108,14 @@ class _Walk:
         for _ in range(self.tensor_count):
             name, tensor = self._tensor()
             if name in found:
-                raise ValueError(f"{self.path} has the tensor {name[:80]!r} twice: it is damaged")
+                raise UserError(f"{self.path} has the tensor {name[:80]!r} twice: it is damaged")
             found[name] = tensor
         return found
 
     def _tensor(self) -> tuple[str, _Tensor]:
         name, axes = self._text(), self._number("I")
         if axes > _MOST_AXES:
-            raise ValueError(f"{self.path}: tensor {name[:80]!r} has {axes} axes: it is damaged")
+            raise UserError(f"{self.path}: tensor {name[:80]!r} has {axes} axes: it is damaged")
         shape = tuple(self._number("Q") for _ in range(axes))
         return name, _Tensor(shape[::-1], self._number("I"), self._number("Q"))
 
@@ -123,7 +125,7 @@ class _Walk:
         if kind == _LIST and depth < _DEEPEST:
             return self._list(self._number("I"), self._number("Q"), depth + 1)
         if kind not in _NUMBERS:
-            raise ValueError(
+            raise UserError(
                 f"{self.path} has a key of the unknown type {kind}: "
                 "the file is damaged or newer than this reader"
             )
@@ -143,7 +145,7 @@ class _Walk:
 
     def _take(self, length: int) -> bytes:
         if self.place + length > len(self.data):
-            raise ValueError(
+            raise UserError(
                 f"{self.path} is incomplete or damaged: its header continues after its last byte; "
                 "get the file again"
             )

@@ -8,6 +8,8 @@ and the shipped adapters were trained with these ids.
 
 from typing import Any
 
+from mage.config.errors import UserError
+
 Tables = dict[str, Any]
 _CONTROL, _USER_DEFINED = 3, 4
 # As Qwen publishes it.
@@ -47,12 +49,12 @@ def read_tokenizer(metadata: Tables, where: str) -> Tables:
     kind = metadata.get("tokenizer.ggml.model")
     split = metadata.get("tokenizer.ggml.pre", "default")
     if kind != "gpt2":
-        raise ValueError(
+        raise UserError(
             f"{where} has a tokenizer of kind {str(kind)[:80]}; supported is gpt2 "
             "(byte-level BPE). Give a transformers folder of this model instead"
         )
     if not isinstance(split, str) or split not in _SPLITS:
-        raise ValueError(
+        raise UserError(
             f"{where} splits words by the rule {str(split)[:80]!r}; known are "
             f"{', '.join(_SPLITS)}. Give a transformers folder of this model instead"
         )
@@ -88,7 +90,7 @@ def _check(metadata: Tables, where: str) -> None:
     ]
     for lines in (tokens, merges):
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-            raise ValueError(f"{where} has no list of tokens or merges: its tokenizer is damaged")
+            raise UserError(f"{where} has no list of tokens or merges: its tokenizer is damaged")
     assert isinstance(tokens, list) and isinstance(merges, list), "checked above"  # noqa: PT018
     if (
         len(set(tokens)) != len(tokens)
@@ -97,7 +99,7 @@ def _check(metadata: Tables, where: str) -> None:
         or len(kinds) not in (0, len(tokens))
         or not all(isinstance(number, int) and 0 <= number < len(tokens) for number in ids)
     ):
-        raise ValueError(
+        raise UserError(
             f"{where} has a damaged tokenizer: tokens repeat, a merge is not a pair, "
             "or a special token is not in the list"
         )

