@@ -51,12 +51,12 @@ class Recorder:
 
 def record(parts: Components) -> list[Conversation]:
     """The requests of every member of every group during its meta-episode."""
-    setting, conversations, games = parts.setting(), [], []
+    setup, conversations, games = parts.play_setup(), [], []
     for group, tasks in enumerate(draw_tasks(parts.recipe, 1)):
         for member, task in enumerate(tasks):
             recorder: Any = Recorder(parts.engine)
             conversations.append(recorder.asked)
-            own = replace(setting, agent=replace(setting.agent, engine=recorder))
+            own = replace(setup, agent=replace(setup.agent, engine=recorder))
             games.append(
                 play_meta_episode(own, task, group, member, derive("benchmark", group, member))
             )

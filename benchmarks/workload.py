@@ -37,7 +37,7 @@ def play(parts: Components, update: int = 1) -> list[MetaEpisode]:
     """The meta-episodes of one update, with an empty cache as in training."""
     parts.engine.refresh(update)
     return play_groups(
-        parts.setting(), draw_tasks(parts.recipe, update), derive("benchmark", update)
+        parts.play_setup(), draw_tasks(parts.recipe, update), derive("benchmark", update)
     )
 
 

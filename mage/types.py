@@ -9,7 +9,7 @@ A `MetaEpisode` is the unit that is grouped, stored, shown and resumed. Axis suf
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kind = Literal["play", "reflect"]
+TurnKind = Literal["play", "reflect"]
 Outcome = Literal["won", "lost", "drawn"]
 Ending = Literal["finished", "illegal", "turn_limit", "error"]
 Finish = Literal["stop", "eos", "length", "overflow"]  # overflow: the prompt did not fit
@@ -71,7 +71,7 @@ class Turn:
     from a file has none.
     """
 
-    kind: Kind
+    kind: TurnKind
     anchor: str
     observation: str
     prompt_ids: tuple[int, ...]
@@ -152,7 +152,7 @@ class MetaEpisode:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class TurnRef:
     """The place of a turn. `episode` and `index` count from 0; a reflection has index -1."""
 
     group: int
@@ -170,7 +170,7 @@ class Return:
     """
 
     turn: Turn
-    where: Where
+    where: TurnRef
     value: float
     episode_value: float
     episode_reward: float
@@ -195,8 +195,8 @@ class Sample:
     old_logprobs: tuple[float, ...]
     advantage: float
     choices: Choices
-    kind: Kind
-    where: Where
+    kind: TurnKind
+    where: TurnRef
 
 
 @dataclass(frozen=True, slots=True)

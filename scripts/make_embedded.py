@@ -28,9 +28,9 @@ from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.learn.imitate.supervised import imitate
 from mage.memory.notes import Notes
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.seeds import derive
-from mage.types import MetaEpisode, Request, Sample, Task, Where
+from mage.types import MetaEpisode, Request, Sample, Task, TurnRef
 
 SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 TAGS = ("<action>", "</action>", "<think>", "</think>")
@@ -104,7 +104,7 @@ def collect(chat: Chat, world: str, count: int, seed: int) -> list[list[Sample]]
         rng = random.Random(derive(seed, world, keep))
         engine = ScriptedEngine(partial(scripted_reply, chat, rng), chat.encode)
         for episodes in (3, 3, 3, 2, 5):
-            setting = Setting(
+            setup = PlaySetup(
                 WORLDS[world],
                 Agent(engine, chat, SamplingOptions()),
                 Notes(keep=keep),
@@ -116,7 +116,7 @@ def collect(chat: Chat, world: str, count: int, seed: int) -> list[list[Sample]]
             ]
             found += [
                 samples_of(chat, meta)
-                for meta in play_groups(setting, [[task] for task in tasks], rng.getrandbits(60))
+                for meta in play_groups(setup, [[task] for task in tasks], rng.getrandbits(60))
             ]
     return found
 
@@ -128,7 +128,7 @@ def samples_of(chat: Chat, meta: MetaEpisode) -> list[Sample]:
         for index, turn in enumerate((*episode.turns, episode.reflection)):
             if turn is not None and turn.legal:
                 reply = turn.completion.token_ids + (chat.end_ids if turn.kind == "reflect" else ())
-                where = Where(meta.group, meta.member, number, index, meta.task.opponent)
+                where = TurnRef(meta.group, meta.member, number, index, meta.task.opponent)
                 samples.append(
                     Sample(turn.prompt_ids, reply, (0.0,) * len(reply), 1.0, (), turn.kind, where)
                 )

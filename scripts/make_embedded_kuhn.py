@@ -21,7 +21,7 @@ from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
 from mage.environments.kuhn_poker import CARDS, KuhnPoker
 from mage.memory.notes import Notes
-from mage.play import Setting
+from mage.play import PlaySetup
 
 WORLD = KuhnPoker()
 # The moves of a hand as each seat reads them, and whether they end with a showdown.
@@ -61,12 +61,12 @@ PHRASES = (
 )
 
 
-def setting(engine: ScriptedEngine, chat: Chat) -> Setting:
+def play_setup(engine: ScriptedEngine, chat: Chat) -> PlaySetup:
     """Three hands with the record of the earlier ones."""
     agent = Agent(engine, chat, SamplingOptions())
-    return Setting(WORLD, agent, Notes(keep="history"), episodes=3)
+    return PlaySetup(WORLD, agent, Notes(keep="history"), episodes=3)
 
 
 if __name__ == "__main__":
-    game = Game(("pass", "bet"), PHRASES, setting, texts=100)
+    game = Game(("pass", "bet"), PHRASES, play_setup, texts=100)
     make(__doc__.splitlines()[0], game, Defaults(steps=600, batch=16, count=6000, layers=2))

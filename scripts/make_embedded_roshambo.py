@@ -18,7 +18,7 @@ from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissors
 from mage.memory.notes import Notes
-from mage.play import Setting
+from mage.play import PlaySetup
 
 WORLD = RockPaperScissors(throws=10, summary="predictors")
 PHRASES = (
@@ -31,12 +31,12 @@ PHRASES = (
 )
 
 
-def setting(engine: ScriptedEngine, chat: Chat) -> Setting:
+def play_setup(engine: ScriptedEngine, chat: Chat) -> PlaySetup:
     """Games without memory; the agent sees the newest observation only."""
     agent = Agent(engine, chat, SamplingOptions(), window=0)
-    return Setting(WORLD, agent, Notes(keep="none"), episodes=1, numbered=False)
+    return PlaySetup(WORLD, agent, Notes(keep="none"), episodes=1, numbered=False)
 
 
 if __name__ == "__main__":
-    game = Game(THROWS, PHRASES, setting, texts=8, spelled=r"\w+\d")
+    game = Game(THROWS, PHRASES, play_setup, texts=8, spelled=r"\w+\d")
     make(__doc__.splitlines()[0], game, Defaults(steps=200, batch=2, count=200, layers=1))

@@ -38,7 +38,7 @@ from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissors
 from mage.memory.notes import Notes
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.seeds import derive
 from mage.types import Request, Sample, Task
 
@@ -104,12 +104,12 @@ def collect(
         agent = Agent(engine, chat, SamplingOptions())
         for throws, episodes in LENGTHS:
             world = RockPaperScissors(throws=throws, max_turns=2 * throws)
-            setting = Setting(world, agent, Notes(keep=keep), episodes=episodes)
+            setup = PlaySetup(world, agent, Notes(keep=keep), episodes=episodes)
             tasks = [
                 Task(world.name, rng.getrandbits(60), n % 2, rng.choice(OPPONENTS), "train")
                 for n in range(count // 20)
             ]
-            played = play_groups(setting, [[task] for task in tasks], rng.getrandbits(60))
+            played = play_groups(setup, [[task] for task in tasks], rng.getrandbits(60))
             found += [samples_of(chat, meta) for meta in played]
     return found
 

@@ -38,7 +38,7 @@ from mage.environments.sokoban import Sokoban
 from mage.learn.imitate.demonstrations import Demonstration, write_demonstrations
 from mage.learn.imitate.supervised import imitate
 from mage.memory.notes import Notes
-from mage.play import Setting
+from mage.play import PlaySetup
 from mage.seeds import derive
 from mage.types import Sample, Task
 
@@ -130,9 +130,9 @@ def _collect_part(world: str, seed: int, part: int) -> list[list[Demonstration]]
         chat,
         SamplingOptions(max_tokens=400, reflection_tokens=NOTE_TOKENS),
     )
-    setting = Setting(chosen, agent, Notes(keep=rng.choice(MEMORIES)), episodes=EPISODES)
+    setup = PlaySetup(chosen, agent, Notes(keep=rng.choice(MEMORIES)), episodes=EPISODES)
     tasks = [Task(world, rng.getrandbits(60), 0, "", "train") for _ in range(_AT_ONCE)]
-    demonstrations = write_demonstrations(setting, tasks, rng.getrandbits(60))
+    demonstrations = write_demonstrations(setup, tasks, rng.getrandbits(60))
     return [
         [demonstration for demonstration in demonstrations if demonstration.where.group == number]
         for number in range(_AT_ONCE)

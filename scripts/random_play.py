@@ -27,7 +27,7 @@ from make_embedded_rps import TEMPLATE
 
 from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.types import Request, Sample, Task
 
 
@@ -41,7 +41,7 @@ class Game:
 
     moves: tuple[str, ...]
     phrases: tuple[str, ...]
-    setting: Callable[[ScriptedEngine, Chat], Setting]
+    play_setup: Callable[[ScriptedEngine, Chat], PlaySetup]
     texts: int
     spelled: str | None = None
 
@@ -65,10 +65,10 @@ def collect(game: Game, chat: Chat, count: int, seed: int) -> list[list[Sample]]
     """The samples of scripted meta-episodes, one list per meta-episode."""
     rng = random.Random(seed)
     engine = ScriptedEngine(partial(random_reply, rng, game.moves), chat.encode)
-    setting = game.setting(engine, chat)
-    name = setting.environment.name
+    setup = game.play_setup(engine, chat)
+    name = setup.environment.name
     tasks = [Task(name, rng.getrandbits(60), n % 2, "random", "train") for n in range(count)]
-    played = play_groups(setting, [[task] for task in tasks], rng.getrandbits(60))
+    played = play_groups(setup, [[task] for task in tasks], rng.getrandbits(60))
     return [samples_of(chat, meta) for meta in played]
 
 

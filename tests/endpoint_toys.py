@@ -17,7 +17,7 @@ from mage.engines.endpoint import EndpointEngine
 from mage.engines.messages import MessageChat
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.memory.notes import Notes
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.types import MetaEpisode, Request, Task
 
 KEY = "sk-very-secret-42"
@@ -150,8 +150,8 @@ def engine_at(server: Server, **options: Any) -> EndpointEngine:
     return EndpointEngine(MessageChat(), url=server.url, **(defaults | options))
 
 
-def setting_of(engine: EndpointEngine, episodes: int = 3) -> Setting:
-    return Setting(
+def setting_of(engine: EndpointEngine, episodes: int = 3) -> PlaySetup:
+    return PlaySetup(
         KuhnPoker(),
         Agent(engine, engine.chat, SamplingOptions(0.7, max_tokens=40, reflection_tokens=30)),
         Notes(keep="both"),

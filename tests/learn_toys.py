@@ -12,7 +12,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from mage.types import Sample, Where
+from mage.types import Sample, TurnRef
 
 VOCABULARY = 7
 SMALL: dict[str, Any] = {
@@ -58,7 +58,7 @@ def make_sample(prompt: tuple[int, ...], reply: tuple[int, ...], **changes: Any)
         "advantage": 1.0,
         "choices": (),
         "kind": "play",
-        "where": Where(0, 0, 0, 0, ""),
+        "where": TurnRef(0, 0, 0, 0, ""),
     }
     return Sample(prompt, reply, **fields | changes)
 
@@ -76,7 +76,7 @@ def samples(draw: st.DrawFn) -> Sample:
         advantage=draw(st.floats(-2, 2)),
         choices=tuple((place, draw(tokens)) for place in range(len(reply)) if draw(st.booleans())),
         kind=draw(st.sampled_from(["play", "reflect"])),
-        where=Where(draw(st.integers(0, 1)), draw(st.integers(0, 2)), 0, 0, ""),
+        where=TurnRef(draw(st.integers(0, 1)), draw(st.integers(0, 2)), 0, 0, ""),
     )
 
 

@@ -11,7 +11,7 @@ from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import write_tasks
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.run_folder import RunFolder
 from mage.types import MetaEpisode, Task
 from tests.toys import scripted_agent
@@ -67,10 +67,10 @@ def answer(skill: str):
 
 
 def play(skill: str, split: str, size: int, keep: str = "both") -> list[MetaEpisode]:
-    setting = Setting(KuhnPoker(), scripted_agent(answer(skill)), Notes(keep=keep))
+    play_setup = PlaySetup(KuhnPoker(), scripted_agent(answer(skill)), Notes(keep=keep))
     panel = make_panel(KuhnPoker(), Population(train=STYLES), "test", size=size)
     tasks = [Task(task.environment, task.seed, task.seat, task.opponent, split) for task in panel]
-    return play_groups(setting, [[task] for task in tasks], 0)
+    return play_groups(play_setup, [[task] for task in tasks], 0)
 
 
 def store(folder: RunFolder, name: str, metas: list[MetaEpisode]) -> None:

@@ -28,7 +28,7 @@ from mage.environments.base import check, golden
 from mage.evaluation.panels import make_panel
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.play import Setting, play_meta_episode
+from mage.play import PlaySetup, play_meta_episode
 from mage.types import Split, Task
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -225,13 +225,13 @@ def test_an_inadmissible_command_is_recorded_as_illegal_and_never_raised() -> No
         ]
         * 3
     )
-    setting = Setting(
+    play_setup = PlaySetup(
         Alfworld(max_turns=4, task_types=("place",)),
         scripted_agent(lambda prompt: next(answers)),
         Notes(keep="history"),
         episodes=1,
     )
-    (played,) = run([play_meta_episode(setting, Task("alfworld", 3, 0, "", "train"), 0, 0, 0)])
+    (played,) = run([play_meta_episode(play_setup, Task("alfworld", 3, 0, "", "train"), 0, 0, 0)])
     (episode,) = played.episodes
     assert [turn.legal for turn in episode.turns] == [False] * 4
     assert (episode.ending, episode.outcome, episode.score) == ("illegal", "lost", 0.0)

@@ -12,7 +12,7 @@ from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner
 from mage.learn.pack import layers
 from mage.learn.pack.compilation import compile_clock, padded_length
-from mage.types import Sample, Where
+from mage.types import Sample, TurnRef
 
 MICRO = 1024
 VERSIONS = 3  # a quarter, a half and all of the tokens of a micro-batch
@@ -43,7 +43,7 @@ def samples(rows: int, length: int) -> list[Sample]:
             1.0 if row % 2 else -1.0,
             (),
             "play",
-            Where(row, 0, 0, 0, "random"),
+            TurnRef(row, 0, 0, 0, "random"),
         )
         for row in range(rows)
     ]

@@ -15,7 +15,7 @@ from mage.learn.minibatches import cut, split
 from mage.learn.pack.tries import Row, prepare
 from mage.learn.shared_batches import cut_shared, split_shared
 from mage.memory.notes import Notes
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.ranks.dealing import SharedQueue, deal_members, share_credit
 from mage.ranks.ranks import Ranks
 from mage.types import MetaEpisode, Task
@@ -52,7 +52,7 @@ def play() -> list[MetaEpisode]:
     agent = scripted_agent(
         lambda prompt: f"<action>{'bet' if len(prompt) % 3 else 'pass'}</action>"
     )
-    return play_groups(Setting(KuhnPoker(), agent, Notes(keep="both")), TASKS_PG, 7)
+    return play_groups(PlaySetup(KuhnPoker(), agent, Notes(keep="both")), TASKS_PG, 7)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

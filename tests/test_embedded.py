@@ -15,7 +15,7 @@ from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
 from mage.models.base import SHIPPED
 from mage.models.loading import load_model
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.types import MetaEpisode, Task
 
 FOLDER = SHIPPED / "embedded"
@@ -33,7 +33,7 @@ def agent() -> Agent:
 
 def play(agent: Agent, environment: Environment, opponent: str, count: int) -> list[MetaEpisode]:
     tasks = [[Task(environment.name, seed, seed % 2, opponent, "train")] for seed in range(count)]
-    return play_groups(Setting(environment, agent, Notes(keep="both")), tasks, seed=1)
+    return play_groups(PlaySetup(environment, agent, Notes(keep="both")), tasks, seed=1)
 
 
 @pytest.mark.e2e

@@ -49,9 +49,11 @@ def _plays_randomly(environment: Environment, start: int, rng: random.Random) ->
 @pytest.mark.parametrize("world", WORLDS)
 def test_it_wins_no_more_than_a_random_player(world: str) -> None:
     parts = build_components(load_recipe(world, ["--play.episodes=1", "--memory.keep=none"]))
-    setting, population = parts.setting(evaluating=True), parts.recipe.population()
-    panel = make_panel(setting.environment, population, "test", size=240, name="select", episodes=1)
-    _, metas = evaluate_panel(setting, population, panel, "select")
+    play_setup, population = parts.play_setup(evaluating=True), parts.recipe.population()
+    panel = make_panel(
+        play_setup.environment, population, "test", size=240, name="select", episodes=1
+    )
+    _, metas = evaluate_panel(play_setup, population, panel, "select")
     held_out = parts.recipe.environment().for_split("test")
     by_chance = sum(random_success(held_out, meta.task.seed) for meta in metas) / len(metas)
     won = [episode.score for meta in metas for episode in meta.episodes]

@@ -19,7 +19,7 @@ from mage.engines.base import run
 from mage.engines.client import EndpointError
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.memory.notes import Notes
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.types import Request
 from tests.endpoint_toys import (
     RECIPE,
@@ -82,7 +82,9 @@ def test_an_endpoint_plays_the_same_games_as_another_engine_with_the_same_replie
     with Server() as server:
         remote = play(engine_at(server, concurrency=3))
     local = play_groups(
-        Setting(KuhnPoker(), scripted_agent(newest, byte_chat()), Notes(keep="both")), TASKS, seed=1
+        PlaySetup(KuhnPoker(), scripted_agent(newest, byte_chat()), Notes(keep="both")),
+        TASKS,
+        seed=1,
     )
     assert [
         (meta.memories, [(e.moves, e.score, e.recap) for e in meta.episodes]) for meta in remote

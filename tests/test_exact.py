@@ -22,7 +22,9 @@ def parts():
 
 @pytest.fixture(scope="module")
 def exact(parts):
-    return exact_scores(parts.setting(evaluating=True), parts.weights(), SHARES, parts.recipe.learn)
+    return exact_scores(
+        parts.play_setup(evaluating=True), parts.weights(), SHARES, parts.recipe.learn
+    )
 
 
 @pytest.mark.e2e
@@ -42,7 +44,7 @@ def test_a_panel_scatters_around_the_exact_scores(parts, exact) -> None:
 def test_without_memory_there_are_as_many_situations_as_the_game_has(parts, exact) -> None:
     """Kuhn poker has six situations a seat; prompts of three numbered episodes differ."""
     found = exact_scores(
-        parts.setting(evaluating=True, memory=Notes(keep="none")),
+        parts.play_setup(evaluating=True, memory=Notes(keep="none")),
         parts.weights(),
         SHARES,
         parts.recipe.learn,
@@ -55,7 +57,7 @@ def test_games_without_numbers_are_prompted_as_in_play() -> None:
     """Without numbers and memory the three games have equal prompts."""
     parts = build_components(load_recipe("kuhn_demo", ["--run.workers=1", "--play.numbered=false"]))
     first, second, third = exact_scores(
-        parts.setting(evaluating=True, memory=Notes(keep="none")),
+        parts.play_setup(evaluating=True, memory=Notes(keep="none")),
         parts.weights(),
         SHARES,
         parts.recipe.learn,
@@ -65,7 +67,7 @@ def test_games_without_numbers_are_prompted_as_in_play() -> None:
 
 def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
     found = exact_scores(
-        parts.setting(evaluating=True, memory=Notes(keep="none")),
+        parts.play_setup(evaluating=True, memory=Notes(keep="none")),
         parts.weights(),
         {"random": 1.0, "cfr": 1.0},
         parts.recipe.learn,
@@ -94,7 +96,7 @@ def test_settings_without_exact_scores_are_refused(
     parts = build_components(load_recipe(recipe, changes))
     with pytest.raises(ValueError, match=message):
         exact_scores(
-            parts.setting(evaluating=True),
+            parts.play_setup(evaluating=True),
             parts.weights(),
             parts.recipe.population().pool("test") or {"": 1.0},
             parts.recipe.learn,

@@ -17,7 +17,7 @@ from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.types import Task
 
 
@@ -82,11 +82,11 @@ def test_moves_of_examples_are_uniform_and_so_show_no_skill() -> None:
 
 
 def test_all_tasks_and_runs_see_the_same_examples() -> None:
-    setting = Setting(TicTacToe(), with_examples(TicTacToe(), 3), Notes(keep="both"))
+    play_setup = PlaySetup(TicTacToe(), with_examples(TicTacToe(), 3), Notes(keep="both"))
     tasks = [[Task("tic_tac_toe", seed, seed % 2, "random", "train")] for seed in range(6)]
-    metas = play_groups(setting, tasks, seed=1)
+    metas = play_groups(play_setup, tasks, seed=1)
     texts = [
-        setting.agent.chat.decode(turn.prompt_ids)
+        play_setup.agent.chat.decode(turn.prompt_ids)
         for meta in metas
         for episode in meta.episodes
         for turn in episode.turns
@@ -98,8 +98,8 @@ def test_all_tasks_and_runs_see_the_same_examples() -> None:
 
 
 def test_prompts_stay_append_only_with_examples() -> None:
-    setting = Setting(TicTacToe(), with_examples(TicTacToe(), 2), Notes(keep="none"))
-    (meta,) = play_groups(setting, [[Task("tic_tac_toe", 1, 0, "random", "train")]], seed=1)
+    play_setup = PlaySetup(TicTacToe(), with_examples(TicTacToe(), 2), Notes(keep="none"))
+    (meta,) = play_groups(play_setup, [[Task("tic_tac_toe", 1, 0, "random", "train")]], seed=1)
     for before, after in itertools.pairwise(meta.episodes[0].turns):
         assert after.prompt_ids[: len(before.prompt_ids)] == before.prompt_ids
 

@@ -21,7 +21,7 @@ from mage.engines.base import Engine
 from mage.evaluation.rows import task_row
 from mage.memory.notes import Notes
 from mage.models.base import SHIPPED
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.training.context import check_context, check_overflow, measure_prompts
 from mage.training.metrics import means, play_sums
 from mage.types import Completion, MetaEpisode, Request, Task
@@ -112,8 +112,8 @@ def test_long_actions_are_shortened_in_the_line() -> None:
 
 def play(agent: Any, environment: Any = None, episodes: int = 1) -> MetaEpisode:
     environment = environment or Corridor(max_turns=8)
-    setting = Setting(environment, agent, Notes(keep="none"), episodes)
-    return play_groups(setting, [[Task(environment.name, 1, 0, "", "train")]], seed=1)[0]
+    play_setup = PlaySetup(environment, agent, Notes(keep="none"), episodes)
+    return play_groups(play_setup, [[Task(environment.name, 1, 0, "", "train")]], seed=1)[0]
 
 
 def test_play_keeps_the_window_and_counts_folded_turns() -> None:

@@ -17,7 +17,7 @@ from mage.learn.minibatches import cut, split
 from mage.learn.pack.tries import Row, prepare
 from mage.models.adapters import linear_layers, save_adapters
 from mage.models.loading import load_model
-from mage.types import Sample, Where
+from mage.types import Sample, TurnRef
 
 
 def play(seed: int, metas: int = 4) -> list[Sample]:
@@ -31,7 +31,7 @@ def play(seed: int, metas: int = 4) -> list[Sample]:
     for meta in range(metas):
         prompt: tuple[int, ...] = (1, 2, 3)
         for turn in range(4):
-            reply, where = text(2), Where(meta // 2, meta % 2, 0, turn, "")
+            reply, where = text(2), TurnRef(meta // 2, meta % 2, 0, turn, "")
             changes: dict[str, Any] = (
                 {"kind": "reflect"}
                 if turn == 3

@@ -17,20 +17,20 @@ from mage.learn.loss import (
     read,
     token_logprobs,
 )
-from mage.learn.pack.packing import Terms, pack_rows
+from mage.learn.pack.packing import ReplyTokens, pack_rows
 from mage.learn.pack.tries import prepare
 from mage.types import Sample
 
 LN2 = math.log(2)
 
 
-def terms_of(*samples: Sample) -> Terms:
+def terms_of(*samples: Sample) -> ReplyTokens:
     return pack_rows(prepare(samples), dtype=torch.float64).terms
 
 
 def loss_of(
     logprobs: list[float],
-    terms: Terms,
+    terms: ReplyTokens,
     *,
     entropies: list[float] | None = None,
     choices: tuple[float, ...] = (),

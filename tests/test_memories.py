@@ -23,7 +23,7 @@ from mage.memory.amem import AMem, read_description, read_revisions
 from mage.memory.base import Ask, Entry, Memory, Notebook
 from mage.memory.memento import Memento
 from mage.memory.notes import Notes
-from mage.play import Setting, keep_entries, play_groups
+from mage.play import PlaySetup, keep_entries, play_groups
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
@@ -286,7 +286,7 @@ def play(
     numbers = range(groups) if share is None else range(share, groups, 2)
     tasks = [[Task("kuhn_poker", number, 0, "random", "train")] * 2 for number in numbers]
     return play_groups(
-        Setting(KuhnPoker(), scripted_agent(reply, batch=batch), memory),
+        PlaySetup(KuhnPoker(), scripted_agent(reply, batch=batch), memory),
         tasks,
         seed=3,
         numbers=numbers,
@@ -340,8 +340,8 @@ def test_workers_that_share_the_groups_see_the_same_bank() -> None:
         def gather(item: Any) -> list[Any]:
             if isinstance(item, int):
                 return [item, 5 - worker]  # the highest group of each worker
-            setting = Setting(KuhnPoker(), scripted_agent(silent), memory)
-            other = [keep_entries(setting, meta) for meta in next(absent)]
+            play_setup = PlaySetup(KuhnPoker(), scripted_agent(silent), memory)
+            other = [keep_entries(play_setup, meta) for meta in next(absent)]
             return [item, other][::order]
 
         return gather
@@ -367,7 +367,7 @@ def test_a_memory_receives_the_opening_of_the_episode() -> None:
             return Listener()
 
     (meta,) = play_groups(
-        Setting(
+        PlaySetup(
             KuhnPoker(),
             scripted_agent(lambda prompt: "<action>bet</action>"),
             Listening(keep="none"),

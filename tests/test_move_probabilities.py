@@ -40,7 +40,7 @@ def played() -> tuple[Components, list[MetaEpisode]]:
         "run": {"threads": 1, "device": "cpu"},
     }
     parts = build_components(build_recipe(tables))
-    return parts, play_groups(parts.setting(), draw_tasks(parts.recipe, 1), 5)
+    return parts, play_groups(parts.play_setup(), draw_tasks(parts.recipe, 1), 5)
 
 
 def by_place(found: list[TurnMoves]) -> dict[tuple[int, int, int, int], TurnMoves]:
@@ -174,7 +174,7 @@ def test_a_resumed_evaluation_keeps_the_probabilities_of_its_first_part(tmp_path
     )
     parts = build_components(recipe)
     folder = RunFolder.create(tmp_path / "run", recipe)
-    metas = play_groups(parts.setting(), draw_tasks(recipe, 1), 5)
+    metas = play_groups(parts.play_setup(), draw_tasks(recipe, 1), 5)
     store = TranscriptStore(folder, Ranks(), parts)
     first = [meta for meta in metas if meta.group == 0]
     store.write_panel("after_test", parts.agent(False), first)

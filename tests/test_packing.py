@@ -30,7 +30,7 @@ from mage.learn.pack.packing import (
     plan_tries,
 )
 from mage.learn.pack.tries import SplitCost, build_tree, common, prepare, split_tree
-from mage.types import Sample, Where
+from mage.types import Sample, TurnRef
 
 TOLERANCE = 1e-9
 MODELS = {kind: make_model(kind) for kind in ("llama", "qwen3")}
@@ -281,7 +281,7 @@ def test_plans_keep_micro_batches_within_their_tokens() -> None:
     rows = prepare(
         [
             make_sample(
-                one.sample.prompt_ids, one.sample.reply_ids, where=Where(n % 5, n, 0, 0, "")
+                one.sample.prompt_ids, one.sample.reply_ids, where=TurnRef(n % 5, n, 0, 0, "")
             )
             for n, one in enumerate(rows)
         ]

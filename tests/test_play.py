@@ -13,7 +13,7 @@ from mage.environments.alfworld import Alfworld
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.types import Request, Task
 
 
@@ -27,12 +27,12 @@ def always(move):
     )
 
 
-def setting(agent, keep="both", environment=None, **options):
-    return Setting(environment or KuhnPoker(), agent, Notes(keep=keep), **options)
+def play_setup(agent, keep="both", environment=None, **options):
+    return PlaySetup(environment or KuhnPoker(), agent, Notes(keep=keep), **options)
 
 
 def test_a_meta_episode_has_its_episodes_reflections_and_memories():
-    (played,) = play_groups(setting(scripted_agent(always("bet"))), [[kuhn()]], seed=1)
+    (played,) = play_groups(play_setup(scripted_agent(always("bet"))), [[kuhn()]], seed=1)
     assert len(played.episodes) == 3
     assert played.episodes[0].reflection is None
     assert all(
@@ -50,7 +50,7 @@ def test_a_meta_episode_has_its_episodes_reflections_and_memories():
     ("keep", "lines"), [("none", 0), ("reflections", 2), ("history", 2), ("both", 4)]
 )
 def test_each_kind_of_notes_shows_its_lines(keep, lines):
-    (played,) = play_groups(setting(scripted_agent(always("pass")), keep), [[kuhn()]], seed=1)
+    (played,) = play_groups(play_setup(scripted_agent(always("pass")), keep), [[kuhn()]], seed=1)
     assert len(played.memories[2].splitlines()) == lines
     assert (played.episodes[1].reflection is None) == (keep in ("none", "history"))
 
@@ -58,7 +58,7 @@ def test_each_kind_of_notes_shows_its_lines(keep, lines):
 def test_members_of_a_group_meet_the_same_opponent_seat_and_deals_episode_by_episode():
     choice = random.Random(0)
     agent = scripted_agent(lambda prompt: always(choice.choice(("pass", "bet")))(prompt))
-    members = play_groups(setting(agent), [[kuhn(seat=1, opponent="random")] * 8], seed=1)
+    members = play_groups(play_setup(agent), [[kuhn(seat=1, opponent="random")] * 8], seed=1)
     for number in range(3):
         assert (
             len({member.episodes[number].turns[0].observation.split(".")[0] for member in members})
@@ -78,7 +78,7 @@ def test_the_opponent_repeats_its_moves_for_the_same_task_and_moves():
         task = Task("tic_tac_toe", 3, 0, opponent, "train")
         first_free = lambda prompt: f"<action>{prompt.rsplit('Free: ', 1)[1][0]}</action>"  # noqa: E731
         agent = scripted_agent(first_free)
-        games = play_groups(setting(agent, "none", TicTacToe()), [[task, task]], seed=1)
+        games = play_groups(play_setup(agent, "none", TicTacToe()), [[task, task]], seed=1)
         assert games[0].episodes[0].moves == games[1].episodes[0].moves
 
 
@@ -86,7 +86,7 @@ def test_restart_same_replays_the_deal_and_fresh_draws_a_new_one():
     deals = {}
     for restart in ("same", "fresh"):
         (played,) = play_groups(
-            setting(
+            play_setup(
                 scripted_agent(always("bet")), environment=KuhnPoker(restart=restart), episodes=8
             ),
             [[kuhn()]],
@@ -102,7 +102,7 @@ def test_restart_same_replays_only_the_opening_move_of_the_opponent():
     )
     for restart in ("same", "fresh"):
         (played,) = play_groups(
-            setting(first_free, "none", TicTacToe(restart=restart), episodes=12),
+            play_setup(first_free, "none", TicTacToe(restart=restart), episodes=12),
             [[Task("tic_tac_toe", 3, 1, "random", "train")]],
             seed=1,
         )
@@ -115,7 +115,7 @@ def test_restart_same_replays_only_the_opening_move_of_the_opponent():
 def test_prompts_are_append_only_within_an_episode():
     agent = scripted_agent(lambda prompt: f"<action>{prompt.rsplit('Free: ', 1)[1][0]}</action>")
     (played,) = play_groups(
-        setting(agent, "none", TicTacToe()),
+        play_setup(agent, "none", TicTacToe()),
         [[Task("tic_tac_toe", 3, 0, "random", "train")]],
         seed=1,
     )
@@ -135,7 +135,7 @@ def test_thoughts_of_past_replies_are_dropped_from_the_prompt():
 
     agent = scripted_agent(reply, seen=seen)
     play_groups(
-        setting(agent, "none", TicTacToe(), episodes=1),
+        play_setup(agent, "none", TicTacToe(), episodes=1),
         [[Task("tic_tac_toe", 3, 0, "random", "train")]],
         seed=1,
     )
@@ -157,7 +157,7 @@ def test_thoughts_of_past_replies_are_dropped_from_the_prompt():
 )
 def test_illegal_and_unreadable_replies_are_recorded_and_penalised_never_raised(reply):
     (played,) = play_groups(
-        setting(scripted_agent(lambda prompt: reply), "none", illegal_penalty=0.5),
+        play_setup(scripted_agent(lambda prompt: reply), "none", illegal_penalty=0.5),
         [[kuhn()]],
         seed=1,
     )
@@ -192,7 +192,7 @@ def test_every_episode_without_success_pays_the_failure_reward(reply, ending, re
                 expert.apply(move)
             return f"<action>{move}</action>"
 
-        chosen = setting(scripted_agent(answer), "none", world, episodes=1)
+        chosen = play_setup(scripted_agent(answer), "none", world, episodes=1)
         (played,) = play_groups(chosen, [[task]], seed=1)
         assert (played.episodes[0].ending, played.episodes[0].reward) == (ending, expected)
 
@@ -205,7 +205,7 @@ def test_the_game_continues_after_an_illegal_reply():
         ),
         seen=seen,
     )
-    (played,) = play_groups(setting(agent, "none", episodes=1), [[kuhn()]], seed=1)
+    (played,) = play_groups(play_setup(agent, "none", episodes=1), [[kuhn()]], seed=1)
     assert [turn.legal for turn in played.episodes[0].turns] == [False, True]
     assert played.episodes[0].ending == "finished"
 
@@ -214,7 +214,7 @@ def test_the_reflection_prompt_shows_the_true_outcome_and_no_hidden_card():
     seen: list[str] = []
     agent = scripted_agent(always("bet"), seen=seen)
     # Against a conservative player, a bet makes J and Q fold, so its card stays hidden.
-    games = [play_groups(setting(agent), [[kuhn(seed=seed)]], seed=1)[0] for seed in range(6)]
+    games = [play_groups(play_setup(agent), [[kuhn(seed=seed)]], seed=1)[0] for seed in range(6)]
     folded = [
         episode
         for game in games
@@ -240,9 +240,9 @@ def test_stop_on_success_ends_the_meta_episode_at_the_first_win():
         )
     )
     (stopped,) = play_groups(
-        setting(agent, "none", TicTacToe(), stop_on_success=True), [[task]], seed=1
+        play_setup(agent, "none", TicTacToe(), stop_on_success=True), [[task]], seed=1
     )
-    (all_played,) = play_groups(setting(agent, "none", TicTacToe()), [[task]], seed=1)
+    (all_played,) = play_groups(play_setup(agent, "none", TicTacToe()), [[task]], seed=1)
     assert stopped.episodes[-1].outcome == "won"
     assert len(stopped.episodes) == 1
     assert len(all_played.episodes) == 3
@@ -251,7 +251,7 @@ def test_stop_on_success_ends_the_meta_episode_at_the_first_win():
 def test_results_do_not_depend_on_the_batch():
     def play(batch):
         return play_groups(
-            setting(scripted_agent(always("pass"), batch=batch)),
+            play_setup(scripted_agent(always("pass"), batch=batch)),
             [[kuhn(seed=s)] * 3 for s in range(4)],
             seed=2,
         )
@@ -266,10 +266,10 @@ def test_length_penalty_follows_appendix_a():
 
     long = len(chat.encode("<action>pass</action>"))
     tight = replace(agent, sampling=SamplingOptions(max_tokens=long, reflection_tokens=200))
-    (played,) = play_groups(setting(tight, "none", length_penalty=2.0), [[kuhn()]], seed=1)
+    (played,) = play_groups(play_setup(tight, "none", length_penalty=2.0), [[kuhn()]], seed=1)
     assert played.episodes[0].turns[0].penalty == pytest.approx(-2.0)
     loose = replace(agent, sampling=SamplingOptions(max_tokens=2 * long, reflection_tokens=200))
-    (played,) = play_groups(setting(loose, "none", length_penalty=2.0), [[kuhn()]], seed=1)
+    (played,) = play_groups(play_setup(loose, "none", length_penalty=2.0), [[kuhn()]], seed=1)
     assert played.episodes[0].turns[0].penalty == 0
 
 
@@ -293,7 +293,7 @@ def test_the_last_complete_action_after_the_thinking_counts(text, action):
 def test_choices_are_the_positions_where_legal_moves_diverge():
     chat = byte_chat()
     agent = scripted_agent(always("pass"), chat)
-    (played,) = play_groups(setting(agent, "none", episodes=1), [[kuhn()]], seed=1)
+    (played,) = play_groups(play_setup(agent, "none", episodes=1), [[kuhn()]], seed=1)
     turn = played.episodes[0].turns[0]
     ((place, tokens),) = turn.choices
     assert chat.decode(turn.completion.token_ids[:place]) == "<action>"

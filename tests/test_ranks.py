@@ -19,7 +19,7 @@ from mage.learn.learner import Learner
 from mage.learn.owned_state import assign_owners
 from mage.memory.notes import Notes
 from mage.models.shapes import PRESETS
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.ranks import ranks as gradient_messages
 from mage.ranks.dealing import SharedQueue
 from mage.ranks.launch import launch_ranks
@@ -27,7 +27,7 @@ from mage.ranks.ranks import RankFailed, RankLost, Ranks, RanksStopped
 from mage.ranks.stop import StopRequest
 from mage.ranks.watch import Peer, Watch, describe_loss
 from mage.training.memory_plan import plan_memory
-from mage.types import Sample, Task, Where
+from mage.types import Sample, Task, TurnRef
 
 # What is trained: name, number format of the weights, LoRA rank.
 KINDS = (("all", torch.float32, 0), ("half", torch.bfloat16, 0), ("lora", torch.float32, 2))
@@ -51,7 +51,7 @@ def _sample(rng: random.Random, group: int, member: int, index: int) -> Sample:
         reply,
         old_logprobs=tuple(rng.uniform(-3, -0.5) for _ in reply),
         advantage=rng.uniform(-1, 1),
-        where=Where(group, member, 0, index, ""),
+        where=TurnRef(group, member, 0, index, ""),
     )
 
 
@@ -138,18 +138,18 @@ def check_queue(ranks: Ranks) -> tuple[int, bool]:
         lambda prompt: f"<action>{'bet' if len(prompt) % 3 else 'pass'}</action>"
     )
     agent.engine.capacity = 2
-    setting = Setting(KuhnPoker(), agent, Notes(keep="both"))
+    play_setup = PlaySetup(KuhnPoker(), agent, Notes(keep="both"))
     tasks = [[Task("kuhn_poker", group, group % 2, "random", "train")] * 2 for group in range(3)]
     rank_of = {(group, member): 0 for group in range(3) for member in range(2)}
     queue = SharedQueue(ranks, rank_of, "test")
     assert queue.is_useful(agent.engine.capacity)
     if ranks.rank != ranks.size - 1:
         ranks.barrier()
-    played = play_groups(setting, tasks, 7, choose=queue.choose)
+    played = play_groups(play_setup, tasks, 7, choose=queue.choose)
     if ranks.rank == ranks.size - 1:
         ranks.barrier()
     found = queue.give_back(played)
-    return len(played), found == (play_groups(setting, tasks, 7) if ranks.is_main else [])
+    return len(played), found == (play_groups(play_setup, tasks, 7) if ranks.is_main else [])
 
 
 def check_full(ranks: Ranks, folder: Path, alone: Any) -> dict[str, float]:

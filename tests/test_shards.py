@@ -20,7 +20,7 @@ from mage.memory.base import Memory
 from mage.memory.memento import Memento
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.ranks.ranks import Ranks
 from mage.ranks.stop import StopRequest
 from mage.run_folder import RunFolder
@@ -32,8 +32,8 @@ STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 TASKS = [Task("kuhn_poker", seed, seed % 2, "aggressive", "test") for seed in range(300)]
 
 
-def setting_of(memory: Memory) -> Setting:
-    return Setting(
+def setting_of(memory: Memory) -> PlaySetup:
+    return PlaySetup(
         KuhnPoker(),
         scripted_agent(lambda prompt: f"<action>{'bet' if len(prompt) % 3 else 'pass'}</action>"),
         memory,
@@ -61,10 +61,10 @@ MEMORIES: dict[str, Memory] = {
 
 def test_a_panel_that_is_played_twice_has_two_plays_of_every_task() -> None:
     population = Population(train=STYLES)
-    setting = setting_of(Notes(keep="both"))
-    tasks = make_panel(setting.environment, population, "test", size=150, episodes=2)
-    once, _ = evaluate_panel(setting, population, tasks, "final")
-    twice, metas = evaluate_panel(setting, population, tasks, "final", plays=2)
+    play_setup = setting_of(Notes(keep="both"))
+    tasks = make_panel(play_setup.environment, population, "test", size=150, episodes=2)
+    once, _ = evaluate_panel(play_setup, population, tasks, "final")
+    twice, metas = evaluate_panel(play_setup, population, tasks, "final", plays=2)
     assert [meta.group for meta in metas] == list(range(300))  # random numbers depend on the group
     assert twice.rows[:150] == once.rows
     assert [row.task for row in twice.rows[150:]] == [row.task for row in once.rows]

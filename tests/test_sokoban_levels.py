@@ -21,7 +21,7 @@ from mage.evaluation.figures import summarise
 from mage.evaluation.rows import read_tasks, write_tasks
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.types import Task
 
 BOXOBAN = Path(__file__).parents[2] / "shared/data/boxoban/levels.tar.xz"
@@ -118,7 +118,7 @@ def test_evaluation_reports_wasted_moves_per_turn(tmp_path: Path) -> None:
         Task("sokoban", 1, 0, "", "ood"),
     )
     agent = scripted_agent(lambda prompt: "<action>left right</action>")
-    played = play_groups(Setting(world, agent, Notes(keep="none"), episodes=2), [[task]], seed=1)
+    played = play_groups(PlaySetup(world, agent, Notes(keep="none"), episodes=2), [[task]], seed=1)
     found = summarise(played, world.for_split("ood"), Population(), "ood")
     assert [one.regret.value for one in found.overall.episodes if one.regret] == [
         pytest.approx(5 / 3)

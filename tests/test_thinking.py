@@ -19,7 +19,7 @@ from mage.learn.imitate.demonstrations import write_demonstrations
 from mage.memory.amem import AMem
 from mage.memory.base import Memory
 from mage.memory.notes import Notes
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.training.build import build_components
 from mage.training.metrics import means, play_sums
 from mage.types import Completion, MetaEpisode, Request, Task
@@ -186,9 +186,9 @@ def test_an_action_counts_only_after_the_last_thought() -> None:
 
 def play(template: str, memory: Memory, reply: Callable[[str], str], **options: Any) -> MetaEpisode:
     chat = chat_of(template, options.pop("thinking", "auto"))
-    setting = Setting(KuhnPoker(), agent_of(chat, reply, **options), memory)
+    play_setup = PlaySetup(KuhnPoker(), agent_of(chat, reply, **options), memory)
     task = Task("kuhn_poker", 5, 0, "aggressive", "train")
-    return play_groups(setting, [[task]], seed=1)[0]
+    return play_groups(play_setup, [[task]], seed=1)[0]
 
 
 def thoughtful(opened: bool) -> Callable[[str], str]:
@@ -232,9 +232,9 @@ def test_a_prompt_that_opens_a_thought_closes_it_in_the_history() -> None:
     chat = chat_of(QWEN3_THINKING)
     cells = iter("123456789" * 9)
     agent = agent_of(chat, lambda prompt: f"hm</think>\n\n<action>{next(cells)}</action>")
-    setting = Setting(TicTacToe(), agent, Notes(keep="none"), episodes=1)
+    play_setup = PlaySetup(TicTacToe(), agent, Notes(keep="none"), episodes=1)
     task = Task("tic_tac_toe", 3, 0, "random", "train")
-    (meta,) = play_groups(setting, [[task]], seed=1)
+    (meta,) = play_groups(play_setup, [[task]], seed=1)
     last = text_of(chat, meta.episodes[0].turns[-1].prompt_ids)
     replies = last.split("<|im_start|>assistant\n")[1:]
     assert len(replies) > 2
@@ -265,9 +265,9 @@ def test_an_unreadable_reply_is_an_illegal_move() -> None:
 
 def test_demonstrations_close_the_thought_that_a_prompt_opens() -> None:
     chat = chat_of(R1)
-    setting = Setting(KuhnPoker(), agent_of(chat, script("")), Notes(keep="both"))
+    play_setup = PlaySetup(KuhnPoker(), agent_of(chat, script("")), Notes(keep="both"))
     task = Task("kuhn_poker", 5, 0, "aggressive", "train")
-    shown = write_demonstrations(setting, [task], 1)
+    shown = write_demonstrations(play_setup, [task], 1)
     moves = [one.turn for one in shown if one.turn.kind == "play"]
     assert moves
     assert all(turn.completion.text.startswith("\n</think>\n\n<action>") for turn in moves)

@@ -21,7 +21,7 @@ from mage.evaluation.rows import TaskRow
 from mage.memory.notes import Notes
 from mage.opponents.base import Population, find, fitting, meet, sample_players
 from mage.opponents.throws import Habit, _answer, draw_chances
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.types import Completion, Episode, MetaEpisode, Task, Turn
 from tests.toys import scripted_agent
 
@@ -264,9 +264,9 @@ def test_played_episodes_record_what_every_throw_scored() -> None:
     """Reward scale 3 and three throws: every throw counts 1."""
     agent = scripted_agent(lambda prompt: "<action>rock</action>")
     world = RockPaperScissors(reward_scale=3.0)
-    setting = Setting(world, agent, Notes(keep="none"), episodes=1)
+    play_setup = PlaySetup(world, agent, Notes(keep="none"), episodes=1)
     for seed in range(5):
-        (meta,) = play_groups(setting, [[task(seed)]], seed)
+        (meta,) = play_groups(play_setup, [[task(seed)]], seed)
         (episode,) = meta.episodes
         payoff = {"rock": 0.0, "paper": -1.0, "scissors": 1.0}
         others = [move.action for move in episode.moves if move.seat == 1]

@@ -22,7 +22,7 @@ from mage.run_folder import DamagedError, RunFolder, RunLocked, lock_run
 from mage.training.callbacks import Callback
 from mage.training.tasks import draw_tasks
 from mage.training.trainer import train
-from mage.types import Completion, Credit, Return, Turn, Where
+from mage.types import Completion, Credit, Return, Turn, TurnRef
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 
@@ -193,7 +193,7 @@ def test_a_stopped_run_saves_and_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_reflections_get_no_credit_before_reflect_from() -> None:
-    where = Where(0, 0, 0, -1, "random")
+    where = TurnRef(0, 0, 0, -1, "random")
     turns = [
         Turn(kind, "", "", (1,), Completion((2,), (-0.5,), "x", "stop", 0), None, (), True, 0.0)
         for kind in ("play", "reflect")

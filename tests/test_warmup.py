@@ -40,7 +40,7 @@ from mage.learn.trainable import AllWeights
 from mage.memory.notes import Notes
 from mage.models.base import SHIPPED
 from mage.models.loading import load_model
-from mage.play import RAN_OUT, Setting
+from mage.play import RAN_OUT, PlaySetup
 from mage.ranks.stop import Stopped, StopSignals
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
@@ -64,7 +64,9 @@ def demonstrations(
 ) -> list[Demonstration]:
     agent = scripted_agent(lambda prompt: pytest.fail("the model is not asked in scripted play"))
     return write_demonstrations(
-        Setting(environment, agent, Notes(keep="both"), **options), tasks(environment, count), seed
+        PlaySetup(environment, agent, Notes(keep="both"), **options),
+        tasks(environment, count),
+        seed,
     )
 
 
@@ -146,7 +148,7 @@ def test_an_answer_that_does_not_fit_gives_an_error_with_the_option() -> None:
     tight = Agent(agent.engine, agent.chat, SamplingOptions(max_tokens=10))
     with pytest.raises(ValueError, match=r"agent\.max_tokens = 10 is too small: .* <action>"):
         write_demonstrations(
-            Setting(TicTacToe(), tight, Notes(keep="none")), tasks(TicTacToe(), 1), 0
+            PlaySetup(TicTacToe(), tight, Notes(keep="none")), tasks(TicTacToe(), 1), 0
         )
 
 
@@ -178,10 +180,10 @@ def warm(steps: int, keep: str, seed: int = 0) -> tuple[LlamaForCausalLM, Warmup
     )
     endless = (task for _ in itertools.count() for task in tasks(Corridor(), 8))
     options = WarmupOptions(steps=steps, batch=12, lr=2e-2, turns=40)
-    setting = Setting(Corridor(), agent, Notes(keep=keep), episodes=2)
+    play_setup = PlaySetup(Corridor(), agent, Notes(keep=keep), episodes=2)
     return model, warm_up(
         model,
-        setting,
+        play_setup,
         endless,
         options,
         seed,
@@ -219,7 +221,7 @@ def test_packed_padded_and_recomputed_steps_are_equal() -> None:
     rows = [
         demonstration.sample()
         for demonstration in write_demonstrations(
-            Setting(
+            PlaySetup(
                 KuhnPoker(),
                 Agent(scripted_agent(str).engine, ignorant()[1], SamplingOptions()),
                 Notes(),

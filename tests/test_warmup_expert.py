@@ -25,7 +25,7 @@ from mage.learn.imitate.demonstrations import (
 )
 from mage.learn.imitate.warmup import _expert_batches, _labelled_batches, _panel, write_chunks
 from mage.memory.notes import Notes
-from mage.play import Setting
+from mage.play import PlaySetup
 from mage.training.build import Components
 from mage.training.demonstration_pool import DemonstrationPool
 from mage.training.tasks import draw_tasks
@@ -39,10 +39,10 @@ WORLDS = (
 BYTES = byte_chat()
 
 
-def setting(world: Environment) -> Setting:
+def play_setup(world: Environment) -> PlaySetup:
     agent = scripted_agent(lambda prompt: pytest.fail("the model is not asked in scripted play"))
     agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=600))
-    return Setting(world.for_split("train"), agent, Notes(keep="history"), episodes=2)
+    return PlaySetup(world.for_split("train"), agent, Notes(keep="history"), episodes=2)
 
 
 def tasks(world: Environment) -> Iterator[Task]:
@@ -51,7 +51,7 @@ def tasks(world: Environment) -> Iterator[Task]:
 
 def demonstrate(world: Environment, noise: float, games: int = 6) -> list[Demonstration]:
     some = [task for task, _ in zip(tasks(world), range(games), strict=False)]
-    return write_demonstrations(setting(world), some, 0, Script(expert=True, noise=noise))
+    return write_demonstrations(play_setup(world), some, 0, Script(expert=True, noise=noise))
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
@@ -86,7 +86,7 @@ def test_the_models_own_play_is_labelled_with_the_experts_moves() -> None:
     world = Sokoban()
     agent = scripted_agent(lambda prompt: "<action>up</action>")
     agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
-    own = Setting(world.for_split("train"), agent, Notes(keep="history"), episodes=2)
+    own = PlaySetup(world.for_split("train"), agent, Notes(keep="history"), episodes=2)
     found = label_play(own, [Task(world.name, 3, 0, "", "train")], 0)
     state = world.for_split("train").start(world.episode_seed(3, 0))
     first = [one for one in found if one.where.episode == 0]
@@ -104,7 +104,7 @@ def test_after_a_won_episode_its_moves_are_taught() -> None:
     world = Sokoban()
     some = [task for task, _ in zip(tasks(world), range(40), strict=False)]
     script = Script(expert=True, noise=0.3, repeat_wins=True)
-    found = write_demonstrations(setting(world), some, 0, script)
+    found = write_demonstrations(play_setup(world), some, 0, script)
     opening = {
         one.where.group: one for one in found if (one.where.episode, one.where.index) == (1, 0)
     }
@@ -126,7 +126,7 @@ def test_a_win_is_repeated_to_its_end() -> None:
     world = Sokoban()
     some = [task for task, _ in zip(tasks(world), range(40), strict=False)]
     script = Script(expert=True, noise=0.5, repeat_wins=True)
-    found = write_demonstrations(setting(world), some, 0, script)
+    found = write_demonstrations(play_setup(world), some, 0, script)
     later: dict[int, list[str]] = {}
     for one in found:
         if one.where.episode == 1 and "You solved" in BYTES.decode(one.turn.prompt_ids):
@@ -156,7 +156,7 @@ def test_a_won_episode_of_the_models_own_play_labels_the_next_one() -> None:
     replies = iter([*moves, *["up"] * 7])
     agent = scripted_agent(lambda prompt: f"<action>{next(replies)}</action>")
     agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
-    own = Setting(world, agent, Notes(keep="history"), episodes=2)
+    own = PlaySetup(world, agent, Notes(keep="history"), episodes=2)
     found = label_play(own, [Task(world.name, 6, 0, "", "train")], 0, repeat_wins=True)
     second = [BYTES.decode(one.reply_ids) for one in found if one.where.episode == 1]
     fresh = world.start(world.episode_seed(6, 0))
@@ -169,7 +169,7 @@ def test_labelled_batches_play_again_when_they_are_used_up() -> None:
     world = Sokoban()
     agent = scripted_agent(lambda prompt: "<action>up</action>")
     agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
-    own = Setting(world.for_split("train"), agent, Notes(keep="none"), episodes=1)
+    own = PlaySetup(world.for_split("train"), agent, Notes(keep="none"), episodes=1)
     batches = _labelled_batches(own, tasks(world), WarmupOptions(batch=20), 0)
     some = [next(batches) for _ in range(6)]
     assert {len(batch) for batch in some} == {20}
@@ -190,7 +190,7 @@ def test_only_what_follows_a_lost_first_episode_is_taught() -> None:
         lambda prompt: f"<action>{moves[(prompt.count('<action>') - 1) % len(moves)]}</action>"
     )
     agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
-    own = Setting(world, agent, Notes(keep="history"), episodes=3)
+    own = PlaySetup(world, agent, Notes(keep="history"), episodes=3)
     games = [Task(world.name, seed, 0, "", "train") for seed in (6, 7)]
     found = [label_play(own, [task], 0, after_loss=True) for task in games]
     assert not found[0], "its first episode was won"
@@ -204,7 +204,7 @@ def test_turns_of_an_expert_episode_stay_together() -> None:
     world = Sokoban()
     script = Script(expert=True)
     batches = _expert_batches(
-        lambda chunks: write_chunks(setting(world), script, chunks), tasks(world), 30, 0
+        lambda chunks: write_chunks(play_setup(world), script, chunks), tasks(world), 30, 0
     )
     for batch in itertools.islice(batches, 20):
         assert len(batch) == 30
@@ -223,7 +223,9 @@ def test_processes_write_the_same_demonstrations() -> None:
     recipe = load_recipe("sokoban", changes)
     script = Script(expert=True, noise=0.2)
     chat = Chat.load(recipe.base_folder())
-    own = Components(recipe, None, chat, ScriptedEngine(lambda request: "", chat.encode)).setting()
+    own = Components(
+        recipe, None, chat, ScriptedEngine(lambda request: "", chat.encode)
+    ).play_setup()
     chunks = [([next(iter(row)) for row in draw_tasks(recipe, -k)][:3], k) for k in range(1, 11)]
     with DemonstrationPool(recipe, script) as pool:
         found = list(pool.write(chunks))
@@ -235,7 +237,7 @@ def test_an_environment_without_an_expert_gives_a_clear_message() -> None:
     world = TicTacToe()
     some = (Task(world.name, seed, 0, "random", "train") for seed in count())
     with pytest.raises(ValueError, match="tic_tac_toe has no expert; set"):
-        _panel(setting(world), some, 4, 0, Script(expert=True))
+        _panel(play_setup(world), some, 4, 0, Script(expert=True))
 
 
 def test_noise_without_expert_play_is_an_error() -> None:

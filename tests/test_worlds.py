@@ -13,7 +13,7 @@ from mage.environments.webshop import WebShop
 from mage.evaluation.figures import summarise
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.seeds import derive
 from mage.types import Split, Task
 
@@ -45,7 +45,7 @@ each_world = pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.na
 def test_a_hostile_reply_is_recorded_as_an_illegal_move(world: Environment, reply: str) -> None:
     task = Task(world.name, 3, 0, "", "test")
     (played,) = play_groups(
-        Setting(world, scripted_agent(lambda prompt: reply), Notes(keep="both"), episodes=2),
+        PlaySetup(world, scripted_agent(lambda prompt: reply), Notes(keep="both"), episodes=2),
         [[task]],
         seed=1,
     )

@@ -14,7 +14,7 @@ from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import write_tasks
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.run_folder import RunFolder
 from mage.run_folder.credit_files import write_credits
 from mage.run_folder.move_files import TurnMoves, write_moves
@@ -40,10 +40,10 @@ def _reply(prompt: str) -> str:
 
 def play(split: str, size: int, members: int = 1) -> list[MetaEpisode]:
     """Kuhn poker by a scripted agent; the members of a group differ by a noisy copy of the task."""
-    setting = Setting(KuhnPoker(), scripted_agent(_reply), Notes(keep="both"))
+    play_setup = PlaySetup(KuhnPoker(), scripted_agent(_reply), Notes(keep="both"))
     panel = make_panel(KuhnPoker(), Population(train=STYLES), "test", size=size)
     tasks = [Task(one.environment, one.seed, one.seat, one.opponent, split) for one in panel]
-    return play_groups(setting, [[task] * members for task in tasks], 0)
+    return play_groups(play_setup, [[task] * members for task in tasks], 0)
 
 
 def make_run(path: Path, *, updates: int = 6, name: str = "", lr: float = 1e-3) -> RunFolder:

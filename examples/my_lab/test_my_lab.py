@@ -10,7 +10,7 @@ from my_lab.scoreboard import Scoreboard
 from mage.api.contracts import check_opponent
 from mage.environments.base import check
 from mage.memory.base import Entry
-from mage.types import Completion, Return, Turn, Where
+from mage.types import Completion, Return, Turn, TurnRef
 
 
 def test_nim_keeps_the_contract() -> None:
@@ -40,7 +40,7 @@ def test_the_scoreboard_counts_wins() -> None:
 def test_ranks_run_from_minus_one_to_one() -> None:
     turn = Turn("play", "s", "s", (0,), Completion((1,), (0.0,), "", "stop", 0), "", (), True, 0.0)
     returns = [
-        Return(turn, Where(0, member, 0, 0, ""), value, value, value, value)
+        Return(turn, TurnRef(0, member, 0, 0, ""), value, value, value, value)
         for member, value in enumerate((5.0, -10.0, 5.0))
     ]
     assert [credit.advantage for credit in estimate(returns)] == [0.5, -1.0, 0.5]

@@ -233,7 +233,7 @@ def play_panel(
     """A candidate's figures on a fixed panel."""
     recipe = candidate.components.recipe
     return evaluate_panel(
-        candidate.components.setting(evaluating=True, memory=memory),
+        candidate.components.play_setup(evaluating=True, memory=memory),
         recipe.population(),
         recipe_panel(recipe, split, panel, size),
         panel,

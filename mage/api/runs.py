@@ -145,13 +145,13 @@ def play_one(
 ) -> MetaEpisode:
     """Play one meta-episode of an agent against an opponent and return its record."""
     components = _find(source, checkpoint, []).components
-    setting = components.setting(evaluating=True)
-    if setting.environment.multi_agent:
+    setup = components.play_setup(evaluating=True)
+    if setup.environment.multi_agent:
         find(opponent)
-    setting = replace(setting, episodes=episodes or setting.episodes)
+    setup = replace(setup, episodes=episodes or setup.episodes)
     seed = secrets.randbits(31) if seed is None else seed
-    task = Task(setting.environment.name, seed, SEATS.index(seat), opponent, "test")
-    return run_coroutines([play_meta_episode(setting, task, 0, 0, seed)])[0]
+    task = Task(setup.environment.name, seed, SEATS.index(seat), opponent, "test")
+    return run_coroutines([play_meta_episode(setup, task, 0, 0, seed)])[0]
 
 
 def _find(source: Source, checkpoint: str | None, changes: list[str]) -> Candidate:

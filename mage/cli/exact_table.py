@@ -29,10 +29,10 @@ def show_exact(one: "Candidate", split: Split, notes: Any, players: int, as_json
 
     with console(stderr=True).status(f"{one.title}: computing the policy in every situation"):
         recipe = one.components.recipe
-        setting = one.components.setting(evaluating=True, memory=notes)
+        setup = one.components.play_setup(evaluating=True, memory=notes)
         pool = recipe.population().pool(split)
         shares = sample_players(pool, players)
-        found = exact_scores(setting, one.components.weights(), shares, recipe.learn)
+        found = exact_scores(setup, one.components.weights(), shares, recipe.learn)
     sampled = _over_players(found) if len(shares) > len(pool) else None
     keep = "as in the recipe" if notes is None else notes.keep
     if as_json:

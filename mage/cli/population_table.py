@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # these are slow to load
     from mage.api.agents import Candidate
     from mage.evaluation.population import PopulationResult
     from mage.evaluation.statistics import Estimate
-    from mage.play import Setting
+    from mage.play import PlaySetup
 
 Population = Annotated[
     str | None,
@@ -57,17 +57,17 @@ def show_population(
     from mage.evaluation.population import make_matches
     from mage.opponents.base import members
 
-    setting = candidate.components.setting(evaluating=True, memory=memory)
-    tasks = make_matches(setting.environment, population, matches)
+    setup = candidate.components.play_setup(evaluating=True, memory=memory)
+    tasks = make_matches(setup.environment, population, matches)
     names = [one for name in references.split(",") if name for one in _expand(name, population)]
-    units = int(setting.environment.model_dump().get("throws", 1))
+    units = int(setup.environment.model_dump().get("throws", 1))
     title = f"{candidate.title}, update {candidate.update}" if with_agent else None
-    results = _play_matches(setting, tasks, title, names, units)
+    results = _play_matches(setup, tasks, title, names, units)
     about = {
         "population": population,
         "members": len(members(population)),
         "matches": matches,
-        "episodes": setting.episodes,
+        "episodes": setup.episodes,
         "throws": units,
     }
     if page is not None:
@@ -79,7 +79,7 @@ def show_population(
 
 
 def _play_matches(
-    setting: "Setting",
+    setup: "PlaySetup",
     tasks: Sequence[Task],
     agent: str | None,
     references: Sequence[str],
@@ -97,11 +97,11 @@ def _play_matches(
             status.update(f"{agent}: match {done} of {len(tasks)}")
 
         if agent is not None:
-            found = played.play_agent(setting, tasks, count)
+            found = played.play_agent(setup, tasks, count)
             results.append(played.summarise_matches(agent, found, units))
         for number, name in enumerate(references, start=1):
             status.update(f"reference {name}, {number} of {len(references)}")
-            found = played.play_reference(name, setting.environment, tasks, setting.episodes)
+            found = played.play_reference(name, setup.environment, tasks, setup.episodes)
             results.append(played.summarise_matches(name, found, units))
     return results
 

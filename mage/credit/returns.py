@@ -28,7 +28,7 @@ Example: three turns per episode, discounts .95/.6, lost then won, differential:
 from collections.abc import Sequence
 from typing import Literal
 
-from mage.types import Episode, MetaEpisode, Return, Where
+from mage.types import Episode, MetaEpisode, Return, TurnRef
 
 ReturnKind = Literal["differential", "cumulative", "single", "final"]
 Propagation = Literal["code", "paper"]
@@ -82,7 +82,7 @@ def _episode_returns(
     return [
         Return(
             turn=turn,
-            where=Where(meta.group, meta.member, number, index, meta.task.opponent),
+            where=TurnRef(meta.group, meta.member, number, index, meta.task.opponent),
             value=value,
             episode_value=first,
             episode_reward=episode.reward,

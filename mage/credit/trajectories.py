@@ -23,14 +23,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mage.config.errors import ConfigError
 from mage.config.recipe import Recipe
 from mage.credit.samples import assign_credit
-from mage.types import Completion, Credit, Episode, MetaEpisode, Task, Turn, Where
+from mage.types import Completion, Credit, Episode, MetaEpisode, Task, Turn, TurnRef
 
 
 @dataclass(frozen=True, slots=True)
 class RowCredit:
     """The credit of one row: a turn or a reflection."""
 
-    where: Where
+    where: TurnRef
     step_return: float
     episode_advantage: float
     step_advantage: float

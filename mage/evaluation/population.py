@@ -15,7 +15,7 @@ from mage.environments.base import Environment
 from mage.evaluation.rows import TaskRow, task_row
 from mage.evaluation.statistics import Estimate, mean
 from mage.opponents.base import find, meet, members, move_rng
-from mage.play import Setting, play_wave
+from mage.play import PlaySetup, play_wave
 from mage.seeds import derive
 from mage.types import Task
 
@@ -84,14 +84,14 @@ def make_matches(environment: Environment, population: str, matches: int) -> lis
 
 
 def play_agent(
-    setting: Setting,
+    setup: PlaySetup,
     tasks: Sequence[Task],
     on_played: Callable[[TaskRow], None] = lambda row: None,
 ) -> Matches:
     """The matches of an agent, all played concurrently."""
     groups = {number: [task] for number, task in enumerate(tasks)}
     seed = derive("population", "agent")
-    rows = play_wave(setting, groups, seed, task_row, on_played)
+    rows = play_wave(setup, groups, seed, task_row, on_played)
     found: Matches = {task.opponent: [] for task in tasks}
     for row in rows:
         found[row.task.opponent].append(row.scores)

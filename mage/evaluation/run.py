@@ -7,14 +7,14 @@ from mage.evaluation.figures import Evaluation, summarise_rows
 from mage.evaluation.panels import PanelName
 from mage.evaluation.shards import ShardStore, play_shards
 from mage.opponents.base import Population
-from mage.play import Setting
+from mage.play import PlaySetup
 from mage.ranks.ranks import Ranks
 from mage.seeds import derive
 from mage.types import MetaEpisode, Task
 
 
 def evaluate_panel(
-    setting: Setting,
+    setup: PlaySetup,
     population: Population,
     tasks: tuple[Task, ...],
     panel: PanelName,
@@ -37,7 +37,7 @@ def evaluate_panel(
     """
     split = tasks[0].split
     rows, metas = play_shards(
-        setting,
+        setup,
         tasks * plays,
         derive("panel", panel, split),
         ranks=ranks or Ranks(),
@@ -49,6 +49,6 @@ def evaluate_panel(
     )
     numbered = [replace(row, member=place // len(tasks)) for place, row in enumerate(rows)]
     figures = summarise_rows(
-        numbered, setting.environment, population, split, with_ceilings=with_ceilings
+        numbered, setup.environment, population, split, with_ceilings=with_ceilings
     )
     return figures, metas

@@ -14,7 +14,7 @@ from typing import Any
 
 from mage.evaluation.rows import TaskRow, row_from_json, row_to_json, task_row
 from mage.memory.base import Entry
-from mage.play import Entries, Setting, in_order, keep_entries, play_wave
+from mage.play import Entries, PlaySetup, in_order, keep_entries, play_wave
 from mage.ranks.ranks import Ranks, interleave
 from mage.run_folder.files import append_line, read_lines, seal, to_line, unseal, write_lines
 from mage.types import MetaEpisode, Task
@@ -87,7 +87,7 @@ def _read_shard(line: bytes) -> Shard | None:
 
 
 def play_shards(
-    setting: Setting,
+    setup: PlaySetup,
     tasks: Sequence[Task],
     seed: int,
     *,
@@ -108,7 +108,7 @@ def play_shards(
         store.read() if store is not None and ranks.is_main else []
     )
     # Capacities can differ between ranks; all must make the same number of gathers.
-    size = min(ranks.gather(_size(setting)))
+    size = min(ranks.gather(_size(setup)))
     restored = sum(len(shard.rows) for shard in stored)  # plays in the stored shards
     earlier = [meta for meta in read_transcripts() if meta.group < restored] if stored else []
     rows: list[TaskRow] = []
@@ -118,29 +118,29 @@ def play_shards(
             shard = stored.pop(0)
         else:
             span = tasks[len(rows) : len(rows) + size]
-            shard, kept = _play_shard(setting, span, len(rows), seed, ranks, transcripts, on_played)
+            shard, kept = _play_shard(setup, span, len(rows), seed, ranks, transcripts, on_played)
             metas += kept
             if ranks.is_main and kept:
                 on_transcripts([*earlier, *metas])
             if ranks.is_main and store is not None:
                 store.add(shard)
         rows += shard.rows
-        if setting.memory.tasks_at_once is not None:
-            setting = replace(setting, memory=setting.memory.after(shard.entries))
+        if setup.memory.tasks_at_once is not None:
+            setup = replace(setup, memory=setup.memory.after(shard.entries))
         on_played(len(rows))
     return rows, metas
 
 
-def _size(setting: Setting) -> int:
+def _size(setup: PlaySetup) -> int:
     """Tasks of a shard: as the memory requires, or twice the engine's capacity.
 
     Twice, so that few slots of the engine are idle at the end of a shard.
     """
-    return setting.memory.tasks_at_once or max(_MIN_SIZE, 2 * (setting.agent.engine.capacity or 0))
+    return setup.memory.tasks_at_once or max(_MIN_SIZE, 2 * (setup.agent.engine.capacity or 0))
 
 
 def _play_shard(
-    setting: Setting,
+    setup: PlaySetup,
     tasks: Sequence[Task],
     start: int,
     seed: int,
@@ -148,7 +148,7 @@ def _play_shard(
     transcripts: int | None,
     on_played: Callable[[int], None],
 ) -> tuple[Shard, list[MetaEpisode]]:
-    engine, persistent = setting.agent.engine, setting.memory.tasks_at_once is not None
+    engine, persistent = setup.agent.engine, setup.memory.tasks_at_once is not None
     engine.refresh(engine.policy_version)
     metas: list[MetaEpisode] = []
     done = 0
@@ -159,10 +159,10 @@ def _play_shard(
         on_played(min(start + done * ranks.size, start + len(tasks)))
         if transcripts is None or meta.group < transcripts:
             metas.append(meta)
-        return task_row(meta), keep_entries(setting, meta) if persistent else None
+        return task_row(meta), keep_entries(setup, meta) if persistent else None
 
     numbers = ranks.split(range(start, start + len(tasks)))
-    played = play_wave(setting, {number: [tasks[number - start]] for number in numbers}, seed, keep)
+    played = play_wave(setup, {number: [tasks[number - start]] for number in numbers}, seed, keep)
     rows = interleave(ranks.gather([row for row, _ in played]))
     entries: list[Entry] = []
     if persistent:

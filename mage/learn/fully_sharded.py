@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from mage.learn.pack.packing import Packed
 from mage.learn.pack.tries import Row, prepare
 from mage.ranks.ranks import Ranks
-from mage.types import Sample, Where
+from mage.types import Sample, TurnRef
 
 Score = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
@@ -97,7 +97,7 @@ def scored_by(network: PreTrainedModel, score: Score) -> Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class EmptyBatch:
     """A micro-batch without effect, for a rank that has fewer of them than another rank."""
 
     packed: Packed
@@ -110,7 +110,7 @@ class Idle:
 
 def idle_rows() -> list[Row]:
     """The rows of an idle micro-batch: one sample of two tokens."""
-    where = Where(0, 0, 0, 0, "")
+    where = TurnRef(0, 0, 0, 0, "")
     return prepare([Sample((0,), (0,), (0.0,), 0.0, (), "play", where)])
 
 

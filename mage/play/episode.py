@@ -25,7 +25,7 @@ FORFEITED, RAN_OUT = "You gave no legal move and forfeited.", "The turns ran out
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class PlaySetup:
     """Everything that a meta-episode needs besides its task.
 
     `rivals` are opponents that exist in this process only, by the name in the task: the frozen
@@ -48,7 +48,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpisodeRef:
     """One episode of one member. All seeds of the episode are derived from it."""
 
     task: Task
@@ -57,19 +57,19 @@ class Place:
 
 
 async def play_episode(
-    setting: Setting, place: Place, recall: Recall, reflection: Turn | None
+    setup: PlaySetup, ref: EpisodeRef, recall: Recall, reflection: Turn | None
 ) -> tuple[Episode, str]:
     """Play one episode against the task's opponent; returns it and the memory that was shown."""
-    environment, seat = setting.environment, place.task.seat
-    state = environment.start(environment.episode_seed(place.task.seed, place.number))
+    environment, seat = setup.environment, ref.task.seat
+    state = environment.start(environment.episode_seed(ref.task.seed, ref.number))
     turns: list[Turn] = []
     moves: list[Move] = []
     scores: list[float] = []  # before every turn, if the environment scores every turn
-    history = setting.agent.history()
+    history = setup.agent.history()
     memory = ""
     ending: Ending = "finished"
     while True:
-        await _let_opponent_move(setting, place, state, moves)
+        await _let_opponent_move(setup, ref, state, moves)
         if state.turn() is None:
             break
         if len(turns) == environment.max_turns:
@@ -77,7 +77,7 @@ async def play_episode(
             break
         if not turns:
             memory = await recall(opening_text(environment, seat, state.observe(seat)))
-        turn = await _take_turn(setting, place, memory, state, turns, history)
+        turn = await _take_turn(setup, ref, memory, state, turns, history)
         turns.append(turn)
         if environment.scores_every_turn:
             scores.append(state.scores()[seat])
@@ -103,43 +103,43 @@ def opening_text(environment: Environment, seat: int, observation: str) -> str:
 
 
 async def _let_opponent_move(
-    setting: Setting, place: Place, state: State, moves: list[Move]
+    setup: PlaySetup, ref: EpisodeRef, state: State, moves: list[Move]
 ) -> None:
-    while (mover := state.turn()) is not None and mover != place.task.seat:
-        rng = move_rng(place.task, setting.environment, place.number, len(moves))
-        action = await setting.meet(place.task).think(state, mover, rng)
+    while (mover := state.turn()) is not None and mover != ref.task.seat:
+        rng = move_rng(ref.task, setup.environment, ref.number, len(moves))
+        action = await setup.meet(ref.task).think(state, mover, rng)
         moves.append(Move(mover, action))
         state.apply(action)
 
 
-def opening_prompt(setting: Setting, seat: int, number: int, memory: str, observation: str) -> Ids:
+def opening_prompt(setup: PlaySetup, seat: int, number: int, memory: str, observation: str) -> Ids:
     """The prompt of the first move of episode `number` (from 0)."""
-    shown, count = (number + 1, setting.episodes) if setting.numbered else (1, 1)
-    return setting.agent.begin(
-        setting.environment,
-        episode_text(setting.environment, seat, memory, shown, count, observation),
+    shown, count = (number + 1, setup.episodes) if setup.numbered else (1, 1)
+    return setup.agent.begin(
+        setup.environment,
+        episode_text(setup.environment, seat, memory, shown, count, observation),
     )
 
 
 async def _take_turn(
-    setting: Setting,
-    place: Place,
+    setup: PlaySetup,
+    ref: EpisodeRef,
     memory: str,
     state: State,
     turns: Sequence[Turn],
     history: History,
 ) -> Turn:
     """Get one reply of the agent, judge it, and add it to the history."""
-    agent, seat = setting.agent, place.task.seat
+    agent, seat = setup.agent, ref.task.seat
     observation = state.observe(seat)
     message = observation if not turns or turns[-1].legal else illegal_text(observation)
     if turns and agent.window != 0:
         prompt = history.next(message)
     else:
-        prompt = history.begin(opening_prompt(setting, seat, place.number, memory, message))
-    seed = derive(place.seed, place.number, len(turns))
+        prompt = history.begin(opening_prompt(setup, seat, ref.number, memory, message))
+    seed = derive(ref.seed, ref.number, len(turns))
     prompt, completion = await _reply(agent, history, prompt, message, seed)
-    turn, written = _judge(setting, state, seat, observation, prompt, completion)
+    turn, written = _judge(setup, state, seat, observation, prompt, completion)
     history.add(PastTurn(message, agent.past_reply(completion, written), written))
     return turn
 
@@ -159,7 +159,7 @@ async def _reply(
 
 
 def _judge(
-    setting: Setting,
+    setup: PlaySetup,
     state: State,
     seat: int,
     observation: str,
@@ -170,11 +170,11 @@ def _judge(
 
     A prompt that does not fit is not the model's fault: it costs nothing.
     """
-    agent = setting.agent
+    agent = setup.agent
     written, legal = agent.read(completion), state.legal()
     action = None if written is None else state.read(written)
     overflow = completion.finish == "overflow"
-    penalty = 0.0 if action is not None or overflow else setting.illegal_penalty
+    penalty = 0.0 if action is not None or overflow else setup.illegal_penalty
     turn = Turn(
         kind="play",
         anchor=state.anchor(seat),
@@ -184,7 +184,7 @@ def _judge(
         action=written if action is None else action,
         choices=agent.choices(completion, legal),
         legal=action is not None,
-        penalty=_length_penalty(setting, completion, agent.sampling.max_tokens) - penalty,
+        penalty=_length_penalty(setup, completion, agent.sampling.max_tokens) - penalty,
         cut_off=action is None and agent.is_cut_off(completion),
         folded=prompt.folded,
         overflow=overflow or not prompt.fits,
@@ -193,10 +193,10 @@ def _judge(
     return turn, written
 
 
-def _length_penalty(setting: Setting, completion: Completion, limit: int) -> float:
+def _length_penalty(setup: PlaySetup, completion: Completion, limit: int) -> float:
     """Appendix A, eq. 13: 0 up to half the limit, then linear, at most the coefficient."""
     over = max(0.0, len(completion.token_ids) - limit / 2) / (limit / 2)
-    return -setting.length_penalty * min(1.0, over)
+    return -setup.length_penalty * min(1.0, over)
 
 
 def _finish(
@@ -235,12 +235,12 @@ def _mean_known(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
+async def reflect(setup: PlaySetup, ref: EpisodeRef, episode: Episode) -> Turn:
     """The agent's note on the finished episode: m_n ~ pi(. | x, episode n), true outcome shown."""
-    environment, agent, seat = setting.environment, setting.agent, place.task.seat
-    user = reflect_text(environment, seat, place.number + 1, setting.episodes, episode.recap)
+    environment, agent, seat = setup.environment, setup.agent, ref.task.seat
+    user = reflect_text(environment, seat, ref.number + 1, setup.episodes, episode.recap)
     prompt = agent.chat.first(system_text(environment), user)
-    completion = await agent.write(prompt, derive(place.seed, place.number, "reflect"))
+    completion = await agent.write(prompt, derive(ref.seed, ref.number, "reflect"))
     return Turn(
         kind="reflect",
         anchor="reflection",
@@ -250,7 +250,7 @@ async def reflect(setting: Setting, place: Place, episode: Episode) -> Turn:
         action=None,
         choices=(),
         legal=True,
-        penalty=_length_penalty(setting, completion, agent.sampling.reflection_tokens),
+        penalty=_length_penalty(setup, completion, agent.sampling.reflection_tokens),
         cut_off=agent.is_cut_off(completion),
         overflow=completion.finish == "overflow",
     )

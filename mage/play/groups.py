@@ -7,22 +7,22 @@ from typing import Any, TypeVar
 
 from mage.engines.base import run
 from mage.memory.base import Entry
-from mage.play.episode import Setting
+from mage.play.episode import PlaySetup
 from mage.play.meta_episode import make_entry, play_meta_episode
 from mage.seeds import derive
 from mage.types import MetaEpisode, Task
 
 Gather = Callable[[Any], list[Any]]  # collects one item from every worker
-Place = tuple[int, int]  # group, member
+Member = tuple[int, int]  # group, member
 # The members that this rank plays, of those that all ranks play. It may be a generator: then the
 # next member is chosen when the engine has room for it.
-Choose = Callable[[Sequence[Place]], Iterable[Place]]
+Choose = Callable[[Sequence[Member]], Iterable[Member]]
 Kept = TypeVar("Kept")
 Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes of the member
 
 
 def play_groups(
-    setting: Setting,
+    setup: PlaySetup,
     tasks_PG: Sequence[Sequence[Task]],
     seed: int,
     on_done: Callable[[MetaEpisode], None] | None = None,
@@ -40,18 +40,18 @@ def play_groups(
     """
     groups = dict(zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True))
     metas: list[MetaEpisode] = []
-    for wave in _waves(list(groups), setting.memory.tasks_at_once, gather):
+    for wave in _waves(list(groups), setup.memory.tasks_at_once, gather):
         chosen = {group: groups[group] for group in wave}
-        played = play_wave(setting, chosen, seed, lambda meta: meta, on_done, choose)
+        played = play_wave(setup, chosen, seed, lambda meta: meta, on_done, choose)
         metas += played
-        if setting.memory.tasks_at_once is not None:
-            entries = in_order(gather([keep_entries(setting, meta) for meta in played]))
-            setting = replace(setting, memory=setting.memory.after(entries))
+        if setup.memory.tasks_at_once is not None:
+            entries = in_order(gather([keep_entries(setup, meta) for meta in played]))
+            setup = replace(setup, memory=setup.memory.after(entries))
     return metas
 
 
 def play_wave(
-    setting: Setting,
+    setup: PlaySetup,
     groups: Mapping[int, Sequence[Task]],
     seed: int,
     keep: Callable[[MetaEpisode], Kept],
@@ -62,12 +62,12 @@ def play_wave(
 
     async def play(group: int, member: int, task: Task) -> Kept:
         return keep(
-            await play_meta_episode(setting, task, group, member, derive(seed, group, member))
+            await play_meta_episode(setup, task, group, member, derive(seed, group, member))
         )
 
     places = [(group, member) for group, tasks in groups.items() for member in range(len(tasks))]
     games = (play(group, member, groups[group][member]) for group, member in choose(places))
-    return run(games, on_done, setting.agent.engine.capacity)
+    return run(games, on_done, setup.agent.engine.capacity)
 
 
 def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int]]:
@@ -84,9 +84,9 @@ def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int
     ]
 
 
-def keep_entries(setting: Setting, meta: MetaEpisode) -> Entries:
+def keep_entries(setup: PlaySetup, meta: MetaEpisode) -> Entries:
     """The entries of a meta-episode for a memory that persists between tasks, with their place."""
-    return meta.group, meta.member, _entries(setting, meta)
+    return meta.group, meta.member, _entries(setup, meta)
 
 
 def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
@@ -98,12 +98,12 @@ def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
     ]
 
 
-def _entries(setting: Setting, meta: MetaEpisode) -> list[Entry]:
+def _entries(setup: PlaySetup, meta: MetaEpisode) -> list[Entry]:
     """All episodes of a meta-episode. The next episode holds the reflection on an episode."""
-    setting = replace(setting, environment=setting.environment.for_split(meta.task.split))
+    setup = replace(setup, environment=setup.environment.for_split(meta.task.split))
     reflections = [*(episode.reflection for episode in meta.episodes[1:]), None]
     pairs = zip(meta.episodes, reflections, strict=True)
     return [
-        make_entry(setting, meta.task.seat, number, episode, reflection)
+        make_entry(setup, meta.task.seat, number, episode, reflection)
         for number, (episode, reflection) in enumerate(pairs)
     ]

@@ -17,7 +17,7 @@ from itertools import accumulate, chain
 from mage.config.sections import ReturnOptions
 from mage.credit.samples import Estimator, compute_all_returns
 from mage.ranks.ranks import Ranks
-from mage.types import Completion, Credit, MetaEpisode, Return, Task, Turn, Where
+from mage.types import Completion, Credit, MetaEpisode, Return, Task, Turn, TurnRef
 
 Member = tuple[int, int]  # group, member
 Lengths = Mapping[str, float]  # expected tokens of a meta-episode, by kind of task
@@ -132,7 +132,7 @@ def _without_tokens(turn: Turn) -> Turn:
     )
 
 
-def _key(where: Where) -> tuple[int, int, int, int]:
+def _key(where: TurnRef) -> tuple[int, int, int, int]:
     return where.group, where.member, where.episode, where.index
 
 

@@ -17,7 +17,7 @@ from mage.memory.base import Memory
 from mage.models.arithmetic import reset_arithmetic
 from mage.models.loading import load_model, pick_device, pick_dtype
 from mage.models.shapes import read_shape
-from mage.play import Setting
+from mage.play import PlaySetup
 from mage.training.context import check_context
 from mage.training.memory_plan import GB, apply_plan, plan_memory
 
@@ -52,10 +52,10 @@ class Components:
         examples = worked_examples(environment, own.examples) if own.examples else ()
         return Agent(self.engine, self.chat, sampling, examples, own.shown_turns(), own.fold)
 
-    def setting(self, evaluating: bool = False, memory: Memory | None = None) -> Setting:
+    def play_setup(self, evaluating: bool = False, memory: Memory | None = None) -> PlaySetup:
         """What meta-episodes need besides their task, in training or in evaluation."""
         play = self.recipe.play
-        return Setting(
+        return PlaySetup(
             environment=self.recipe.environment(),
             agent=self.agent(evaluating),
             memory=memory or self.recipe.memory(),

@@ -19,7 +19,7 @@ from mage.config.recipe import Recipe
 from mage.engines.base import ScriptedEngine, run
 from mage.environments.base import State
 from mage.memory.base import Entry, Notebook
-from mage.play import Setting, opening_prompt
+from mage.play import PlaySetup, opening_prompt
 from mage.seeds import derive
 
 MOST_OVERFLOW = 0.05  # share of replies; training stops above it
@@ -81,21 +81,21 @@ def check_overflow(figures: Mapping[str, Any], recipe: Recipe) -> None:
 
 def measure_prompts(recipe: Recipe, chat: Chat) -> PromptSizes:
     """Play random meta-episodes without a model and measure all prompts of moves."""
-    setting, sizes = _setting(recipe, chat), list[int]()
+    setup, sizes = _setting(recipe, chat), list[int]()
     for number in range(_META_EPISODES):
-        player = _RandomPlayer(setting, number % setting.environment.seats, number)
+        player = _RandomPlayer(setup, number % setup.environment.seats, number)
         (found,) = run([player.play()])
         sizes += found
-        setting = replace(setting, memory=setting.memory.after(player.entries))
+        setup = replace(setup, memory=setup.memory.after(player.entries))
     return PromptSizes(min(sizes, default=0), max(sizes, default=0))
 
 
-def _setting(recipe: Recipe, chat: Chat) -> Setting:
+def _setting(recipe: Recipe, chat: Chat) -> PlaySetup:
     environment, own = recipe.environment(), recipe.agent
     sampling = SamplingOptions(max_tokens=own.max_tokens, reflection_tokens=own.reflection_tokens)
     examples = worked_examples(environment, own.examples) if own.examples else ()
     engine = ScriptedEngine(lambda request: "", chat.encode)
-    return Setting(
+    return PlaySetup(
         environment=environment.for_split("train"),
         agent=Agent(engine, chat, sampling, examples, own.shown_turns(), own.fold),
         memory=recipe.memory(),
@@ -107,23 +107,23 @@ def _setting(recipe: Recipe, chat: Chat) -> Setting:
 class _RandomPlayer:
     """One meta-episode: random legal moves in all seats, notes of full length."""
 
-    def __init__(self, setting: Setting, seat: int, number: int) -> None:
-        self.setting, self.seat = setting, seat
-        self.seed = derive("prompt sizes", setting.environment.name, number) % 2**31
+    def __init__(self, setup: PlaySetup, seat: int, number: int) -> None:
+        self.setup, self.seat = setup, seat
+        self.seed = derive("prompt sizes", setup.environment.name, number) % 2**31
         self.rng = random.Random(self.seed)
-        self.note = _longest_note(setting.agent)
+        self.note = _longest_note(setup.agent)
         self.entries: list[Entry] = []
 
     async def play(self) -> list[int]:
         """The sizes of all prompts."""
-        notebook, sizes = self.setting.memory.open(), list[int]()
-        for number in range(self.setting.episodes):
+        notebook, sizes = self.setup.memory.open(), list[int]()
+        for number in range(self.setup.episodes):
             sizes += await self._play_episode(number, notebook)
             await notebook.add(self.entries[-1], self._ask)
         return sizes
 
     async def _play_episode(self, number: int, notebook: Notebook) -> list[int]:
-        environment, agent = self.setting.environment, self.setting.agent
+        environment, agent = self.setup.environment, self.setup.agent
         state = environment.start(environment.episode_seed(self.seed, number))
         history, opening, memory, sizes = agent.history(), "", "", list[int]()
         while (mover := state.turn()) is not None and len(sizes) < environment.max_turns:
@@ -136,7 +136,7 @@ class _RandomPlayer:
                 if sizes and agent.window != 0:
                     prompt = history.next(observation)
                 else:
-                    ids = opening_prompt(self.setting, mover, number, memory, observation)
+                    ids = opening_prompt(self.setup, mover, number, memory, observation)
                     prompt = history.begin(ids)
                 sizes.append(len(prompt.ids))
                 history.add(PastTurn(observation, agent.action_reply(action), action))
@@ -145,7 +145,7 @@ class _RandomPlayer:
         return sizes
 
     def _entry(self, number: int, opening: str, state: State) -> Entry:
-        known = state.turn() is None or not self.setting.environment.multi_agent
+        known = state.turn() is None or not self.setup.environment.multi_agent
         recap = state.recap(self.seat) if known else ""
         return Entry(number + 1, opening, recap, "lost", self.note)
 

@@ -16,7 +16,7 @@ from mage.config.recipe import Recipe
 from mage.engines.base import ScriptedEngine
 from mage.learn.imitate.demonstrations import Demonstration, Script, write_demonstrations
 from mage.learn.imitate.warmup import Chunk
-from mage.play import Setting
+from mage.play import PlaySetup
 from mage.ranks import processes as child_processes
 from mage.ranks.processes import SIGNALS, blocked_signals, end_with_parent
 from mage.training.build import Components
@@ -62,7 +62,7 @@ class DemonstrationPool:
             yield waiting.popleft().result()
 
 
-_setting: Setting
+_setting: PlaySetup
 _script: Script
 
 
@@ -74,7 +74,7 @@ def _start(recipe: Recipe, script: Script) -> None:
     end_with_parent()
     chat = Chat.load(recipe.base_folder(), recipe.agent.thinking)
     engine = ScriptedEngine(lambda request: "", chat.encode)  # replaced by the scripted player
-    _setting, _script = Components(recipe, None, chat, engine).setting(), script
+    _setting, _script = Components(recipe, None, chat, engine).play_setup(), script
 
 
 def _write(chunk: Chunk) -> list[Demonstration]:

@@ -71,10 +71,10 @@ class RunEvaluations:
             **({"plays": plays} if plays > 1 else {}),
         }
         log.info("update %d: evaluate %s", version, name)
-        setting = self.components.setting(evaluating=True, memory=memory)
+        setup = self.components.play_setup(evaluating=True, memory=memory)
         with self.stop.section(self.ranks):
             evaluation, _ = evaluate_panel(
-                setting,
+                setup,
                 recipe.population(),
                 recipe_panel(recipe, split, panel),
                 panel,
@@ -84,7 +84,7 @@ class RunEvaluations:
                 on_played=lambda done: self.callback.on_tasks_played(done, size * plays, name),
                 transcripts=TRANSCRIPTS if panel == "final" else 0,
                 store=ShardStore(self.folder.shards(name), about, self.callback.on_warning),
-                on_transcripts=partial(self.transcripts.write_panel, name, setting.agent),
+                on_transcripts=partial(self.transcripts.write_panel, name, setup.agent),
                 read_transcripts=partial(self.transcripts.read_panel, name),
             )
         if self.ranks.is_main:

@@ -253,12 +253,12 @@ class Trainer:
     def _play(self, number: int) -> list[MetaEpisode]:
         """This rank's meta-episodes of an update."""
         tasks_PG = draw_tasks(self.recipe, number)
-        setting, seed = self.components.setting(), derive(self.recipe.run.seed, "play", number)
+        setup, seed = self.components.play_setup(), derive(self.recipe.run.seed, "play", number)
         if self.league is not None:
             self.league.grow(self.done, self.learner.trainable, self.ranks)
             tasks_PG, rivals = self.league.deal(tasks_PG, seed)
-            setting = replace(setting, rivals=rivals)
-        play = partial(play_groups, setting, gather=self.ranks.gather)
+            setup = replace(setup, rivals=rivals)
+        play = partial(play_groups, setup, gather=self.ranks.gather)
         if self.ranks.deals_members:
             rank_of = deal_members(tasks_PG, self.ranks.size, self.lengths)
             queue = SharedQueue(self.ranks, rank_of, f"update {number}")

@@ -54,7 +54,7 @@ def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
     with DemonstrationPool(recipe, make_script(recipe.warmup)) as pool:
         found = warm_up(
             model,
-            components.setting(),
+            components.play_setup(),
             _tasks(recipe, 1),
             recipe.warmup,
             seed,

@@ -23,7 +23,7 @@ from mage.memory.amem import AMem
 from mage.memory.base import Memory
 from mage.memory.memento import Memento
 from mage.memory.notes import Notes
-from mage.play import Setting, play_groups
+from mage.play import PlaySetup, play_groups
 from mage.types import Task
 from tests.torture.result import Result
 from tests.toys import byte_chat, scripted_agent
@@ -188,7 +188,7 @@ def _play(world: World, rng: random.Random, count: int) -> Iterator[str]:
         task = Task(world.environment.name, rng.getrandbits(30), 0, world.opponent, "test")
         before = done
         (meta,) = play_groups(
-            Setting(world.environment, agent, world.memory, episodes=2), [[task]], seed=before
+            PlaySetup(world.environment, agent, world.memory, episodes=2), [[task]], seed=before
         )
         for episode in meta.episodes:
             if episode.ending == "error" or len(episode.recap) > 50_000:

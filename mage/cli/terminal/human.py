@@ -17,7 +17,7 @@ from mage.cli.terminal import console as make_console
 from mage.engines.base import run
 from mage.environments.base import SEATS, Environment, State
 from mage.opponents.base import Knowledge, Opponent, meet, move_rng
-from mage.play import Setting, play_meta_episode
+from mage.play import PlaySetup, play_meta_episode
 from mage.types import Episode, MetaEpisode, Task, Turn
 
 _KEYS = "type a move, ? to list the legal moves, q to quit"
@@ -139,9 +139,9 @@ class Person(Opponent):
 PERSON = f"{Person.__module__}.{Person.__name__}"
 
 
-def play_agent(setting: Setting, task: Task, console: Console) -> list[float]:
+def play_agent(setup: PlaySetup, task: Task, console: Console) -> list[float]:
     """Play games of a person against the agent in the task's seat; the person's scores."""
-    environment, seat = setting.environment, 1 - task.seat
+    environment, seat = setup.environment, 1 - task.seat
     scores: list[float] = []
 
     def show_episode(number: int, memory: str, episode: Episode) -> None:
@@ -154,13 +154,13 @@ def play_agent(setting: Setting, task: Task, console: Console) -> list[float]:
             style="bold",
         )
         _say(console, running_score(scores))
-        if number + 1 < setting.episodes:
-            _head(console, f"game {number + 2} of {setting.episodes}")
+        if number + 1 < setup.episodes:
+            _head(console, f"game {number + 2} of {setup.episodes}")
 
     _welcome(environment, seat, console)
-    _head(console, f"game 1 of {setting.episodes}")
+    _head(console, f"game 1 of {setup.episodes}")
     try:
-        run([play_meta_episode(setting, task, 0, 0, task.seed, show_episode)])
+        run([play_meta_episode(setup, task, 0, 0, task.seed, show_episode)])
     except Quit:
         _say(console, f"\nYou quit. {running_score(scores)}")
     return scores
@@ -177,16 +177,16 @@ def _replay(environment: Environment, episode_seed: int, episode: Episode) -> St
 # --- An agent that is shown -----------------------------------------------------------------
 
 
-def watch_agent(setting: Setting, task: Task, console: Console) -> MetaEpisode:
+def watch_agent(setup: PlaySetup, task: Task, console: Console) -> MetaEpisode:
     """Play an agent's games and print every new line of its prompts, replies and notes."""
-    shown = _Shown(setting, console)
+    shown = _Shown(setup, console)
 
     def show_episode(number: int, memory: str, episode: Episode) -> None:
         if episode.reflection is not None:
             _head(console, f"note after game {number}")
             shown.turn(episode.reflection)
         held = "in the prompt below" if memory else "empty"
-        _head(console, f"game {number + 1} of {setting.episodes}, memory: {held}")
+        _head(console, f"game {number + 1} of {setup.episodes}, memory: {held}")
         for turn in episode.turns:
             shown.turn(turn)
         _say(console, f"{episode.recap} ({episode.outcome}, {episode.score:+g})", style="bold")
@@ -194,15 +194,15 @@ def watch_agent(setting: Setting, task: Task, console: Console) -> MetaEpisode:
     alone = "The agent plays alone."
     against = f"The agent moves {SEATS[task.seat]} against {task.opponent}."
     _say(console, against if task.opponent else alone)
-    return run([play_meta_episode(setting, task, 0, 0, task.seed, show_episode)])[0]
+    return run([play_meta_episode(setup, task, 0, 0, task.seed, show_episode)])[0]
 
 
 class _Shown:
     """Prints the new part of every prompt: the next message, or a new chat below the rules."""
 
-    def __init__(self, setting: Setting, console: Console) -> None:
-        self.chat, self.console = setting.agent.chat, console
-        system = system_text(setting.environment)
+    def __init__(self, setup: PlaySetup, console: Console) -> None:
+        self.chat, self.console = setup.agent.chat, console
+        system = system_text(setup.environment)
         self.rules = len(_common(self.chat.first(system, "a"), self.chat.first(system, "b")))
         self.before: tuple[Ids, Ids] = ((), ())  # the last prompt, alone and with its reply
 

@@ -85,11 +85,11 @@ def play(
 
     components = find_player(environment, world, options, run, model, say).components
     notes = None if memory is None else make_notes(memory)
-    setting = replace(components.setting(evaluating=True, memory=notes), episodes=episodes)
+    setup = replace(components.play_setup(evaluating=True, memory=notes), episodes=episodes)
     if against == AGENT:
-        human.play_agent(setting, replace(task, seat=1 - place, opponent=human.PERSON), console())
+        human.play_agent(setup, replace(task, seat=1 - place, opponent=human.PERSON), console())
     else:
-        played = human.watch_agent(setting, task, console(quiet=as_json))
+        played = human.watch_agent(setup, task, console(quiet=as_json))
         if as_json:
             print_json(_transcript(played))
 

@@ -24,8 +24,8 @@ from mage.evaluation.exact.game_tree import TooLarge, chanced, moved, roots
 from mage.learn.imitate.supervised import reply_logprobs
 from mage.memory.base import Entry
 from mage.opponents.base import find
-from mage.play import Setting, opening_prompt
-from mage.types import Sample, Where
+from mage.play import PlaySetup, opening_prompt
+from mage.types import Sample, TurnRef
 
 MAX_LINES, MAX_RECORDS = 200, 20_000
 _NEGLIGIBLE = 1e-7  # records that are less likely are not followed further
@@ -91,13 +91,12 @@ class Exact:
 
 
 def exact_scores(
-    setting: Setting, model: PreTrainedModel, shares: Mapping[str, float], learn: LearnOptions
+    setup: PlaySetup, model: PreTrainedModel, shares: Mapping[str, float], learn: LearnOptions
 ) -> Exact:
     """Scores of the agent against opponents with these shares; both seats equally often."""
-    _check(setting)
+    _check(setup)
     tables = [
-        _Table(setting, model, learn, seat, tuple(shares))
-        for seat in range(setting.environment.seats)
+        _Table(setup, model, learn, seat, tuple(shares)) for seat in range(setup.environment.seats)
     ]
     total = sum(shares.values())
     cells = [ExactCell(name, table.seat, table.scores[name]) for table in tables for name in shares]
@@ -114,7 +113,7 @@ def exact_scores(
             seat,
             tuple(
                 sum(share * scores[k] for share, scores in chosen) / weight
-                for k in range(setting.episodes)
+                for k in range(setup.episodes)
             ),
         )
 
@@ -130,7 +129,7 @@ def exact_scores(
         situations=situations,
         unread=unread,
         left_out=max(table.left_out for table in tables),
-        exploitability=_exploitability(setting.environment, tables),
+        exploitability=_exploitability(setup.environment, tables),
     )
 
 
@@ -146,18 +145,18 @@ def _exploitability(game: Environment, tables: Sequence["_Table"]) -> float | No
     return float(pyspiel.exploitability(spiel, policy))
 
 
-def _check(setting: Setting) -> None:
-    memory, draw = setting.memory, setting.agent.sampling
-    if not isinstance(setting.environment, OpenSpiel):
+def _check(setup: PlaySetup) -> None:
+    memory, draw = setup.memory, setup.agent.sampling
+    if not isinstance(setup.environment, OpenSpiel):
         raise UserError(
-            f"exact scores need an OpenSpiel game; {setting.environment.name} is not one of them"
+            f"exact scores need an OpenSpiel game; {setup.environment.name} is not one of them"
         )
     if not memory.is_plain_record:
         raise UserError(
             "exact scores need a memory that depends on the moves only: "
             "set memory.keep to history or none"
         )
-    if setting.environment.restart == "same":
+    if setup.environment.restart == "same":
         raise UserError(
             "exact scores need environments.restart = fresh: "
             "the deals of a replayed game are not independent"
@@ -174,21 +173,21 @@ class _Table:
 
     def __init__(
         self,
-        setting: Setting,
+        setup: PlaySetup,
         model: PreTrainedModel,
         learn: LearnOptions,
         seat: int,
         opponents: Sequence[str],
     ) -> None:
-        self.setting, self.model, self.learn, self.seat = setting, model, learn, seat
-        self.lines = list(_lines(setting.environment, seat))
+        self.setup, self.model, self.learn, self.seat = setup, model, learn, seat
+        self.lines = list(_lines(setup.environment, seat))
         self.remembers = bool(self._shown((self.lines[0].recap,), ""))
         self.situations, self.unread, self.left_out = 0, 0.0, 0.0
         self.first: dict[Situation, dict[str, float]] = {}  # the policy of the first episode
         answers = {name: [_likely(line, name, seat) for line in self.lines] for name in opponents}
         chances: dict[str, dict[Record, float]] = {name: {(): 1.0} for name in opponents}
         self.scores: dict[str, tuple[float, ...]] = dict.fromkeys(opponents, ())
-        for number in range(setting.episodes):
+        for number in range(setup.episodes):
             likely = self._likely_lines(
                 number, {record for before in chances.values() for record in before}
             )
@@ -259,16 +258,16 @@ class _Table:
         return found
 
     def _prompt(self, number: int, record: Record, line: Line, made: int) -> Ids:
-        chat = self.setting.agent.chat
+        chat = self.setup.agent.chat
         first, *others = (decision.observation for decision in line.decisions[: made + 1])
-        prompt = opening_prompt(self.setting, self.seat, number, self._shown(record, first), first)
+        prompt = opening_prompt(self.setup, self.seat, number, self._shown(record, first), first)
         for before, following in zip(line.decisions, others, strict=False):
-            prompt += self.setting.agent.action_reply(before.word) + chat.next(following)
+            prompt += self.setup.agent.action_reply(before.word) + chat.next(following)
         return prompt
 
     def _shown(self, record: Record, opening: str) -> str:
         """The text that the memory shows after these episodes."""
-        notebook = self.setting.memory.open()
+        notebook = self.setup.memory.open()
 
         async def ask(text: str) -> str:
             raise AssertionError("a plain record asks the model nothing")
@@ -284,11 +283,11 @@ class _Table:
 
     def _ask(self, prompts: list[tuple[Ids, tuple[str, ...]]]) -> list[dict[str, float]]:
         """The probability of each legal move in each situation, given that the move is legal."""
-        agent, learn = self.setting.agent, self.learn
+        agent, learn = self.setup.agent, self.learn
         samples = [
             _sample(ids, agent.action_reply(word)) for ids, legal in prompts for word in legal
         ]
-        temperature = self.setting.agent.sampling.temperature
+        temperature = self.setup.agent.sampling.temperature
         spoken = iter(
             reply_logprobs(
                 self.model,
@@ -315,7 +314,7 @@ def _situation(line: Line, made: int) -> Situation:
 
 
 def _sample(prompt: Ids, reply: Ids) -> Sample:
-    return Sample(prompt, reply, (0.0,) * len(reply), 0.0, (), "play", Where(0, 0, 0, 0, ""))
+    return Sample(prompt, reply, (0.0,) * len(reply), 0.0, (), "play", TurnRef(0, 0, 0, 0, ""))
 
 
 def _likely(line: Line, opponent: str, seat: int) -> float:

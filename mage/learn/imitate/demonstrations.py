@@ -19,9 +19,9 @@ from mage.agent.chat import Ids
 from mage.config.errors import UserError
 from mage.engines.base import ScriptedEngine, run
 from mage.environments.base import Environment, State
-from mage.play import RAN_OUT, Setting, play_meta_episode
+from mage.play import RAN_OUT, PlaySetup, play_meta_episode
 from mage.seeds import derive
-from mage.types import Completion, MetaEpisode, Request, Sample, Task, Turn, Where
+from mage.types import Completion, MetaEpisode, Request, Sample, Task, Turn, TurnRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Demonstration:
     turn: Turn
     reply_ids: Ids
     legal: tuple[str, ...]
-    where: Where
+    where: TurnRef
 
     def sample(self) -> Sample:
         """The demonstration as a row of training data."""
@@ -59,18 +59,18 @@ class Demonstration:
 
 
 def write_demonstrations(
-    setting: Setting, tasks: Sequence[Task], seed: int, script: Script | None = None
+    setup: PlaySetup, tasks: Sequence[Task], seed: int, script: Script | None = None
 ) -> list[Demonstration]:
     """All taught turns of one scripted meta-episode per task, in order of play.
 
     Moves are random without a script.
     """
     players = [
-        DemonstrationPlayer(setting, task, derive(seed, number), script or Script())
+        DemonstrationPlayer(setup, task, derive(seed, number), script or Script())
         for number, task in enumerate(tasks)
     ]
     games = [
-        play_meta_episode(scribe.setting, scribe.task, number, 0, derive(seed, number))
+        play_meta_episode(scribe.setup, scribe.task, number, 0, derive(seed, number))
         for number, scribe in enumerate(players)
     ]
     return [
@@ -83,25 +83,23 @@ def write_demonstrations(
 class DemonstrationPlayer:
     """The scripted player of one meta-episode."""
 
-    def __init__(self, setting: Setting, task: Task, seed: int, script: Script) -> None:
+    def __init__(self, setup: PlaySetup, task: Task, seed: int, script: Script) -> None:
         self.task, self.rng, self.script = task, random.Random(seed), script
-        self.chat = setting.agent.chat
+        self.chat = setup.agent.chat
         self.states: list[State] = []
         self.moves: list[list[str]] = []  # of every state
         self.legal: list[tuple[str, ...]] = []
         self.taught: list[bool] = []  # of every move
         engine = ScriptedEngine(self._reply, self.chat.encode)
-        world = _watched(setting.environment, _seeds(setting, task), self.states)
-        self.setting = replace(
-            setting, environment=world, agent=replace(setting.agent, engine=engine)
-        )
+        world = _watched(setup.environment, _seeds(setup, task), self.states)
+        self.setup = replace(setup, environment=world, agent=replace(setup.agent, engine=engine))
 
     def _reply(self, request: Request) -> str:
         """A request with stop strings asks for a move; any other request asks for a note."""
         state = self.states[-1]
         if not request.stop:
             over = state.turn() is None
-            known = over or not self.setting.environment.multi_agent
+            known = over or not self.setup.environment.multi_agent
             recap = " ".join(
                 ([] if over else [RAN_OUT]) + ([state.recap(self.task.seat)] if known else [])
             )  # the same text as in `play`
@@ -133,7 +131,7 @@ class DemonstrationPlayer:
         """The next move of an earlier won episode."""
         if not (self.script.expert and self.script.repeat_wins):
             return None
-        outcome, seat = self.setting.environment.outcome, self.task.seat
+        outcome, seat = self.setup.environment.outcome, self.task.seat
         *past, made = self.moves
         wins = [
             moves
@@ -150,7 +148,7 @@ class DemonstrationPlayer:
                 if turn is None:
                     continue
                 end = self.chat.end_ids[:1] if turn.kind == "reflect" else ()
-                where = Where(meta.group, meta.member, number, index, meta.task.opponent)
+                where = TurnRef(meta.group, meta.member, number, index, meta.task.opponent)
                 legal, taught = next(moves) if turn.kind == "play" else ((), True)
                 if taught:
                     yield Demonstration(turn, turn.completion.token_ids + end, legal, where)
@@ -169,7 +167,7 @@ def next_of_win(wins: Sequence[Sequence[str]], made: Sequence[str]) -> str | Non
 
 
 def label_play(
-    setting: Setting,
+    setup: PlaySetup,
     tasks: Sequence[Task],
     seed: int,
     *,
@@ -183,12 +181,12 @@ def label_play(
     `repeat_wins` the label after a won episode is the next move of that episode. With `after_loss`
     only tasks whose first episode was not won are labelled, from the second episode on.
     """
-    players = [LabelledPlayer(setting, task, repeat_wins=repeat_wins) for task in tasks]
+    players = [LabelledPlayer(setup, task, repeat_wins=repeat_wins) for task in tasks]
     games = [
-        play_meta_episode(player.setting, player.task, number, 0, derive(seed, number))
+        play_meta_episode(player.setup, player.task, number, 0, derive(seed, number))
         for number, player in enumerate(players)
     ]
-    played = run(games, limit=setting.agent.engine.capacity)
+    played = run(games, limit=setup.agent.engine.capacity)
     return [
         demonstration
         for player, meta in zip(players, played, strict=True)
@@ -201,15 +199,13 @@ def label_play(
 class LabelledPlayer:
     """The model as player of one meta-episode, with the expert's move for every request."""
 
-    def __init__(self, setting: Setting, task: Task, *, repeat_wins: bool = False) -> None:
-        self.task, self.chat, self.repeat_wins = task, setting.agent.chat, repeat_wins
+    def __init__(self, setup: PlaySetup, task: Task, *, repeat_wins: bool = False) -> None:
+        self.task, self.chat, self.repeat_wins = task, setup.agent.chat, repeat_wins
         self.states: list[State] = []
         self.labels: dict[Ids, tuple[str | None, tuple[str, ...]]] = {}
-        world = _watched(setting.environment, _seeds(setting, task), self.states)
-        sampler = _Observed(setting.agent.engine, self._label)
-        self.setting = replace(
-            setting, environment=world, agent=replace(setting.agent, engine=sampler)
-        )
+        world = _watched(setup.environment, _seeds(setup, task), self.states)
+        sampler = _Observed(setup.agent.engine, self._label)
+        self.setup = replace(setup, environment=world, agent=replace(setup.agent, engine=sampler))
 
     def _label(self, request: Request) -> None:
         """A request with stop strings asks for a move."""
@@ -227,7 +223,7 @@ class LabelledPlayer:
                 label = next_of_win(wins, made) or label
                 made += [turn.action] if turn.legal and turn.action is not None else []
                 if label is not None:
-                    where = Where(meta.group, meta.member, number, index, meta.task.opponent)
+                    where = TurnRef(meta.group, meta.member, number, index, meta.task.opponent)
                     reply = self.chat.encode(f"{self.chat.thought_end}<action>{label}</action>")
                     yield Demonstration(replace(turn, choices=()), reply, legal, where)
             if self.repeat_wins and episode.outcome == "won":
@@ -250,11 +246,9 @@ class _Observed:
         return self.inner.sample(request)
 
 
-def _seeds(setting: Setting, task: Task) -> set[int]:
+def _seeds(setup: PlaySetup, task: Task) -> set[int]:
     """The seeds of all episodes of a task."""
-    return {
-        setting.environment.episode_seed(task.seed, number) for number in range(setting.episodes)
-    }
+    return {setup.environment.episode_seed(task.seed, number) for number in range(setup.episodes)}
 
 
 def _watched(environment: Environment, seeds: Collection[int], states: list[State]) -> Environment:

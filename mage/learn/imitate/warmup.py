@@ -38,7 +38,7 @@ from mage.learn.pack.attention import best_layout, check_packable
 from mage.learn.trainable import Adapters, Trainable
 from mage.models.adapters import save_adapters
 from mage.models.base import atomic_folder, copy_permissions
-from mage.play import Setting
+from mage.play import PlaySetup
 from mage.run_folder.files import write_checksums
 from mage.seeds import derive
 from mage.types import Task
@@ -99,7 +99,7 @@ Writer = Callable[[Iterable[Chunk]], Iterator[list[Demonstration]]]
 
 def warm_up(
     model: PreTrainedModel,
-    setting: Setting,
+    setup: PlaySetup,
     tasks: Iterator[Task],
     options: WarmupOptions,
     seed: int,
@@ -112,30 +112,30 @@ def warm_up(
 ) -> Warmup:
     """Train `model` in place on scripted play; measure it before and after.
 
-    The agent of `setting` plays with `model`. Of `learn` only the batch sizes are used. `own_tasks`
+    The agent of `setup` plays with `model`. Of `learn` only the batch sizes are used. `own_tasks`
     are for the model's own play. `write` writes expert play; by default this process does.
     """
     if learn.packed:
         check_packable(model)
     script = make_script(options)
-    moves, notes = _panel(setting, tasks, options.turns, derive(seed, "measured"), script)
+    moves, notes = _panel(setup, tasks, options.turns, derive(seed, "measured"), script)
     count = options.steps * options.batch
     watch(f"writing {count:,} demonstrations of {options.play} play")
     if script.expert:
-        write = write or (lambda chunks: write_chunks(setting, script, chunks))
+        write = write or (lambda chunks: write_chunks(setup, script, chunks))
         batches = _expert_batches(write, tasks, options.batch, derive(seed, "taught"))
     else:
-        blocks = _enough(setting, tasks, count, derive(seed, "taught"))
+        blocks = _enough(setup, tasks, count, derive(seed, "taught"))
         batches = _batches(blocks, options.batch, derive(seed, "order"))
     if options.own_steps:
-        own = _labelled_batches(setting, own_tasks or tasks, options, derive(seed, "own"))
+        own = _labelled_batches(setup, own_tasks or tasks, options, derive(seed, "own"))
         batches = itertools.chain(itertools.islice(batches, options.steps), own)
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
-    before = measure(model, setting.agent, moves, notes, learn)
+    before = measure(model, setup.agent, moves, notes, learn)
     losses = _teach(model, trainable, batches, options, learn, watch)
-    setting.agent.engine.refresh(setting.agent.engine.policy_version + 1)
+    setup.agent.engine.refresh(setup.agent.engine.policy_version + 1)
     watch("measuring again")
-    after = measure(model, setting.agent, moves, notes, learn) if losses else before
+    after = measure(model, setup.agent, moves, notes, learn) if losses else before
     uniform = sum(math.log(len(demonstration.legal)) for demonstration in moves) / len(moves)
     return Warmup(
         turns=len(moves),
@@ -152,17 +152,17 @@ def warm_up(
 
 
 def _panel(
-    setting: Setting, tasks: Iterator[Task], turns: int, seed: int, script: Script
+    setup: PlaySetup, tasks: Iterator[Task], turns: int, seed: int, script: Script
 ) -> tuple[list[Demonstration], list[Demonstration]]:
     """`turns` moves from scripted play, and a quarter as many notes if the memory reflects."""
     wanted = {
         "play": turns,
-        "reflect": -(-turns // 4) if setting.memory.reflects and setting.episodes > 1 else 0,
+        "reflect": -(-turns // 4) if setup.memory.reflects and setup.episodes > 1 else 0,
     }
     found: dict[str, list[Demonstration]] = {"play": [], "reflect": []}
     while any(len(found[kind]) < count for kind, count in wanted.items()):
         seed = derive(seed)
-        for demonstration in _write_some(setting, tasks, seed, script):
+        for demonstration in _write_some(setup, tasks, seed, script):
             found[demonstration.turn.kind].append(demonstration)
     rng = random.Random(seed)
     return rng.sample(found["play"], wanted["play"]), rng.sample(
@@ -176,21 +176,21 @@ def make_script(options: WarmupOptions) -> Script:
 
 
 def _enough(
-    setting: Setting, tasks: Iterator[Task], count: int, seed: int
+    setup: PlaySetup, tasks: Iterator[Task], count: int, seed: int
 ) -> list[list[Demonstration]]:
     """At least `count` demonstrations of random play; each is a block of its own."""
     blocks: list[list[Demonstration]] = []
     while len(blocks) < count:
-        written = _write_some(setting, tasks, derive(seed, len(blocks)), Script())
+        written = _write_some(setup, tasks, derive(seed, len(blocks)), Script())
         blocks += [[one] for one in written]
     return blocks
 
 
 def write_chunks(
-    setting: Setting, script: Script, chunks: Iterable[Chunk]
+    setup: PlaySetup, script: Script, chunks: Iterable[Chunk]
 ) -> Iterator[list[Demonstration]]:
     """The demonstrations of every chunk, written in this process."""
-    return (write_demonstrations(setting, tasks, seed, script) for tasks, seed in chunks)
+    return (write_demonstrations(setup, tasks, seed, script) for tasks, seed in chunks)
 
 
 def _expert_batches(
@@ -223,16 +223,16 @@ def _batches(
 
 
 def _labelled_batches(
-    setting: Setting, tasks: Iterator[Task], options: WarmupOptions, seed: int
+    setup: PlaySetup, tasks: Iterator[Task], options: WarmupOptions, seed: int
 ) -> Iterator[list[Demonstration]]:
     """Batches from play of the current model. Plays again when all batches have been used."""
-    engine, blocks = setting.agent.engine, list[list[Demonstration]]()
+    engine, blocks = setup.agent.engine, list[list[Demonstration]]()
     taught = {"repeat_wins": options.repeat_wins, "after_loss": options.own_labels != "all"}
     for number in itertools.count():
         if number:  # the weights have changed
             engine.refresh(engine.policy_version + 1)
         some = list(itertools.islice(tasks, max(engine.capacity or 0, _AT_ONCE)))
-        played = label_play(setting, some, derive(seed, number), **taught)
+        played = label_play(setup, some, derive(seed, number), **taught)
         blocks += _episodes(played)
         if sum(map(len, blocks)) >= options.batch:
             yield from _batches(blocks, options.batch, derive(seed, number, "order"))
@@ -248,13 +248,13 @@ def _episodes(demonstrations: Sequence[Demonstration]) -> list[list[Demonstratio
 
 
 def _write_some(
-    setting: Setting, tasks: Iterator[Task], seed: int, script: Script
+    setup: PlaySetup, tasks: Iterator[Task], seed: int, script: Script
 ) -> list[Demonstration]:
     some = list(itertools.islice(tasks, _AT_ONCE))
-    written = write_demonstrations(setting, some, seed, script)
+    written = write_demonstrations(setup, some, seed, script)
     if not any(demonstration.turn.kind == "play" for demonstration in written):
         raise UserError(
-            f'warmup.play = "expert", but {setting.environment.name} has no expert; set '
+            f'warmup.play = "expert", but {setup.environment.name} has no expert; set '
             'warmup.play to "random"'
         )
     return written

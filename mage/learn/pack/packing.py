@@ -33,7 +33,7 @@ Layout = Literal["trie", "forest", "rows"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Terms:
+class ReplyTokens:
     """One entry per reply token. `parents` are the flat positions that predict them.
 
     `index` is the token's place in the update. `choice_parents` predict the places where legal
@@ -77,7 +77,7 @@ class Packed:
     positions: torch.Tensor
     reach: torch.Tensor
     shape: Shape | None
-    terms: Terms
+    terms: ReplyTokens
     tokens: int
 
 
@@ -259,7 +259,7 @@ def pack_rows(
 
 def _terms(
     rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, device: torch.device | str
-) -> Terms:
+) -> ReplyTokens:
     """The loss terms of rows, in this order, in float32 at least, whatever the model's dtype."""
     samples = [row.sample for row in rows]
     lengths = np.array([len(sample.reply_ids) for sample in samples])
@@ -273,7 +273,7 @@ def _terms(
     def moved(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device, real if array.dtype == np.float64 else None)
 
-    return Terms(
+    return ReplyTokens(
         parents=moved(np.concatenate(parents)),
         targets=moved(np.fromiter(reply_ids, np.int64, len(place))),
         old_logprobs=moved(np.fromiter(old_logprobs, np.float64, len(place))),
