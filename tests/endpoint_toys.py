@@ -14,7 +14,7 @@ from mage.agent.agent import Agent, SamplingOptions
 from mage.cli.main import app
 from mage.engines.base import run
 from mage.engines.endpoint import EndpointEngine
-from mage.engines.messages import MessageChat
+from mage.engines.endpoint.messages import MessageChat
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.memory.notes import Notes
 from mage.play import PlaySetup, play_groups

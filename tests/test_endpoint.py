@@ -16,7 +16,7 @@ from toys import byte_chat, scripted_agent
 
 import mage
 from mage.engines.base import run
-from mage.engines.client import EndpointError
+from mage.engines.endpoint.http import EndpointError
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.memory.notes import Notes
 from mage.play import PlaySetup, play_groups

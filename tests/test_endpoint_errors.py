@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from mage.cli.main import app
 from mage.config.loading import load_recipe
-from mage.engines.client import EndpointError
 from mage.engines.endpoint import EndpointEngine
-from mage.engines.messages import MessageChat
+from mage.engines.endpoint.http import EndpointError
+from mage.engines.endpoint.messages import MessageChat
 from mage.memory.notes import Notes
 from tests.endpoint_toys import (
     KEY,

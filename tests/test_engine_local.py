@@ -25,9 +25,9 @@ from transformers import (
 
 from mage.agent.chat import Chat
 from mage.engines.base import run
-from mage.engines.device_loop import Array, DeviceLoop, Joining, StepInFlight
+from mage.engines.gpu.loop import Array, DeviceLoop, Joining, StepInFlight
 from mage.engines.local import LocalEngine
-from mage.engines.slots import Slots
+from mage.engines.local.slots import Slots
 from mage.types import Completion, Request
 
 END = 1
@@ -526,7 +526,7 @@ def test_the_number_of_slots_is_limited_by_memory(
     size = (
         config.num_hidden_layers * 2 * 64 * config.num_key_value_heads * config.head_dim * 4
     )  # bytes of a sequence of 64 tokens
-    monkeypatch.setattr("mage.engines.cache_size.memory_for_slots", lambda device: 5 * size)
+    monkeypatch.setattr("mage.engines.pool.memory_for_slots", lambda device: 5 * size)
     few = LocalEngine(llama, chat, slots=512, context=64)
     assert few.capacity == 4
     requests = [Request(ids, 6, seed) for seed, ids in enumerate(make_prompts(9))]
@@ -536,7 +536,7 @@ def test_the_number_of_slots_is_limited_by_memory(
     assert [reply.token_ids for reply in replies[0]] == [reply.token_ids for reply in replies[1]]
     with pytest.raises(ValueError, match=r"are left for the cache: lower engines\.context"):
         LocalEngine(llama, chat, slots=512, context=256)
-    monkeypatch.setattr("mage.engines.cache_size.memory_for_slots", lambda device: None)
+    monkeypatch.setattr("mage.engines.pool.memory_for_slots", lambda device: None)
     assert LocalEngine(llama, chat, slots=512, context=64).capacity == 512
 
 

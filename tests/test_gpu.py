@@ -26,8 +26,8 @@ from mage.agent.chat import Chat
 from mage.config.sections import LearnOptions
 from mage.engines import ops
 from mage.engines.base import run
+from mage.engines.gpu.state import Blocks, DeviceState
 from mage.engines.local import LocalEngine
-from mage.engines.state import Blocks, Sequences
 from mage.learn.imitate import supervised
 from mage.learn.imitate.supervised import reply_logprobs
 from mage.learn.learner import Learner
@@ -55,7 +55,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 @pytest.fixture(scope="module")
 def kernels() -> ModuleType:
-    return import_module("mage.engines.kernels")
+    return import_module("mage.engines.gpu.kernels")
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -127,7 +127,7 @@ def test_the_sampling_kernel_draws_the_same_tokens(kernels: ModuleType) -> None:
     slots[-1] = 256
     answers = []
     for side in (kernels, ops):
-        state = Sequences.make(256, DEVICE)
+        state = DeviceState.make(256, DEVICE)
         state.seed.copy_(torch.arange(257) * 7919 - 300)
         state.temperature[:128], state.temperature[3] = 0.7, 0.0
         answers.append(torch.zeros(2, 256, dtype=torch.int32, device=DEVICE))
@@ -145,7 +145,7 @@ def test_the_sampling_kernel_draws_the_same_tokens(kernels: ModuleType) -> None:
 
 def test_a_row_of_nan_gets_a_token_of_the_vocabulary(kernels: ModuleType) -> None:
     logits = torch.full((4, 20_001), torch.nan, device=DEVICE)
-    state = Sequences.make(4, DEVICE)
+    state = DeviceState.make(4, DEVICE)
     state.temperature[:2] = 0.0
     answers = torch.full((2, 4), -1, dtype=torch.int32, device=DEVICE)
     kernels.choose(logits, torch.arange(4, device=DEVICE), state, answers, True)

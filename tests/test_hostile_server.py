@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from mage.cli.main import app
 from mage.engines.base import run
-from mage.engines.client import EndpointError
 from mage.engines.endpoint import EndpointEngine
-from mage.engines.ledger import Answers
-from mage.engines.messages import MessageChat
+from mage.engines.endpoint.answers import Answers
+from mage.engines.endpoint.http import EndpointError
+from mage.engines.endpoint.messages import MessageChat
 from mage.types import Request
 from tests.hostile_server import BEHAVIOURS, HARMLESS, KEY, SLOW, HostileServer
 

@@ -26,10 +26,10 @@ from pydantic import Field
 from mage.agent.chat import Chat
 from mage.agent.thoughts import CLOSE as THOUGHT_END
 from mage.engines.base import Engine
-from mage.engines.client import Client, EndpointError, TooLong
-from mage.engines.ledger import TOO_LONG, Answer, Answers, Budget
-from mage.engines.messages import MessageChat, Piece
-from mage.engines.replies import Reply
+from mage.engines.endpoint.answers import TOO_LONG, Answer, Answers, Budget
+from mage.engines.endpoint.http import Client, EndpointError, TooLong
+from mage.engines.endpoint.messages import MessageChat, Piece
+from mage.engines.endpoint.replies import Reply
 from mage.types import Completion, Request
 
 _ACTIVE = 4  # conversations for each concurrent request

@@ -26,7 +26,7 @@ PREFILL = Tuning(lines=128, warps=8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sequences:
+class DeviceState:
     """One entry per slot: newest token, number of keys, place in the reply, sampling options.
 
     `spare` is a slot that no sequence uses; batches are padded with it.
@@ -42,7 +42,7 @@ class Sequences:
     spare: int
 
     @classmethod
-    def make(cls, slots: int, device: torch.device) -> "Sequences":
+    def make(cls, slots: int, device: torch.device) -> "DeviceState":
         token, filled, index, seed, top_k = torch.zeros(
             5, slots + 1, dtype=torch.int64, device=device
         )

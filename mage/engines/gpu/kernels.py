@@ -1,8 +1,8 @@
 """Fused Triton kernels for the steps of a decoder. CUDA only.
 
 The time of a decode step of a small model grows with its number of kernels, so everything between
-two matrix products is one kernel or part of one. `ops.py` has the same functions in plain PyTorch;
-attention and sampling have files of their own.
+two matrix products is one kernel or part of one. `reference_ops.py` has the same functions in plain
+PyTorch; attention and sampling have files of their own.
 """
 
 import torch
@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mage.engines.attend_kernels import attend_blocks, attend_decode
-from mage.engines.choose_kernels import choose
+from mage.engines.gpu.attend_kernels import attend_blocks, attend_decode
+from mage.engines.gpu.sampling_kernels import choose
 
 __all__ = ["attend_blocks", "attend_decode", "choose", "gated", "rms_norm", "rotate_and_store"]
 

@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
-from mage.engines.attention import Plan
-from mage.engines.device_loop import Places
-from mage.engines.ops import rotate
+from mage.engines.gpu.loop import Places
+from mage.engines.gpu.reference_ops import rotate
+from mage.engines.local.attention import Plan
 from mage.models.architecture import LayerParts, is_plain, parts_of
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from mage.agent.chat import Chat
-from mage.engines.device_loop import DeviceLoop
+from mage.engines.gpu.loop import DeviceLoop
+from mage.engines.local.slots import Slots
+from mage.engines.pool import KeyValuePool
 from mage.engines.sampling import SamplingBatch
-from mage.engines.slots import KeyValuePool, Slots
 from mage.engines.stops import StopTable
 from mage.types import Completion, Finish, Request
 

@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mage.engines.state import Sequences
+from mage.engines.gpu.state import DeviceState
 
 _PIECE = 4096
 
 
-def choose(logits: Tensor, slots: Tensor, state: Sequences, answers: Tensor, grown: bool) -> None:
+def choose(logits: Tensor, slots: Tensor, state: DeviceState, answers: Tensor, grown: bool) -> None:
     """Sample row r for the sequence in slots[r] and advance the state of that sequence.
 
     Token and logprob go to column r of `answers`. `grown`: the key of the sequence's last token

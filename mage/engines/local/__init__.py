@@ -2,7 +2,7 @@
 
 One step is one flat forward pass over the new tokens of all open sequences: the next token of those
 that decode, and the uncached part of the prompts that join. `sequences.py` keeps their state. On a
-GPU `device_loop.py` runs the steps one ahead of the host.
+GPU `gpu/loop.py` runs the steps one ahead of the host.
 """
 
 import time
@@ -16,22 +16,23 @@ from pydantic import Field
 
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
-from mage.engines.attention import (
+from mage.engines.base import Engine
+from mage.engines.gpu.loop import DeviceLoop, Forward, Joining, Places, StepInFlight, operations
+from mage.engines.local.attention import (
     DecodeGroup,
     Plan,
     PrefillGroup,
+    attending,
+    check_full_attention,
     decode_groups,
     prefill_groups,
     register,
 )
-from mage.engines.base import Engine
-from mage.engines.cache_size import affordable_slots, make_pool
-from mage.engines.device_loop import DeviceLoop, Forward, Joining, Places, StepInFlight
-from mage.engines.forward import plain_decoder
-from mage.engines.modules import attending, check_full_attention, operations
+from mage.engines.local.forward import plain_decoder
+from mage.engines.local.sequences import Array, Sequences, Stats
+from mage.engines.local.slots import Slots
+from mage.engines.pool import affordable_slots, make_pool
 from mage.engines.sampling import sample
-from mage.engines.sequences import Array, Sequences, Stats
-from mage.engines.slots import Slots
 from mage.engines.stops import StopTable
 from mage.types import Completion, Finish, Request
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mage.engines.state import BLOCK, DECODE, PREFILL, Blocks, Tuning
+from mage.engines.gpu.state import BLOCK, DECODE, PREFILL, Blocks, Tuning
 
 _LOG2 = tl.constexpr(1.4426950408889634)
 

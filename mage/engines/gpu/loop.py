@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from mage.engines.gpu import reference_ops
+from mage.engines.gpu.state import BLOCK, PREFILL, Blocks, DeviceState
+from mage.engines.pool import KeyValuePool
 from mage.engines.sampling import truncate
-from mage.engines.slots import KeyValuePool
-from mage.engines.state import BLOCK, PREFILL, Blocks, Sequences
 
 Array = np.ndarray[Any, Any]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
@@ -78,9 +79,9 @@ Forward = Callable[[torch.Tensor, torch.Tensor, Places], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joining:
-    """Sequences with `new` tokens to prefill, the first of them at position `start`.
+    """DeviceState with `new` tokens to prefill, the first of them at position `start`.
 
-    Sequences whose prompt is then complete (`ready`) get their first reply token. Every array but
+    DeviceState whose prompt is then complete (`ready`) get their first reply token. Every array but
     `ids` has one entry per sequence.
     """
 
@@ -130,7 +131,7 @@ class DeviceLoop:
         self.forward, self.head, self.pool, self.ops, self.slots = forward, head, pool, ops, slots
         self.device = pool.device
         self.on_gpu = self.device.type == "cuda"
-        self.state = Sequences.make(slots, self.device)
+        self.state = DeviceState.make(slots, self.device)
         self.width = max(1, PREFILL.lines * int(pool.store.shape[4]) // heads)
         self.sizes = _sizes(slots)
         self.entries = _powers(16, slots, 4)
@@ -356,6 +357,15 @@ class DeviceLoop:
             body()
         torch._C._cuda_clearCublasWorkspaces()
         return graph
+
+
+def operations(device: torch.device) -> ModuleType:
+    """Triton kernels on CUDA; the same functions in plain PyTorch elsewhere."""
+    if device.type == "cuda":
+        from mage.engines.gpu import kernels  # Triton is installed with the CUDA build only
+
+        return kernels
+    return reference_ops
 
 
 def _sizes(most: int) -> list[int]:

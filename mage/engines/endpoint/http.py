@@ -14,8 +14,15 @@ from http.client import HTTPException, HTTPResponse
 from urllib.error import HTTPError, URLError
 
 from mage.config.errors import UserError
-from mage.engines.deadline import TooLarge, make_opener
-from mage.engines.replies import BadReply, Reply, parse_json, printable, read_reply, summary
+from mage.engines.endpoint.deadline import TooLarge, make_opener
+from mage.engines.endpoint.replies import (
+    BadReply,
+    Reply,
+    parse_json,
+    printable,
+    read_reply,
+    summary,
+)
 from mage.seeds import derive
 
 LONGEST_WAIT = 60.0  # seconds between attempts by our own rule

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from mage.engines.gpu.state import Blocks, DeviceState
 from mage.engines.sampling import uniform
-from mage.engines.state import Blocks, Sequences
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -90,7 +90,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: 
     ).transpose(1, 2)
 
 
-def choose(logits: Tensor, slots: Tensor, state: Sequences, answers: Tensor, grown: bool) -> None:
+def choose(logits: Tensor, slots: Tensor, state: DeviceState, answers: Tensor, grown: bool) -> None:
     """Sample row r for the sequence in slots[r] and advance its state; results go to `answers`."""
     temperature = state.temperature[slots][:, None]
     greedy = temperature == 0

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import torch
 
 BLOCK = 16
 CANDIDATES = 8  # slots with the same block that are compared token by token
@@ -21,74 +20,6 @@ ROOT = 0x6D616765
 
 Ids = tuple[int, ...]
 Array = np.ndarray[Any, Any]
-
-
-class KeyValuePool:
-    """Keys and values of all layers, [layers, 2, slots, length, kv_heads, head_size].
-
-    The pool grows on demand, up to `most` (slots, length).
-    """
-
-    def __init__(
-        self,
-        layers: int,
-        kv_heads: int,
-        head_size: int,
-        most: tuple[int, int],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.most, self.device, self.dtype = most, device, dtype
-        # Zeros, not empty memory: a masked key has weight 0, and 0 times an old NaN would be NaN.
-        self.store = torch.zeros(layers, 2, 0, 0, kv_heads, head_size, dtype=dtype, device=device)
-        self.strip = torch.zeros(0, dtype=dtype, device=device)
-
-    @property
-    def length(self) -> int:
-        return int(self.store.shape[3])
-
-    def reserve(self, slots: int, length: int) -> None:
-        """Make room for `slots` slots of `length` tokens; grows by at least half."""
-        layers, two, old_slots, old_length, *rest = self.store.shape
-        if slots <= old_slots and length <= old_length:
-            return
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # the pool is one large block; cached small ones do not serve
-        new_slots = _grow(old_slots, slots, self.most[0])
-        new_length = _grow(old_length, length, self.most[1])
-        store = torch.zeros(
-            layers, two, new_slots, new_length, *rest, dtype=self.dtype, device=self.device
-        )
-        store[:, :, :old_slots, :old_length] = self.store
-        self.store = store
-        self.strip = torch.zeros(2 * new_length, dtype=self.dtype, device=self.device)
-        self.strip[new_length:] = -torch.inf
-
-    def release(self) -> None:
-        """Free all memory; `reserve` allocates it again."""
-        layers, two, _, _, *rest = self.store.shape
-        self.store = torch.zeros(layers, two, 0, 0, *rest, dtype=self.dtype, device=self.device)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.store[index, 0], self.store[index, 1]
-
-    def write(self, into: torch.Tensor, where: torch.Tensor, rows: torch.Tensor) -> None:
-        """Write rows [tokens, kv_heads, size] at flat places slot * length + position."""
-        into.view(-1, *into.shape[2:]).index_copy_(0, where, rows)
-
-    def copy(self, source: int, target: int, start: int, end: int) -> None:
-        self.store[:, :, target, start:end] = self.store[:, :, source, start:end]
-
-    def on_device(self, numbers: Array) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.device, non_blocking=True)
-
-    def causal_mask(self, last: torch.Tensor, length: int) -> torch.Tensor:
-        """Additive mask over `length` keys; each query sees the keys up to and including `last`."""
-        # Every row is a window of one strip of zeros followed by -inf: one copy, no comparisons.
-        windows = self.strip.unfold(0, length, 1)
-        return windows.index_select(0, (self.length - 1 - last).view(-1)).view(*last.shape, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +175,6 @@ class Slots:
             del tails[tail]
         if not tails:
             del self.tails[key]
-
-
-def _grow(size: int, needed: int, most: int) -> int:
-    if needed <= size:
-        return size
-    return min(max(-(-needed // 64) * 64, size * 3 // 2), most)
 
 
 def _chain(ids: "Ids | list[int]", last: int = ROOT) -> list[int]:

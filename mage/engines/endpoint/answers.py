@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mage.engines.client import KEPT, EndpointError
-from mage.engines.replies import parse_json, printable, read_count
+from mage.engines.endpoint.http import KEPT, EndpointError
+from mage.engines.endpoint.replies import parse_json, printable, read_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ limited by reading keys. So a group attends over a VIEW of the pool where its sl
 the common prefix of its sequences (the rules) is read once.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +16,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from mage.engines.device_loop import Places
-from mage.engines.slots import KeyValuePool
+from mage.config.errors import UserError
+from mage.engines.gpu.loop import Places
+from mage.engines.pool import KeyValuePool
 
 NAME = "mage_slots"
 DENSE = 0.5  # share of used slots from which a view is faster than a gather
@@ -184,6 +187,32 @@ def slot_attention(
     """Called by every layer; tensors are [1, heads, tokens, size]."""
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
     return plan.attend(module.layer_idx, query, key, value, scaling)[None], None
+
+
+@contextmanager
+def attending(model: torch.nn.Module, config: Any, name: str) -> Iterator[None]:
+    """Use the engine's attention and eval mode inside the context; restore both on exit."""
+    before = config._attn_implementation
+    training = [module for module in model.modules() if module.training] if model.training else []
+    config._attn_implementation = name
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+        for module in training:
+            module.training = True
+
+
+def check_full_attention(config: Any) -> None:
+    """Refuse models with sliding windows or other kinds of attention."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise UserError(
+            f"the local engine supports full attention only; {config.model_type} has layers of "
+            f"kind {sorted(kinds)}"
+        )
 
 
 def decode_groups(

@@ -1,0 +1,1 @@
+"""The device loop of the local engine: steps one ahead of the host, with Triton kernels."""
