@@ -91,7 +91,7 @@ def test_a_rank_ends_when_its_launcher_was_killed() -> None:
     """The output ends when both processes have ended; the rank alone would wait ten minutes."""
     program = """
 import os, signal, time
-from mage.ranks.launcher import stop_with_launcher
+from mage.ranks.processes import stop_with_launcher
 reader, writer = os.pipe()
 if os.fork() == 0:
     with stop_with_launcher():

@@ -131,11 +131,12 @@ class Learner:
     def _owns(self, name: str) -> bool:
         return self._owned is None or self._owned.owns(name)
 
-    def compilations(self) -> tuple[int, float]:
-        """Compilations of this process on a GPU so far: their number and seconds."""
+    def compilations(self) -> dict[str, float]:
+        """On a GPU: the number and seconds of the compilations of this process so far."""
         if self.module.device.type != "cuda":
-            return 0, 0.0
-        return compile_clock().count, compile_clock().seconds
+            return {}
+        clock = compile_clock()
+        return {"compilations": clock.count, "compile": clock.seconds}
 
     @contextmanager
     def reporting(self, report: Callable[[str], None]) -> Iterator[None]:

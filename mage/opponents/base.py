@@ -16,7 +16,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -28,6 +28,7 @@ from mage.types import Split, Task
 
 # How well `policy` knows the player. `drawn`: a family, whose players have exact policies.
 Knowledge = Literal["exact", "sampled", "unknown", "drawn"]
+Choice = TypeVar("Choice")
 
 
 class Opponent(BaseModel, ABC):
@@ -173,21 +174,21 @@ class Population(BaseModel):
         return {name: share / total for name, share in chosen.items()} if total else {}
 
 
-def allocate(pool: Mapping[str, float], count: int, seed: int) -> list[str]:
-    """`count` names in proportion to their shares, as even as possible, in random order.
+def allocate(pool: Mapping[Choice, float], count: int, seed: int) -> list[Choice]:
+    """`count` keys in proportion to their shares, as even as possible, in random order.
 
     Systematic sampling: shares .3/.3/.4 of 10 give exactly 3, 3 and 4. Over many draws the mean of
     every share is exact.
     """
     rng = random.Random(seed)
-    offset, edge, names = rng.random(), 0.0, []
-    for name, share in pool.items():
+    offset, edge, drawn = rng.random(), 0.0, list[Choice]()
+    for choice, share in pool.items():
         first = edge
         edge += share * count
-        names += [name] * (_ticks_below(edge, offset) - _ticks_below(first, offset))
-    names += [list(pool)[-1]] * (count - len(names))
-    rng.shuffle(names)
-    return names[:count]
+        drawn += [choice] * (_ticks_below(edge, offset) - _ticks_below(first, offset))
+    drawn += [list(pool)[-1]] * (count - len(drawn))
+    rng.shuffle(drawn)
+    return drawn[:count]
 
 
 def _ticks_below(edge: float, offset: float) -> int:

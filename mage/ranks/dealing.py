@@ -26,10 +26,16 @@ _NOTHING = Completion((), (), "", "stop", 0)
 
 @dataclass(frozen=True, slots=True)
 class SharedCredit:
-    """The credit of this rank's turns, and that of all turns without their texts and tokens."""
+    """The credit of an update, as one rank has it.
+
+    `own` is the credit of the turns that this rank learns from. `everyone` is that of all turns
+    that this rank knows, without texts and tokens if they come from other ranks. `counted` is what
+    this rank adds to the metrics, so that every turn counts once.
+    """
 
     own: list[Credit]
     everyone: list[Credit]
+    counted: list[Credit]
 
 
 def deal_members(
@@ -117,7 +123,7 @@ def share_credit(
     everyone = list(estimate(sorted(chain(*gathered), key=_place)))
     found = {_key(credit.source.where): credit for credit in everyone}
     own = [replace(found[_key(one.where)], source=one) for one in returns]
-    return SharedCredit(own, everyone)
+    return SharedCredit(own, everyone, counted=everyone if ranks.is_main else [])
 
 
 def collect_metas(metas: Sequence[MetaEpisode], ranks: Ranks) -> list[MetaEpisode]:

@@ -1,4 +1,7 @@
-"""Processes that this one starts: they handle signals from the start and end with their parent."""
+"""Processes that end with the one that started them. Loads no torch.
+
+Loading torch takes seconds, and a rank whose launcher ends in this time waits for it in vain.
+"""
 
 import multiprocessing
 import os
@@ -9,6 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOOK = 0.5  # seconds between two looks at the launcher
 START_METHOD = "spawn"  # a forked process cannot use CUDA or autograd after its parent has
 
 
@@ -33,3 +37,24 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def stop_with_launcher() -> Iterator[None]:
+    """Send SIGTERM to this process when torchrun, which launched it, has ended.
+
+    So the run saves its state and ends.
+    """
+    launcher, ended = os.getppid(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_LOOK):
+            if os.getppid() != launcher:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()

@@ -1,7 +1,13 @@
-"""The metrics of an update, as sums and counts that several ranks can add up exactly."""
+"""The figures of an update: metrics as sums that several ranks can add up, seconds, memory."""
 
+import os
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
 
 from mage.types import Credit, MetaEpisode
 
@@ -56,3 +62,45 @@ def means(all_sums: Sequence[MetricSums]) -> dict[str, float]:
         for name in names
     }
     return {name: total / count if count else total for name, (total, count) in added.items()}
+
+
+class Timer:
+    """Seconds of the phases of an update, for the timing file."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure a phase; `total` is the sum of all phases."""
+        start = time.perf_counter()
+        yield
+        spent = time.perf_counter() - start
+        self.seconds[name] = spent
+        self.seconds["total"] = self.seconds.get("total", 0.0) + spent
+
+    def add(self, before: Mapping[str, float], now: Mapping[str, float], prefix: str = "") -> None:
+        """Add counters that another object has kept, as their difference since `before`."""
+        self.seconds |= {f"{prefix}{name}": now[name] - before[name] for name in now}
+
+
+def memory_usage() -> dict[str, float]:
+    """Gigabytes on the host (where the system reports them) and on the GPU.
+
+    `memory_device` is in use now, so a leak shows as a rising line. `memory_device_held` is
+    reserved by this process: another process on the same card cannot use it.
+    `memory_device_peak` is the most that was ever reserved.
+    """
+    statm = Path("/proc/self/statm")
+    host = (
+        {"memory_host": int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9}
+        if statm.is_file()
+        else {}
+    )
+    if not torch.cuda.is_available():
+        return host
+    return host | {
+        "memory_device": torch.cuda.memory_allocated() / 1e9,
+        "memory_device_held": torch.cuda.memory_reserved() / 1e9,
+        "memory_device_peak": torch.cuda.max_memory_reserved() / 1e9,
+    }

@@ -12,17 +12,17 @@ def draw_tasks(recipe: Recipe, update: int) -> list[list[Task]]:
     """One row of tasks per group. Opponents and seats occur in their exact shares."""
     pool = _pool(recipe, update)
     seats = _SEATS[recipe.play.seats][: recipe.environment().seats]
-    shares = {
-        f"{name}\n{seat}": share / len(seats) for name, share in pool.items() for seat in seats
-    }
+    shares = {(name, seat): share / len(seats) for name, share in pool.items() for seat in seats}
     seed = derive(recipe.run.seed, "train", update)
     groups, members = recipe.play.groups, recipe.play.members
     if recipe.play.grouping == "mixed":
         drawn = allocate(shares, groups * members, seed)
         rows = [drawn[k * members : (k + 1) * members] for k in range(groups)]
     else:
-        rows = [[pair] * members for pair in allocate(shares, groups, seed)]
-    return [[_task(recipe, pair, derive(seed, k)) for pair in row] for k, row in enumerate(rows)]
+        rows = [[player] * members for player in allocate(shares, groups, seed)]
+    return [
+        [_task(recipe, player, derive(seed, k)) for player in row] for k, row in enumerate(rows)
+    ]
 
 
 def _pool(recipe: Recipe, update: int) -> dict[str, float]:
@@ -35,6 +35,6 @@ def _pool(recipe: Recipe, update: int) -> dict[str, float]:
     return {name: share / total for name, share in pool.items() if name not in later}
 
 
-def _task(recipe: Recipe, pair: str, seed: int) -> Task:
-    opponent, seat = pair.split("\n")
-    return Task(recipe.environments.name, seed, int(seat), opponent, "train")
+def _task(recipe: Recipe, player: tuple[str, int], seed: int) -> Task:
+    opponent, seat = player
+    return Task(recipe.environments.name, seed, seat, opponent, "train")

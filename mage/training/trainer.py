@@ -6,9 +6,7 @@ resumed ends with the same metrics as one that was not. Wall-clock figures are k
 `timing.jsonl`.
 """
 
-import itertools
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -42,18 +40,14 @@ from mage.training.build import build_components, fit_to_gpu
 from mage.training.callbacks import Callback, Metrics
 from mage.training.context import check_overflow
 from mage.training.device_errors import explain_device_errors
-from mage.training.evaluations import RunEvaluations, last_score
+from mage.training.evaluations import RunEvaluations, last_score, summarise_run
 from mage.training.league import LeagueTable, league_of
-from mage.training.memory_usage import memory_usage
-from mage.training.metrics import credit_sums, means, play_sums
+from mage.training.metrics import Timer, credit_sums, means, memory_usage, play_sums
 from mage.training.resume import check_progress, find_latest, prune, prune_finished, read_best
-from mage.training.summary import summarise_run
 from mage.training.tasks import draw_tasks
 from mage.training.warm_start import make_warm_start
 from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
-from mage.types import Credit, MetaEpisode, Split
-
-_PHASES = ("play", "credit", "learn")
+from mage.types import Credit, MetaEpisode, Split, Task
 
 
 def train(
@@ -219,76 +213,90 @@ class Trainer:
     # -- one update
 
     def _update(self) -> None:
-        clock, spent = [time.perf_counter()], self.components.engine.spent()
-        number = self.done + 1
-        self.components.engine.refresh(self.done)
-        log.info("update %d: play", number)
-        with self.stop.section(self.ranks):
-            metas = self._play(number)
-        played = self.components.engine.spent()
-        clock.append(time.perf_counter())
-        stored = self._is_due(self.recipe.run.episodes_every, number)
-        moves = self.evaluations.transcripts.score_update(metas) if stored else []
-        credit = self._assign(metas)
-        clock.append(time.perf_counter())
-        log.info("update %d: learn", number)
-        self._whole = False
-        learned, compiling = self._learn(credit.own)
-        self.done, self._whole = number, True
-        self.components.engine.refresh(number)  # evaluations come next, with the new weights
-        clock.append(time.perf_counter())
-        counted = credit.everyone if not self.ranks.deals_members or self.ranks.is_main else []
-        sums = self.ranks.gather(play_sums(metas) | credit_sums(counted))
-        figures: Metrics = {"update": number} | means(sums) | learned
-        if self.league is not None:
-            self.league.learn_scores(metas, self.ranks)
-            figures |= self.league.figures()
-        if lines := self.warnings.check(figures):
-            figures["warnings"] = lines
-        engine = {f"play_{name}": seconds - spent[name] for name, seconds in played.items()}
-        self._record(figures, _timing(clock) | compiling | engine | memory_usage())
+        """Play with the present weights, credit every turn, learn from the credit."""
+        timer = Timer()
+        with timer.phase("play"):
+            metas = self._play(timer)
+        with timer.phase("credit"):
+            moves = self._score_moves(metas)
+            credit = self._assign(metas)
+        with timer.phase("learn"):
+            learned = self._learn(credit.own, timer)
+        figures = self._figures(metas, credit, learned)
+        self._record(figures, timer.seconds | memory_usage())
         check_overflow(figures, self.recipe)
         self._store(metas, credit.everyone, moves)
 
-    def _play(self, number: int) -> list[MetaEpisode]:
-        """This rank's meta-episodes of an update."""
-        tasks_PG = draw_tasks(self.recipe, number)
+    def _play(self, timer: Timer) -> list[MetaEpisode]:
+        """This rank's meta-episodes of the next update."""
+        number, engine = self.done + 1, self.components.engine
+        engine.refresh(self.done)
+        log.info("update %d: play", number)
+        before = engine.spent()
+        with self.stop.section(self.ranks):
+            metas = self._play_tasks(draw_tasks(self.recipe, number), number)
+        timer.add(before, engine.spent(), prefix="play_")
+        return metas
+
+    def _play_tasks(self, tasks_PG: list[list[Task]], number: int) -> list[MetaEpisode]:
         setup, seed = self.components.play_setup(), derive(self.recipe.run.seed, "play", number)
         if self.league is not None:
             self.league.grow(self.done, self.learner.trainable, self.ranks)
             tasks_PG, rivals = self.league.deal(tasks_PG, seed)
             setup = replace(setup, rivals=rivals)
         play = partial(play_groups, setup, gather=self.ranks.gather)
-        if self.ranks.deals_members:
-            rank_of = deal_members(tasks_PG, self.ranks.size, self.lengths)
-            queue = SharedQueue(self.ranks, rank_of, f"update {number}")
-            if queue.is_useful(self.components.engine.capacity):
-                return queue.give_back(play(tasks_PG, seed, choose=queue.choose))
-            return play(tasks_PG, seed, choose=queue.own)
-        numbers = self.ranks.split(range(len(tasks_PG)))
-        return play(self.ranks.split(tasks_PG), seed, numbers=numbers)
+        if not self.ranks.deals_members:
+            numbers = self.ranks.split(range(len(tasks_PG)))
+            return play(self.ranks.split(tasks_PG), seed, numbers=numbers)
+        rank_of = deal_members(tasks_PG, self.ranks.size, self.lengths)
+        queue = SharedQueue(self.ranks, rank_of, f"update {number}")
+        if queue.is_useful(self.components.engine.capacity):
+            return queue.give_back(play(tasks_PG, seed, choose=queue.choose))
+        return play(tasks_PG, seed, choose=queue.own)
+
+    def _score_moves(self, metas: Sequence[MetaEpisode]) -> list[TurnMoves]:
+        """Probabilities of the legal moves, for the transcripts, by the weights that played."""
+        if not self._is_due(self.recipe.run.episodes_every, self.done + 1):
+            return []
+        return self.evaluations.transcripts.score_update(metas)
 
     def _assign(self, metas: Sequence[MetaEpisode]) -> SharedCredit:
+        """Return and advantage of every turn."""
         options, estimate = self.recipe.returns, self.recipe.estimator()
         if self.ranks.deals_members:
             self.lengths = measure_lengths(metas, self.ranks)
             return share_credit(metas, options, estimate, self.ranks)
         credits = assign_credit(metas, options, estimate)
-        return SharedCredit(credits, credits)
+        return SharedCredit(own=credits, everyone=credits, counted=credits)
 
-    def _learn(self, credits: Sequence[Credit]) -> tuple[Metrics, dict[str, float]]:
-        """Metrics of the optimizer steps, and on a GPU the number and seconds of compilations."""
+    def _learn(self, credits: Sequence[Credit], timer: Timer) -> Metrics:
+        """The optimizer steps of the update; their metrics."""
+        log.info("update %d: learn", self.done + 1)
         entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
         samples = make_samples(credits, reflections=self.done >= self.recipe.learn.reflect_from)
         self.components.engine.release()
         if self.league is not None:
             self.league.release()
-        count, seconds = self.learner.compilations()
+        self._whole, before = False, self.learner.compilations()
         with self.learner.reporting(self.callback.on_compile):
             learned = asdict(self.learner.update(samples, entropy=entropy, update=self.done))
-        now = self.learner.compilations()
-        compiling = {"compile": now[1] - seconds, "compilations": now[0] - count}
-        return learned, compiling if self.learner.module.device.type == "cuda" else {}
+        timer.add(before, self.learner.compilations())
+        self.done, self._whole = self.done + 1, True
+        self.components.engine.refresh(self.done)  # evaluations come next, with the new weights
+        return learned
+
+    def _figures(
+        self, metas: Sequence[MetaEpisode], credit: SharedCredit, learned: Metrics
+    ) -> Metrics:
+        """The metrics of the update over all ranks, with warnings about them."""
+        sums = self.ranks.gather(play_sums(metas) | credit_sums(credit.counted))
+        figures: Metrics = {"update": self.done} | means(sums) | learned
+        if self.league is not None:
+            self.league.learn_scores(metas, self.ranks)
+            figures |= self.league.figures()
+        if lines := self.warnings.check(figures):
+            figures["warnings"] = lines
+        return figures
 
     def _record(self, figures: Metrics, timing: Mapping[str, float]) -> None:
         if self.ranks.is_main:
@@ -381,9 +389,3 @@ class Trainer:
         self.folder.write_summary(summary)
         self.folder.delete_shards()
         return summary
-
-
-def _timing(clock: Sequence[float]) -> dict[str, float]:
-    """Seconds of every phase, from the times at which the phases began and ended."""
-    phases = (after - before for before, after in itertools.pairwise(clock))
-    return dict(zip(_PHASES, phases, strict=True)) | {"total": clock[-1] - clock[0]}

@@ -14,7 +14,7 @@ from mage.cli.arguments import OVERRIDES, AsJson, print_json, split_words
 from mage.cli.terminal import UsageError, console
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
-from mage.ranks.launcher import stop_with_launcher
+from mage.ranks.processes import stop_with_launcher
 from mage.run_folder import RunFolder, lock_run
 
 if TYPE_CHECKING:  # slow to load
