@@ -13,7 +13,6 @@ import pytest
 from mage.config.loading import load_recipe
 from mage.environments.alfworld import Alfworld
 from mage.environments.alfworld.engine import World
-from mage.environments.alfworld.export import main
 from mage.environments.alfworld.game_file import read_game
 from mage.environments.alfworld.games import (
     FOLDERS,
@@ -132,14 +131,6 @@ def test_an_unreadable_game_file_gives_one_clear_message(tmp_path: Path) -> None
         load_game(path)
     with pytest.raises(ValueError, match="cannot be read"):
         load_game(tmp_path / "gone")
-
-
-def test_export_without_the_package_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("mage.environments.alfworld.export.find_spec", lambda name: None)
-    assert main([str(tmp_path)]) == 2
-    assert "pip install --no-deps alfworld" in capsys.readouterr().err
 
 
 # --- Filter and missing walkthroughs ----------------------------------------------------------

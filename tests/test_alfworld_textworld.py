@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from mage.environments.alfworld.engine import IDLE, World
-from mage.environments.alfworld.export import write_games
 from mage.environments.alfworld.game_file import read_game
 from mage.environments.alfworld.games import FOLDERS, find_folder, list_games
 from mage.environments.alfworld.problem import TASK_TYPES, TaskType
+from tests.alfworld_files import write_games
 
 STEPS = 30
 NONSENSE = ("dance", "", "go to nowhere 1", "take", "LOOK", "look around", "put mug 1")

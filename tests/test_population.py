@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from mage.api.contracts import check_opponent
 from mage.cli.main import app
-from mage.environments._throw_predictors import Predictors
 from mage.environments.base import check, golden
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissors
+from mage.environments.rock_paper_scissors.predictors import Predictors
 from mage.evaluation.exact.game_tree import moved
 from mage.evaluation.population import make_matches, play_reference, summarise_matches
 from mage.opponents.base import find, members

@@ -20,7 +20,7 @@ from mage.evaluation.figures import summarise_rows
 from mage.evaluation.rows import TaskRow
 from mage.memory.notes import Notes
 from mage.opponents.base import Population, find, fitting, meet, sample_players
-from mage.opponents.throws import Habit, _answer, draw_chances
+from mage.opponents.throws.players import Habit, _answer, draw_chances
 from mage.play import PlaySetup, play_groups
 from mage.types import Completion, Episode, MetaEpisode, Task, Turn
 from tests.toys import scripted_agent

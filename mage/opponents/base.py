@@ -2,7 +2,7 @@
 
 An opponent is stationary: its move depends on the state of the running episode and on the random
 numbers that it is given, never on earlier episodes. A recipe names an opponent by one word with
-its options after dashes: `random`, `mcts-100`, `pattern-2`. A file of this folder holds one or
+its options after dashes: `random`, `mcts-100`, `pattern-2`. A file or folder here holds one or
 more opponents; no registration is needed.
 
 A `Family` is an open population: `dirichlet-0.5` stands for endlessly many players, and the task
@@ -255,7 +255,7 @@ def known() -> dict[str, type[Opponent]]:
         item
         for module in modules
         for item in vars(module).values()
-        if _is_opponent(item) and item.__module__ == module.__name__
+        if _is_opponent(item) and item.__module__.startswith(module.__name__)
     ]
     return {kind.name: kind for kind in kinds}
 

@@ -1,11 +1,12 @@
 """Similarity of two texts as sets of words, 0 to 100: `thefuzz.fuzz.token_set_ratio` (0.22).
 
-WebShop's reward uses it. It is implemented here because the package is 3 MB of compiled code for
-one function. The tests hold values of the original.
+WebShop's reward uses it. The tests hold values of the original, which cleans texts as here.
 """
 
 import re
 from functools import lru_cache
+
+from rapidfuzz import fuzz
 
 _DROPPED: dict[int, str | None] = {
     **dict.fromkeys(range(128, 256)),
@@ -23,45 +24,8 @@ def token_set_ratio(one: str, other: str) -> int:
     >>> token_set_ratio("('number', 'pack of 1')", "pack of 12")
     82
     """
-    first, second = _words(one), _words(other)
-    if not first or not second:
-        return 0
-    common, left, right = first & second, _join(first - second), _join(second - first)
-    if common and not (left and right):
-        return 100
-    shared = len(_join(common))
-    gap = int(shared > 0)  # the space after the common words
-    lengths = (shared + gap + len(left), shared + gap + len(right))
-    best = _alike(len(left) + len(right) - 2 * _common_length(left, right), sum(lengths))
-    if shared:
-        best = max(
-            best,
-            _alike(gap + len(left), shared + lengths[0]),
-            _alike(gap + len(right), shared + lengths[1]),
-        )
-    return round(best)
+    return round(fuzz.token_set_ratio(_clean(one), _clean(other)))
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(_NO_WORD.sub(" ", text.translate(_DROPPED)).lower().split())
-
-
-def _join(words: frozenset[str]) -> str:
-    return " ".join(sorted(words))
-
-
-def _alike(distance: int, length: int) -> float:
-    return 100.0 - 100.0 * distance / length if length else 100.0
-
-
-def _common_length(one: str, other: str) -> int:
-    """Length of the longest common subsequence, bit-parallel (Hyyrö 2004)."""
-    places: dict[str, int] = {}
-    for at, char in enumerate(one):
-        places[char] = places.get(char, 0) | 1 << at
-    full = (1 << len(one)) - 1
-    row = full
-    for char in other:
-        match = row & places.get(char, 0)
-        row = ((row + match) | (row - match)) & full
-    return len(one) - row.bit_count()
+def _clean(text: str) -> str:
+    return _NO_WORD.sub(" ", text.translate(_DROPPED)).lower()

@@ -1,12 +1,9 @@
-"""`python -m mage.environments.alfworld.export FOLDER`: write generated games as files.
+"""Generated ALFWorld games as complete `game.tw-pddl` files, to compare with TextWorld.
 
-The files are complete `game.tw-pddl` files for TextWorld. The PDDL domain and the text grammar come
-from the installed alfworld package.
+The PDDL domain and the text grammar come from the installed alfworld package.
 """
 
-import argparse
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -81,39 +78,3 @@ def _write_game(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(complete(game, domain, grammar)), "utf-8")
     return path
-
-
-def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m mage.environments.alfworld.export",
-        description="Write generated games as game.tw-pddl files.",
-    )
-    parser.add_argument(
-        "folder", type=Path, help="where train/, valid_seen/ and valid_unseen/ are made"
-    )
-    parser.add_argument(
-        "--games", type=int, default=60, help="games of each split, the six types in turn"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--receptacles", type=int, default=8)
-    parser.add_argument("--objects", type=int, default=12)
-    given = parser.parse_args(words)
-    try:
-        written = write_games(
-            given.folder,
-            given.games,
-            seed=given.seed,
-            receptacles=given.receptacles,
-            objects=given.objects,
-        )
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(
-        f"{len(written)} games in {given.folder}; play them with data = {given.folder}\n"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -4,7 +4,7 @@ The score of a game is the mean over its throws: +1 for a throw won, -1 for a th
 both players is written `rock-paper`: the reader's own throw, then the opponent's.
 
 For long games, `summary = "predictors"` makes every observation complete: the last throws, and one
-word for each of 24 simple predictors (`_throw_predictors.py`): `rock5` is the throw of its best
+word for each of 24 simple predictors (`predictors.py`): `rock5` is the throw of its best
 rule and the record of this rule. Combine it with `agent.past_turns = false`, which shows the
 present observation only.
 """
@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from mage.config.errors import UserError
-from mage.environments._throw_predictors import Predictors
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
+from mage.environments.rock_paper_scissors.predictors import Predictors
 
 THROWS = ("rock", "paper", "scissors")
 Round = tuple[str, str]  # one's own throw, the other's throw
