@@ -6,13 +6,18 @@ import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from mage.api.check_run import check_run
+from mage.config.loading import build_recipe
 from mage.learn import checkpoint
 from mage.learn.checkpoint import Checkpoint
+from mage.run_folder import RunFolder
 from tests.torture.processes import Kill, call
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
@@ -233,3 +238,17 @@ def test_a_checkpoint_in_the_place_of_another_one_is_reported(tmp_path: Path) ->
     two.rename(one)
     with pytest.raises(ValueError, match="it is the checkpoint of update 2"):
         checkpoint.verify(one)
+
+
+def test_only_the_best_checkpoint_of_the_newest_one_must_exist(
+    tmp_path: Path, kuhn_tables: dict[str, Any]
+) -> None:
+    """Update 0 was the best one at update 1, and was deleted when update 2 became the best."""
+    run = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
+    for update, best in ((1, 0), (2, 2)):
+        run.append_metrics({"update": update})
+        checkpoint.save(run.checkpoints, replace(make(update), state={"best": [0.5, best]}))
+    assert check_run(run).faults == ()
+    shutil.rmtree(run.checkpoints / "update_000002")
+    (fault,) = check_run(run).faults
+    assert fault.endswith("update_000000 is missing: it is the best")

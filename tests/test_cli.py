@@ -579,6 +579,9 @@ def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run: Path, place:
     assert "no such file" in refused("evaluate", run, "--compare", place / "none.jsonl")
     assert "there is no folder" in refused("evaluate", run, "--tasks", place / "none" / "x.jsonl")
     assert "ends with .jsonl" in refused("evaluate", run, "--tasks", place / "x.txt")
+    metrics = run / "metrics.jsonl"
+    assert "the file exists already" in refused("evaluate", run, "--tasks", metrics)
+    assert "cannot write there" in refused("evaluate", run, "--tasks", Path("/proc/x.jsonl"))
     other = refused("evaluate", run, "--compare", file, "--size", "4")
     assert "holds 6 tasks, and " in other
     file.write_text("{}")

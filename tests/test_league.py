@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from mage.api.check_run import check_run
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.engines.base import run
@@ -15,6 +16,7 @@ from mage.environments.kuhn_poker import KuhnPoker
 from mage.opponents.base import Population, find
 from mage.ranks.stop import Stopped
 from mage.run_folder import DamagedError, RunFolder
+from mage.training import league
 from mage.training.callbacks import Callback
 from mage.training.league import Copy, draw_copies, league_of
 from mage.training.tasks import draw_tasks
@@ -111,10 +113,15 @@ def test_a_start_that_cannot_work_is_an_error(pool: str, message: str) -> None:
 
 
 @pytest.mark.e2e
-def test_a_resumed_run_has_the_same_metrics_and_the_same_copies(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_metrics_and_the_same_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[str]()
+    monkeypatch.setattr(league, "sync_folder", lambda path: synced.append(path.name))
     recipe = load_recipe("kuhn_demo", SMALL)
     whole = RunFolder.create(tmp_path / "whole", recipe)
     train(whole.path, Callback(), lambda: False)
+    assert synced[:2] == ["update_000001.partial", "league"], "written to the disk, then renamed"
     cut = RunFolder.create(tmp_path / "cut", recipe)
     with pytest.raises(Stopped):
         train(cut.path, Callback(), lambda: True)  # stops after update 1
@@ -127,7 +134,9 @@ def test_a_resumed_run_has_the_same_metrics_and_the_same_copies(tmp_path: Path) 
         checkpoint = whole.path / "checkpoints" / f"update_{update:06d}" / "model.safetensors"
         trained, frozen = load_file(checkpoint), load_file(whole.path / "league" / name)
         assert all(bool((trained[tensor] == value).all()) for tensor, value in frozen.items())
+    assert not check_run(cut).faults
     (cut.path / "league" / copies[0]).write_bytes(b"")
+    assert ["frozen copy" in line for line in check_run(cut).faults] == [True]
     (cut.path / "summary.json").unlink()
     with pytest.raises(DamagedError, match="frozen copy"):
         train(cut.path, Callback(), lambda: False)

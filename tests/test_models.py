@@ -1,5 +1,6 @@
 """Models by name: add from every kind of source, find in a recipe, list, wrong arguments."""
 
+import itertools
 import json
 import os
 import shutil
@@ -27,8 +28,10 @@ from mage.models.base import (
     find_model,
     list_models,
     models_folder,
+    restore_folder,
 )
 from tests.models_toys import TEMPLATE, gguf_of, tiny_model, write_gguf
+from tests.torture import processes
 
 EMBEDDED = SHIPPED / "embedded"
 
@@ -370,12 +373,41 @@ def test_a_real_model_chats_in_pieces_as_its_own_template_renders(
     assert next(model for model in list_models() if model.name == name).parameters == parameters
 
 
+def write_folder(place: Path, text: str) -> None:
+    with atomic_folder(place) as folder:
+        (folder / "model").write_text(text)
+
+
 def test_temporary_folders_of_killed_processes_are_deleted_and_others_stay(tmp_path: Path) -> None:
-    (tmp_path / ".model-killed" / "new").mkdir(parents=True)
+    """A folder that another program made beside the model stays, whatever its name."""
+    (tmp_path / ".model-killed.mage-partial").mkdir()
+    (tmp_path / ".model-old" / "new").mkdir(parents=True)
     with atomic_folder(tmp_path / "model") as outer:
         (outer / "a").write_text("a")
-        with atomic_folder(tmp_path / "model") as inner:  # as another process would
-            (inner / "b").write_text("b")
+        write_folder(tmp_path / "model", "b")  # as another process would
         assert outer.is_dir()
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert (tmp_path / "model" / "a").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".model-old", "model"]
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["a"]
+    assert (tmp_path / ".model-old" / "new").is_dir()
+
+
+def test_a_kill_before_any_operation_of_a_replacement_keeps_the_old_model_or_the_new_one(
+    tmp_path: Path,
+) -> None:
+    place, numbers, found = tmp_path / "models" / "mine", itertools.count(1), set()
+    write_folder(place, "old")
+
+    def replace() -> None:
+        write_folder(place, "new")
+
+    def killed() -> bool:
+        kill = processes.Kill(None, next(numbers), place.parent)
+        return processes.call(replace, tmp_path / "log", kill).was_killed
+
+    while killed():
+        restore_folder(place)
+        found.add((place / "model").read_text())
+        assert [path.name for path in place.parent.iterdir()] == ["mine"]
+        (place / "model").write_text("old")
+    assert found == {"old", "new"}
+    assert (place / "model").read_text() == "new"

@@ -8,13 +8,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from mage.cli.main import app
 from mage.config.loading import build_recipe
 from mage.config.recipe import Recipe
 from mage.report.run_results import read_run_results
@@ -596,3 +599,45 @@ def test_a_file_of_moves_that_is_a_broken_link_is_reported(run: RunFolder) -> No
     (run.path / "episodes" / "step_000005.moves.jsonl.gz").symlink_to("gone")
     with pytest.raises(RunError, match="cannot be read"):
         read_moves(run.path, "step_000005")
+
+
+@pytest.mark.parametrize("state", ["empty", "warm", "locked"])
+def test_a_failed_start_deletes_a_new_run_only_if_it_is_unused_and_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """A finished warm-up stays, and so does a run that another process has locked since then."""
+    path, held = tmp_path / "runs" / "mine", ExitStack()
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        if state == "warm":
+            (path / "warm").mkdir()
+        if state == "locked":
+            held.enter_context(lock_run(path))
+        raise RunError("cannot write: No space left on device")
+
+    monkeypatch.setattr("mage.training.trainer.train", fail)
+    words = ["train", "demo", "--run.name=mine", "--runs", str(path.parent)]
+    with held:
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert path.exists() == (state != "empty")
+    assert ("continue with: mage train --resume" in done.output) == path.exists()
+
+
+def test_a_run_that_was_deleted_under_its_lock_is_not_used(run: RunFolder) -> None:
+    with lock_run(run.path):
+        waiting = open(run.path / ".lock", "ab+", buffering=0)  # noqa: SIM115
+        shutil.rmtree(run.path)
+    with waiting, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.open", lambda *_, **__: waiting)
+        with pytest.raises(RunError, match="was deleted by the process"), lock_run(run.path):
+            pass
+
+
+def test_a_full_disk_does_not_hinder_a_lock(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds is for a message only; a run that has failed is deleted under its lock."""
+    monkeypatch.setattr("mage.run_folder.lock._write_owner", full_disk)
+    with lock_run(run.path), pytest.raises(RunLocked, match="another process"):
+        lock_run(run.path).__enter__()

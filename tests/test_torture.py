@@ -21,7 +21,7 @@ def test_fuzzed_input_gives_data_or_one_message(part: str, tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("part", ["damage", "kills", "disks"])
+@pytest.mark.parametrize("part", ["operations", "damage", "disks"])
 def test_killed_runs_damaged_folders_and_full_disks_lose_nothing(part: str, tmp_path: Path) -> None:
     """In a process of its own: the parts fork, and this one may have computed with torch."""
     words = ["--short", "--seed=7", f"--only={part}"]

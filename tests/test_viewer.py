@@ -314,6 +314,15 @@ def test_a_static_folder_holds_every_view(runs: Path, tmp_path: Path) -> None:
     page = (tmp_path / "page" / "index.html").read_text()
     assert "http://" not in page
     assert "https://" not in page
+    write_folder(tmp_path / "page", [])  # an earlier copy is replaced
+
+
+def test_a_static_folder_overwrites_no_files_of_others(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("my page")
+    done = CliRunner().invoke(app, ["view", str(runs), "--export", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "holds files that are not a copy of this page" in done.output
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["my page"]
 
 
 def test_no_text_can_end_the_script_of_a_static_copy(runs: Path, tmp_path: Path) -> None:

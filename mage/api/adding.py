@@ -18,6 +18,7 @@ from mage.models.base import (
     find_source,
     models_folder,
     read_model,
+    restore_folder,
 )
 from mage.models.loading import load_model
 from mage.types import Request
@@ -44,6 +45,7 @@ def add_model(
     """Write a model folder from a source and test it. An existing one is kept unless `force`."""
     source = find_source(what)
     place = out.expanduser() if out else models_folder() / check_name(name or source.name())
+    restore_folder(place)
     if place.exists() and not force:
         if not (place / "config.json").is_file():
             raise UserError(

@@ -1,6 +1,6 @@
 """Verify a whole run folder: `mage check RUN`. Nothing is changed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from mage.run_folder.credit_files import read_credits
 from mage.run_folder.files import verify_checksums
 from mage.run_folder.links import refuse_links
 from mage.run_folder.move_files import read_moves
+from mage.training.league import FOLDER, check_copy, read_copies
+from mage.training.resume import read_best
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,11 @@ def _check_episodes(folder: RunFolder) -> Iterator[str]:
 
 
 def _check_checkpoints(folder: RunFolder) -> Iterator[str]:
-    for path in checkpoint.newest_first(folder.checkpoints):
+    """All checkpoints; of the newest also the best one and the copies of a league that it names.
+
+    An older checkpoint may name a best one that was replaced and deleted since then.
+    """
+    for number, path in enumerate(checkpoint.newest_first(folder.checkpoints)):
         try:
             state = checkpoint.read_state(path)
         except ValueError as error:
@@ -81,9 +87,16 @@ def _check_checkpoints(folder: RunFolder) -> Iterator[str]:
         yield from _fault(
             folder.check_progress, checkpoint.update_of(path), state.get("evaluations", ())
         )
-        best = state.get("best")
-        if best and not checkpoint.place(folder.checkpoints, int(best[1])).is_dir():
-            yield f"{checkpoint.place(folder.checkpoints, int(best[1]))} is missing: it is the best"
+        if number == 0:
+            yield from _check_named(folder, state)
+
+
+def _check_named(folder: RunFolder, state: Mapping[str, Any]) -> Iterator[str]:
+    best = read_best(state)
+    if best and not (path := checkpoint.place(folder.checkpoints, best[1])).is_dir():
+        yield f"{path} is missing: it is the best"
+    for one in read_copies(state.get("league", ())):
+        yield from _fault(check_copy, folder.path / FOLDER, one)
 
 
 def _check_summary(folder: RunFolder) -> Iterator[str]:

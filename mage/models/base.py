@@ -6,13 +6,14 @@ temporary name and tested with one question. Only then is it renamed, so no part
 """
 
 import fcntl
+import glob
 import hashlib
 import importlib
 import math
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from typing import Any, ClassVar, Literal
 from mage.config.errors import UserError
 from mage.config.menus import PACKAGE
 from mage.models.checks import read_object, read_tensors
-from mage.run_folder.files import sync_files
+from mage.run_folder.files import sync_files, sync_folder
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
@@ -39,6 +40,7 @@ EMBEDDED = (
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SHIPPED = PACKAGE / "models" / "shipped"  # models and adapters in the package
 ORIGIN = "origin.json"
+_PARTIAL, _REPLACED = ".mage-partial", ".mage-replaced"  # ends of names of temporary folders
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -108,6 +110,7 @@ def find_model(path: str) -> Path:
         return SHIPPED / "adapters" / path
     if not _NAME.fullmatch(path):
         raise UserError(f"{folder} has no config.json")
+    restore_folder(models_folder() / path)
     if not (models_folder() / path / "config.json").is_file():
         known = ", ".join(
             [*EMBEDDED, *shipped_adapters(), *(model.name for model in list_models())]
@@ -261,21 +264,42 @@ def copy_permissions(weights: Path, like: Path) -> None:
 
 @contextmanager
 def atomic_folder(place: Path) -> Iterator[Path]:
-    """A temporary folder next to `place`; renamed to `place` on success, removed on failure."""
+    """A temporary folder next to `place`; renamed to `place` on success, removed on failure.
+
+    Its name ends with our own suffix, so that no folder of other programs is taken for it.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
-    for left in place.parent.glob(f".{place.name}-*"):
+    restore_folder(place)
+    folder = place.with_name(f".{place.name}-{secrets.token_hex(4)}{_PARTIAL}")
+    folder.mkdir()
+    try:
+        with _locked(folder):
+            yield folder
+            sync_files(folder)
+            _move(folder, place)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(folder: Path, place: Path) -> None:
+    """Rename a folder to `place`. A folder that was there is deleted after it, never before."""
+    aside = folder.with_name(folder.name.removesuffix(_PARTIAL) + _REPLACED)
+    if place.exists():
+        place.rename(aside)
+    folder.rename(place)
+    sync_folder(place.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def restore_folder(place: Path) -> None:
+    """Clear up after a killed `atomic_folder`: a replaced folder is put back if none is there."""
+    beside = f".{glob.escape(place.name)}-*"
+    for aside in place.parent.glob(beside + _REPLACED):
+        partial = aside.with_name(aside.name.removesuffix(_REPLACED) + _PARTIAL)
+        if not place.exists() and not _is_used(partial):
+            aside.rename(place)
+    for left in (*place.parent.glob(beside + _PARTIAL), *place.parent.glob(beside + _REPLACED)):
         _delete_unused(left)
-    with (
-        tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}-") as beside,
-        _locked(Path(beside)),
-    ):
-        folder = Path(beside) / "new"
-        folder.mkdir()
-        yield folder
-        sync_files(folder)
-        if place.exists():
-            place.rename(Path(beside) / "old")
-        folder.rename(place)
 
 
 @contextmanager
@@ -293,12 +317,18 @@ def _locked(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+def _is_used(folder: Path) -> bool:
+    """Whether a running process holds the lock of a temporary folder."""
+    if not folder.is_dir():
+        return False
+    with _locked(folder) as is_free:
+        return not is_free
+
+
 def _delete_unused(left: Path) -> None:
     """Delete the temporary folder of a killed process: its lock has ended with the process."""
-    if left.is_dir() and not left.is_symlink():
-        with _locked(left) as is_unused:
-            if is_unused:
-                shutil.rmtree(left, ignore_errors=True)
+    if left.is_dir() and not left.is_symlink() and not _is_used(left):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def check_sha256(path: Path, expected: str) -> None:

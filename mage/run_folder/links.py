@@ -14,7 +14,16 @@ from pathlib import Path
 from mage.run_folder.files import DamagedError, RunError
 
 # Folders of other tools (wandb, mlruns) have links of their own, and we do not use them.
-_FOLDERS = ("checkpoints", "episodes", "evaluations", "logs", "report", "tensorboard", "warm")
+_FOLDERS = (
+    "checkpoints",
+    "episodes",
+    "evaluations",
+    "league",
+    "logs",
+    "report",
+    "tensorboard",
+    "warm",
+)
 
 
 def refuse_links(run: Path) -> None:

@@ -12,10 +12,10 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 from mage.run_folder.files import RunError, cannot
 from mage.run_folder.links import refuse_links
@@ -35,7 +35,8 @@ def lock_run(path: Path, *, wait: bool = False) -> Iterator[None]:
     """
     refuse_links(path)
     try:
-        file = open(path / _NAME, "a+")  # noqa: SIM115 (closed below; "a+" keeps the old content)
+        # Closed below; "a+" keeps the old content. Without a buffer nothing is written at the end.
+        file = open(path / _NAME, "ab+", buffering=0)  # noqa: SIM115
     except OSError as error:
         raise cannot("lock", path, error) from None
     with file:
@@ -43,14 +44,24 @@ def lock_run(path: Path, *, wait: bool = False) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise RunLocked(_in_use(path, file)) from None
-        _write_owner(file)
+        if not _is_still_there(path, file):
+            raise RunError(f"{path} was deleted by the process that used it before")
+        with suppress(OSError):  # the name is for messages only; the disk may be full
+            _write_owner(file)
         try:
             yield
         finally:
             file.truncate(0)
 
 
-def _write_owner(file: IO[str]) -> None:
+def _is_still_there(path: Path, file: FileIO) -> bool:
+    try:
+        return os.path.samestat(os.stat(path / _NAME), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _write_owner(file: FileIO) -> None:
     owner = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -58,11 +69,10 @@ def _write_owner(file: IO[str]) -> None:
         "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
     }
     file.truncate(0)
-    file.write(json.dumps(owner))
-    file.flush()
+    file.write(json.dumps(owner).encode())
 
 
-def _in_use(path: Path, file: IO[str]) -> str:
+def _in_use(path: Path, file: FileIO) -> str:
     file.seek(0)
     try:
         owner = json.loads(file.read())

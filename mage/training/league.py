@@ -6,7 +6,6 @@ copies and ends with the same metrics. Copies play in engines of their own with 
 weights, which is overwritten when another copy plays.
 """
 
-import hashlib
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -25,10 +24,12 @@ from mage.models.loading import load_model
 from mage.opponents.base import Opponent, find
 from mage.ranks.ranks import Ranks
 from mage.run_folder import DamagedError
+from mage.run_folder.files import file_digest, sync_folder
 from mage.seeds import derive
 from mage.training.build import Components
 from mage.types import MetaEpisode, Task
 
+FOLDER = "league"  # in a run folder
 _MEMORY = 0.5  # weight of the newest update in the mean score against a copy
 
 
@@ -101,17 +102,19 @@ class LeagueTable:
         if ranks.is_main:
             self._write(update, trainable)
         ranks.barrier()
-        self.copies.append(Copy(update, _hash(self._path(update))))
+        self.copies.append(Copy(update, file_digest(self._path(update))))
 
     def _write(self, update: int, trainable: Trainable) -> None:
         self.folder.mkdir(exist_ok=True)
         partial = self._path(update).with_suffix(".partial")
         held = {name: value.detach().cpu().contiguous() for name, value in _masters(trainable)}
         save_file(held, partial)
+        sync_folder(partial)
         partial.replace(self._path(update))
+        sync_folder(self.folder)
 
     def _path(self, update: int) -> Path:
-        return self.folder / f"update_{update:06d}.safetensors"
+        return copy_path(self.folder, update)
 
     # -- play
 
@@ -125,7 +128,7 @@ class LeagueTable:
         while len(self.players) < len(drawn):
             self.players.append(_Player(self.options, self.components))
         for player, one in zip(self.players, drawn, strict=False):
-            player.load(self._path(one.update), one.sha256, one.update)
+            player.load(self.folder, one)
         rivals = {name: player.opponent for name, player in zip(names, self.players, strict=False)}
         dealt = [
             [
@@ -173,9 +176,9 @@ class LeagueTable:
 
     def from_state(self, state: Sequence[Sequence[Any]]) -> None:
         """The copies of a checkpoint; a missing or changed file is an error."""
-        self.copies = [Copy(int(a), str(b), float(c), int(d)) for a, b, c, d in state]
+        self.copies = read_copies(state)
         for one in self.copies:
-            _check(self._path(one.update), one.sha256)
+            check_copy(self.folder, one)
 
 
 class _Player:
@@ -193,13 +196,13 @@ class _Player:
         episodes = recipe.play.episodes if recipe.play.numbered else 1
         self.opponent: Opponent = options.freeze(agent, recipe.environment(), episodes)
 
-    def load(self, path: Path, sha256: str, update: int) -> None:
+    def load(self, folder: Path, one: Copy) -> None:
         """Take the weights of a copy."""
-        _check(path, sha256)
-        for name, value in load_file(path).items():
+        check_copy(folder, one)
+        for name, value in load_file(copy_path(folder, one.update)).items():
             self.trainable.set_master(name, value)
         self.trainable.publish()
-        self.engine.refresh(update)
+        self.engine.refresh(one.update)
 
 
 def _masters(trainable: Trainable) -> list[tuple[str, Any]]:
@@ -216,12 +219,20 @@ def _sums(metas: Sequence[MetaEpisode]) -> Mapping[str, tuple[float, int]]:
     return found
 
 
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def copy_path(folder: Path, update: int) -> Path:
+    """The file of the copy that was taken after an update."""
+    return folder / f"update_{update:06d}.safetensors"
 
 
-def _check(path: Path, sha256: str) -> None:
-    if not path.is_file() or _hash(path) != sha256:
+def read_copies(state: Sequence[Sequence[Any]]) -> list[Copy]:
+    """The copies as a checkpoint stores them."""
+    return [Copy(int(a), str(b), float(c), int(d)) for a, b, c, d in state]
+
+
+def check_copy(folder: Path, one: Copy) -> None:
+    """Raise DamagedError if the file of a copy is missing or changed."""
+    path = copy_path(folder, one.update)
+    if not path.is_file() or file_digest(path) != one.sha256:
         raise DamagedError(
             f"{path} is missing or damaged. It holds the weights of a frozen copy of the league. "
             "Restore the file, or start the run again"

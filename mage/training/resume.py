@@ -19,11 +19,16 @@ def prune(folder: RunFolder, best: tuple[float, int] | None) -> None:
     checkpoint.prune(folder.checkpoints, keep=folder.recipe.run.keep, also=also)
 
 
-def prune_finished(folder: RunFolder) -> None:
-    """Repeat the prune of a finished run, which old versions did not do after a kill."""
-    found = find_latest(folder)
-    if found.path is not None and not found.broken:
-        prune(folder, read_best(checkpoint.read_state(found.path)))
+def clear_leftovers(folder: RunFolder) -> None:
+    """Delete what killed processes have left; the caller holds the lock.
+
+    An unfinished run prunes when it resumes. Old versions left a part of a checkpoint after a kill.
+    """
+    folder.delete_leftovers()
+    if folder.is_finished:
+        found = find_latest(folder)
+        if found.path is not None and not found.broken:
+            prune(folder, read_best(checkpoint.read_state(found.path)))
 
 
 def check_progress(folder: RunFolder, update: int, evaluations: Sequence[str]) -> None:

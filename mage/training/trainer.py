@@ -41,9 +41,9 @@ from mage.training.callbacks import Callback, Metrics
 from mage.training.context import check_overflow
 from mage.training.device_errors import explain_device_errors
 from mage.training.evaluations import RunEvaluations, last_score, summarise_run
-from mage.training.league import LeagueTable, league_of
+from mage.training.league import FOLDER, LeagueTable, league_of
 from mage.training.metrics import Timer, credit_sums, means, memory_usage, play_sums
-from mage.training.resume import check_progress, find_latest, prune, prune_finished, read_best
+from mage.training.resume import check_progress, clear_leftovers, find_latest, prune, read_best
 from mage.training.tasks import draw_tasks
 from mage.training.warm_start import make_warm_start
 from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
@@ -72,11 +72,9 @@ def train(
             folder = RunFolder.open(path)
             if ranks.is_main:
                 held.enter_context(lock_run(folder.path, wait=wait_for_lock))
-                folder.delete_leftovers()
+                clear_leftovers(folder)
         held.enter_context(explain_device_errors(folder))
         if ranks.broadcast(folder.is_finished):
-            if ranks.is_main:
-                prune_finished(folder)
             return folder.read_summary() if ranks.is_main else {}
         try:
             with request.section(ranks), ranks.together():
@@ -156,7 +154,7 @@ class Trainer:
         name = league_of(self.recipe)
         if name is None:
             return None
-        return LeagueTable(name, self.folder.path / "league", self.components)
+        return LeagueTable(name, self.folder.path / FOLDER, self.components)
 
     def resume(self) -> None:
         """Load the newest whole checkpoint, if there is one; broken ones give a warning."""

@@ -66,7 +66,11 @@ def page_html(head: str = "", body: str = "", *, linked: bool = True) -> str:
 
 
 def write_folder(target: Path, data: Data, *, start: str = "") -> Path:
-    """Write a static copy into a folder; returns its page. `start` is the first view."""
+    """Write a static copy into a folder; returns its page. `start` is the first view.
+
+    The folder is new or empty, or it holds an earlier copy, which is replaced.
+    """
+    _check_target(target)
     for name, source in STATIC.items():
         _write(target / "static" / name, source.read_bytes())
     for path, value in data:
@@ -74,6 +78,20 @@ def write_folder(target: Path, data: Data, *, start: str = "") -> Path:
     body = f"<script>window.mageStatic = {{start: {json.dumps(start)}}};</script>\n"
     _write(target / "index.html", page_html(_policy(), body).encode())
     return target / "index.html"
+
+
+def _check_target(target: Path) -> None:
+    """Refuse a folder with the files of somebody else: the copy would overwrite some of them."""
+    page = target / "index.html"
+    try:
+        is_ours = page.is_file() and "window.mageStatic" in page.read_text("utf-8", "replace")
+        if not is_ours and target.exists() and any(target.iterdir()):
+            raise RunError(
+                f"{target} holds files that are not a copy of this page. Name a new folder, or "
+                "delete these files first"
+            )
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror or error}") from None
 
 
 def write_file(target: Path, data: Data, *, start: str = "") -> Path:

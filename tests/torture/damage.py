@@ -63,8 +63,10 @@ def prepare(place: Path) -> Good:
 
 def _stop_in_last_evaluation(recipe: Path, run: Path) -> Callable[[], None]:
     def train() -> None:
-        def check(number: int) -> None:
-            if (run / "evaluations" / "after_test.shards.jsonl").is_file():
+        shards = run / "evaluations" / "after_test.shards.jsonl"
+
+        def check(number: int, name: str) -> None:
+            if shards.is_file() and shards.stat().st_size:
                 os.kill(os.getpid(), 9)
 
         count_operations(run / "evaluations", check)

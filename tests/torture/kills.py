@@ -1,7 +1,8 @@
-"""SIGKILL at random moments of all kinds of runs; the resumed runs must be equal byte for byte.
+"""SIGKILL in all kinds of runs; the resumed runs must be equal byte for byte.
 
-Half of the kills come after a random time, half before a random file operation, so that many meet
-the middle of a save. A killed run is continued and killed again until its share of kills is used.
+Short runs are killed before each of their file operations, once each. Longer runs are killed at
+random moments, half of them before a file operation; such a run is continued and killed again until
+its share of kills is used.
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from tests.torture.processes import Ended, Kill, call, command, count_operations, preload
 from tests.torture.result import Result, show_progress
-from tests.torture.runs import RECIPE, WARMUP, train_words, write_recipe
+from tests.torture.runs import LEAGUE, RECIPE, SHORT, WARMUP, train_words, write_recipe
 
 # Wall-clock times, logs, and copies of the figures that have times in them.
 _UNEQUAL = {"timing.jsonl", "worker.log", "curves.png", "report.html", "table1.html"}
@@ -29,8 +30,7 @@ class Kind:
 
     name: str
     words: Words
-    kills: int
-    output_counts: bool = False  # the result is the output of the command, not a folder
+    kills: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Measured:
 
     place: Path
     seconds: float
-    operations: int
+    operations: tuple[str, ...]
     output: str
 
 
@@ -52,6 +52,24 @@ def torture(place: Path, kinds: tuple[Kind, ...], seed: int) -> list[Result]:
     ]
 
 
+def torture_operations(place: Path, kinds: tuple[Kind, ...], step: int) -> list[Result]:
+    """Kill each kind of run before every file operation, or counted from the last every `step`."""
+    return [_kill_before_each(place / kind.name.replace(" ", "_"), kind, step) for kind in kinds]
+
+
+def short_kinds(place: Path) -> tuple[Kind, ...]:
+    """Short runs that use every kind of file, and delete checkpoints and transcripts early."""
+    league = write_recipe(place, SHORT, "league")
+    warm = write_recipe(place, SHORT.replace(LEAGUE, "conservative = 0.5") + WARMUP, "warm")
+    alone = ("--run.updates=0", "--warmup.first=false")
+    return (
+        Kind("train, league", _train(league)),
+        Kind("train, LoRA, warm-up first", _train(warm, "--learn.lora_rank=2")),
+        Kind("evaluation without training", _train(warm, *alone)),
+        Kind("mage warmup", lambda folder: _warm_words(warm, folder)),
+    )
+
+
 def kinds(place: Path, scale: float = 1.0) -> tuple[Kind, ...]:
     """Kinds of runs with one process; `scale` is a factor on the number of kills."""
     tiny = write_recipe(place)
@@ -62,7 +80,6 @@ def kinds(place: Path, scale: float = 1.0) -> tuple[Kind, ...]:
         Kind("train, LoRA, warm-up first", _train(warm, "--learn.lora_rank=2"), _scaled(10, scale)),
         Kind("evaluation without training", _train(tiny, *alone), _scaled(8, scale)),
         Kind("mage warmup", lambda folder: _warm_words(warm, folder), _scaled(6, scale)),
-        Kind("mage report", lambda folder: _report_words(tiny, folder), _scaled(4, scale)),
     )
 
 
@@ -85,13 +102,10 @@ def _train(recipe: Path, *overrides: str) -> Words:
 
 
 def _warm_words(recipe: Path, folder: Path) -> list[str]:
+    """A model that is there is whole: nothing is left to do."""
+    if (folder / "model").is_dir():
+        return ["list", "recipes"]
     return ["warmup", str(recipe), "--out", str(folder / "model")]
-
-
-def _report_words(recipe: Path, folder: Path) -> list[str]:
-    run = folder / "run"
-    is_finished = (run / "summary.json").is_file()
-    return ["report", str(run)] if is_finished else train_words(recipe, folder, "run")
 
 
 def _reproduce_words(folder: Path) -> list[str]:
@@ -123,34 +137,53 @@ def _torture_one(place: Path, kind: Kind, seed: int) -> Result:
         ended = _attempt(place, kind, folder, _moment(rng, good, folder))
         left -= ended.was_killed
         if not ended.was_killed:
-            failures += (found := _compare(kind, good, folder, ended))
+            failures += (found := _compare(good, folder, ended))
             show_progress(kind.name, kind.kills - left, kind.kills, found)
             shutil.rmtree(folder)
             folder.mkdir()
-    failures += (found := _compare(kind, good, folder, _attempt(place, kind, folder, None)))
+    failures += (found := _compare(good, folder, _attempt(place, kind, folder, None)))
     show_progress(kind.name, kind.kills, kind.kills, found)
     shutil.rmtree(place)
     return Result(f"SIGKILL: {kind.name}", kind.kills, tuple(failures))
+
+
+def _kill_before_each(place: Path, kind: Kind, step: int) -> Result:
+    place.mkdir(parents=True)
+    good, folder, failures = _measure(place, kind), place / "killed", []
+    numbers = range(len(good.operations), 0, -step)
+    for done, number in enumerate(numbers, start=1):
+        folder.mkdir()
+        _attempt(place, kind, folder, Kill(operation=number, folder=folder))
+        found = _compare(good, folder, _attempt(place, kind, folder, None))
+        failures += (found := [f"before {good.operations[number - 1]}: {one}" for one in found])
+        show_progress(f"each operation: {kind.name}", done, len(numbers), found)
+        shutil.rmtree(folder)
+    shutil.rmtree(place)
+    return Result(f"SIGKILL before each file operation: {kind.name}", len(numbers), tuple(failures))
 
 
 def _measure(place: Path, kind: Kind) -> Measured:
     folder, counted = place / "good", place / "operations"
     folder.mkdir()
 
+    def note(number: int, name: str) -> None:
+        with open(counted, "a") as file:
+            file.write(name + "\n")
+
     def run() -> None:
-        count_operations(folder, lambda number: counted.write_text(str(number)))
+        count_operations(folder, note)
         command(kind.words(folder))()
 
     start = time.monotonic()
     ended = preload(run, place / "log")
     assert ended.code == 0, ended.output
-    operations = int(counted.read_text()) if counted.is_file() else 0
+    operations = tuple(counted.read_text().splitlines())
     return Measured(folder, time.monotonic() - start, operations, ended.output)
 
 
 def _moment(rng: random.Random, good: Measured, folder: Path) -> Kill:
-    if rng.random() < 0.5 and good.operations:
-        return Kill(operation=rng.randrange(1, good.operations + 1), folder=folder)
+    if rng.random() < 0.5:
+        return Kill(operation=rng.randrange(1, len(good.operations) + 1), folder=folder)
     return Kill(seconds=rng.uniform(0.0, good.seconds))
 
 
@@ -158,7 +191,7 @@ def _attempt(place: Path, kind: Kind, folder: Path, kill: Kill | None) -> Ended:
     return call(command(kind.words(folder)), place / "log", kill)
 
 
-def _compare(kind: Kind, good: Measured, folder: Path, ended: Ended) -> list[str]:
+def _compare(good: Measured, folder: Path, ended: Ended) -> list[str]:
     if ended.code != 0 or "Traceback" in ended.output:
         return [f"exit code {ended.code}: {ended.output.strip()[-900:]}"]
     return [f"{name} differs" for name in differences(good.place, folder)]

@@ -9,8 +9,12 @@ from tests.torture.result import Result
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many attempts every part makes; `kills` is a factor."""
+    """How many attempts every part makes.
 
+    `kills` is a factor, and of the file operations of a short run every `operation_step` is met.
+    """
+
+    operation_step: int
     kills: float
     damages: int
     replies: int
@@ -20,12 +24,18 @@ class Sizes:
     updates: int
 
 
-FULL = Sizes(1.0, 500, 1_000_000, 10_000, 5_000, 4, 1_000)
-SHORT = Sizes(0.06, 10, 3_000, 300, 100, 1, 20)
+FULL = Sizes(1, 1.0, 500, 1_000_000, 10_000, 5_000, 4, 1_000)
+SHORT = Sizes(40, 0.0, 10, 3_000, 300, 100, 1, 20)
 Part = Callable[[Path, Sizes, int], list[Result]]
 
 
 # Each part imports what it needs: parts that fork must not have computed with torch.
+
+
+def operations(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import kills as part
+
+    return part.torture_operations(place, part.short_kinds(place), sizes.operation_step)
 
 
 def kills(place: Path, sizes: Sizes, seed: int) -> list[Result]:
@@ -88,6 +98,7 @@ def suites(place: Path, sizes: Sizes, seed: int) -> list[Result]:
 
 # The longest parts come first, so that no long part runs alone at the end.
 PARTS: dict[str, Part] = {
+    "operations": operations,
     "damage": damage,
     "long_run": long_run,
     "kills": kills,

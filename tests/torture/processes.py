@@ -12,11 +12,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
+_WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class Ended:
 class Kill:
     """When a process gets SIGKILL: after some seconds, or before a file operation below a folder.
 
-    File operations are counted from 1. They are opening for writing, renaming and deleting, so
-    such a kill meets the middle of a save.
+    File operations are counted from 1 (see `count_operations`), so such a kill meets the middle of
+    a save.
     """
 
     seconds: float | None = None
@@ -109,19 +110,40 @@ def command(words: Sequence[str]) -> Callable[[], None]:
     return run
 
 
-def count_operations(folder: Path, on_operation: Callable[[int], None]) -> None:
-    """Call a function before every file operation below a folder, with its number."""
-    place, done = str(folder), 0
+def count_operations(folder: Path, on_operation: Callable[[int, str], None]) -> None:
+    """Call a function before every file operation below a folder, with its number and its name.
+
+    Opening a file for writing counts twice: after the second call the file is there and empty.
+    """
+    place, done, is_opening = str(folder), 0, False
+
+    def report(name: str) -> None:
+        nonlocal done
+        done += 1
+        on_operation(done, name)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal done
-        if event not in _WRITES and not (event == "open" and _opens_to_write(arguments)):
+        nonlocal is_opening
+        opens = event == "open" and _opens_to_write(arguments)
+        if is_opening or not (event in _WRITES or opens):
             return
-        if any(path.startswith(place) for path in _paths(arguments)):
-            done += 1
-            on_operation(done)
+        paths = [path for path in _paths(arguments) if path.startswith(place)]
+        if not paths:
+            return
+        report(f"{event} {paths[0].removeprefix(place)}")
+        if opens and not arguments[2] & os.O_EXCL:
+            is_opening = True
+            with suppress(OSError):
+                os.close(os.open(paths[0], arguments[2], 0o666))
+            is_opening = False
+            report(f"write {paths[0].removeprefix(place)}")
 
     sys.addaudithook(hook)
+
+
+def _opens_to_write(arguments: tuple[Any, ...]) -> bool:
+    flags = arguments[2] if len(arguments) > 2 else 0
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
 
 
 def _paths(arguments: tuple[Any, ...]) -> list[str]:
@@ -133,17 +155,12 @@ def _paths(arguments: tuple[Any, ...]) -> list[str]:
     return [*names, *below]
 
 
-def kill_at(operation: int) -> Callable[[int], None]:
-    def check(number: int) -> None:
+def kill_at(operation: int) -> Callable[[int, str], None]:
+    def check(number: int, name: str) -> None:
         if number == operation:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return check
-
-
-def _opens_to_write(arguments: tuple[Any, ...]) -> bool:
-    flags = arguments[2] if len(arguments) > 2 else 0
-    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
 
 
 def _become_child(output: Path) -> None:

@@ -24,7 +24,7 @@ def install() -> None:
     plan = json.loads((place / PLAN).read_text())
     runs, moments = Path(plan["runs"]), plan["moments"]
     if not moments and rank == 0:
-        count_operations(runs, lambda number: _note(place / COUNTED, str(number)))
+        count_operations(runs, lambda number, name: _note(place / COUNTED, str(number)))
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if attempt >= len(moments) or moments[attempt]["rank"] != rank:
         return
@@ -34,7 +34,7 @@ def install() -> None:
         timer.start()
     else:
         last = moments[attempt]["operation"]
-        count_operations(runs, lambda number: _kill(place) if number == last else None)
+        count_operations(runs, lambda number, name: _kill(place) if number == last else None)
 
 
 def _note(path: Path, text: str) -> None:

@@ -36,6 +36,43 @@ temperature = 1.0
 top_p = 1.0
 top_k = 0
 """
+LEAGUE = "league-1 = 0.5"
+SHORT = f"""
+[run]
+updates = 2
+save_every = 1
+evaluate_every = 1
+episodes_every = 1
+keep = 1
+keep_transcripts = 1
+threads = 1
+[environments]
+name = "kuhn_poker"
+[opponents.train]
+aggressive = 0.5
+{LEAGUE}
+[play]
+episodes = 2
+groups = 2
+members = 2
+[agent]
+max_tokens = 4
+reflection_tokens = 4
+[engines]
+name = "local"
+slots = 16
+context = 512
+[learn]
+lr = 1e-3
+minibatches = 1
+[evaluate]
+size = 2
+final_size = 2
+ceilings = false
+temperature = 1.0
+top_p = 1.0
+top_k = 0
+"""
 WARMUP = """
 [warmup]
 first = true

@@ -1,5 +1,7 @@
 """`mage evaluate`: the figures of an agent on a fixed panel."""
 
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -174,8 +176,6 @@ def _evaluate_panel(
         recipe = candidates[0].components.recipe
         _check_tasks(stored, rows, recipe_panel(recipe, split, panel, size))
     found = [_play(candidate, split, panel, size, notes) for candidate in candidates]
-    if tasks is not None:
-        write_tasks(tasks, found[0].rows)
     other = found[1] if len(found) == 2 else rows
     paired = None if other is None else compare(other, found[0])
     held = memory or "as in the recipe"
@@ -186,6 +186,8 @@ def _evaluate_panel(
     else:
         title = stored.name if stored is not None else candidates[-1].title
         _show_evaluations(candidates, found, paired, title, f"{panel} {split} panel, memory {held}")
+    if tasks is not None:  # last: if the disk is full, the figures are shown already
+        write_tasks(tasks, found[0].rows)
 
 
 def _named(stored: Path | None) -> dict[str, Any]:
@@ -234,7 +236,7 @@ def _by_kind(one: "Candidate", result: "Evaluation") -> "list[Kind]":
 
 
 def _check_files(stored: Path | None, tasks: Path | None) -> None:
-    """A file to read must exist; a file to write needs a folder and the ending .jsonl."""
+    """A file to read must exist; a file to write must be new, and its folder writable."""
     if stored is not None and not stored.is_file():
         raise UsageError(
             f"--compare {stored}: there is no such file. `mage evaluate --tasks` writes it."
@@ -245,6 +247,13 @@ def _check_files(stored: Path | None, tasks: Path | None) -> None:
         raise UsageError(f"--tasks {tasks}: give a file whose name ends with .jsonl.")
     if not tasks.parent.is_dir():
         raise UsageError(f"--tasks {tasks}: there is no folder {tasks.parent}.")
+    if os.path.lexists(tasks):
+        raise UsageError(f"--tasks {tasks}: the file exists already. Delete it or name a new file.")
+    try:
+        with tempfile.TemporaryFile(dir=tasks.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"--tasks {tasks}: cannot write there ({error.strerror}).") from None
 
 
 def _check_exists(name: str) -> None:

@@ -15,7 +15,7 @@ from mage.cli.terminal import UsageError, console
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
 from mage.ranks.processes import stop_with_launcher
-from mage.run_folder import RunFolder, lock_run
+from mage.run_folder import RunError, RunFolder, lock_run
 
 if TYPE_CHECKING:  # slow to load
     from mage.ranks.ranks import Ranks
@@ -75,6 +75,8 @@ def train(
         folder = open_folder()
         if not folder.is_finished:
             _train(folder, is_new=resume is None)
+        else:
+            _clear(folder)
     _report(folder, as_json)
 
 
@@ -109,6 +111,13 @@ def _open_to_resume(path: Path) -> RunFolder:
     return folder
 
 
+def _clear(folder: RunFolder) -> None:
+    from mage.training.resume import clear_leftovers
+
+    with lock_run(folder.path):
+        clear_leftovers(folder)
+
+
 def _train(folder: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> None:
     err = console(stderr=True)
     err.print(f"run folder {folder.path}; loading the model", markup=False, soft_wrap=True)
@@ -135,16 +144,26 @@ def _train(folder: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> Non
                 raise  # the ranks leave their group together
             raise typer.Exit(EXIT_STOPPED) from None
         except (ValueError, OSError, RuntimeError) as error:
-            if is_new and not _has_begun(folder):
-                shutil.rmtree(folder.path, ignore_errors=True)
-            else:
+            if not (is_new and _delete_unused(folder)):
                 error.add_note(f"When this is fixed, continue with: {go_on}")
             raise
 
 
+def _delete_unused(folder: RunFolder) -> bool:
+    """Delete a new run without any results, unless another process has begun to use it."""
+    try:
+        with lock_run(folder.path):
+            if _has_begun(folder):
+                return False
+            shutil.rmtree(folder.path, ignore_errors=True)
+    except RunError:
+        return False
+    return True
+
+
 def _has_begun(folder: RunFolder) -> bool:
     """Whether the folder holds any results."""
-    return any(
+    return folder.warm.exists() or any(
         any((folder.path / name).iterdir()) for name in ("checkpoints", "evaluations", "episodes")
     )
 
