@@ -185,6 +185,12 @@ class Credit:
     advantage: float
     parts: tuple[tuple[str, float], ...]
 
+    @classmethod
+    def of(cls, source: Return, **parts: float) -> "Credit":
+        """The credit with these parts."""
+        first, *others = parts.values()
+        return cls(source, sum(others, first), tuple(parts.items()))
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

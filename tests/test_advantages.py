@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import meta
 
-from mage.credit.advantages import gigpo, grpo
+from mage.credit.advantages import gigpo, grpo, published
 from mage.credit.advantages.base import against_others
 from mage.credit.returns import compute_returns
 
@@ -64,34 +64,24 @@ def test_global_anchors_centre_each_position_and_then_pool_episodes():
 def test_as_published_later_episodes_get_credit_for_their_position():
     # All members are equal, but without centring the position itself gets an advantage.
     same = returns_of(meta((-10, 10), 0, anchors=("a",)), meta((-10, 10), 1, anchors=("a",)))
-    published = gigpo.estimate(
-        same,
-        leave_one_out=False,
-        per_position=False,
-        per_trajectory=False,
-        reflections_score_zero=True,
-    )
-    assert part(published, "step", 0, 1) > 5 > -5 > part(published, "step", 0, 0)
+    credits = published.estimate(same)
+    assert part(credits, "step", 0, 1) == pytest.approx(10)
+    assert part(credits, "step", 0, 0) == pytest.approx(-10)
     assert all(credit.advantage == 0 for credit in gigpo.estimate(same))
 
 
 def test_as_published_long_episodes_have_more_weight():
     long, short = meta((10,), 0, anchors=("a", "b", "c")), meta((-10,), 1, anchors=("d",))
-    rows = gigpo.estimate(
-        returns_of(long, short), per_trajectory=False, leave_one_out=False, step_weight=0
+    rows, fair = (
+        published.estimate(returns_of(long, short)),
+        gigpo.estimate(returns_of(long, short)),
     )
-    fair = gigpo.estimate(returns_of(long, short), leave_one_out=False, step_weight=0)
     assert part(rows, "episode", 1, 0) == pytest.approx(-15)  # row mean 5
-    assert part(fair, "episode", 1, 0) == pytest.approx(-10)  # trajectory mean 0
+    assert part(fair, "episode", 1, 0) == pytest.approx(-20)  # the other member: 10
 
 
 def test_as_published_reflections_get_negative_advantages_in_good_groups():
-    credits = gigpo.estimate(
-        returns_of(meta((10, 10), 0), meta((10, 10), 1)),
-        reflections_score_zero=True,
-        per_trajectory=False,
-        leave_one_out=False,
-    )
+    credits = published.estimate(returns_of(meta((10, 10), 0), meta((10, 10), 1)))
     assert part(credits, "episode", 0, 1, index=-1) < 0
 
 
@@ -103,14 +93,13 @@ def test_stationary_grouping_separates_opponents_and_mixed_does_not():
     ) == pytest.approx(20)
 
 
-def test_mean_std_divides_by_the_standard_deviation_of_the_group():
-    credits = gigpo.estimate(
-        returns_of(meta((10,), 0), meta((-10,), 1)),
+def test_as_published_mean_std_divides_by_the_deviation_of_the_sample():
+    credits = published.estimate(
+        returns_of(meta((10,), 0, anchors=("a",)), meta((-10,), 1, anchors=("b",))),
         normalise="mean_std",
-        leave_one_out=False,
-        step_weight=0,
     )
-    assert part(credits, "episode", 0, 0) == pytest.approx(1, abs=1e-5)
+    # deviation of 10 and -10 over n - 1: sqrt(200)
+    assert part(credits, "episode", 0, 0) == pytest.approx(10 / 200**0.5, abs=1e-5)
 
 
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=8))

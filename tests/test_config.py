@@ -69,7 +69,7 @@ def test_the_resolved_recipe_contains_the_defaults_of_menu_items(recipe_file: Pa
         "reward_scale": 5.0,
         "game": "kuhn_poker",
     }
-    assert tables["advantages"]["leave_one_out"] is True
+    assert tables["advantages"]["step_weight"] == 1.0
     assert tables["returns"]["episode_discount"] == 0.6
 
 
@@ -700,3 +700,17 @@ def test_a_persistent_memory_plays_a_panel_once(kuhn_tables: Tables) -> None:
 def test_full_sharding_with_adapters_is_an_error(kuhn_tables: Tables) -> None:
     message = message_of(kuhn_tables | {"learn": {"shard": "full", "lora_rank": 4}})
     assert message.startswith('learn.shard = "full": divides all weights, but learn.lora_rank')
+
+
+def test_a_deleted_option_is_dropped_if_it_has_the_value_of_today_and_refused_otherwise(
+    recipe_file: Path,
+) -> None:
+    """Run folders of earlier versions name every option."""
+    plain, text = load_recipe(recipe_file), recipe_file.read_text()
+    for value, is_read in (("true", True), ("false", False), ("1", False)):
+        recipe_file.write_text(f'{text}[advantages]\nname = "gigpo"\nper_position = {value}\n')
+        if is_read:
+            assert load_recipe(recipe_file) == plain
+        else:
+            with pytest.raises(ConfigError, match="per_position"):
+                load_recipe(recipe_file)

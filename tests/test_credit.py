@@ -15,14 +15,12 @@ from typer.testing import CliRunner
 
 from mage.cli.main import app
 from mage.config.loading import load_recipe
-from mage.config.menus import menu
 from mage.credit.trajectories import credit_rows, read_trajectories
 
 REPOSITORY = Path(__file__).parents[1]
 FIXTURE = REPOSITORY / "tests" / "published_credit.jsonl"
 SHARED = Path(os.environ.get("MAGE_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
 ALL_RECORDS = SHARED / "published_credit.jsonl.xz"
-FAULTS = [name for name, _ in menu("parts") if name.startswith("published_")]
 NORMALISE = {"mean_norm": "mean", "mean_std_norm": "mean_std"}
 
 
@@ -55,26 +53,19 @@ def difference(path: Path, recipe: str, norm: str) -> float:
 
 
 @pytest.mark.parametrize("norm", NORMALISE)
-@pytest.mark.parametrize("parts", ["as_published", f"mage+{'+'.join(FAULTS)}"])
-def test_as_published_equals_the_published_functions_on_three_records(
-    parts: str, norm: str
-) -> None:
-    assert difference(FIXTURE, f"kuhn_poker+{parts}", norm) < 1e-6
-
-
-@pytest.mark.skipif(not ALL_RECORDS.is_file(), reason=f"{ALL_RECORDS} is missing")
-@pytest.mark.parametrize("norm", NORMALISE)
-@pytest.mark.parametrize("parts", ["as_published", f"mage+{'+'.join(FAULTS)}"])
-def test_as_published_equals_the_published_functions_on_all_records(parts: str, norm: str) -> None:
-    assert difference(ALL_RECORDS, f"kuhn_poker+{parts}", norm) < 1e-6
-
-
-@pytest.mark.parametrize("left_out", FAULTS)
-def test_the_published_credit_needs_each_published_part(left_out: str) -> None:
-    if left_out == "published_self":
-        pytest.skip("a mean over rows always includes the member itself")
-    parts = "+".join(name for name in FAULTS if name != left_out)
-    assert difference(FIXTURE, f"kuhn_poker+mage+{parts}", "mean_std_norm") > 1e-3
+@pytest.mark.parametrize(
+    "records",
+    [
+        FIXTURE,
+        pytest.param(
+            ALL_RECORDS,
+            marks=pytest.mark.skipif(not ALL_RECORDS.is_file(), reason=f"{ALL_RECORDS} is missing"),
+        ),
+    ],
+    ids=["three records", "all records"],
+)
+def test_as_published_equals_the_published_functions(records: Path, norm: str) -> None:
+    assert difference(records, "kuhn_poker+as_published", norm) < 1e-6
 
 
 # -- the verb

@@ -1,7 +1,6 @@
 """Recipe parts: every method trains on the recipe of an environment, and parts change one thing."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -72,17 +71,5 @@ def test_a_part_without_a_recipe_and_an_unknown_part_are_refused() -> None:
 def test_every_part_fits_the_paper_recipe_and_the_small_one(part: str) -> None:
     world = "sokoban" if part == "failure_zero" else "tic_tac_toe"
     for base in (world, f"paper_{world}"):
-        parts = f"mage+{part}" if part.startswith(("published", "anchor", "grouping")) else part
+        parts = f"mage+{part}" if part.startswith(("anchor", "grouping")) else part
         assert recipe_toml(load_recipe(f"{base}+{parts}"))
-
-
-def test_each_choice_of_the_published_code_is_a_part_of_its_own() -> None:
-    def credit_options(parts: str) -> set[tuple[str, Any]]:
-        recipe = load_recipe(f"tic_tac_toe+{parts}")
-        return {*recipe.advantages.options.items(), *recipe.returns.model_dump().items()}
-
-    plain = credit_options("mage")
-    names = [name for name, _ in menu("parts") if name.startswith("published_")]
-    changed = [credit_options(f"mage+{name}") - plain for name in names]
-    assert all(len(one) == 1 for one in changed)
-    assert set.union(*changed) == credit_options("as_published") - plain

@@ -31,6 +31,7 @@ from mage.config.menus import (
     options_model,
 )
 from mage.config.recipe import Recipe
+from mage.config.retired import drop_retired
 from mage.config.sections import Choice
 from mage.config.toml import Tables, dump_toml, show_key, without_none
 from mage.config.warmup_options import WarmupOptions
@@ -206,7 +207,7 @@ def _put_on(tables: Tables, part: Tables) -> list[str]:
 
 def _read_toml(path: Path) -> Tables:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return drop_retired(tomllib.loads(path.read_text("utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     except (ValueError, RecursionError) as error:

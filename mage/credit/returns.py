@@ -26,6 +26,7 @@ Example: three turns per episode, discounts .95/.6, lost then won, differential:
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from mage.types import Episode, MetaEpisode, Return, TurnRef
@@ -41,54 +42,32 @@ def compute_returns(
     step_discount: float = 0.95,
     episode_discount: float = 0.6,
     propagation: Propagation = "code",
-    weights: Sequence[float] = (),
+    weights: Sequence[float] | None = None,
     penalties: bool = True,
     per_turn: bool = False,
     own_difference: bool = True,
 ) -> list[Return]:
     """The returns of every reflection and turn of a meta-episode, in order of play."""
-    rewards = meta_rewards([episode.reward for episode in meta.episodes], kind, weights)
+    task_rewards = [episode.reward for episode in meta.episodes]
+    rewards = meta_rewards(task_rewards, kind, weights or ())
     across = {"single": 0.0, "final": 1.0}.get(kind, episode_discount)
-    counted = 1.0 if penalties else 0.0
-    scales = list(weights) if kind == "final" else [1.0] * len(rewards)
-    scales = scales if per_turn else [0.0] * len(rewards)
-    pairs = list(zip(meta.episodes, scales, strict=False))
-    turn_rewards = [_turn_rewards(episode, counted, scale) for episode, scale in pairs]
-    # With `per_turn`, the rest of r_n is at the last turn: 0, or -R_{n-1} if differential.
-    last_rewards = [
-        reward - scale * sum(episode.gains) if scale else reward
-        for reward, (episode, scale) in zip(rewards, pairs, strict=True)
-    ]
-    known = [0.0] * len(rewards)
-    if kind == "differential" and not own_difference:
-        known = [0.0, *(episode.reward for episode in meta.episodes[:-1])]
-    values = _turn_values(last_rewards, known, turn_rewards, step_discount, across, propagation)
-    return [
-        found
-        for number, own in enumerate(values)
-        for found in _episode_returns(meta, number, own, rewards[number], counted)
-    ]
-
-
-def _episode_returns(
-    meta: MetaEpisode, number: int, values: list[float], reward: float, counted: float
-) -> list[Return]:
-    """The returns of the reflection before an episode and of its turns."""
-    episode = meta.episodes[number]
-    first = values[0] if values else reward
-    rows = list(zip(episode.turns, values, range(len(values)), strict=True))
-    if episode.reflection is not None:
-        rows.insert(0, (episode.reflection, first + counted * episode.reflection.penalty, -1))
-    return [
-        Return(
-            turn=turn,
-            where=TurnRef(meta.group, meta.member, number, index, meta.task.opponent),
-            value=value,
-            episode_value=first,
-            episode_reward=episode.reward,
-            meta_reward=reward,
+    scales = [1.0] * len(rewards) if kind != "final" else weights or ()
+    values: list[list[float]] = []  # of every episode, the last one first
+    later = 0.0  # discounted return of the next episode's first turn
+    for n in reversed(range(len(rewards))):
+        turn_rewards, last = _place_rewards(
+            meta.episodes[n], rewards[n], scales[n] if per_turn else 0.0, penalties
         )
-        for turn, value, index in rows
+        turn_values = partial(_turn_values, turn_rewards, last, later, step_discount, propagation)
+        own = turn_values()
+        later = across * (own[0] if own else last + later)
+        if kind == "differential" and not own_difference and n:
+            own = turn_values(known=task_rewards[n - 1])
+        values.append(own)
+    return [
+        item
+        for n, own in enumerate(reversed(values))
+        for item in _episode_returns(meta, n, own, rewards[n], penalties)
     ]
 
 
@@ -107,37 +86,34 @@ def meta_rewards(
     return list(rewards)
 
 
-def _turn_rewards(episode: Episode, counted: float, scale: float) -> list[float]:
-    """The reward of each turn: its penalty, and what was scored after it."""
-    penalties = [counted * turn.penalty for turn in episode.turns]
+def _place_rewards(
+    episode: Episode, reward: float, scale: float, penalties: bool
+) -> tuple[list[float], float]:
+    """The reward of each turn, and what is added at the last turn.
+
+    A turn has its penalty and `scale` times what was scored after it (`scale = 0`: not per turn).
+    The last turn has r_n, or the rest of it: 0, or -R_{n-1} if differential.
+    """
+    turn_rewards = [turn.penalty if penalties else 0.0 for turn in episode.turns]
     if not scale or not episode.gains:
-        return penalties
-    return [p + scale * gain for p, gain in zip(penalties, episode.gains, strict=True)]
+        return turn_rewards, reward
+    gains = [scale * gain for gain in episode.gains]
+    turn_rewards = [own + gain for own, gain in zip(turn_rewards, gains, strict=True)]
+    return turn_rewards, reward - scale * sum(episode.gains)
 
 
 def _turn_values(
-    rewards: list[float],
-    known: list[float],
-    turn_rewards: list[list[float]],
+    turn_rewards: list[float],
+    last: float,
+    later: float,
     step: float,
-    across: float,
     propagation: Propagation,
-) -> list[list[float]]:
-    """G_{n,t}, from the last episode back to the first.
-
-    `known` is added to the returns of an episode and not passed to earlier episodes.
-    """
-    beyond, values = 0.0, []
-    for reward, before, own_rewards in zip(
-        reversed(rewards), reversed(known), reversed(turn_rewards), strict=True
-    ):
-        inside = reward + (beyond if propagation == "code" else 0.0)
-        own = _discount(own_rewards, inside + before, step)
-        passed = _discount(own_rewards, inside, step) if before else own
-        first = passed[0] if passed else inside
-        values.append(own if propagation == "code" else [value + beyond for value in own])
-        beyond = across * (first if propagation == "code" else first + beyond)
-    return values[::-1]
+    known: float = 0.0,
+) -> list[float]:
+    """G_{n,t} of the turns of an episode, with `later` from the episodes after it."""
+    if propagation == "code":
+        return _discount(turn_rewards, last + later + known, step)
+    return [value + later for value in _discount(turn_rewards, last + known, step)]
 
 
 def _discount(rewards: list[float], last: float, step: float) -> list[float]:
@@ -149,3 +125,26 @@ def _discount(rewards: list[float], last: float, step: float) -> list[float]:
         values.append(ahead)
         ahead *= step
     return values[::-1]
+
+
+def _episode_returns(
+    meta: MetaEpisode, number: int, values: list[float], reward: float, penalties: bool
+) -> list[Return]:
+    """The returns of the reflection before an episode and of its turns."""
+    episode = meta.episodes[number]
+    first = values[0] if values else reward
+    rows = list(zip(episode.turns, values, range(len(values)), strict=True))
+    if episode.reflection is not None:
+        penalty = episode.reflection.penalty if penalties else 0.0
+        rows.insert(0, (episode.reflection, first + penalty, -1))
+    return [
+        Return(
+            turn=turn,
+            where=TurnRef(meta.group, meta.member, number, index, meta.task.opponent),
+            value=value,
+            episode_value=first,
+            episode_reward=episode.reward,
+            meta_reward=reward,
+        )
+        for turn, value, index in rows
+    ]

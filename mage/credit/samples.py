@@ -1,38 +1,23 @@
 """From meta-episodes to training rows: returns, then advantages, then samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from mage.config.sections import ReturnOptions
+from mage.credit.advantages.base import Estimator
 from mage.credit.returns import compute_returns
 from mage.types import Credit, MetaEpisode, Return, Sample
-
-Estimator = Callable[[Sequence[Return]], Sequence[Credit]]
 
 
 def assign_credit(
     metas: Sequence[MetaEpisode], options: ReturnOptions, estimate: Estimator
 ) -> list[Credit]:
     """The returns of all turns as advantages, computed by `estimate`."""
-    return list(estimate(compute_all_returns(metas, options)))
+    return estimate(compute_all_returns(metas, options))
 
 
 def compute_all_returns(metas: Sequence[MetaEpisode], options: ReturnOptions) -> list[Return]:
     """The returns of all turns of some meta-episodes, in order."""
-    return [
-        value
-        for meta in metas
-        for value in compute_returns(
-            meta,
-            kind=options.kind,
-            step_discount=options.step_discount,
-            episode_discount=options.episode_discount,
-            propagation=options.propagation,
-            weights=options.weights or (),
-            penalties=options.penalties,
-            per_turn=options.per_turn,
-            own_difference=options.own_difference,
-        )
-    ]
+    return [item for meta in metas for item in compute_returns(meta, **dict(options))]
 
 
 def make_samples(credits: Sequence[Credit], *, reflections: bool = True) -> list[Sample]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 from mage.config.sections import ReturnOptions
-from mage.credit.samples import Estimator, compute_all_returns
+from mage.credit.advantages.base import Estimator
+from mage.credit.samples import compute_all_returns
 from mage.ranks.ranks import Ranks
 from mage.types import Completion, Credit, MetaEpisode, Return, Task, Turn, TurnRef
 

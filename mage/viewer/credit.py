@@ -102,7 +102,7 @@ def _compared(
     episode = [one for one in same if one.credit.episode == row.credit.episode]
     parts = [_part("episode", row, _first_of_members(episode), _episode_value)]
     if row.credit.index >= 0:
-        levels = _levels(same) if options.get("per_position", True) else {}
+        levels = _levels(same)
         pool = episode if options.get("anchor") == "local" else same
         equal = [one for one in pool if one.anchor == row.anchor and one.credit.index >= 0]
         parts.append(_part("step", row, equal, lambda one: _centred(one, levels)))
@@ -134,7 +134,7 @@ def _episode_value(row: _Row) -> float:
 
 
 def _centred(row: _Row, levels: dict[int, float]) -> float:
-    return row.credit.value - levels.get(row.credit.episode, 0.0)
+    return row.credit.value - levels[row.credit.episode]
 
 
 def _part(name: str, row: _Row, rows: Sequence[_Row], value: Any) -> Json:

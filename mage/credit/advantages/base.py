@@ -1,19 +1,20 @@
 """The estimator contract: `estimate(returns, *, options...) -> credits`, one file per estimator.
 
 Baselines are means over trajectories, not over rows, so long and short episodes have equal weight.
-With leave-one-out, a member is compared with the OTHER members only. This keeps the gradient
-unbiased.
+A member is compared with the OTHER members only, which keeps the gradient unbiased (leave-one-out,
+arXiv 2402.14740).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from statistics import fmean, pstdev, stdev
-from typing import Annotated, Literal, Protocol
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import Annotated, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
 from mage.types import Credit, Return
 
+Item = TypeVar("Item")
 Normalise = Annotated[
     Literal["mean", "mean_std"],
     Field(description="subtract the mean; mean_std also divides by the standard deviation"),
@@ -21,6 +22,7 @@ Normalise = Annotated[
 LeaveOneOut = Annotated[
     bool, Field(description="the baseline of a member is the mean of the other members")
 ]
+SMALLEST_DEVIATION = 1e-6  # added to deviations, so that equal values give advantages of zero
 
 
 class Estimator(Protocol):
@@ -29,18 +31,40 @@ class Estimator(Protocol):
     def __call__(self, returns: Sequence[Return]) -> list[Credit]: ...
 
 
-def by_key(
-    items: Iterable[Return], key: Callable[[Return], Hashable]
-) -> dict[Hashable, list[Return]]:
+def by_key(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Hashable, list[Item]]:
     """Items in groups, in order of their first appearance."""
-    groups: dict[Hashable, list[Return]] = defaultdict(list)
+    groups: dict[Hashable, list[Item]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
     return groups
 
 
+def compare(rows: Sequence[tuple[Hashable | None, int, float]]) -> list[float]:
+    """Each value against the other members at the same key, in order; 0 if there is no other.
+
+    Rows are (key, member, value). A member counts once, with the mean of its values, however many
+    rows it has. A row whose key is None is not compared and gets 0.
+
+    >>> compare([("a", 0, 5.0), ("a", 1, 1.0), ("a", 1, 3.0), ("b", 0, 9.0)])
+    [3.0, -4.0, -2.0, 0.0]
+    """
+    compared = [0.0] * len(rows)
+    for key, places in by_key(range(len(rows)), lambda place: rows[place][0]).items():
+        values: dict[int, list[float]] = defaultdict(list)
+        for place in places:
+            values[rows[place][1]].append(rows[place][2])
+        if key is None or len(values) < 2:
+            continue
+        means = {member: fmean(own) for member, own in values.items()}
+        relative = against_others(means, leave_one_out=True)
+        for place in places:
+            _, member, value = rows[place]
+            compared[place] = value - means[member] + relative[member]
+    return compared
+
+
 def against_others(
-    values: dict[int, float], leave_one_out: bool, normalise: Normalise
+    values: Mapping[int, float], leave_one_out: bool, normalise: Normalise = "mean"
 ) -> dict[int, float]:
     """Each member's value minus the mean of the others (or of all); 0 for a single member.
 
@@ -49,8 +73,9 @@ def against_others(
     """
     if len(values) < 2:
         return dict.fromkeys(values, 0.0)
-    total, count = sum(values.values()), len(values)
-    scale = standard_deviation(list(values.values())) if normalise == "mean_std" else 1.0
+    total, count, scale = sum(values.values()), len(values), 1.0
+    if normalise == "mean_std":
+        scale = pstdev(values.values()) + SMALLEST_DEVIATION
     if leave_one_out:
         return {
             member: (value - (total - value) / (count - 1)) / scale
@@ -59,19 +84,7 @@ def against_others(
     return {member: (value - total / count) / scale for member, value in values.items()}
 
 
-def member_means(items: Iterable[Return], value: Callable[[Return], float]) -> dict[int, float]:
-    """One number per member: the mean over its items."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for item in items:
-        found[item.where.member].append(value(item))
-    return {member: fmean(values) for member, values in found.items()}
-
-
-def standard_deviation(values: list[float], *, of_sample: bool = False) -> float:
-    """Standard deviation plus 1e-6, so that equal values give advantages of zero.
-
-    `of_sample` divides by n - 1 and not by n. The deviation of a single value is then 0.
-    """
-    if of_sample:
-        return (stdev(values) if len(values) > 1 else 0.0) + 1e-6
-    return pstdev(values) + 1e-6
+def member_mean(returns: Iterable[Return]) -> float:
+    """The mean of G_{n,1} over the members; a member counts once."""
+    members = by_key(returns, lambda item: item.where.member)
+    return fmean(fmean(item.episode_value for item in own) for own in members.values())
