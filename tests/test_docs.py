@@ -84,6 +84,8 @@ def test_commands_are_valid(page: Path) -> None:
         elif words[0].startswith("python") and words[1].endswith(".py"):
             folder = "examples" if words[1].startswith("examples/") else "scripts"
             assert (ROOT / folder / Path(words[1]).name).is_file(), words
+        elif words[0] == "pytest":
+            assert all((ROOT / word).is_file() for word in words if word.endswith(".py")), words
         else:
             known = ("python", "pip", "source", ".", "export", "alfworld-download", "gdown")
             assert words[0].startswith(known) or words[0] in OTHERS, words
