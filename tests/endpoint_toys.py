@@ -22,37 +22,35 @@ from mage.types import MetaEpisode, Request, Task
 
 KEY = "sk-very-secret-42"
 RECIPE = """
-[environments]
-name = "kuhn_poker"
-[opponents.train]
-conservative = 0.5
-aggressive = 0.5
-[agent]
-max_tokens = 40
-reflection_tokens = 30
-[engines]
-name = "local"
-context = 1024
-[memory]
-keep = "both"
+environments.name = "kuhn_poker"
+opponents.train = {conservative = 0.5, aggressive = 0.5}
+agent = {max_tokens = 40, reflection_tokens = 30}
+engines = {name = "local", context = 1024}
+memory.keep = "both"
 """
 TASKS = [
     [Task("kuhn_poker", 10 + n, n % 2, ("conservative", "aggressive")[n % 3 > 0], "test")]
     for n in range(6)
 ]
+HttpAnswer = tuple[int, dict[str, str], bytes]  # status, headers, body
+Trouble = Callable[[int, dict[str, Any]], HttpAnswer | None]
 
 
 def scripted_model(message: str) -> str:
     """Legal moves and notes that depend on the newest message only."""
     digest = hashlib.sha256(message.encode()).hexdigest()
-    return (
-        f"A note, {digest[:6]}."
-        if "Write a short note" in message
-        else f"<action>{'bet' if digest[0] in '01234567' else 'pass'}</action>"
-    )
+    if "Write a short note" in message:
+        return f"A note, {digest[:6]}."
+    return f"<action>{'bet' if digest[0] in '01234567' else 'pass'}</action>"
 
 
-Trouble = Callable[[int, dict[str, Any]], tuple[int, dict[str, str], bytes] | None]
+def completion(
+    text: str | None, finish: str = "stop", tokens: tuple[int, int] | None = (100, 10)
+) -> bytes:
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    names = ("prompt_tokens", "completion_tokens")
+    usage = {"usage": dict(zip(names, tokens, strict=True))} if tokens else {}
+    return json.dumps({"choices": [choice], **usage}).encode()
 
 
 class Server:
@@ -71,51 +69,26 @@ class Server:
         self.times: list[float] = []
         self.busy = self.busiest = 0
         self.lock = threading.Lock()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                server.answer(self)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        handler = type("Handler", (_Handler,), {"owner": self})
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+    def answer(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> HttpAnswer:
         with self.lock:
             number = len(self.bodies)
             self.bodies.append(body)
-            self.headers.append(dict(handler.headers))
+            self.headers.append(headers)
             self.times.append(time.monotonic())
             self.busy += 1
             self.busiest = max(self.busiest, self.busy)
         time.sleep(self.delay)
-        other = (
-            self.trouble(number, body)
-            if handler.path == "/v1/chat/completions"
-            else (404, {}, b'{"error": {"message": "no such path"}}')
-        )
-        status, headers, data = other or (
-            200,
-            {},
-            completion(self.reply(body["messages"][-1]["content"])),
-        )
+        found = self.trouble(number, body) if path == "/v1/chat/completions" else (404, {}, b"")
+        found = found or (200, {}, completion(self.reply(body["messages"][-1]["content"])))
         with self.lock:
             self.busy -= 1
-            if status == 200:
-                self.answered.append(body)
-        try:
-            handler.send_response(status)
-            for name, value in ({"Content-Length": str(len(data))} | headers).items():
-                handler.send_header(name, value)
-            handler.end_headers()
-            handler.wfile.write(data)
-        except OSError:  # the client did not wait
-            return
+            self.answered += [body] if found[0] == 200 else []
+        return found
 
     def __enter__(self) -> "Server":
         self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,))
@@ -128,21 +101,23 @@ class Server:
         self.thread.join()
 
 
-def completion(
-    text: str | None, finish: str = "stop", tokens: tuple[int, int] | None = (100, 10), **more: Any
-) -> bytes:
-    usage = (
-        {"usage": {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]}} if tokens else {}
-    )
-    return json.dumps(
-        {
-            "choices": [
-                {"message": {"role": "assistant", "content": text}, "finish_reason": finish}
-            ],
-            **usage,
-            **more,
-        }
-    ).encode()
+class _Handler(BaseHTTPRequestHandler):
+    owner: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status, headers, data = self.owner.answer(self.path, dict(self.headers), body)
+        try:
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(data))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+        except OSError:  # the client did not wait
+            return
+
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
 def engine_at(server: Server, **options: Any) -> EndpointEngine:
@@ -150,41 +125,26 @@ def engine_at(server: Server, **options: Any) -> EndpointEngine:
     return EndpointEngine(MessageChat(), url=server.url, **(defaults | options))
 
 
-def setting_of(engine: EndpointEngine, episodes: int = 3) -> PlaySetup:
-    return PlaySetup(
-        KuhnPoker(),
-        Agent(engine, engine.chat, SamplingOptions(0.7, max_tokens=40, reflection_tokens=30)),
-        Notes(keep="both"),
-        episodes,
-    )
+def setup_of(engine: EndpointEngine) -> PlaySetup:
+    options = SamplingOptions(0.7, max_tokens=40, reflection_tokens=30)
+    return PlaySetup(KuhnPoker(), Agent(engine, engine.chat, options), Notes(keep="both"), 3)
 
 
 def play(engine: EndpointEngine, tasks: list[list[Task]] = TASKS) -> list[MetaEpisode]:
-    return play_groups(setting_of(engine), tasks, seed=1)
+    return play_groups(setup_of(engine), tasks, seed=1)
 
 
-def ask(
-    engine: EndpointEngine, *users: str, stop: tuple[str, ...] = (), seed: int = 0, limit: int = 50
-) -> list[str]:
+def ask(engine: EndpointEngine, *users: str, seed: int = 0) -> list[str]:
     async def one(user: str) -> str:
-        return (
-            await engine.sample(Request(engine.chat.first("Rules.", user), limit, seed, stop=stop))
-        ).text
+        return (await engine.sample(Request(engine.chat.first("Rules.", user), 50, seed))).text
 
     return run([one(user) for user in users])
 
 
 def evaluate(server: Server, *words: str, size: int = 4) -> Any:
-    asked = [
-        "evaluate",
-        "small.toml",
-        "--size",
-        str(size),
-        "--engines.name=endpoint",
-        f"--engines.url={server.url}",
-        "--engines.model=toy",
-    ]
-    return CliRunner().invoke(app, [*asked, "--engines.backoff=0.01", *words])
+    model = [f"--engines.url={server.url}", "--engines.model=toy", "--engines.backoff=0.01"]
+    command = ["evaluate", "small.toml", "--size", str(size), "--engines.name=endpoint"]
+    return CliRunner().invoke(app, [*command, *model, *words])
 
 
 def refused(server: Server, *words: str, size: int = 4) -> str:

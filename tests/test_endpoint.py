@@ -1,4 +1,7 @@
-"""The endpoint engine against a real server on the loopback: play, order, budget, resume."""
+"""The endpoint engine against a real server on the loopback: play, order, budget, resume, errors.
+
+`test_hostile_server.py` has the answers that no honest server gives.
+"""
 
 import json
 import os
@@ -12,18 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import byte_chat, scripted_agent
-
-import mage
-from mage.engines.base import run
-from mage.engines.endpoint.http import EndpointError
-from mage.environments.kuhn_poker import KuhnPoker
-from mage.memory.notes import Notes
-from mage.play import PlaySetup, play_groups
-from mage.types import Request
-from tests.endpoint_toys import (
+from endpoint_toys import (
+    KEY,
     RECIPE,
     TASKS,
+    HttpAnswer,
     Server,
     ask,
     completion,
@@ -32,8 +28,20 @@ from tests.endpoint_toys import (
     play,
     refused,
     scripted_model,
-    setting_of,
+    setup_of,
 )
+from toys import byte_chat, scripted_agent
+from typer.testing import CliRunner
+
+import mage
+from mage.cli.main import app
+from mage.config.loading import load_recipe
+from mage.engines.base import run
+from mage.engines.endpoint.http import EndpointError
+from mage.environments.kuhn_poker import KuhnPoker
+from mage.memory.notes import Notes
+from mage.play import PlaySetup, play_groups
+from mage.types import Request
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +52,21 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("THE_KEY", raising=False)
     (tmp_path / "small.toml").write_text(RECIPE)
+
+
+def always(status: int, data: bytes = b"", **headers: str) -> Server:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Server(trouble=lambda number, body: (status, named, data))
+
+
+def at_first(status: int, data: bytes, **headers: str) -> Server:
+    """The first request gets this answer, all others get a good one."""
+    found: HttpAnswer = (
+        status,
+        {name.replace("_", "-"): value for name, value in headers.items()},
+        data,
+    )
+    return Server(trouble=lambda number, body: found if number == 0 else None)
 
 
 # --- A whole panel --------------------------------------------------------------------------------
@@ -60,19 +83,13 @@ def test_the_command_line_evaluates_an_endpoint_with_reflections() -> None:
         body for body in server.bodies if "Write a short note" in body["messages"][-1]["content"]
     ]
     assert len(notes) == 12 * 2, "a reflection after every episode but the last"
+    assert {body["max_tokens"] for body in notes} == {30}
     assert any("Note 2: A note, " in body["messages"][1]["content"] for body in server.bodies), (
         "notes are shown in later episodes"
     )
-    assert {body["max_tokens"] for body in notes} == {30}
     asked = len(server.bodies)
-    assert told["bill"] == {
-        "asked": asked,
-        "recalled": 0,
-        "tokens_in": 100 * asked,
-        "tokens_out": 10 * asked,
-        "retried": 0,
-        "cost": 0.0,
-    }
+    tokens = {"tokens_in": 100 * asked, "tokens_out": 10 * asked}
+    assert told["bill"] == {"asked": asked, "recalled": 0, **tokens, "retried": 0, "cost": 0.0}
 
 
 def test_an_endpoint_plays_the_same_games_as_another_engine_with_the_same_replies() -> None:
@@ -81,11 +98,8 @@ def test_an_endpoint_plays_the_same_games_as_another_engine_with_the_same_replie
 
     with Server() as server:
         remote = play(engine_at(server, concurrency=3))
-    local = play_groups(
-        PlaySetup(KuhnPoker(), scripted_agent(newest, byte_chat()), Notes(keep="both")),
-        TASKS,
-        seed=1,
-    )
+    agent = scripted_agent(newest, byte_chat())
+    local = play_groups(PlaySetup(KuhnPoker(), agent, Notes(keep="both")), TASKS, seed=1)
     assert [
         (meta.memories, [(e.moves, e.score, e.recap) for e in meta.episodes]) for meta in remote
     ] == [(meta.memories, [(e.moves, e.score, e.recap) for e in meta.episodes]) for meta in local]
@@ -96,11 +110,10 @@ def test_an_endpoint_plays_the_same_games_as_another_engine_with_the_same_replie
 
 
 def test_messages_have_roles_and_a_longer_chat_starts_with_the_shorter_one() -> None:
-    with Server(
-        lambda message: (
-            f"Let me see. <action>{'nonsense' if 'not a legal' not in message else 'bet'}</action>"
-        )
-    ) as server:
+    def wrong_at_first(message: str) -> str:
+        return f"Let me see. <action>{'bet' if 'not a legal' in message else 'nonsense'}</action>"
+
+    with Server(wrong_at_first) as server:
         (played,) = play(engine_at(server, concurrency=1), TASKS[:1])
     first, second = (body["messages"] for body in server.bodies[:2])
     assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
@@ -112,35 +125,19 @@ def test_messages_have_roles_and_a_longer_chat_starts_with_the_shorter_one() -> 
 
 
 def test_requests_carry_sampling_and_seed_without_the_omitted_fields() -> None:
+    bare = {"omit": ("seed", "top_k", "temperature"), "limit_name": "max_completion_tokens"}
     with Server() as server:
-        full = engine_at(server, answers="full.jsonl", extra={"effort": "low"})
-        bare = engine_at(
-            server,
-            answers="bare.jsonl",
-            omit=("seed", "top_k", "temperature"),
-            limit_name="max_completion_tokens",
-        )
-        for engine in (full, bare):
-            request = Request(engine.chat.first("Rules.", "Go."), 7, 2**31 + 5, 0.5, 0.9, 20)
-            engine.submit(request)
+        for options in ({"extra": {"effort": "low"}}, bare):
+            engine = engine_at(server, **options)
+            engine.submit(Request(engine.chat.first("Rules.", "Go."), 7, 2**31 + 5, 0.5, 0.9, 20))
             engine.step()
     messages = [{"role": "system", "content": "Rules."}, {"role": "user", "content": "Go."}]
-    assert server.bodies[0] == {
-        "model": "toy",
-        "messages": messages,
-        "max_tokens": 7,
-        "temperature": 0.5,
-        "seed": 5,
-        "top_p": 0.9,
-        "top_k": 20,
-        "effort": "low",
-    }
-    assert server.bodies[1] == {
-        "model": "toy",
-        "messages": messages,
-        "max_completion_tokens": 7,
-        "top_p": 0.9,
-    }
+    ours = {"model": "toy", "messages": messages, "top_p": 0.9}
+    sampling = {"temperature": 0.5, "seed": 5, "top_k": 20}
+    assert server.bodies == [
+        {**ours, **sampling, "max_tokens": 7, "effort": "low"},
+        {**ours, "max_completion_tokens": 7},
+    ]
 
 
 # --- Order and number -----------------------------------------------------------------------------
@@ -179,45 +176,29 @@ def test_answers_are_returned_in_the_order_of_the_requests() -> None:
 
 
 def test_a_reply_ends_with_its_action_but_not_with_an_action_inside_a_thought() -> None:
-    said = (
-        "<think>perhaps <action>bet</action> or not</think>No. <action>pass</action> "
-        "And then <action>bet</action>"
-    )
-    with Server(
-        trouble=lambda number, body: (200, {}, completion(said, tokens=(50, 30)))
+    kept = "<think>perhaps <action>bet</action> or not</think>No. <action>pass</action>"
+    with always(
+        200, completion(f"{kept} And then <action>bet</action>", tokens=(50, 30))
     ) as server:
         engine = engine_at(server)
-        (reply,) = run([setting_of(engine).agent.reply(engine.chat.first("Rules.", "Go."), 3)])
-    assert (
-        reply.text == "<think>perhaps <action>bet</action> or not</think>No. <action>pass</action>"
-    )
+        (reply,) = run([setup_of(engine).agent.reply(engine.chat.first("Rules.", "Go."), 3)])
+    assert reply.text == kept
     assert len(server.bodies) == 1, "the rest was received before"
     assert 15 < len(reply.token_ids) < 30, "tokens after the action are not part of the reply"
     assert engine.bill()["tokens_out"] == 30, "but they are counted"
 
 
 def test_an_endless_thought_and_an_empty_reply_are_recorded_as_data() -> None:
-    texts = iter(
-        [
-            completion("<think>hm <action>bet</action>", "length"),
-            completion(None, "length", (5, 40)),
-        ]
-    )
-    with Server(trouble=lambda number, body: (200, {}, next(texts))) as server:
-        engine = engine_at(server)
-        prompt = engine.chat.first("Rules.", "Go.")
-        (endless,), (empty,) = (
-            run([setting_of(engine).agent.reply(prompt, seed)]) for seed in (1, 2)
-        )
-    assert endless.text == "<think>hm <action>bet</action>"
-    assert (empty.text, empty.finish, len(empty.token_ids)) == ("", "length", 40)
+    thought = "<think>hm <action>bet</action>"
+    for said, text, finish, tokens in ((thought, thought, "eos", 10), (None, "", "length", 40)):
+        with always(200, completion(said, "length", (5, tokens))) as server:
+            engine = engine_at(server, answers=f"{tokens}.jsonl")
+            (reply,) = run([setup_of(engine).agent.reply(engine.chat.first("Rules.", "Go."), 1)])
+        assert (reply.text, reply.finish, len(reply.token_ids)) == (text, finish, tokens)
 
 
 def test_a_prompt_longer_than_the_context_gets_an_empty_reply() -> None:
-    told = json.dumps(
-        {"error": {"code": "context_length_exceeded", "message": "too long"}}
-    ).encode()
-    with Server(trouble=lambda number, body: (400, {}, told)) as server:
+    with always(400, b'{"error": {"code": "context_length_exceeded"}}') as server:
         assert ask(engine_at(server), "a", "a") == ["", ""]
 
 
@@ -245,12 +226,9 @@ def test_concurrent_requests_stay_within_the_budget_and_a_larger_one_continues()
 
 
 def test_a_budget_needs_a_server_that_reports_token_counts() -> None:
-    with Server(trouble=lambda number, body: (200, {}, completion("hi", tokens=None))) as server:
+    with always(200, completion("hi", tokens=None)) as server:
         assert ask(engine_at(server), "Go.") == ["hi"]
-        with pytest.raises(
-            EndpointError,
-            match=r"reports no token counts, so engines\.budget cannot be",
-        ):
+        with pytest.raises(EndpointError, match=r"no token counts, so engines\.budget cannot be"):
             ask(engine_at(server, price_in=1, budget=1), "Go on.")
 
 
@@ -270,13 +248,12 @@ def test_a_finished_evaluation_is_repeated_without_requests() -> None:
 
 @pytest.mark.e2e
 def test_a_killed_evaluation_resumes_without_repeated_requests(tmp_path: Path) -> None:
-    program = f"""
-from mage.engines.endpoint import EndpointEngine
+    program = """
+import sys
 import endpoint_toys as t
-class At: url = {{url!r}}
-t.play(t.engine_at(At, concurrency=2, answers={str(tmp_path / "a.jsonl")!r}))
+class At: url = sys.argv[1]
+t.play(t.engine_at(At, concurrency=2, answers="a.jsonl"))
 """
-    child: list[subprocess.Popen[bytes]] = []
     held, free = threading.Event(), threading.Event()
 
     def hold(number: int, body: dict[str, Any]) -> None:
@@ -287,26 +264,22 @@ t.play(t.engine_at(At, concurrency=2, answers={str(tmp_path / "a.jsonl")!r}))
     folders = [str(Path(mage.__file__).parent.parent), str(Path(__file__).parent)]
     paths = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
     with Server(trouble=hold) as server:
-        child.append(
-            subprocess.Popen(
-                [sys.executable, "-c", program.format(url=server.url)],
-                env=os.environ | {"PYTHONPATH": paths},
-            )
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, server.url], env=os.environ | {"PYTHONPATH": paths}
         )
         assert held.wait(600)
         while (tmp_path / "a.jsonl").read_bytes().count(b"\n") < 20:
             time.sleep(0.01)  # the last answer before the held ones is being written
-        child[0].send_signal(signal.SIGKILL)
-        child[0].wait()
+        child.send_signal(signal.SIGKILL)
+        child.wait()
         free.set()
         with open(tmp_path / "a.jsonl", "ab") as file:
             file.write(b'{"key": "torn')
-        kept = server.answered[:20]
-        seen = len(server.bodies)
-        resumed = engine_at(server, answers=str(tmp_path / "a.jsonl"))
+        kept, seen = server.answered[:20], len(server.bodies)
+        resumed = engine_at(server, answers="a.jsonl")
         played = play(resumed)
         asked_again = [body for body in server.bodies[seen:] if body in kept]
-        whole = play(engine_at(server, answers=str(tmp_path / "b.jsonl")))
+        whole = play(engine_at(server, answers="b.jsonl"))
     assert len(kept) == 20
     assert asked_again == []
     assert resumed.bill()["recalled"] == 20
@@ -316,7 +289,198 @@ t.play(t.engine_at(At, concurrency=2, answers={str(tmp_path / "a.jsonl")!r}))
 def test_answers_are_stored_by_seed_even_if_the_server_takes_no_seed() -> None:
     with Server() as server:
         engine = engine_at(server, omit=("seed",))
-        ask(engine, "Go.", seed=1)
-        ask(engine, "Go.", seed=2)
-        ask(engine, "Go.", seed=1)
+        for seed in (1, 2, 1):
+            ask(engine, "Go.", seed=seed)
     assert len(server.bodies) == 2
+
+
+# --- Failures -------------------------------------------------------------------------------------
+
+
+def test_a_busy_server_gets_a_retry_after_the_pause_it_asks_for() -> None:
+    with at_first(429, b"slow down", Retry_After="1") as server:
+        engine = engine_at(server)
+        assert ask(engine, "Go.") == [scripted_model("Go.")]
+    assert server.times[1] - server.times[0] >= 1
+    assert (engine.bill()["retried"], engine.bill()["asked"]) == (1, 1)
+    with always(429, Retry_After="3600") as server:
+        assert "asks for a pause of 3,600 seconds" in refused(server)
+
+
+def test_pauses_double_with_every_attempt_and_differ_between_requests() -> None:
+    client = engine_at(Server(), backoff=0.5).client
+    for attempt in range(12):
+        pauses = {client._pause(attempt, seed) for seed in range(20)}
+        longest = min(60.0, 0.5 * 2**attempt)
+        assert longest / 2 <= min(pauses) < max(pauses) <= longest
+
+
+def test_a_server_that_always_fails_is_one_message_and_earlier_answers_are_stored() -> None:
+    broken: HttpAnswer = (500, {}, b'{"error": {"message": "out of order"}}')
+    with Server(trouble=lambda number, body: broken if number >= 5 else None) as server:
+        told = refused(server, "--engines.retries=2", "--engines.concurrency=1")
+    assert "the server answered 500: out of order, 3 times in a row (engines.retries = 2)" in told
+    assert "the same command continues from there" in told
+    assert len(Path("runs/answers.jsonl").read_text().splitlines()) == 5
+    assert len(server.bodies) == 5 + 3
+
+
+def test_a_failure_waits_for_the_paid_requests_in_flight_and_sends_no_further_ones() -> None:
+    def second_fails(number: int, body: dict[str, Any]) -> HttpAnswer | None:
+        if body["messages"][-1]["content"] == "1":
+            return (404, {}, b"")
+        time.sleep(0.3)
+        return None
+
+    with Server(trouble=second_fails) as server:
+        with pytest.raises(EndpointError, match="answered 404"):
+            ask(engine_at(server, concurrency=3), "1", "2", "3", "4", "5")
+        assert len(server.bodies) == 3
+    assert len(Path("runs/answers.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_silent_server_gets_a_retry_and_then_an_error() -> None:
+    asked_again = threading.Event()
+
+    def silent_at_first(number: int, body: dict[str, Any]) -> None:
+        if number == 0:
+            asked_again.wait(600)
+        else:
+            asked_again.set()
+
+    with Server(trouble=silent_at_first) as server:
+        assert ask(engine_at(server, timeout=2.0, retries=100), "Go.") == [scripted_model("Go.")]
+    assert len(server.bodies) >= 2, "more if the second answer was late too"
+    late = r"no answer within 0\.1 seconds \(engines\.timeout\), 2 times"
+    with Server(delay=0.5) as server, pytest.raises(EndpointError, match=late):
+        ask(engine_at(server, timeout=0.1, retries=1), "Go.")
+
+
+def test_a_truncated_answer_is_requested_again() -> None:
+    cut = completion("half")
+    with at_first(200, cut, Content_Length=str(len(cut) + 9)) as server:
+        assert ask(engine_at(server), "Go.") == [scripted_model("Go.")]
+
+
+@pytest.mark.parametrize(
+    ("status", "data", "message"),
+    [
+        (
+            401,
+            b'{"error": {"message": "no key"}}',
+            "answered 401: no key; it needs a key: name the environment variable",
+        ),
+        (
+            404,
+            b'{"error": {"message": "no model toy"}}',
+            "answered 404: no model toy; check engines.url, and that engines.model is served",
+        ),
+        (
+            400,
+            b'{"message": "top_k is unknown"}',
+            "answered 400: top_k is unknown; omit fields that this server refuses",
+        ),
+        (200, b"<html>welcome</html>", "is not a chat completion (all of it: Input should be"),
+        (200, b'{"choices": [{"text": "old"}]}', "(choices.0.message: Field required): '{"),
+        (200, b'{"error": {"message": "overloaded"}}', "(choices: Field required): 'overloaded'"),
+        (302, b"", "it redirects to None"),
+    ],
+)
+def test_a_permanent_failure_is_one_message_without_a_retry(
+    status: int, data: bytes, message: str
+) -> None:
+    with always(status, data) as server:
+        assert message in refused(server, "--engines.concurrency=1")
+    assert len(server.bodies) == 1
+
+
+def test_a_port_without_a_server_is_one_message_without_a_retry() -> None:
+    server = Server()
+    server.http.server_close()
+    engine = engine_at(server, backoff=100)
+    told = r"cannot be reached: Connection refused\. Check that the server runs"
+    with pytest.raises(EndpointError, match=told):
+        ask(engine, "Go.")
+    assert engine.bill()["retried"] == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("url=", "engines.url is missing: expected is http://HOST:PORT/v1"),
+        ("url=ftp://x/v1", "engines.url is not valid"),
+        ("url=http://me:word@host/v1", "engines.url is not valid"),
+        ("url=http://host/v1?key=word", "engines.url is not valid"),
+        ("url=http://host:99999/v1", "Port out of range"),
+        ("model=", "engines.model is missing"),
+        ("concurrency=0", "engines.concurrency = 0: must be greater than or equal to 1"),
+        ("budget=1", "engines.budget = 1 has no effect without engines.price_in or engines.price_"),
+        ("omit=['messages']", "only temperature, top_p, top_k, seed can be omitted"),
+        ("extra.model=x", "engines.extra.model: this field is set elsewhere in the recipe"),
+        ("modle=x", "engines.modle is unknown (did you mean 'model'?)"),
+    ],
+)
+def test_a_wrong_option_is_one_message(word: str, message: str) -> None:
+    with Server() as server:
+        told = refused(server, f"--engines.{word}")
+    assert message in told
+    assert "word" not in told.replace("password", "")
+    assert server.bodies == []
+
+
+# --- Secrets, and what an endpoint cannot do ------------------------------------------------------
+
+
+def test_the_key_is_sent_to_the_server_and_appears_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("THE_KEY", f"{KEY}\n")
+    key = "--engines.key_env=THE_KEY"
+    with Server() as server:
+        done = evaluate(server, key, "--json")
+    assert done.exit_code == 0
+    assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
+    with always(401, json.dumps({"error": {"message": f"wrong key {KEY}"}}).encode()) as server:
+        told = refused(server, key)
+    assert "answered 401: wrong key (key); the key is wrong" in told
+    with always(302, Location="http://127.0.0.1:9/v1") as server:
+        assert "it redirects to http://127.0.0.1:9/v1" in refused(server, key), (
+            "the key is not sent to the new address"
+        )
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert KEY not in done.output + told
+    assert KEY.encode() not in written
+
+
+def test_a_key_is_sent_only_on_request_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("THE_KEY", f"{KEY} and more")
+    with Server() as server:
+        ask(engine_at(server), "Go.")
+        assert "Authorization" not in server.headers[0]
+        unset = refused(server, f"--engines.key_env={KEY}")
+        blank = refused(server, "--engines.key_env=THE_KEY")
+    assert "engines.key_env names is not set" in unset
+    assert "does not hold a key" in blank
+    assert KEY not in unset + blank
+
+
+def test_an_endpoint_cannot_be_trained(tmp_path: Path) -> None:
+    words = ["--engines.name=endpoint", "--engines.url=http://h/v1", "--engines.model=toy"]
+    for verb in ("train", "warmup"):
+        done = CliRunner().invoke(app, [verb, "small.toml", *words])
+        assert done.exit_code == 2
+        assert (
+            "uses a model that runs elsewhere: it cannot be trained and has no checkpoints; "
+            "use it with mage evaluate RECIPE" in done.stderr
+        )
+    assert not list(tmp_path.glob("runs/small-*")), "no run folder is created"
+
+
+def test_another_menu_item_does_not_inherit_the_options_of_the_first() -> None:
+    changed = load_recipe(
+        "small.toml", ["--engines.url=http://h/v1", "--engines.name=endpoint", "--run.name=x"]
+    )
+    assert changed.engines.options == {"url": "http://h/v1"}
+    assert load_recipe("small.toml", ["--engines.name=local"]).engines.options == {"context": 1024}
+    assert load_recipe("small.toml", ["--memory.name=notes"]).memory() == Notes(keep="both")

@@ -4,18 +4,18 @@ import json
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from endpoint_toys import ask
+from hostile_server import BEHAVIOURS, KEY, HostileServer
 from typer.testing import CliRunner
 
 from mage.cli.main import app
-from mage.engines.base import run
 from mage.engines.endpoint import EndpointEngine
 from mage.engines.endpoint.answers import Answers
 from mage.engines.endpoint.http import EndpointError
 from mage.engines.endpoint.messages import MessageChat
-from mage.types import Request
-from tests.hostile_server import BEHAVIOURS, HARMLESS, KEY, SLOW, HostileServer
 
 
 @pytest.fixture(scope="module")
@@ -31,27 +31,12 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOSTILE_KEY", KEY)
 
 
-def engine_at(server: HostileServer, name: str) -> EndpointEngine:
+def engine_at(server: HostileServer, name: str, **options: Any) -> EndpointEngine:
+    limits = {"timeout": 0.5 if BEHAVIOURS[name].slow else 60.0, "retries": 1, "backoff": 0.01}
+    prices = {"price_in": 1.0, "price_out": 1.0, "budget": 1.0, "key_env": "HOSTILE_KEY"}
     return EndpointEngine(
-        MessageChat(),
-        url=server.url(name),
-        model="toy",
-        key_env="HOSTILE_KEY",
-        timeout=1.0 if name in SLOW else 60.0,
-        retries=1,
-        backoff=0.01,
-        price_in=1.0,
-        price_out=1.0,
-        budget=1.0,
+        MessageChat(), url=server.url(name), model="toy", **(limits | prices | options)
     )
-
-
-def ask(engine: EndpointEngine) -> str:
-    async def one() -> str:
-        request = Request(engine.chat.first("Rules.", "Go."), 50, 0)
-        return (await engine.sample(request)).text
-
-    return run([one()])[0]
 
 
 def is_plain(text: str) -> bool:
@@ -60,28 +45,22 @@ def is_plain(text: str) -> bool:
     return len(text) < 1000 and not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
-def test_there_are_at_least_sixty_behaviours() -> None:
-    assert len(BEHAVIOURS) >= 60
-    assert set(HARMLESS) < set(BEHAVIOURS)
-
-
 @pytest.mark.parametrize("name", BEHAVIOURS)
 def test_a_hostile_server_gets_one_message_and_nothing_is_stored(
     name: str, server: HostileServer, tmp_path: Path
 ) -> None:
-    engine = engine_at(server, name)
-    if name in HARMLESS:
-        assert ask(engine) == HARMLESS[name]
+    engine, text = engine_at(server, name), BEHAVIOURS[name].gives
+    if text is not None:
+        assert ask(engine, "Go.") == [text]
         assert engine.bill()["cost"] > 0
     else:
         with pytest.raises(EndpointError) as caught:
-            ask(engine)
+            ask(engine, "Go.")
         assert is_plain(str(caught.value)), str(caught.value)
         assert KEY not in str(caught.value)
         assert engine.bill()["cost"] <= 1.0, "within the budget"
     stored = Path("runs/answers.jsonl")
-    lines = stored.read_text().splitlines() if stored.exists() else []
-    assert sum('"text"' in line for line in lines) == (name in HARMLESS)
+    assert len(stored.read_text().splitlines() if stored.exists() else []) == (text is not None)
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert KEY.encode() not in written
 
@@ -110,34 +89,20 @@ def test_an_impossible_stored_answer_is_skipped(fields: dict[str, object], tmp_p
     assert answers.find("bad") is None
 
 
-def test_a_key_in_the_extra_fields_is_refused_and_not_repeated() -> None:
+def test_a_key_in_the_extra_fields_is_refused_and_not_repeated(server: HostileServer) -> None:
     with pytest.raises(EndpointError, match="looks like a key") as caught:
-        EndpointEngine(
-            MessageChat(), url="http://127.0.0.1:1/v1", model="toy", extra={"api_key": KEY}
-        )
+        engine_at(server, "silence", extra={"api_key": KEY})
     assert KEY not in str(caught.value)
-    EndpointEngine(MessageChat(), url="http://h/v1", model="toy", extra={"prompt_cache_key": "a"})
+    engine_at(server, "silence", extra={"prompt_cache_key": "a"})
 
 
-def test_requests_without_an_answer_count_against_the_budget_of_this_run_and_the_next(
-    server: HostileServer,
-) -> None:
+def test_requests_without_an_answer_count_against_the_budget(server: HostileServer) -> None:
     """A request may cost .000206 (156 bytes and 50 tokens); the budget allows two of them."""
-    options = {"timeout": 1.0, "retries": 9, "backoff": 0.01, "budget": 0.0005}
     before = len(server.received)
-    for attempts in (2, 0):
-        engine = EndpointEngine(
-            MessageChat(),
-            url=server.url("silence"),
-            model="toy",
-            price_in=1.0,
-            price_out=1.0,
-            **options,  # type: ignore[arg-type]
-        )
-        with pytest.raises(EndpointError, match=r"engines\.budget = 0\.0005 is used up"):
-            ask(engine)
-        assert len(server.received) - before == attempts
-        before = len(server.received)
+    engine = engine_at(server, "silence", retries=9, budget=0.0005)
+    with pytest.raises(EndpointError, match=r"engines\.budget = 0\.0005 is used up"):
+        ask(engine, "Go.")
+    assert len(server.received) - before == 2
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", "1e400"])

@@ -9,14 +9,14 @@ some models refuse them. The whole reply is received and cut here. The rest is k
 the agent asks for more.
 """
 
+import asyncio
 import hashlib
 import json
 import os
 import re
-import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -26,17 +26,16 @@ from pydantic import Field
 from mage.agent.chat import Chat
 from mage.agent.thoughts import CLOSE as THOUGHT_END
 from mage.engines.base import Engine
-from mage.engines.endpoint.answers import TOO_LONG, Answer, Answers, Budget
+from mage.engines.endpoint.answers import TOO_LONG, Answer, Answers, BadAnswer, read_answer
+from mage.engines.endpoint.budget import Budget
 from mage.engines.endpoint.http import Client, EndpointError, TooLong
 from mage.engines.endpoint.messages import MessageChat, Piece
-from mage.engines.endpoint.replies import Reply
 from mage.types import Completion, Request
 
 _ACTIVE = 4  # conversations for each concurrent request
-_BYTES_A_TOKEN = 4  # estimate for servers that report no token counts
 _OMITTED = ("temperature", "top_p", "top_k", "seed")  # fields that some servers refuse
 _SECRET = re.compile(r"^key$|api[-_]?key|secret|password|authorization|bearer", re.IGNORECASE)
-_OURS = ("model", "messages", "max_tokens", *_OMITTED)
+_OURS = ("model", "messages", "max_tokens", *_OMITTED, "stream", "n")
 
 
 class EndpointEngine(Engine):
@@ -107,17 +106,19 @@ class EndpointEngine(Engine):
         self.budget = Budget(price_in, price_out, budget)
         self.answers = Answers(Path(answers))
         self.capacity = _ACTIVE * concurrency
-        self.pool = ThreadPoolExecutor(concurrency, thread_name_prefix="endpoint")
+        self.turns = asyncio.Semaphore(concurrency)
         self.queue: deque[tuple[Request, Future[Answer]]] = deque()
         self.counts = {"asked": 0, "recalled": 0, "tokens_in": 0, "tokens_out": 0}
-        self._lock = threading.Lock()
 
     @classmethod
     def own_chat(cls) -> Chat:
         return MessageChat()
 
     def submit(self, request: Request) -> None:
-        self.queue.append((request, self._answer(request)))
+        body = self._body(request)
+        named = json.dumps([self.client.url, request.seed, body], sort_keys=True).encode()
+        answer = self._answer(hashlib.sha256(named).hexdigest(), json.dumps(body).encode(), request)
+        self.queue.append((request, self.client.start(answer)))
 
     def step(self) -> list[tuple[Request, Completion]]:
         """Wait for the answer to the oldest request and return it."""
@@ -127,27 +128,13 @@ class EndpointEngine(Engine):
         except BaseException:
             self.client.stop("stopped")
             # Requests in flight are paid for, so their answers are awaited and stored.
-            self.pool.shutdown(cancel_futures=True)
+            wait([coming, *(other for _, other in self.queue)])
             raise
         return [(request, self._complete(request, answer))]
 
     def bill(self) -> dict[str, float]:
         """Numbers of new, stored and repeated requests, their tokens and their cost."""
         return {**self.counts, "retried": self.client.retried, "cost": self.budget.spent}
-
-    def _answer(self, request: Request) -> Future[Answer]:
-        """From the rest of a begun reply, from the file of answers, or from the server."""
-        if (begun := self.chat.begun(request.prompt_ids)) is not None:
-            return _known(Answer(begun.behind, False, 0, begun.tokens_behind))
-        body = self._body(request)
-        key = hashlib.sha256(
-            json.dumps([self.client.url, request.seed, body], sort_keys=True).encode()
-        ).hexdigest()
-        if (found := self.answers.find(key)) is not None:
-            self.budget.charge(self.answers.lost(key))
-            self._count(found, "recalled")
-            return _known(found)
-        return self.pool.submit(self._ask, key, body, request)
 
     def _body(self, request: Request) -> dict[str, Any]:
         draw: dict[str, Any] = {
@@ -166,55 +153,56 @@ class EndpointEngine(Engine):
             **self.extra,
         }
 
-    def _ask(self, key: str, body: dict[str, Any], request: Request) -> Answer:
-        """Runs in a thread of the pool. One permanent failure stops all other requests."""
+    async def _answer(self, key: str, body: bytes, request: Request) -> Answer:
+        """From the rest of a begun reply, from the file of answers, or from the server.
+
+        This runs in the client's thread. One permanent failure stops all other requests.
+        """
+        if (begun := self.chat.begun(request.prompt_ids)) is not None:
+            tokens = begun.tokens_behind
+            return Answer(text=begun.behind, cut_off=False, tokens_in=0, tokens_out=tokens)
+        if (found := self.answers.find(key)) is not None:
+            return self._count(found, "recalled")
         try:
-            return self._ask_and_pay(key, json.dumps(body).encode(), request)
+            async with self.turns:
+                return await self._ask(key, body, request)
         except Exception as error:
             self.client.stop(str(error))
             raise
 
-    def _ask_and_pay(self, key: str, data: bytes, request: Request) -> Answer:
+    async def _ask(self, key: str, body: bytes, request: Request) -> Answer:
         # A token has at least one byte, so the body bounds the prompt tokens.
-        most = self.budget.cost(len(data), request.max_tokens)
-        self.budget.charge(self.answers.lost(key))
-
-        def lose() -> None:
-            self.answers.lose(key, most)
-            self.budget.charge(most)
-
-        with self.budget.reserve(most):
+        most = self.budget.cost(len(body), request.max_tokens)
+        async with self.budget.reserve(most):
             try:
-                answer = self._read(self.client.post(data, request.seed, lose), len(data))
+                data = await self.client.post(
+                    body, request.seed, on_lost=lambda: self.budget.pay_lost(most)
+                )
+                answer = self._read(data, len(body))
             except TooLong:
                 answer = TOO_LONG
             self._count(answer, "asked")
             self.answers.add(key, answer)
         return answer
 
-    def _read(self, reply: Reply, size: int) -> Answer:
-        """The answer with its token counts; they are estimated if the server reports none."""
-        if reply.tokens is not None:
-            return Answer(reply.text, reply.cut_off, *reply.tokens)
-        if self.budget.limit is not None:
-            raise EndpointError(
-                f"{self.client.url} reports no token counts, so engines.budget cannot be "
-                "enforced: remove it"
-            )
-        written = -(-len(reply.text.encode()) // _BYTES_A_TOKEN)
-        return Answer(reply.text, reply.cut_off, size // _BYTES_A_TOKEN, written)
+    def _read(self, data: bytes, asked: int) -> Answer:
+        try:
+            answer = read_answer(data, asked, must_count=self.budget.limit is not None)
+        except BadAnswer as error:
+            raise self.client.refuse(str(error), data) from None
+        return answer.model_copy(update={"text": self.client.clean(answer.text)})
 
-    def _count(self, answer: Answer, how: str) -> None:
-        self.budget.pay(answer)
-        with self._lock:
-            self.counts[how] += 1
-            self.counts["tokens_in"] += answer.tokens_in
-            self.counts["tokens_out"] += answer.tokens_out
+    def _count(self, answer: Answer, how: str) -> Answer:
+        self.budget.spent += self.budget.cost(answer.tokens_in, answer.tokens_out)
+        self.counts[how] += 1
+        self.counts["tokens_in"] += answer.tokens_in
+        self.counts["tokens_out"] += answer.tokens_out
+        return answer
 
     def _complete(self, request: Request, answer: Answer) -> Completion:
         """The answer up to the first stop string."""
         text, tokens = answer.text, answer.tokens_out
-        if answer.is_too_long:
+        if answer == TOO_LONG:
             return Completion((), (), "", "overflow", self.policy_version)
         # An action inside a thought does not end the reply.
         after = max(0, text.rfind(THOUGHT_END))
@@ -232,20 +220,12 @@ class EndpointEngine(Engine):
         return Completion(ids, (), shown, "stop", self.policy_version)
 
 
-def _known(answer: Answer) -> Future[Answer]:
-    done: Future[Answer] = Future()
-    done.set_result(answer)
-    return done
-
-
 def _check_url(url: str) -> str:
     """The URL of chat completions. Parts that may hold a secret are refused: URLs are shown."""
     allowed = "expected is http://HOST:PORT/v1 or https://HOST/v1, without user, password or query"
     if not url:
         raise EndpointError(f"engines.url is missing: {allowed}")
-    if not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?", url) or re.search(
-        r"[?#@]", url
-    ):
+    if not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+(/[!-\"$->A-~]*)?", url):
         raise EndpointError(f"engines.url is not valid: {allowed}")
     try:
         urlsplit(url).port  # noqa: B018 - the access checks the port
@@ -281,7 +261,7 @@ def _check_omitted(names: Sequence[str]) -> frozenset[str]:
 
 
 def _check_extra(fields: Mapping[str, Any], limit_name: str) -> dict[str, Any]:
-    if ours := sorted({*fields} & {*_OURS, limit_name, "stream", "n"}):
+    if ours := sorted({*fields} & {*_OURS, limit_name}):
         raise EndpointError(
             f"engines.extra.{ours[0]}: this field is set elsewhere in the recipe "
             "([agent], [evaluate] or engines.model)"

@@ -1,37 +1,115 @@
-"""Stored answers of an endpoint, and the budget: nothing is paid twice or beyond the budget.
+"""Answers of an endpoint: checked and cleaned, then stored, so that nothing is paid twice.
 
-An answer is written as soon as it arrives, so a kill loses only requests in flight. Truncated lines
+An answer is written as soon as it arrives, so a kill loses only requests in flight. Damaged lines
 are skipped. The key of an answer is a digest of everything that it depends on, without secrets.
 """
 
 import json
-import threading
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from mage.engines.endpoint.http import KEPT, EndpointError
-from mage.engines.endpoint.replies import parse_json, printable, read_count
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+MOST_TOKENS = 10_000_000  # in one prompt or one reply; more is not a real count
+_BYTES_A_TOKEN = 4  # estimate for servers that report no token counts
+# All control characters but line break and tab, and marks that change the direction of text.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class BadAnswer(ValueError):
+    """An answer that is not a valid chat completion."""
+
+
+def printable(text: str) -> str:
+    """The text without control characters and halves of surrogate pairs.
+
+    >>> printable("a\\x1b[31mb\\r\\n\\tc")
+    'a[31mb\\n\\tc'
+    """
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return _CONTROLS.sub("", whole)
+
+
+Text = Annotated[
+    str, BeforeValidator(lambda text: printable(text) if isinstance(text, str) else text)
+]
+Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class Answer(_Record):
     """A reply, whether the length limit cut it off, and its token counts."""
 
-    text: str
+    text: Text
     cut_off: bool
-    tokens_in: int
-    tokens_out: int
-
-    @property
-    def is_too_long(self) -> bool:
-        """Whether the prompt did not fit into the context of the model."""
-        return self == TOO_LONG
+    tokens_in: Tokens
+    tokens_out: Tokens
 
 
-TOO_LONG = Answer("", True, 0, 0)
+TOO_LONG = Answer(text="", cut_off=True, tokens_in=0, tokens_out=0)  # the prompt did not fit
+
+
+class _Message(_Record):
+    content: Text | None = None
+
+
+class _Choice(_Record):
+    message: _Message
+    finish_reason: Any = None
+
+
+class _Usage(_Record):
+    prompt_tokens: Annotated[Tokens, Field(ge=1)] | None = None
+    completion_tokens: Tokens | None = None
+
+
+class _ChatCompletion(_Record):
+    choices: Annotated[list[_Choice], Field(min_length=1)]
+    usage: _Usage | None = None
+
+
+def read_answer(data: bytes, asked: int, must_count: bool) -> Answer:
+    """Check an answer to a request of `asked` bytes. Raises BadAnswer with the reason.
+
+    Token counts are estimated if the server reports none, unless `must_count`.
+    """
+    try:
+        found = _ChatCompletion.model_validate(_parse_json(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise BadAnswer(f"the answer is not a chat completion ({where}: {first['msg']})") from None
+    choice, usage = found.choices[0], found.usage or _Usage()
+    text, read, written = choice.message.content or "", usage.prompt_tokens, usage.completion_tokens
+    if text and written == 0:
+        raise BadAnswer("the answer is not a chat completion (a text of 0 tokens)")
+    if read is None or written is None:
+        if must_count:
+            raise BadAnswer(
+                "the server reports no token counts, so engines.budget cannot be enforced: "
+                "remove it"
+            )
+        read, written = asked // _BYTES_A_TOKEN, -(-len(text.encode()) // _BYTES_A_TOKEN)
+    cut_off = choice.finish_reason == "length"
+    return Answer(text=text, cut_off=cut_off, tokens_in=read, tokens_out=written)
+
+
+def summary(data: bytes) -> str:
+    """A server's message in one line."""
+    text = data.decode("utf-8", "replace")
+    found = _parse_json(data)
+    inner = found.get("error", found) if isinstance(found, dict) else found
+    if isinstance(inner, dict):
+        parts = [inner.get(key) for key in ("code", "message")]
+        told = " ".join(str(part) for part in parts if isinstance(part, str | int) and part)
+    else:
+        told = inner if isinstance(inner, str) else ""
+    return " ".join(printable(told or text).split())
 
 
 class Answers:
@@ -39,113 +117,38 @@ class Answers:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_bytes() if path.exists() else b""
-        self._known = dict(_read(text))
-        self._lost = _read_lost(text)
-        if text and not text.endswith(b"\n"):
-            self._append(b"\n")
+        data = path.read_bytes() if path.exists() else b""
+        self._known = dict(_read_lines(data))
+        if data and not data.endswith(b"\n"):
+            self._append("")
 
     def find(self, key: str) -> Answer | None:
         return self._known.get(key)
 
     def add(self, key: str, answer: Answer) -> None:
-        with self._lock:
-            self._known[key] = answer
-            self._append((json.dumps({"key": key} | asdict(answer)) + "\n").encode())
+        self._known[key] = answer
+        self._append(json.dumps({"key": key} | answer.model_dump()))
 
-    def lose(self, key: str, cost: float) -> None:
-        """Store that a request was sent and got no answer: the server may have charged it."""
-        with self._lock:
-            self._append((json.dumps({"lost": key, "cost": cost}) + "\n").encode())
-
-    def lost(self, key: str) -> float:
-        """What such requests of earlier processes may have cost. Reported once for each key."""
-        with self._lock:
-            return self._lost.pop(key, 0.0)
-
-    def _append(self, line: bytes) -> None:
+    def _append(self, line: str) -> None:
         with open(self.path, "ab", buffering=0) as file:
-            file.write(line)
+            file.write(f"{line}\n".encode())
 
 
-def _read(text: bytes) -> Iterator[tuple[str, Answer]]:
+def _read_lines(data: bytes) -> Iterator[tuple[str, Answer]]:
     """All valid lines; damaged ones are skipped, so their requests are sent again."""
-    for line in text.splitlines():
-        record = parse_json(line)
+    for line in data.splitlines():
+        record = _parse_json(line)
         if isinstance(record, dict) and isinstance(record.get("key"), str):
-            answer = _answer(record)
-            if answer is not None:
-                yield record["key"], answer
+            try:
+                yield record["key"], Answer.model_validate(record)
+            except ValidationError:
+                continue
 
 
-def _read_lost(text: bytes) -> dict[str, float]:
-    """The possible cost of lost requests by key."""
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        record = parse_json(line)
-        if isinstance(record, dict) and isinstance(record.get("lost"), str):
-            cost = record.get("cost")
-            if isinstance(cost, float) and 0 <= cost < float("inf"):
-                found[record["lost"]] = found.get(record["lost"], 0.0) + cost
-    return found
-
-
-def _answer(record: dict[str, Any]) -> Answer | None:
-    """A stored answer; None if a field is missing, of another type or impossible."""
-    text, cut_off = record.get("text"), record.get("cut_off")
-    read, written = read_count(record.get("tokens_in")), read_count(record.get("tokens_out"))
-    if not isinstance(text, str) or not isinstance(cut_off, bool) or read is None:
+def _parse_json(data: bytes) -> Any:
+    """The value of a JSON text; None if it is not valid or nested too deeply."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
         return None
-    return None if written is None else Answer(printable(text), cut_off, read, written)
-
-
-class Budget:
-    """Spending against a budget; prices are for a million tokens.
-
-    Before a request is sent, its largest possible cost is reserved. So concurrent requests stay
-    within the budget too. Stored answers count as well: the budget covers the whole evaluation,
-    including interrupted parts. A request that was sent and got no answer counts with its largest
-    possible cost, because the server may have charged it.
-    """
-
-    def __init__(self, price_in: float, price_out: float, limit: float | None) -> None:
-        self.price_in, self.price_out, self.limit = price_in, price_out, limit
-        self.spent = 0.0
-        self._reserved: list[float] = []
-        self._change = threading.Condition()
-
-    def cost(self, tokens_in: int, tokens_out: int) -> float:
-        return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
-
-    def pay(self, answer: Answer) -> None:
-        with self._change:
-            self.spent += self.cost(answer.tokens_in, answer.tokens_out)
-
-    def charge(self, cost: float) -> None:
-        """Count a cost; raises EndpointError if no room is left for the requests in flight."""
-        with self._change:
-            self.spent += cost
-            if cost and self.limit is not None and self.spent + sum(self._reserved) > self.limit:
-                raise EndpointError(self._used_up(max(self._reserved, default=0.0)))
-
-    @contextmanager
-    def reserve(self, most: float) -> Iterator[None]:
-        """Reserve the cost of one request; waits for requests in flight if they may free some."""
-        with self._change:
-            while self.limit is not None and self.spent + sum(self._reserved) + most > self.limit:
-                if not self._reserved:
-                    raise EndpointError(self._used_up(most))
-                self._change.wait()
-            self._reserved.append(most)
-        try:
-            yield
-        finally:
-            with self._change:
-                self._reserved.remove(most)
-                self._change.notify_all()
-
-    def _used_up(self, most: float) -> str:
-        left = f"{self.spent:.4g} is spent and the next request may cost {most:.4g}"
-        return f"engines.budget = {self.limit:g} is used up: {left}. {KEPT}, with a larger budget"

@@ -1,36 +1,41 @@
 """One request over HTTP with retries. Temporary failures are retried; others are one message.
 
-Redirects are not followed, because the key would be sent to the new address. The time limit covers
-the whole request, and the size of an answer is limited (see deadline.py).
+All requests run in one event loop, in a thread of its own. The time limit covers a whole request,
+from the connection to the last byte, so a server that sends byte by byte cannot hold it for ever.
+The size of an answer is limited and it is never decompressed. Redirects are not followed, because
+the key would be sent to the new address.
 """
 
+import asyncio
 import email.utils
-import itertools
+import os
+import ssl
 import threading
 import time
-import urllib.request
-from collections.abc import Callable
-from http.client import HTTPException, HTTPResponse
-from urllib.error import HTTPError, URLError
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import httpx
 
 from mage.config.errors import UserError
-from mage.engines.endpoint.deadline import TooLarge, make_opener
-from mage.engines.endpoint.replies import (
-    BadReply,
-    Reply,
-    parse_json,
-    printable,
-    read_reply,
-    summary,
-)
+from mage.engines.endpoint.answers import printable, summary
 from mage.seeds import derive
 
 LONGEST_WAIT = 60.0  # seconds between attempts by our own rule
 PATIENCE = 600.0  # longest Retry-After that is obeyed, in seconds
 KEPT = "All answers so far are stored: the same command continues from there"
-LARGEST_ANSWER = 16 << 20  # bytes, headers included
+LARGEST_ANSWER = 16 << 20  # bytes
 _TEMPORARY = (408, 409, 425, 429)
 _NO_KEY = "it needs a key: name the environment variable that holds it in engines.key_env"
+_HEADERS = {
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",
+    "Content-Type": "application/json",
+    "User-Agent": "mage",
+}
+Result = TypeVar("Result")
 
 
 class EndpointError(UserError):
@@ -53,124 +58,128 @@ class _Temporary(Exception):
 
 
 class Client:
-    """Posts JSON to one URL from many threads. `stop` ends all waiting, with one reason."""
+    """Posts JSON to one URL. `stop` ends all waiting, with one reason."""
 
     def __init__(self, url: str, key: str, *, timeout: float, retries: int, backoff: float) -> None:
         self.url, self.key = url, key
         self.timeout, self.retries, self.backoff = timeout, retries, backoff
-        self.opener = make_opener(LARGEST_ANSWER)
-        self.reached = False
-        self.retried = 0
-        self._stopped, self._why = threading.Event(), ""
+        self.reached, self.retried = False, 0
+        self.http = httpx.AsyncClient(
+            headers=_HEADERS | ({"Authorization": f"Bearer {key}"} if key else {}),
+            timeout=None,
+            verify=ssl.create_default_context(),  # the certificates of this machine
+            # A kept connection that the server closes would look like a lost request.
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
+        self._stopped, self._why = asyncio.Event(), ""
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=_serve, args=(self.loop,), daemon=True, name="endpoint").start()
+        weakref.finalize(self, self.loop.call_soon_threadsafe, self.loop.stop)
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
+        """Run a coroutine in the event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def stop(self, why: str) -> None:
         """Send no further request; the first reason is reported."""
         self._why = self._why or why
-        self._stopped.set()
+        self.loop.call_soon_threadsafe(self._stopped.set)
 
-    def post(self, body: bytes, seed: int, on_lost: Callable[[], None] = lambda: None) -> Reply:
+    async def post(self, body: bytes, seed: int, on_lost: Callable[[], None]) -> bytes:
         """The answer to one request; `seed` varies the pauses of requests that failed together.
 
         `on_lost` is called after every attempt that was sent and got no answer.
         """
-        for attempt in itertools.count():
-            if self._stopped.is_set():
+        for attempt in range(self.retries + 1):
+            if self._why:
                 raise EndpointError(self._why)
             try:
-                return self._send(body)
+                return await self._send(body)
             except _Temporary as trouble:
                 reason, asked = str(trouble), trouble.wait
                 if trouble.is_lost:
                     on_lost()
-            if attempt == self.retries:
-                raise EndpointError(
-                    f"{self.url}: {reason}, {attempt + 1} times in a row "
-                    f"(engines.retries = {self.retries}). {KEPT}"
-                )
             if asked > PATIENCE:
                 raise EndpointError(
                     f"{self.url}: {reason}, and asks for a pause of {min(asked, 1e9):,.0f} seconds "
                     f"or more. {KEPT}"
                 )
-            self.retried += 1
-            self._stopped.wait(max(asked, self._pause(attempt, seed)))
-        raise AssertionError("itertools.count never ends")
+            if attempt < self.retries:
+                self.retried += 1
+                await self._wait(max(asked, self._pause(attempt, seed)))
+        raise EndpointError(
+            f"{self.url}: {reason}, {self.retries + 1} times in a row "
+            f"(engines.retries = {self.retries}). {KEPT}"
+        )
+
+    def refuse(self, reason: str, data: bytes) -> EndpointError:
+        """The error for an answer that is not a valid chat completion."""
+        return EndpointError(
+            f"{self.url}: {reason}: {self._shown(data)!r}. Check that engines.url ends before "
+            "/chat/completions and that the server is OpenAI-compatible"
+        )
+
+    def clean(self, text: str) -> str:
+        """A text without the key, so that it can be shown."""
+        return text.replace(self.key, "(key)") if self.key else text
+
+    def _shown(self, data: bytes) -> str:
+        return self.clean(summary(data))[:300]
 
     def _pause(self, attempt: int, seed: int) -> float:
         """Exponential: doubles with every attempt, times a factor between 0.5 and 1."""
         jitter = 0.5 + derive(seed, "pause", attempt) / 2**64
         return min(LONGEST_WAIT, self.backoff * 2.0**attempt) * jitter
 
-    def _send(self, body: bytes) -> Reply:
-        headers = {
-            "Content-Type": "application/json",
-            "Accept": "application/json",
-            "User-Agent": "mage",
-        }
-        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+    async def _wait(self, seconds: float) -> None:
+        await asyncio.wait([asyncio.ensure_future(self._stopped.wait())], timeout=seconds)
+
+    async def _send(self, body: bytes) -> bytes:
         try:
-            with self.opener.open(
-                urllib.request.Request(self.url, body, headers), timeout=self.timeout
-            ) as response:
-                self.reached = True
-                text = self._read(response)
-        except HTTPError as error:
-            self.reached = True
-            raise self._refusal(error) from None
-        except TooLarge:
-            raise EndpointError(
-                f"{self.url}: the answer has more than {LARGEST_ANSWER >> 20} MB. {KEPT}"
-            ) from None
-        except (OSError, HTTPException, ValueError) as error:
-            raise self._failure(error) from None
-        return self._parse(text)
-
-    def _read(self, response: HTTPResponse) -> bytes:
-        parts = list[bytes]()
-        while part := response.read1(1 << 16):
-            parts.append(part)
-        if response.length:
-            raise HTTPException(f"the answer ended {response.length} bytes too early")
-        return b"".join(parts)
-
-    def _parse(self, text: bytes) -> Reply:
-        try:
-            reply = read_reply(parse_json(text))
-        except BadReply as error:
-            raise EndpointError(
-                f"{self.url}: {error}: {self._shown(text)!r}. Check that engines.url ends before "
-                "/chat/completions and that the server is OpenAI-compatible"
-            ) from None
-        return Reply(self.clean(reply.text), reply.cut_off, reply.tokens)
-
-    def _failure(self, error: Exception) -> Exception:
-        reason = (
-            error.reason
-            if isinstance(error, URLError) and isinstance(error.reason, OSError)
-            else error
-        )
-        if isinstance(reason, TimeoutError):
+            async with asyncio.timeout(self.timeout):
+                response, data = await self._receive(body)
+        except TimeoutError:
             message = f"no answer within {self.timeout:g} seconds (engines.timeout)"
-            return _Temporary(message, is_lost=True)
-        text = str(getattr(reason, "strerror", None) or reason or type(reason).__name__)
+            raise _Temporary(message, is_lost=True) from None
+        except httpx.TransportError as error:
+            raise self._failure(error) from None
+        if not response.is_success:
+            raise self._refusal(response, self._shown(data))
+        return data
+
+    async def _receive(self, body: bytes) -> tuple[httpx.Response, bytes]:
+        data = bytearray()
+        async with self.http.stream("POST", self.url, content=body) as response:
+            self.reached = True
+            async for part in response.aiter_raw():
+                data += part
+                if len(data) > LARGEST_ANSWER:
+                    raise EndpointError(
+                        f"{self.url}: the answer has more than {LARGEST_ANSWER >> 20} MB. {KEPT}"
+                    )
+        return response, bytes(data)
+
+    def _failure(self, error: BaseException) -> Exception:
+        unsent = isinstance(error, httpx.ConnectError)
+        while cause := error.__cause__ or error.__context__:
+            error = cause  # the first error has the system's own words
+        number = getattr(error, "errno", None) or 0
+        text = os.strerror(number) if number > 0 else str(error) or type(error).__name__
         name = self.clean(" ".join(printable(text).split()))[:300]
         if self.reached:
-            return _Temporary(name, is_lost=True)
-        what = "cannot be reached" if isinstance(reason, OSError) else "gives no valid HTTP answer"
+            return _Temporary(name, is_lost=not unsent)
+        what = "cannot be reached" if unsent else "gives no valid HTTP answer"
         return EndpointError(
             f"{self.url} {what}: {name}. Check that the server runs and engines.url"
         )
 
-    def _refusal(self, error: HTTPError) -> Exception:
-        """The error for a status other than 200."""
-        told = self._shown(_body(error))
-        said = f": {told}" if told else ""
-        if error.code in _TEMPORARY or error.code >= 500:
-            return _Temporary(
-                f"the server answered {error.code}{said}",
-                _wait_asked(error.headers.get("Retry-After", "")),
-            )
-        if error.code == 400 and (
+    def _refusal(self, response: httpx.Response, told: str) -> Exception:
+        """The error for a status of failure."""
+        status, said = response.status_code, f": {told}" if told else ""
+        if status in _TEMPORARY or status >= 500:
+            wait = _wait_asked(response.headers.get("Retry-After", ""))
+            return _Temporary(f"the server answered {status}{said}", wait)
+        if status == 400 and (
             "context_length_exceeded" in told or "maximum context length" in told
         ):
             return TooLong(told)
@@ -179,27 +188,18 @@ class Client:
             401: "the key is wrong" if self.key else _NO_KEY,
             403: "the key does not allow this" if self.key else _NO_KEY,
             404: "check engines.url, and that engines.model is served there",
-        }.get(error.code, "the server does not accept this request")
-        if 300 <= error.code < 400:
-            place = self.clean(printable(str(error.headers.get("Location"))))[:300]
+        }.get(status, "the server does not accept this request")
+        if 300 <= status < 400:
+            place = self.clean(printable(str(response.headers.get("Location"))))[:300]
             advice = f"it redirects to {place}: if that is right, put it into engines.url"
-        return EndpointError(f"{self.url} answered {error.code}{said}; {advice}")
-
-    def _shown(self, body: bytes) -> str:
-        """A server's message in one short line, without the key."""
-        return self.clean(summary(body))[:300]
-
-    def clean(self, text: str) -> str:
-        """A text without the key, so that it can be shown."""
-        return text.replace(self.key, "(key)") if self.key else text
+        return EndpointError(f"{self.url} answered {status}{said}; {advice}")
 
 
-def _body(error: HTTPError) -> bytes:
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
     try:
-        with error:
-            return error.read(1 << 16)
-    except (OSError, HTTPException, ValueError, TooLarge):
-        return b""
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
 def _wait_asked(text: str) -> float:

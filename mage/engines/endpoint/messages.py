@@ -83,7 +83,7 @@ class MessageChat(Chat):
         ).digest()
         number = (int.from_bytes(digest, "little") >> 1) + len(_ROLES) + 1
         kept = self.pieces.setdefault(number, piece)
-        assert kept == piece, "two of a million texts share an id in one of ten million runs"
+        assert kept == piece, f"digest collision: two texts share the id {number}"
         return number
 
 
