@@ -72,9 +72,9 @@ def test_every_folder_of_results_says_how_it_was_made() -> None:
             assert f"| {word}" in text, f"{folder.name}: {word}"
 
 
-def test_success_over_episodes_is_drawn_from_kept_evaluations(tmp_path: Path) -> None:
-    kept = sorted(RESULTS.glob("*/mage_seed*_ten.json"))
-    assert len(kept) == 5
-    draw = runpy.run_path(str(SCRIPTS / "plot_episodes.py"))["main"]
-    draw(tmp_path / "ten.png", [f"{path.stem}={path}" for path in kept])
-    assert (tmp_path / "ten.png").read_bytes().startswith(b"\x89PNG")
+def test_the_pictures_of_the_results_are_drawn_from_the_kept_files(tmp_path: Path) -> None:
+    runpy.run_path(str(SCRIPTS / "draw_results.py"))["draw"](tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["adapts.svg", "mage_and_lamer.svg", "real_models.svg", "worlds.svg"]
+    for name in names:
+        assert (RESULTS.parent / "docs" / "images" / name).is_file()

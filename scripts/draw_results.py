@@ -1,0 +1,178 @@
+"""Draw the pictures of docs/results from results/: `python scripts/draw_results.py [FOLDER [pdf]]`.
+
+Every line has one name on all pictures: "with memory", "without memory", "best learner", "best
+without adapting". Bars and bands are 95 % intervals.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from mage.report.drawing import LIGHT, plot_style
+from mage.run_folder import read_json
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+WITH, WITHOUT, LEARNER, FIXED = (
+    "with memory",
+    "without memory",
+    "best learner",
+    "best without adapting",
+)
+COLOURS = {WITH: LIGHT.after, WITHOUT: LIGHT.emptied, LEARNER: LIGHT.ink, FIXED: LIGHT.quiet}
+Curve = Sequence[dict[str, Any]]  # one estimate an episode: value, low, high
+
+
+def evaluation(path: str) -> dict[str, Any]:
+    found = read_json(RESULTS / path)
+    return dict(found.get("evaluation", found)["overall"])
+
+
+def curve(path: str, measure: str) -> Curve:
+    return [episode[measure] for episode in evaluation(path)["episodes"]]
+
+
+def exact(path: str) -> Curve:
+    """Exact scores of known players: their interval is that of the choice of players, left out."""
+    found = read_json(RESULTS / path)["over_players"]["episodes"]
+    return [{"value": one["value"], "low": one["value"], "high": one["value"]} for one in found]
+
+
+def draw_curve(axes: Axes, name: str, points: Curve, label: str = "") -> None:
+    numbers = range(1, len(points) + 1)
+    value, low, high = ([one[key] for one in points] for key in ("value", "low", "high"))
+    axes.fill_between(numbers, low, high, color=COLOURS[name], alpha=0.16, linewidth=0)
+    style = "-" if name == WITH else "--"
+    axes.plot(numbers, value, style, color=COLOURS[name], marker="o", markersize=5, label=label)
+
+
+def draw_bounds(axes: Axes, fixed: float, learner: Sequence[float | None]) -> None:
+    axes.axhline(fixed, color=COLOURS[FIXED], linewidth=1.2, linestyle=(0, (5, 3)), label=FIXED)
+    for number, height in enumerate(learner, start=1):
+        if height is not None:
+            label = LEARNER if number == len(learner) else ""
+            ends = (number - 0.22, number + 0.22)
+            axes.plot(ends, (height, height), color=COLOURS[LEARNER], linewidth=2, label=label)
+
+
+def finish(axes: Axes, title: str, unit: str, episodes: int, word: str = "episode") -> None:
+    axes.set_title(title, fontsize=11.5)
+    axes.set_ylabel(unit)
+    axes.set_xlabel(word)
+    axes.set_xticks(range(1, episodes + 1))
+    axes.set_xlim(0.6, episodes + 0.4)
+
+
+def against_ceilings(axes: Axes, folder: str, title: str, unit: str, word: str) -> None:
+    place = f"{folder}/evaluations"
+    cell = evaluation(f"{place}/after_test.json")
+    draw_bounds(axes, cell["non_adapting"], [one.get("ceiling") for one in cell["episodes"]])
+    draw_curve(axes, WITH, curve(f"{place}/after_test.json", "score"), WITH)
+    draw_curve(axes, WITHOUT, curve(f"{place}/emptied_test.json", "score"), WITHOUT)
+    finish(axes, title, unit, 3, word)
+
+
+def draw_adapts(panels: Sequence[Axes]) -> None:
+    against_ceilings(
+        panels[0], "demo", "Rock-paper-scissors, new opponents", "score a throw", "episode"
+    )
+    draw_bounds(panels[1], 0.438, [None, None, 0.495])
+    draw_curve(panels[1], WITH, exact("kuhn_random_seed2/exact_test.json"))
+    draw_curve(panels[1], WITHOUT, exact("kuhn_random_seed2/exact_test_emptied.json"))
+    panels[1].set_ylim(0.42, 0.51)
+    finish(panels[1], "Kuhn poker, new players (exact)", "chips a hand", 3, "hand")
+    rooms = "alfworld_three_games/evaluations"
+    draw_curve(panels[2], WITH, curve(f"{rooms}/after_test.json", "success"))
+    draw_curve(panels[2], WITHOUT, curve(f"{rooms}/emptied_test.json", "success"))
+    panels[2].set_ylim(0.4, 0.9)
+    finish(panels[2], "ALFWorld rooms, small model", "share of games won", 3, "game")
+
+
+def draw_real_models(panels: Sequence[Axes]) -> None:
+    titles = {
+        "smollm2_rps": ("Rock-paper-scissors, history", "score a throw", "episode"),
+        "smollm2_rps_reflections": ("The same, reflections only", "score a throw", "episode"),
+        "smollm2_kuhn_poker_seed1": ("Kuhn poker, three styles", "chips a hand", "hand"),
+    }
+    for axes, (folder, (title, unit, word)) in zip(panels, titles.items(), strict=True):
+        against_ceilings(axes, folder, title, unit, word)
+    for axes in panels[:2]:
+        axes.set_ylim(0.22, 0.56)
+
+
+def draw_worlds(panels: Sequence[Axes]) -> None:
+    shown = {
+        "ALFWorld (seed 2)": "smollm2_alfworld_methods/mage_seed2",
+        "WebShop (seed 0)": "smollm2_webshop_loss/mage_seed0",
+        "Sokoban (seed 1)": "smollm2_sokoban_long/mage_seed1",
+    }
+    for axes, (title, stem) in zip(panels, shown.items(), strict=True):
+        draw_curve(axes, WITH, curve(f"{stem}_ten.json", "success"), WITH)
+        control = curve(f"{stem}_test_emptied.json", "success")
+        draw_curve(axes, WITHOUT, control, f"{WITHOUT} (three episodes played)")
+        axes.set_ylim(0.25, 1.0)
+        finish(axes, title, "share of tasks won", 10)
+
+
+METHODS = {"grpo": "GRPO", "gigpo": "GiGPO", "lamer": "LaMer", "mage": "MAGE", "final": "final"}
+
+
+def draw_methods(panels: Sequence[Axes]) -> None:
+    returns = read_json(RESULTS / "returns_small" / "returns.json")["results"]
+    table = read_json(RESULTS / "table1_small" / "table1.json")["results"]
+    titles = (
+        ("Rock-paper-scissors, new opponents", "score a throw", 0.286),
+        ("Kuhn poker, three styles", "chips a hand", 0.125),
+        ("Tic-Tac-Toe", "share of games won", None),
+    )
+    for axes, found, (title, unit, fixed) in zip(panels, [*returns, *table], titles, strict=True):
+        arms = {arm["label"]: arm for arm in found["arms"] if arm["label"] in METHODS}
+        names = [name for name in METHODS if name in arms]
+        for place, name in enumerate(names):
+            one = arms[name]["episodes"][-1][found["measure"]]
+            colour = LIGHT.after if name in ("mage", "lamer") else LIGHT.before
+            axes.plot([place] * 2, [one["low"], one["high"]], color=colour, linewidth=2.5)
+            axes.plot(place, one["value"], "o", color=colour, markersize=8)
+        if fixed is not None:
+            axes.axhline(
+                fixed, color=COLOURS[FIXED], linewidth=1.2, linestyle=(0, (5, 3)), label=FIXED
+            )
+        axes.set_xticks(range(len(names)), [METHODS[name] for name in names])
+        axes.set_xlim(-0.6, len(names) - 0.4)
+        axes.set_title(title, fontsize=11.5)
+        axes.set_ylabel(f"{unit}, third episode")
+
+
+PICTURES: dict[str, Callable[[Sequence[Axes]], None]] = {
+    "adapts": draw_adapts,
+    "mage_and_lamer": draw_methods,
+    "real_models": draw_real_models,
+    "worlds": draw_worlds,
+}
+
+
+def draw(folder: Path, kind: str = "svg") -> None:
+    """Write every picture; an SVG has the same bytes each time."""
+    style = plot_style(LIGHT) | {"svg.hashsalt": "mage"}
+    for name, panels in PICTURES.items():
+        with mpl.rc_context(style):
+            figure = Figure(figsize=(12, 4.2))
+            FigureCanvasAgg(figure)
+            axes = figure.subplots(1, 3)
+            panels(axes)
+            figure.tight_layout(rect=(0, 0.09, 1, 1), w_pad=2.5)
+            handles, labels = axes[0].get_legend_handles_labels()
+            figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
+            figure.savefig(
+                folder / f"{name}.{kind}", metadata={"Date": None} if kind == "svg" else None
+            )
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images", *sys.argv[2:])
