@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from mage.ranks import processes as child_processes
 
@@ -30,7 +30,9 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
 )
 
 # A slow example is not a failure: every test has a time-out of its own.
-settings.register_profile("mage", deadline=None, max_examples=30)
+settings.register_profile(
+    "mage", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("mage")
 
 

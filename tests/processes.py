@@ -16,7 +16,7 @@ from typing import Any
 from mage.cli.main import main
 from mage.ranks import processes as child_processes
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.trainer import Trainer, train
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -39,12 +39,13 @@ def start_mage(
     log: Path,
     environment: Mapping[str, str] | None = None,
     ranks: str = "fork",
+    prepare: Callable[[], None] | None = None,
 ) -> BaseProcess:
     """Start `mage WORDS` in a folder and in a session of its own; its output goes to `log`.
 
-    `ranks` is how the process starts other ranks.
+    `ranks` is how the process starts other ranks. It calls `prepare` first.
     """
-    return start(_run_mage, list(words), folder, log, dict(environment or {}), ranks)
+    return start(_run_mage, list(words), folder, log, dict(environment or {}), ranks, prepare)
 
 
 def start_torchrun(
@@ -59,6 +60,23 @@ def start_torchrun(
     Each writes a file `rank-N-PID`, with its exit code at the end.
     """
     return start(_run_torchrun, list(words), folder, log, restarts, prepare)
+
+
+def signal_in_update(update: int, rank: int, number: int, group: bool = False) -> None:
+    """In a process that trains: its rank gets a signal when an update begins.
+
+    So the moment does not depend on the speed of a process that watches it. `group`: all processes
+    of its group get it, as after Ctrl-C. Each rank first writes a file `pid-RANK`.
+    """
+    whole = Trainer._update
+
+    def begin(trainer: Trainer) -> None:
+        Path(f"pid-{trainer.ranks.rank}").write_text(str(os.getpid()))
+        if (trainer.done + 1, trainer.ranks.rank) == (update, rank):
+            (os.killpg if group else os.kill)(os.getpgid(0) if group else os.getpid(), number)
+        whole(trainer)
+
+    Trainer._update = begin  # type: ignore[method-assign]
 
 
 def start_python(program: str, folder: Path, log: Path) -> BaseProcess:
@@ -84,13 +102,20 @@ def _train(path: Path) -> None:
 
 
 def _run_mage(
-    words: list[str], folder: Path, log: Path, environment: dict[str, str], ranks: str
+    words: list[str],
+    folder: Path,
+    log: Path,
+    environment: dict[str, str],
+    ranks: str,
+    prepare: Callable[[], None] | None,
 ) -> None:
     os.setsid()
     os.environ.update(environment)
     child_processes.START_METHOD = ranks
     _redirect(folder, log)
     sys.argv = ["mage", *words]
+    if prepare is not None:
+        prepare()
     main()
 
 

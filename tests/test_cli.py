@@ -10,14 +10,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import start_mage, wait
+from processes import signal_in_update, start_mage, wait
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -218,12 +218,8 @@ def test_a_run_resumed_after_sigterm_ends_with_the_same_metrics(
 ) -> None:
     log = tmp_path / "log"
     words = ["train", str(place / "small.toml"), "--runs", str(tmp_path)]
-    process = start_mage(words, tmp_path, log)
-    while not (log.is_file() and "before (final test)" in log.read_text()):
-        assert process.is_alive(), log.read_text()
-        time.sleep(0.01)
-    os.kill(process.pid or 0, signal.SIGTERM)
-    code, told = wait(process), log.read_text()
+    prepare = partial(signal_in_update, 1, 0, signal.SIGTERM)
+    code, told = wait(start_mage(words, tmp_path, log, prepare=prepare)), log.read_text()
     assert code == 130, told
     assert f"mage train --resume {tmp_path / 'small-1'}" in told
     assert not (tmp_path / "small-1" / "summary.json").exists()

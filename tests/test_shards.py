@@ -1,12 +1,14 @@
 """Evaluation in shards: a kill loses at most one shard; stored rows equal played ones."""
 
 import json
-import time
+import os
+import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import start as start_process
 from processes import start_training, wait
 from toys import scripted_agent
 
@@ -25,8 +27,9 @@ from mage.ranks.ranks import Ranks
 from mage.ranks.stop import StopRequest
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import Trainer
+from mage.training.trainer import Trainer, train
 from mage.types import MetaEpisode, Task
+from tests.torture.processes import count_operations
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 TASKS = [Task("kuhn_poker", seed, seed % 2, "aggressive", "test") for seed in range(300)]
@@ -187,18 +190,23 @@ def start(path: Path) -> RunFolder:
     return RunFolder.create(path, build_recipe(tables))
 
 
+def train_until_two_shards(path: Path, shards: Path) -> None:
+    def check(number: int, name: str) -> None:
+        if shards.is_file() and shards.read_bytes().count(b"\n") == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    count_operations(shards.parent, check)
+    train(path, Callback(), lambda: False)
+
+
 @pytest.mark.e2e
 def test_a_killed_and_resumed_run_without_training_has_the_rows_of_an_unkilled_one(
     tmp_path: Path,
 ) -> None:
     whole, killed = (start(tmp_path / name) for name in "ab")
     assert wait(start_training(whole.path)) == 0
-    process, shards = start_training(killed.path), killed.shards("after_test")
-    while process.is_alive() and not (shards.is_file() and shards.read_bytes().count(b"\n") >= 2):
-        time.sleep(0.005)
-    process.kill()
-    wait(process)
-    assert not (killed.path / "summary.json").exists(), "the kill must come before the end"
+    shards = killed.shards("after_test")
+    assert wait(start_process(train_until_two_shards, killed.path, shards)) == -signal.SIGKILL
     assert wait(start_training(killed.path)) == 0
     name = Path("evaluations") / "after_test.tasks.jsonl"
     assert (killed.path / name).read_text() == (whole.path / name).read_text()

@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from processes import start_mage, start_torchrun, wait
+from processes import signal_in_update, start_mage, start_torchrun, wait
 
 from mage.config.loading import load_recipe
 from mage.ranks.ranks import Ranks
@@ -75,10 +75,12 @@ def whole(place: Path) -> RunFolder:
     return RunFolder.open(place / "runs" / "whole")
 
 
-def start(place: Path, name: str, ranks: str = "fork") -> BaseProcess:
+def start(
+    place: Path, name: str, ranks: str = "fork", prepare: Callable[[], None] | None = None
+) -> BaseProcess:
     """A run of two workers."""
     words = ["train", "tiny.toml", f"--run.name={name}"]
-    return start_mage(words, place, place / f"{name}.log", ranks=ranks)
+    return start_mage(words, place, place / f"{name}.log", ranks=ranks, prepare=prepare)
 
 
 def wait_until(condition: Callable[[], bool], runs: Callable[[], bool]) -> None:
@@ -97,40 +99,34 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in path.read_text().split()]
 
 
-def ranks_of(place: Path) -> dict[int, int]:
-    """The live processes of a torchrun job, by rank."""
-    found = (path.name.split("-")[1:] for path in place.glob("rank-*"))
-    return {int(rank): int(pid) for rank, pid in found if is_alive(int(pid))}
-
-
 def all_end(started: Sequence[int]) -> bool:
-    """Whether nothing that a run has started is left after a while."""
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, started)) and time.monotonic() < deadline:
+    """Whether all that a run has started ends; the time-out of the test ends this otherwise."""
+    while any(map(is_alive, started)):
         time.sleep(0.1)
-    return not any(map(is_alive, started))
+    return True
+
+
+def pids_of(place: Path) -> list[int]:
+    """The processes that have begun an update."""
+    return [int(path.read_text()) for path in place.glob("pid-*")]
+
+
+def die_twice() -> None:
+    """Rank 0 is killed in update 2, and rank 1 of the restarted run in update 3."""
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if attempt < 2:
+        signal_in_update(attempt + 2, attempt, signal.SIGKILL)
 
 
 def test_torchrun_restarts_after_killed_ranks_and_equals_spawned_workers(
-    place: Path, whole: RunFolder
+    tmp_path: Path, whole: RunFolder
 ) -> None:
-    """Rank 0 is killed after the first update and rank 1 of the restarted run after the second."""
-    log = place / "killed.log"
-    process = start_torchrun(["train", "tiny.toml", "--run.name=killed"], place, log, restarts=2)
-    ended: set[int] = set()
-
-    def is_training(update: int) -> bool:
-        running = set(ranks_of(place).values())
-        return len(running - ended) == 2 and updates(place, "killed") >= update
-
-    for rank in (0, 1):
-        wait_until(partial(is_training, rank + 1), process.is_alive)
-        ranks = ranks_of(place)
-        ended |= set(ranks.values())
-        os.kill(ranks[rank], signal.SIGKILL)
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    words, log = ["train", "tiny.toml", "--run.name=killed"], tmp_path / "log"
+    process = start_torchrun(words, tmp_path, log, restarts=2, prepare=die_twice)
     assert wait(process) == 0, log.read_text()
-    assert all_end(list(ended))
-    run = RunFolder.open(place / "runs" / "killed")
+    assert all_end(pids_of(tmp_path))
+    run = RunFolder.open(tmp_path / "runs" / "killed")
     assert run.metrics() == whole.metrics()
     weights = Path("checkpoints") / "update_000004" / "model.safetensors"
     assert (run.path / weights).read_bytes() == (whole.path / weights).read_bytes()
@@ -144,7 +140,7 @@ def test_a_stop_of_torchrun_is_no_error_of_a_rank(tmp_path: Path) -> None:
     process = start_torchrun(words, tmp_path, tmp_path / "log")
     try:
         wait_until(lambda: updates(tmp_path, "long") >= 1, process.is_alive)
-        ranks = list(ranks_of(tmp_path).values())
+        ranks = [int(path.name.split("-")[2]) for path in tmp_path.glob("rank-*")]
         process.terminate()
         wait(process)
     finally:
@@ -156,24 +152,16 @@ def test_a_stop_of_torchrun_is_no_error_of_a_rank(tmp_path: Path) -> None:
     assert "mage: " not in log
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_or_killed_run_is_resumed_and_equals_one_that_was_not(
     place: Path, whole: RunFolder, number: signal.Signals
 ) -> None:
     """SIGINT reaches all processes, as Ctrl-C does. SIGKILL ends the first one only."""
-    name = f"stopped_{number.name}"
-    process = start(place, name)
-    wait_until(lambda: updates(place, name) >= 1, process.is_alive)
-    assert process.pid is not None
-    started = children(process.pid)
-    if number == signal.SIGKILL:
-        process.kill()
-        assert wait(process) == -signal.SIGKILL
-    else:
-        os.killpg(process.pid, number)
-        assert wait(process) == 130
-    assert all_end(started)
+    name, is_killed = f"stopped_{number.name}", number == signal.SIGKILL
+    prepare = partial(signal_in_update, 2, 0, number, group=not is_killed)
+    process = start(place, name, prepare=prepare)
+    assert wait(process) == (-signal.SIGKILL if is_killed else 130)
+    assert all_end(pids_of(place))
     log = place / f"{name}.log"
     assert ("Stopped. The run is saved." in log.read_text()) == (number == signal.SIGINT)
     assert "Traceback" not in log.read_text()
@@ -199,15 +187,10 @@ def test_ctrl_c_while_workers_start_ends_all_of_them(place: Path) -> None:
     assert "Traceback" not in (place / "early.log").read_text()
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_a_killed_worker_ends_the_run_with_one_message(place: Path) -> None:
-    process = start(place, "lost")
-    wait_until(lambda: updates(place, "lost") >= 1, process.is_alive)
-    assert process.pid is not None
-    started = children(process.pid)
-    os.kill(max(started), signal.SIGKILL)
-    assert wait(process) == 2
-    assert all_end(started)
+    prepare = partial(signal_in_update, 2, 1, signal.SIGKILL)
+    assert wait(start(place, "lost", prepare=prepare)) == 2
+    assert all_end(pids_of(place))
     log = (place / "lost.log").read_text()
     assert "mage: rank 1 on " in log
     assert "update 1: learn" in log, "the last lines of its log"

@@ -23,7 +23,7 @@ from mage.config.errors import DeviceError, UserError
 Item = TypeVar("Item")
 _BUCKET = 2**23  # values that travel in one message: 32 MB in float32
 _SHORT, _LONG = 5e-5, 2e-3  # seconds between two looks at a message that has not arrived
-_EXPLAIN = 3.0  # seconds to find out which rank is lost
+_EXPLAIN = 30.0  # seconds to find out which rank is lost; a busy machine needs some
 
 
 class RanksStopped(Exception):
