@@ -33,13 +33,11 @@ from typing import Any
 SCRIPT = Path(__file__).resolve()
 FORMAT = 2
 LARGE = {"results": "results/", "adapters": "mage/models/shipped/adapters/"}
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
 OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}  # glibc 2.17 and so on
-SYSTEMS = {"win": ("Windows", "win32"), "macosx": ("Darwin", "darwin"), "": ("Linux", "linux")}
 Manifest = dict[str, Any]
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """A user error or a missing file; the message says what to do."""
 
 
@@ -58,32 +56,33 @@ class Host:
 
     def markers(self) -> dict[str, str]:
         """Its environment markers (PEP 508)."""
-        tag = self.platforms[0]
-        system, name = next(both for start, both in SYSTEMS.items() if tag.startswith(start))
-        machine = re.search(r"(x86_64|aarch64|arm64|amd64|ppc64le|s390x)$", tag)
         return {
             "python_version": self.python,
             "python_full_version": f"{self.python}.0",
-            "platform_system": system,
-            "sys_platform": name,
-            "platform_machine": machine[1].replace("amd", "AMD") if machine else "",
-            "os_name": "nt" if name == "win32" else "posix",
+            "platform_system": "Linux",
+            "sys_platform": "linux",
+            "platform_machine": _split_tag(self.platforms[0])[1],
+            "os_name": "posix",
         }
 
 
-def platforms_below(given: Iterable[str]) -> list[str]:
-    """All tags that a host with these tags accepts: wheels for an older glibc work too."""
-    found: dict[str, None] = {}
-    for tag in given:
-        found[tag] = None
-        old = next((minor for minor, name in OLD_NAMES.items() if tag.startswith(name)), 0)
-        new = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", tag)
-        newest, machine = (int(new[1]), new[2]) if new else (old, tag.partition("_")[2])
-        for minor in range(newest, 4, -1):
-            found[f"manylinux_2_{minor}_{machine}"] = None
-            if minor in OLD_NAMES:
-                found[f"{OLD_NAMES[minor]}_{machine}"] = None
-    return list(found)
+def platforms_below(tag: str) -> list[str]:
+    """All tags that a host with this tag accepts: wheels for an older glibc work too."""
+    newest, machine = _split_tag(tag)
+    minors = range(newest, 4, -1)
+    tags = [[f"manylinux_2_{minor}", OLD_NAMES.get(minor)] for minor in minors]
+    return [f"{name}_{machine}" for names in tags for name in names if name]
+
+
+def _split_tag(tag: str) -> tuple[int, str]:
+    """The minor version of glibc 2, and the machine."""
+    found = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", tag)
+    if found is None:
+        raise UsageError(
+            f"--platform {tag} is not valid. Write manylinux_2_N_MACHINE for a host with glibc 2.N "
+            "or newer, as in manylinux_2_28_x86_64 or manylinux_2_28_aarch64."
+        )
+    return int(found[1]), found[2]
 
 
 def read_pins(path: Path) -> dict[str, str]:
@@ -151,9 +150,8 @@ def _run_pip(requirements: list[str], folder: Path, host: Host) -> None:
     if done.returncode and missing:
         raise UsageError(
             f"there is no wheel of {missing[1]} for Python {host.python} on {host.platforms[0]}. "
-            "Add a newer --platform (for example manylinux_2_28_x86_64), change its version in "
-            f"constraints.txt, or leave it out with --without {re.split('[=<>!~]', missing[1])[0]} "
-            "if the host has it."
+            "Name a newer --platform, change its version in constraints.txt, or leave it out with "
+            f"--without {re.split('[=<>!~]', missing[1])[0]} if the host has it."
         )
     if done.returncode:
         raise UsageError(f"pip could not download the wheels:\n{done.stderr.strip()}")
@@ -169,9 +167,6 @@ def _pip(*words: str) -> subprocess.CompletedProcess[str]:
 
 def pack(given: argparse.Namespace) -> None:
     """Write a pack into a new folder."""
-    size = parse_size(given.part_size)
-    if not re.fullmatch(r"3\.\d+", given.python):
-        raise UsageError(f"--python {given.python} is not valid. Write a version such as 3.12.")
     if given.out.exists():
         raise UsageError(f"--out {given.out} exists already. Choose a new folder or remove it.")
     project = tomllib.loads((given.project / "pyproject.toml").read_text())["project"]
@@ -179,7 +174,11 @@ def pack(given: argparse.Namespace) -> None:
     without = frozenset(_canonical(name) for name in given.without.split(",") if name)
     pins = read_pins(given.project / "constraints.txt")
     host = Host(given.python, platforms_below(given.platform), without, pins)
-    model = _find_model(given.model) if given.model else None
+    model = None
+    if given.model:
+        from mage.models.base import find_model
+
+        model = Path(find_model(given.model)).resolve()
     files = list(_project_files(given.project, given.include.split(",")))
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=given.out.parent, prefix=f".{given.out.name}.") as beside:
@@ -195,37 +194,14 @@ def pack(given: argparse.Namespace) -> None:
             "model": model.name if model else None,
             "left_to_the_host": sorted(host.left_out),
             "wheels": wheels,
-            "parts": write_parts(files, made, size),
+            "parts": write_parts(files, made, given.part_mb * 10**6),
         }
         (made / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
         shutil.copyfile(SCRIPT, made / SCRIPT.name)
         made.rename(given.out)
     total = sum(part["bytes"] for part in manifest["parts"]) / 1e6
     print(f"{len(wheels)} wheels, {len(manifest['parts'])} parts, {total:,.1f} MB: {given.out}")
-    if unused := ",".join(sorted(without - host.left_out)):
-        print(f"note: --without {unused} had no effect: nothing needs it")
     print(f"on the host: python{given.python} {SCRIPT.name} unpack FOLDER --to TARGET")
-
-
-def parse_size(text: str) -> int:
-    """Bytes: `60MB` is 60 million, `64MiB` is 64 x 2^20."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    size = int(float(found[1]) * UNITS.get(found[2].upper(), 0)) if found else 0
-    if size < 1:
-        raise UsageError(
-            f"--part-size {text} is not valid. Write a number and B, kB, MB, GB, MiB or GiB, "
-            "as in 60MB."
-        )
-    return size
-
-
-def _find_model(name: str) -> Path:
-    from mage.models.base import find_model
-
-    try:
-        return Path(find_model(name)).resolve()
-    except ValueError as error:
-        raise UsageError(f"--model {name}: {error}") from None
 
 
 def _project_files(project: Path, included: list[str]) -> Iterator[tuple[str, Path]]:
@@ -309,9 +285,8 @@ def _fault_of(path: Path, part: dict[str, Any]) -> str | None:
         return "missing"
     if (size := path.stat().st_size) != part["bytes"]:
         return f"broken: {size:,} bytes instead of {part['bytes']:,}"
-    return (
-        None if _digest(path) == part["sha256"] else "broken: its SHA-256 is not that of the pack"
-    )
+    is_same = _digest(path) == part["sha256"]
+    return None if is_same else "broken: its SHA-256 is not that of the pack"
 
 
 def unpack(given: argparse.Namespace) -> None:
@@ -328,7 +303,8 @@ def unpack(given: argparse.Namespace) -> None:
     check(given)
     extract([given.folder / part["name"] for part in manifest["parts"]], target)
     _install(target)
-    _try(_write_settings(target), manifest, target)
+    _write_settings(target)
+    _try(manifest, target)
     option = f" --model.path={manifest['model']}" if manifest["model"] else ""
     print(f"ready: . {target / 'env.sh'}; mage train demo{option}")
 
@@ -353,45 +329,36 @@ def _install(target: Path) -> None:
     if not wheels:
         return
     done = _pip("install", "--no-index", "--no-deps", "--target", str(target / "site"), *wheels)
-    if done.returncode and "No module named pip" in done.stderr:
-        raise UsageError(
-            f"this Python has no pip. Run {sys.executable} -m ensurepip, or install the pip "
-            "package of your system."
-        )
     if done.returncode:
-        raise UsageError(f"the wheels could not be installed:\n{done.stderr.strip()}")
+        raise UsageError(f"pip could not install the wheels:\n{done.stderr.strip()}")
     shutil.rmtree(target / "wheels")
 
 
-def _write_settings(target: Path) -> dict[str, str]:
-    """Write `env.sh` and the command `mage`; the same settings for a process."""
-    paths, models = f"{target / 'site'}{os.pathsep}{target / 'project'}", str(target / "models")
+def _write_settings(target: Path) -> None:
+    """Write `env.sh`, and the command `mage` that it puts on the path."""
+    paths = f"{target / 'site'}{os.pathsep}{target / 'project'}"
     (target / "env.sh").write_text(
         "# In a shell: . env.sh, then mage ...\n"
         f'export PYTHONPATH="{paths}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
-        f'export MAGE_MODELS="{models}"\nexport PATH="{target / "bin"}:$PATH"\n'
+        f'export MAGE_MODELS="{target / "models"}"\nexport PATH="{target / "bin"}:$PATH"\n'
     )
     (target / "bin").mkdir()
     command = target / "bin" / "mage"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mage "$@"\n')
     command.chmod(0o755)
-    before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([paths, *before]), "MAGE_MODELS": models}
 
 
-def _try(settings: dict[str, str], manifest: Manifest, target: Path) -> None:
+def _try(manifest: Manifest, target: Path) -> None:
     """Print the version, and play random games of an environment."""
-    for words in (["--version"], ["check", "kuhn_poker"]):
-        command = [sys.executable, "-m", "mage", *words]
-        done = subprocess.run(command, env=settings, cwd=target, capture_output=True, text=True)
-        told = (done.stderr if done.returncode else done.stdout).strip() or "ok"
+    for words in ("--version", "check kuhn_poker"):
+        shell = ["sh", "-c", f". ./env.sh; mage {words}"]
+        done = subprocess.run(shell, cwd=target, capture_output=True, text=True)
+        lines = (done.stderr if done.returncode else done.stdout).strip().splitlines() or ["ok"]
+        needed = ", ".join(manifest["left_to_the_host"])
         if done.returncode:
-            needed = ", ".join(manifest["left_to_the_host"])
-            raise UsageError(
-                "\n".join([f"mage {' '.join(words)} failed:", *told.splitlines()[-5:]])
-                + (f"\nThe host must have these packages: {needed}." if needed else "")
-            )
-        print(f"mage {' '.join(words)}: {told.splitlines()[-1]}")
+            lines += [f"The host must have these packages: {needed}."] if needed else []
+            raise UsageError("\n".join([f"mage {words} failed:", *lines[-6:]]))
+        print(f"mage {words}: {lines[-1]}")
 
 
 # --- The command
@@ -406,12 +373,12 @@ def read_arguments(words: list[str] | None) -> argparse.Namespace:
     packing.set_defaults(task=pack)
     add = packing.add_argument
     add("--python", required=True, metavar="X.Y", help="the host's Python, as in 3.12")
-    add("--platform", required=True, action="append", metavar="TAG", help="a wheel tag of the host")
+    add("--platform", required=True, metavar="TAG", help="as in manylinux_2_28_x86_64")
     add("--out", required=True, type=Path, metavar="FOLDER", help="a folder that does not exist")
     add("--model", metavar="NAME|FOLDER", help="a model of `mage model list`, or a folder")
     add("--without", default="", metavar="NAME,...", help="packages that the host has already")
     add("--include", default="", metavar="NAME,...", help=f"also pack {' and '.join(LARGE)}")
-    add("--part-size", default="1GB", metavar="SIZE", help="largest part, as in 60MB")
+    add("--part-mb", type=int, default=1000, metavar="N", help="megabytes of a part")
     add("--project", type=Path, default=SCRIPT.parent.parent, help=argparse.SUPPRESS)
     for task, parsed in ((check, checking), (unpack, unpacking)):
         parsed.set_defaults(task=task)
@@ -424,7 +391,7 @@ def main(words: list[str] | None = None) -> int:
     given = read_arguments(words)
     try:
         given.task(given)
-    except (UsageError, OSError) as mistake:
+    except (ValueError, OSError) as mistake:
         print(f"offline: {mistake}", file=sys.stderr)
         return 2
     return 0

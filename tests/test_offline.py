@@ -22,6 +22,7 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 COMPILED = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 MACHINE = platform.machine()
 TAG = f"manylinux_2_28_{MACHINE}"
+PART, SMALL = 1_000_000, ("--part-mb", "1")
 
 sys.path.insert(0, str(SCRIPTS))
 import offline  # noqa: E402
@@ -75,7 +76,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (model := tmp_path / "models" / "tiny").mkdir(parents=True)
     (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(bytes(range(256)) * 40)
+    (model / "model.safetensors").write_bytes(bytes(range(256)) * 12_000)
     for name, value in (
         ("PIP_NO_INDEX", "1"),
         ("PIP_FIND_LINKS", str(wheels)),
@@ -107,11 +108,11 @@ def unpack(*words: str | Path, task: str = "unpack") -> subprocess.CompletedProc
 
 @pytest.mark.e2e
 def test_a_pack_in_parts_is_unpacked_installed_and_tested(world: Path) -> None:
-    folder = pack(world, "--model", str(world / "models" / "tiny"), "--part-size", "4kB")
+    folder = pack(world, "--model", str(world / "models" / "tiny"), *SMALL)
     manifest = json.loads((folder / "manifest.json").read_text())
     sizes = [part["bytes"] for part in manifest["parts"]]
     assert len(sizes) > 2
-    assert set(sizes[:-1]) == {4000}
+    assert set(sizes[:-1]) == {PART}
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         ["manifest.json", "offline.py", *(part["name"] for part in manifest["parts"])]
     )
@@ -124,7 +125,7 @@ def test_a_pack_in_parts_is_unpacked_installed_and_tested(world: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "mage 1.0 1.5 --version" in done.stdout
     assert "mage 1.0 1.5 check kuhn_poker" in done.stdout
-    assert (world / "host/models/tiny/model.safetensors").read_bytes() == bytes(range(256)) * 40
+    assert (world / "host/models/tiny/model.safetensors").read_bytes() == bytes(range(256)) * 12_000
     assert not (world / "host/project/untracked").exists()
     assert not (world / "host/project/results").exists(), "left out unless it is asked for"
     assert (world / "host/project/link.txt").read_text() == "large", "the file that a link names"
@@ -140,7 +141,7 @@ def test_a_pack_in_parts_is_unpacked_installed_and_tested(world: Path) -> None:
 
 @pytest.mark.e2e
 def test_missing_and_broken_parts_are_listed_before_unpacking(world: Path) -> None:
-    folder = pack(world, "--part-size", "4kB")
+    folder = pack(world, "--model", str(world / "models" / "tiny"), *SMALL)
     (folder / "offline.tar.000").unlink()
     (folder / "offline.tar.001").write_bytes(b"short")
     third = bytearray((folder / "offline.tar.002").read_bytes())
@@ -149,7 +150,7 @@ def test_missing_and_broken_parts_are_listed_before_unpacking(world: Path) -> No
     for done in (unpack(folder, "--to", world / "host"), unpack(folder, task="check")):
         assert done.returncode == 2
         assert "offline.tar.000 is missing" in done.stderr
-        assert "offline.tar.001 is broken: 5 bytes instead of 4,000" in done.stderr
+        assert f"offline.tar.001 is broken: 5 bytes instead of {PART:,}" in done.stderr
         assert "offline.tar.002 is broken: its SHA-256 is not that of the pack" in done.stderr
         assert f"Copy these from the pack into {folder}" in done.stderr
     assert not (world / "host").exists()
@@ -191,7 +192,7 @@ def test_missing_packages_of_the_host_are_reported(world: Path) -> None:
 
 def test_a_newer_glibc_accepts_wheels_of_older_ones() -> None:
     """PEP 600: manylinux2014 is glibc 2.17, manylinux2010 2.12, manylinux1 2.5."""
-    tags = offline.platforms_below(["manylinux_2_18_x86_64"])
+    tags = offline.platforms_below("manylinux_2_18_x86_64")
     assert tags[:4] == [
         "manylinux_2_18_x86_64",
         "manylinux_2_17_x86_64",
@@ -199,21 +200,8 @@ def test_a_newer_glibc_accepts_wheels_of_older_ones() -> None:
         "manylinux_2_16_x86_64",
     ]
     assert {"manylinux2010_x86_64", "manylinux1_x86_64"} < set(tags)
-    assert "manylinux_2_17_aarch64" in offline.platforms_below(["manylinux2014_aarch64"])
-    assert offline.platforms_below(["macosx_11_0_arm64"]) == ["macosx_11_0_arm64"]
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("60MB", 60_000_000), ("1.5 kB", 1500), ("64MiB", 64 * 2**20), ("12", 12)]
-)
-def test_sizes_with_units_are_read(text: str, size: int) -> None:
-    assert offline.parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "MB", "60 parsecs", "0MB", "-1MB"])
-def test_an_invalid_size_is_refused(text: str) -> None:
-    with pytest.raises(offline.UsageError, match="--part-size"):
-        offline.parse_size(text)
+    with pytest.raises(offline.UsageError, match="--platform win_amd64 is not valid"):
+        offline.platforms_below("win_amd64")
 
 
 @pytest.mark.parametrize(
@@ -251,8 +239,6 @@ def test_wheels_are_chosen_by_the_conditions_of_the_host_not_of_this_machine() -
     assert is_needed('python_version >= "3.12" and os_name == "posix"')
     assert not is_needed('platform_machine == "aarch64"')
     assert not is_needed('python_version < "3.12"')
-    windows = offline.Host("3.12", ["win_amd64"], frozenset(), {}).markers()
-    assert (windows["platform_machine"], windows["sys_platform"]) == ("AMD64", "win32")
 
 
 @pytest.mark.e2e
@@ -264,7 +250,7 @@ def test_this_checkout_is_packed_unpacked_and_trains_two_updates(tmp_path: Path)
     needed = [*project["dependencies"], *project["optional-dependencies"]["gguf"]]
     names = ",".join(re.split("[<>=~! ]", text)[0] for text in needed)
     pack = ["pack", "--python", PYTHON, "--platform", TAG, "--out", str(tmp_path / "pack")]
-    assert offline.main([*pack, "--without", names, "--part-size", "5MB"]) == 0
+    assert offline.main([*pack, "--without", names, "--part-mb", "5"]) == 0
     done = unpack(tmp_path / "pack", "--to", tmp_path / "host")
     assert done.returncode == 0, done.stderr
     links = [path for path in (tmp_path / "host").rglob("*") if path.is_symlink()]
