@@ -24,6 +24,7 @@ from mage.agent.agent import CLOSE
 from mage.agent.chat import Chat
 from mage.engines.base import Engine, PendingSample, run
 from mage.engines.local import LocalEngine
+from mage.models.base import model_folder
 from mage.models.loading import load_model
 from mage.play import play_meta_episode
 from mage.seeds import derive
@@ -171,7 +172,7 @@ def _measure_case(game: str, keep: str, groups: int, rounds: int) -> list[Compar
     parts = build_components(make_recipe(game, keep, groups))
     conversations = record(parts)
     model = load_model(
-        parts.recipe.model_folder(), parts.recipe.model.dtype, parts.recipe.run.device
+        model_folder(parts.recipe), parts.recipe.model.dtype, parts.recipe.run.device
     )
     ordered = in_order_of_length(conversations, len(conversations))
     turns, full = (

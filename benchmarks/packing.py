@@ -13,6 +13,7 @@ from mage.config.recipe import Recipe
 from mage.learn.learner import Learner
 from mage.learn.pack.tries import prepare
 from mage.learn.update_metrics import Metrics
+from mage.models.base import model_folder
 from mage.models.loading import load_model
 from mage.types import Sample
 
@@ -54,9 +55,7 @@ def _learner(recipe: Recipe, packed: bool) -> Learner:
     options = recipe.learn.model_copy(
         update={"packed": packed, "micro_tokens": MICRO_TOKENS[packed]}
     )
-    return Learner(
-        load_model(recipe.model_folder(), recipe.model.dtype, recipe.run.device), options
-    )
+    return Learner(load_model(model_folder(recipe), recipe.model.dtype, recipe.run.device), options)
 
 
 def _update(learner: Learner, samples: Sequence[Sample]) -> Metrics:

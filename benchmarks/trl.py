@@ -33,11 +33,11 @@ from transformers.utils import logging
 
 from benchmarks.measure import Comparison, Skipped, compare
 from benchmarks.workload import make_recipe, play
-from mage.config.loading import build_recipe
-from mage.config.recipe import Recipe
+from mage.config.recipe import Recipe, build_recipe
 from mage.credit.samples import assign_credit, make_samples
 from mage.engines.base import run
 from mage.learn.learner import Learner
+from mage.models.base import model_folder
 from mage.models.loading import load_model
 from mage.seeds import derive
 from mage.training.build import build_components
@@ -122,7 +122,7 @@ def _texts(recipe: Recipe, prompts: Sequence[tuple[int, ...]]) -> tuple[str, ...
 
 def save_random_model(folder: Path) -> None:
     """A small Qwen3 with random weights and the embedded tokenizer."""
-    embedded = make_recipe("kuhn_poker", "none", 1).model_folder()
+    embedded = model_folder(make_recipe("kuhn_poker", "none", 1))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(embedded)
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -238,7 +238,7 @@ class Theirs:
 
         logging.set_verbosity_error()
         self.work, self.clock, self.replies, self.tokens = work, Clock(), 0, 0
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(work.recipe.model_folder())
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(model_folder(work.recipe))
         options = GRPOConfig(
             output_dir=str(folder),
             max_steps=updates + 1,
@@ -260,7 +260,7 @@ class Theirs:
             disable_tqdm=True,
         )
         self.trainer = GRPOTrainer(
-            model=load_model(work.recipe.model_folder(), "float32", "cpu"),
+            model=load_model(model_folder(work.recipe), "float32", "cpu"),
             reward_funcs=self._reward,
             args=options,
             train_dataset=Dataset.from_dict({"prompt": list(work.prompts)}),

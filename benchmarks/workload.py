@@ -1,7 +1,6 @@
 """The work of the benchmarks: meta-episodes of both games with the embedded model."""
 
-from mage.config.loading import build_recipe
-from mage.config.recipe import Recipe
+from mage.config.recipe import Recipe, build_recipe
 from mage.credit.samples import assign_credit, make_samples
 from mage.play import play_groups
 from mage.seeds import derive

@@ -4,7 +4,7 @@ import math
 import random
 import re
 
-from mage.config.loading import build_recipe
+from mage.config.recipe import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.figures import summarise
 from mage.evaluation.panels import make_panel

@@ -9,6 +9,7 @@ import pytest
 
 import mage
 from mage.environments.tic_tac_toe import TicTacToe
+from mage.opponents.base import population_of
 from mage.opponents.scripted import Pattern
 
 SMALL = {
@@ -55,7 +56,7 @@ def test_recipes_are_changed_by_values_classes_and_objects() -> None:
         },
     )
     assert recipe.environment() == OtherBoard(max_turns=6)
-    assert recipe.population().pool("train") == {
+    assert population_of(recipe).pool("train") == {
         "mage.opponents.scripted.Pattern-2": 0.5,
         "random": 0.5,
     }

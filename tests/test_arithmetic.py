@@ -10,7 +10,7 @@ import pytest
 import torch
 from processes import start_training, wait
 
-from mage.config.loading import build_recipe
+from mage.config.recipe import build_recipe
 from mage.models.arithmetic import reset_arithmetic
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback

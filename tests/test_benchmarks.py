@@ -10,6 +10,7 @@ from benchmarks import generate, packing, trl
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
 from mage.config.loading import change_recipe
+from mage.models.base import model_folder
 from mage.models.loading import load_model
 from mage.training.build import Components, build_components
 from mage.types import Turn
@@ -61,7 +62,7 @@ def test_generate_gets_the_prompts_of_play_and_gives_the_replies_of_the_engine()
     )
     conversations = generate.record(parts)
     expected = {turn.prompt_ids: turn.completion.token_ids for turn in _turns(parts)}
-    model = load_model(parts.recipe.model_folder(), "float32", "cpu")
+    model = load_model(model_folder(parts.recipe), "float32", "cpu")
     for batch in generate.by_turns(conversations):
         padded = generate.pad(batch, parts.chat, model.config.pad_token_id)
         ends = {"max_new_tokens": padded.max_new_tokens, "eos_token_id": padded.eos_token_id}

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mage.api.check_run import check_run
-from mage.config.loading import build_recipe
+from mage.config.recipe import build_recipe
 from mage.learn import checkpoint
 from mage.learn.checkpoint import Checkpoint
 from mage.run_folder import RunFolder

@@ -320,7 +320,7 @@ def test_ceilings_of_other_opponents_are_not_shown(place: Path, run: Path) -> No
         (["--play.grops=3"], "play.grops is unknown (did you mean 'groups'?)"),
         (["--plays.groups=3"], "[plays] is unknown"),
         (["--environments.name=kuhn_pokr"], "did you mean 'kuhn_poker'?"),
-        (["--opponents.train={bold = 1}"], "unknown opponent 'bold'"),
+        (["--opponents.train={bold = 1}"], "mage/opponents/ has no 'bold'"),
         (["--play.members=1"], "greater than or equal to 2"),
         (["--learn.lora_alpha=3"], "has no effect"),
         (["--model.path=/nowhere"], "has no config.json"),

@@ -11,14 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mage.config.errors import ConfigError
-from mage.config.loading import build_recipe, change_recipe, load_recipe, recipe_tables, recipe_toml
+from mage.config.loading import change_recipe, load_recipe
 from mage.config.menus import find_item, menu
-from mage.config.recipe import Recipe
+from mage.config.recipe import Recipe, build_recipe
 from mage.config.sections import LearnOptions
 from mage.config.toml import dump_toml
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.memory.notes import Notes
+from mage.models.base import model_folder
+from mage.opponents.base import population_of
 
 Tables = dict[str, dict[str, Any]]
 
@@ -56,12 +58,12 @@ def test_a_recipe_builds_its_items_with_their_options(recipe_file: Path) -> None
     recipe = load_recipe(recipe_file)
     assert recipe.environment() == KuhnPoker(restart="same")
     assert recipe.memory() == Notes(keep="reflections")
-    assert recipe.population().pool("test") == {"conservative": 0.5, "mcts-10": 0.5}
+    assert population_of(recipe).pool("test") == {"conservative": 0.5, "mcts-10": 0.5}
     assert recipe.play.episodes == 2
 
 
 def test_the_resolved_recipe_contains_the_defaults_of_menu_items(recipe_file: Path) -> None:
-    tables = recipe_tables(load_recipe(recipe_file))
+    tables = load_recipe(recipe_file).tables()
     assert tables["environments"] == {
         "name": "kuhn_poker",
         "restart": "same",
@@ -102,10 +104,10 @@ def test_a_resolved_recipe_loads_as_an_equal_recipe(
     recipe_file: Path, tmp_path: Path, overrides: list[str]
 ) -> None:
     recipe = load_recipe(recipe_file, overrides)
-    (tmp_path / "resolved.toml").write_text(recipe_toml(recipe))
+    (tmp_path / "resolved.toml").write_text(recipe.toml())
     again = load_recipe(tmp_path / "resolved.toml")
     assert again == recipe
-    assert recipe_toml(again) == recipe_toml(recipe)
+    assert again.toml() == recipe.toml()
 
 
 def test_overrides_are_toml_values_or_words(recipe_file: Path) -> None:
@@ -322,8 +324,8 @@ def test_toml_text_is_read_back_unchanged(tables: Tables) -> None:
         (
             {"opponents": {"train": {"mtcs-100": 1.0}}},
             [
-                "unknown opponent 'mtcs-100'",
-                "known opponents: aggressive, bayes, biased",
+                "mage/opponents/ has no 'mtcs'",
+                "only aggressive, bayes, biased",
                 "(did you mean 'mcts'?)",
             ],
         ),
@@ -541,7 +543,7 @@ def test_the_message_for_a_wrong_model_folder_names_the_option(
     with pytest.raises(
         ConfigError, match=r"model\.path = .*has no config\.json; change it in \[model\]"
     ):
-        load_recipe(recipe_file, [f"--model.path={tmp_path}"]).model_folder()
+        model_folder(load_recipe(recipe_file, [f"--model.path={tmp_path}"]))
 
 
 # -- engines: options are checked when the engine is loaded
@@ -595,7 +597,7 @@ def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_dotted_path_names_a_module_or_a_class_of_another_package(my_lab: str) -> None:
     recipe = build_recipe({"environments": {"name": f"{my_lab}.alone", "pile": 5}})
-    assert recipe_tables(recipe)["environments"]["pile"] == 5
+    assert recipe.tables()["environments"]["pile"] == 5
     assert isinstance(recipe.environment(), TicTacToe)
     assert (
         build_recipe({"environments": {"name": f"{my_lab}.two.Other"}}).environment().name
@@ -637,7 +639,7 @@ def test_opponents_and_seats_have_no_effect_in_a_single_agent_environment(
 
 def test_a_resolved_single_agent_recipe_loads_again(my_lab: str) -> None:
     recipe = build_recipe({"environments": {"name": f"{my_lab}.alone"}})
-    assert build_recipe(tomllib.loads(recipe_toml(recipe))) == recipe
+    assert build_recipe(tomllib.loads(recipe.toml())) == recipe
 
 
 # -- menus

@@ -11,6 +11,7 @@ from mage.environments.base import Environment
 from mage.evaluation.panels import make_panel
 from mage.evaluation.run import evaluate_panel
 from mage.models.base import find_model
+from mage.opponents.base import population_of
 from mage.run_folder import RunFolder
 from mage.training.build import build_components
 from mage.training.callbacks import Callback
@@ -49,7 +50,7 @@ def _plays_randomly(environment: Environment, start: int, rng: random.Random) ->
 @pytest.mark.parametrize("world", WORLDS)
 def test_it_wins_no_more_than_a_random_player(world: str) -> None:
     parts = build_components(load_recipe(world, ["--play.episodes=1", "--memory.keep=none"]))
-    play_setup, population = parts.play_setup(evaluating=True), parts.recipe.population()
+    play_setup, population = parts.play_setup(evaluating=True), population_of(parts.recipe)
     panel = make_panel(
         play_setup.environment, population, "test", size=240, name="select", episodes=1
     )

@@ -10,6 +10,7 @@ from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.evaluation.exact.scores import exact_scores
 from mage.memory.notes import Notes
+from mage.opponents.base import population_of
 from mage.training.build import build_components
 
 SHARES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
@@ -98,7 +99,7 @@ def test_settings_without_exact_scores_are_refused(
         exact_scores(
             parts.play_setup(evaluating=True),
             parts.weights(),
-            parts.recipe.population().pool("test") or {"": 1.0},
+            population_of(parts.recipe).pool("test") or {"": 1.0},
             parts.recipe.learn,
         )
 

@@ -11,7 +11,7 @@ from toys import scripted_agent
 
 from mage.agent.agent import Agent, read_action, worked_examples
 from mage.config.errors import ConfigError
-from mage.config.loading import build_recipe, recipe_tables
+from mage.config.recipe import build_recipe
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.openspiel import OpenSpiel
@@ -111,7 +111,4 @@ def test_a_number_out_of_range_is_an_error_that_names_the_option(kuhn_tables, co
 
 
 def test_the_number_of_examples_is_stored_in_the_recipe(kuhn_tables) -> None:
-    assert (
-        recipe_tables(build_recipe(kuhn_tables | {"agent": {"examples": 3}}))["agent"]["examples"]
-        == 3
-    )
+    assert build_recipe(kuhn_tables | {"agent": {"examples": 3}}).tables()["agent"]["examples"] == 3

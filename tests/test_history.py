@@ -20,7 +20,7 @@ from mage.config.loading import load_recipe
 from mage.engines.base import Engine
 from mage.evaluation.rows import task_row
 from mage.memory.notes import Notes
-from mage.models.base import SHIPPED
+from mage.models.base import SHIPPED, base_folder
 from mage.play import PlaySetup, play_groups
 from mage.training.context import check_context, check_overflow, measure_prompts
 from mage.training.metrics import means, play_sums
@@ -285,7 +285,7 @@ def test_a_window_makes_long_episodes_fit() -> None:
 )
 def test_the_prompts_of_a_shipped_recipe_fit_its_context(name: str) -> None:
     recipe = load_recipe(name)
-    assert check_context(recipe, Chat.load(recipe.base_folder())) == ()
+    assert check_context(recipe, Chat.load(base_folder(recipe))) == ()
 
 
 @pytest.mark.e2e

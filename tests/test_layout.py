@@ -44,6 +44,8 @@ KNOW_OPENSPIEL = {
 }
 HEAVY = ("torch", "transformers", "vllm", "ray")
 NO_TORCH_BELOW = 7
+IMPORT_BY_STRING = {"mage", "mage.config.menus"}  # lazy names of `import mage`, and the menus
+OPTIONAL = ("mlflow", "pandas", "ray", "spacy", "trackio", "vllm", "wandb")
 
 
 def _module(path: Path) -> str:
@@ -142,6 +144,25 @@ def test_shared_code_imports_only_the_base_of_a_menu() -> None:
         if is_item(target) and not (module in KNOW_OPENSPIEL and target == OPENSPIEL)
     ]
     assert wrong == [], "find an item of a menu by its name"
+
+
+def test_code_is_imported_by_name_only() -> None:
+    """A string import is an arrow that the tests above do not see."""
+    by_string = [
+        f"{module}: {ast.unparse(node)}"
+        for module, path in FILES.items()
+        if module not in IMPORT_BY_STRING
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__")
+        and not _is_optional(node.args[0])
+    ]
+    assert by_string == [], "import the module itself, or find an item of a menu by its name"
+
+
+def _is_optional(name: ast.expr) -> bool:
+    """Whether it names an optional package of other people."""
+    return isinstance(name, ast.Constant) and str(name.value).split(".")[0] in OPTIONAL
 
 
 def test_a_mistake_of_the_user_has_its_own_class() -> None:

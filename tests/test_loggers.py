@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mage.config.errors import ConfigError
-from mage.config.loading import build_recipe, load_recipe
+from mage.config.loading import load_recipe
+from mage.config.recipe import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.figures import summarise
 from mage.opponents.base import Population

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from toys import scripted_agent
 
-from mage.config.loading import build_recipe, load_recipe
+from mage.config.loading import load_recipe
 from mage.config.menus import menu
-from mage.config.recipe import ConfigError
+from mage.config.recipe import ConfigError, build_recipe
 from mage.engines.base import run
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.rows import read_tasks

@@ -24,12 +24,13 @@ from mage.models.base import EMBEDDED as SHIPPED_MODELS
 from mage.models.base import (
     SHIPPED,
     atomic_folder,
-    check_sha256,
     find_model,
     list_models,
+    model_folder,
     models_folder,
     restore_folder,
 )
+from mage.models.sources.base import check_sha256
 from tests.models_toys import TEMPLATE, gguf_of, tiny_model, write_gguf
 from tests.torture import processes
 
@@ -70,7 +71,7 @@ def test_a_gguf_file_becomes_a_model_that_a_recipe_finds_by_name(models: Path, g
     assert "reply: " in result.stdout
     assert "--model.path=tiny" in result.stdout
     assert (
-        load_recipe("kuhn_demo", ["--model.path=tiny"]).model_folder()
+        model_folder(load_recipe("kuhn_demo", ["--model.path=tiny"]))
         == models / "tiny"
         == find_model("tiny")
     )
@@ -240,7 +241,7 @@ def test_an_unknown_model_in_a_recipe_gets_the_list_of_models(models: Path, gguf
         match=r'model\.path = "big": .* Known are embedded, embedded-worlds, .*tiny; '
         r"get one with mage model add .*; change it in \[model\]",
     ):
-        load_recipe("kuhn_demo", ["--model.path=big"]).model_folder()
+        model_folder(load_recipe("kuhn_demo", ["--model.path=big"]))
 
 
 def test_the_embedded_model_and_a_folder_are_found_without_adding(

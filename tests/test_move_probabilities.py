@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mage.api.check_run import check_run
-from mage.config.loading import build_recipe
+from mage.config.recipe import build_recipe
 from mage.learn import move_probabilities as scoring
 from mage.learn.imitate import supervised
 from mage.learn.move_probabilities import move_probabilities

@@ -7,6 +7,7 @@ import pytest
 
 from mage.config.loading import load_recipe
 from mage.environments.openspiel import OpenSpiel
+from mage.opponents.base import population_of
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
@@ -37,7 +38,7 @@ GAMES = (
 @pytest.mark.parametrize("game", GAMES)
 def test_a_game_of_openspiel_trains_without_other_options(game: str, tmp_path: Path) -> None:
     recipe = load_recipe("openspiel", [f"--environments.game={game}", *SMALL])
-    assert recipe.population().pool("train") == {"random_policy-0.5": 1.0}
+    assert population_of(recipe).pool("train") == {"random_policy-0.5": 1.0}
     folder = RunFolder.create(tmp_path / "run", recipe)
     train(folder.path, Callback(), lambda: False)
     lines = (folder.path / "metrics.jsonl").read_text().splitlines()

@@ -107,7 +107,7 @@ def test_moves_are_legal_and_depend_on_state_and_seed_only(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nobody", "unknown opponent"),
+        ("nobody", "has no .nobody."),
         ("mcts-0", "greater than or equal"),
         ("pattern-9", "less than"),
         ("random-3", "takes 0"),

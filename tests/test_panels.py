@@ -17,7 +17,7 @@ from mage.environments.alfworld import Alfworld
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.panels import check_panel_sizes, make_panel
-from mage.opponents.base import Population
+from mage.opponents.base import Population, population_of
 from mage.seeds import derive
 
 KUHN = KuhnPoker()
@@ -162,7 +162,7 @@ def test_select_and_final_panels_of_every_recipe_share_no_instance(name, monkeyp
     panels = [
         make_panel(
             recipe.environment(),
-            recipe.population(),
+            population_of(recipe),
             split,
             size=size,
             name=panel,

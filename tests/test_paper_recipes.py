@@ -10,7 +10,7 @@ import pytest
 from toys import meta
 
 from mage.config.errors import ConfigError
-from mage.config.loading import load_recipe, recipe_tables
+from mage.config.loading import load_recipe
 from mage.credit.trajectories import credit_rows
 
 WORLDS = ("tic_tac_toe", "kuhn_poker", "sokoban", "alfworld", "webshop")
@@ -67,7 +67,7 @@ TABLE: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_paper_recipe_has_the_values_of_the_paper(world: str) -> None:
-    tables = recipe_tables(load_recipe(f"paper_{world}"))
+    tables = load_recipe(f"paper_{world}").tables()
     for option, source, values in TABLE:
         section, name = option.split(".")
         expected = values[WORLDS.index(world)]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mage.config.errors import ConfigError
-from mage.config.loading import load_recipe, recipe_tables, recipe_toml
+from mage.config.loading import load_recipe
 from mage.config.menus import menu
 from mage.reproduce.tables import METHODS
 from mage.run_folder import RunFolder
@@ -52,7 +52,7 @@ def test_a_part_does_not_inherit_options_of_the_item_it_replaces() -> None:
 
 
 def test_options_without_effect_are_dropped_from_parts_and_refused_from_users() -> None:
-    assert "reflection_tokens" not in recipe_tables(load_recipe("paper_kuhn_poker+react"))["agent"]
+    assert "reflection_tokens" not in load_recipe("paper_kuhn_poker+react").tables()["agent"]
     with pytest.raises(ConfigError, match=r"agent\.reflection_tokens = 9: has no effect"):
         load_recipe("kuhn_poker+react", ["--agent.reflection_tokens=9"])
 
@@ -72,4 +72,4 @@ def test_every_part_fits_the_paper_recipe_and_the_small_one(part: str) -> None:
     world = "sokoban" if part == "failure_zero" else "tic_tac_toe"
     for base in (world, f"paper_{world}"):
         parts = f"mage+{part}" if part.startswith(("anchor", "grouping")) else part
-        assert recipe_toml(load_recipe(f"{base}+{parts}"))
+        assert load_recipe(f"{base}+{parts}").toml()

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from mage.api.report import write_report
-from mage.config.loading import build_recipe
+from mage.config.recipe import build_recipe
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.figures import summarise
 from mage.opponents.base import Population

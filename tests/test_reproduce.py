@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 from mage.agent.chat import Chat
 from mage.cli.main import app
 from mage.cli.verbs.reproduce import read_seeds
-from mage.config.loading import load_recipe, recipe_tables
+from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
 from mage.evaluation.statistics import Difference, Estimate
+from mage.models.base import model_folder
+from mage.opponents.base import population_of
 from mage.reproduce.action_shares import count_choices, shares
 from mage.reproduce.executors import LOG, LocalExecutor
 from mage.reproduce.page import write_page
@@ -79,8 +81,8 @@ def test_every_table_can_be_planned_with_equal_budgets_and_one_panel(
     for world in plan.worlds:
         jobs = [job for job in plan.jobs if job.world == world]
         assert len({job.training_episodes for job in jobs if job.trains}) == 1
-        assert len({json.dumps(recipe_tables(job.recipe)["evaluate"]) for job in jobs}) == 1
-        assert len({json.dumps(dict(job.recipe.population().pool("test"))) for job in jobs}) == 1
+        assert len({json.dumps(job.recipe.tables()["evaluate"]) for job in jobs}) == 1
+        assert len({json.dumps(dict(population_of(job.recipe).pool("test"))) for job in jobs}) == 1
 
 
 def test_the_small_table_takes_less_than_three_hours_on_two_cores() -> None:
@@ -108,7 +110,7 @@ def test_the_table_of_returns_gives_every_method_its_own_returns() -> None:
         assert (options[label].step_discount, options[label].episode_discount) == (0.95, 0.6)
     assert options["final"].weights == (0.25, 0.25, 1.0)
     assert jobs["gigpo"].recipe.play.episodes == 1
-    assert jobs["mage"].recipe.population().pool("test") == {"dirichlet-0.5": 1.0}
+    assert population_of(jobs["mage"].recipe).pool("test") == {"dirichlet-0.5": 1.0}
 
 
 def test_a_table_without_an_environment_of_the_scale_is_refused() -> None:
@@ -407,7 +409,7 @@ def test_methods_trained_on_single_games_get_the_same_prompt_in_evaluation(tmp_p
     )
     folder = RunFolder.create(tmp_path / "run", recipe)
     train(folder.path, Callback(), never)
-    chat = Chat.load(recipe.model_folder())
+    chat = Chat.load(model_folder(recipe))
     for metas in (folder.read_episodes(1), folder.read_episodes_of("after_test")):
         prompts = {
             chat.tokenizer.decode(list(turn.prompt_ids))

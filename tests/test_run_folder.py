@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mage.cli.main import app
-from mage.config.loading import build_recipe
-from mage.config.recipe import Recipe
+from mage.config.recipe import Recipe, build_recipe
 from mage.report.run_results import read_run_results
 from mage.run_folder import (
     LAUNCH,

@@ -12,7 +12,7 @@ from processes import start as start_process
 from processes import start_training, wait
 from toys import scripted_agent
 
-from mage.config.loading import build_recipe
+from mage.config.recipe import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import TaskRow, task_row

@@ -4,7 +4,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mage.api.report import write_report
-from mage.config.loading import build_recipe
+from mage.config.recipe import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.figures import summarise
 from mage.opponents.base import Population

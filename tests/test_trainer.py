@@ -13,8 +13,7 @@ from processes import start as start_process
 from processes import wait
 
 from mage.api.check_run import RunCheck, check_run
-from mage.config.loading import build_recipe
-from mage.config.recipe import Recipe
+from mage.config.recipe import Recipe, build_recipe
 from mage.credit.samples import make_samples
 from mage.evaluation.figures import Evaluation
 from mage.ranks.stop import Stopped

@@ -14,7 +14,7 @@ from corridor import Corridor
 from rich.console import Console
 
 from mage.cli.terminal.results import kinds_table
-from mage.config.loading import build_recipe
+from mage.config.recipe import build_recipe
 from mage.evaluation.kinds import figures_by_kind
 from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import TaskRow, write_tasks

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from mage.agent.agent import Agent, SamplingOptions, read_action
 from mage.agent.chat import Chat
 from mage.cli.main import app
-from mage.config.loading import build_recipe, load_recipe, recipe_tables
+from mage.config.loading import load_recipe
+from mage.config.recipe import build_recipe
 from mage.config.sections import LearnOptions
 from mage.config.warmup_options import WarmupOptions
 from mage.engines.local import LocalEngine
@@ -330,10 +331,10 @@ def test_an_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_recipe_with_a_warmup_section_can_be_trained(kuhn_tables) -> None:
-    assert "warmup" not in recipe_tables(build_recipe(kuhn_tables)), "a run records what it used"
+    assert "warmup" not in build_recipe(kuhn_tables).tables(), "a run records what it used"
     said = build_recipe(kuhn_tables | {"warmup": {"steps": 12}})
-    assert recipe_tables(said)["warmup"]["steps"] == 12
-    assert build_recipe(recipe_tables(said)) == said
+    assert said.tables()["warmup"]["steps"] == 12
+    assert build_recipe(said.tables()) == said
 
 
 @pytest.mark.e2e

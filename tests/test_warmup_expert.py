@@ -25,6 +25,7 @@ from mage.learn.imitate.demonstrations import (
 )
 from mage.learn.imitate.warmup import _expert_batches, _labelled_batches, _panel, write_chunks
 from mage.memory.notes import Notes
+from mage.models.base import base_folder
 from mage.play import PlaySetup
 from mage.training.build import Components
 from mage.training.demonstration_pool import DemonstrationPool
@@ -222,7 +223,7 @@ def test_processes_write_the_same_demonstrations() -> None:
     changes = ["--warmup.play=expert", "--warmup.noise=0.2", "--warmup.processes=2"]
     recipe = load_recipe("sokoban", changes)
     script = Script(expert=True, noise=0.2)
-    chat = Chat.load(recipe.base_folder())
+    chat = Chat.load(base_folder(recipe))
     own = Components(
         recipe, None, chat, ScriptedEngine(lambda request: "", chat.encode)
     ).play_setup()

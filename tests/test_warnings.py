@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import mage
-from mage.config.loading import build_recipe
+from mage.config.recipe import build_recipe
 from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
 
 SMALL = {

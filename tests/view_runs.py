@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mage.config.loading import build_recipe
+from mage.config.recipe import build_recipe
 from mage.credit.samples import assign_credit
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.figures import summarise

@@ -10,9 +10,7 @@ from mage.config.menus import find_item
 from mage.engines.base import run
 from mage.models.base import (
     ORIGIN,
-    Dtype,
     Model,
-    Say,
     atomic_folder,
     check_name,
     find_source,
@@ -21,6 +19,7 @@ from mage.models.base import (
     restore_folder,
 )
 from mage.models.loading import load_model
+from mage.models.sources.base import Dtype, Say
 from mage.types import Request
 
 

@@ -4,13 +4,15 @@ An agent is a run at one of its checkpoints, or the untrained model of a recipe.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from mage.api.check_run import check_files
-from mage.config.loading import build_recipe, change_recipe, load_recipe, recipe_toml
-from mage.config.recipe import Recipe
+from mage.config.loading import change_recipe, load_recipe
+from mage.config.recipe import Recipe, build_recipe
 from mage.environments.base import Environment
 from mage.evaluation.figures import Evaluation
 from mage.evaluation.panels import PanelName, recipe_panel
@@ -20,7 +22,16 @@ from mage.learn.imitate.warmup import save_model
 from mage.learn.trainable import Adapters, Trainable
 from mage.memory.base import Memory
 from mage.models.adapters import save_adapters
-from mage.models.base import atomic_folder, base_name, base_of, find_model, shipped_adapters
+from mage.models.base import (
+    atomic_folder,
+    base_folder,
+    base_name,
+    base_of,
+    find_model,
+    model_folder,
+    shipped_adapters,
+)
+from mage.opponents.base import population_of
 from mage.ranks.ranks import Ranks
 from mage.ranks.stop import StopRequest
 from mage.run_folder import RunError, RunFolder
@@ -56,44 +67,46 @@ def warn(line: str) -> None:
 
 
 def find_candidate(
-    name: str, overrides: Sequence[str], which: str | None, say: Say = warn
+    name: str,
+    overrides: Sequence[str],
+    which: str | None,
+    say: Say = warn,
+    changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Candidate:
-    """A run folder at a checkpoint (`best`, `latest`, a number), or a recipe before training."""
+    """A run folder at a checkpoint (`best`, `latest`, a number), or a recipe before training.
+
+    `overrides` are words of the command line, `changes` sections with other options.
+    """
     if Path(name).is_dir():
         folder = RunFolder.open(name)
-        return load_run(
-            folder,
-            change_recipe(folder.recipe, overrides) if overrides else folder.recipe,
-            which or "best",
-            say,
-        )
+        recipe = change_recipe(folder.recipe, overrides).changed(**changes)
+        return load_run(folder, recipe, which or "best", say)
     if which is not None:
         raise RunError(f"--checkpoint {which} has no effect: {name} is not a run folder")
-    return Candidate(name, 0, build_components(load_recipe(name, overrides)))
+    return Candidate(name, 0, build_components(load_recipe(name, overrides).changed(**changes)))
 
 
 def find_player(
     name: str,
     world: Environment,
-    options: Mapping[str, str],
+    options: Iterable[str],
     run: Path | None,
     model: str | None,
     say: Say = warn,
 ) -> Candidate:
     """The agent for an environment: the best checkpoint of `run`, else `model` as it is.
 
+    `options` are the options of `world` that the user has given.
     Without both, the best model on this machine is used.
     """
+    given = {option: getattr(world, option) for option in options}
     if run is None:
         model = model or _best_model(name, say)
-        return Candidate(model, 0, build_components(_recipe_of(name, world, options, model)))
+        return Candidate(model, 0, build_components(_recipe_of(name, world, given, model)))
     folder = RunFolder.open(run)
     if folder.recipe.environments.name != name:
         raise RunError(f"{run} was trained on {folder.recipe.environments.name}, not on {name}")
-    changes = [f"--environments.{option}={value}" for option, value in options.items()]
-    return load_run(
-        folder, change_recipe(folder.recipe, changes) if changes else folder.recipe, "best", say
-    )
+    return load_run(folder, folder.recipe.changed(environments=given), "best", say)
 
 
 def _best_model(name: str, say: Say) -> str:
@@ -121,18 +134,11 @@ def _best_model(name: str, say: Say) -> str:
     return load_recipe(own[0]).model.path if own else "embedded"
 
 
-def _recipe_of(name: str, world: Environment, options: Mapping[str, str], model: str) -> Recipe:
+def _recipe_of(name: str, world: Environment, options: Mapping[str, Any], model: str) -> Recipe:
     """The recipe with which a model plays: its own one if it was trained on this environment."""
     trained = _training_recipe(name, model)
     if trained is not None:
-        return change_recipe(
-            trained,
-            [
-                f"--model.path={model}",
-                "--engines.slots=4",
-                *(f"--environments.{option}={value}" for option, value in options.items()),
-            ],
-        )
+        return trained.changed(model={"path": model}, engines={"slots": 4}, environments=options)
     opponents = {"opponents": {"train": {"random": 1.0}}} if world.multi_agent else {}
     return build_recipe(
         {
@@ -179,7 +185,7 @@ def export_run(folder: RunFolder, which: str, target: Path, say: Say = warn) -> 
     recipe = folder.recipe
     with atomic_folder(target) as partial:
         if isinstance(chosen.trainable, Adapters):
-            base = base_name(recipe.model_folder(), recipe.model.path)
+            base = base_name(model_folder(recipe), recipe.model.path)
             save_adapters(
                 partial,
                 chosen.trainable.masters,
@@ -188,8 +194,8 @@ def export_run(folder: RunFolder, which: str, target: Path, say: Say = warn) -> 
                 base=base,
             )
         else:
-            save_model(chosen.components.weights(), recipe.base_folder(), partial)
-        (partial / RECIPE).write_text(recipe_toml(change_recipe(recipe, ["--run.name="])))
+            save_model(chosen.components.weights(), base_folder(recipe), partial)
+        (partial / RECIPE).write_text(recipe.changed(run={"name": None}).toml())
     return chosen.update
 
 
@@ -234,7 +240,7 @@ def play_panel(
     recipe = candidate.components.recipe
     return evaluate_panel(
         candidate.components.play_setup(evaluating=True, memory=memory),
-        recipe.population(),
+        population_of(recipe),
         recipe_panel(recipe, split, panel, size),
         panel,
         plays=recipe.plays_of(panel),

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mage.config.errors import ConfigError, Origin
-from mage.config.loading import build_recipe, recipe_tables
 from mage.config.loading import load_recipe as load_file
-from mage.config.recipe import Recipe
+from mage.config.recipe import Recipe, build_recipe
 from mage.environments.base import Environment
 from mage.memory.base import Memory
 from mage.opponents.base import Opponent
@@ -24,7 +23,7 @@ def load_recipe(name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
     recipe = load_file(name)
     if not changes:
         return recipe
-    tables = recipe_tables(recipe)
+    tables = recipe.tables()
     for key, value in changes.items():
         _change(tables, key, value)
     return build_recipe(tables, Origin("changes", tuple(changes), resolved=True))

@@ -10,7 +10,6 @@ from mage.agent.chat import Chat
 from mage.api.agents import Candidate, find_candidate, play_panel
 from mage.api.recipes import load_recipe
 from mage.api.report import write_report
-from mage.config.loading import change_recipe
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.engines.base import run as run_coroutines
@@ -19,6 +18,7 @@ from mage.evaluation.figures import Evaluation
 from mage.evaluation.frames import make_frame
 from mage.evaluation.panels import PanelName, check_panel_sizes
 from mage.memory.base import Memory
+from mage.models.base import base_folder
 from mage.opponents.base import find
 from mage.play import play_meta_episode
 from mage.run_folder import RunFolder, choose_path
@@ -81,7 +81,7 @@ def create_run(recipe: Recipe, runs: str | Path, title: str, job: str = "") -> R
     if recipe.run.updates and (taken := recipe.final_tasks(recipe.evaluate.select_split)):
         options = recipe.evaluate
         check_panel_sizes(recipe.environment(), options.select_split, options.size, taken)
-    check_context(recipe, Chat.load(recipe.base_folder(), recipe.agent.thinking))
+    check_context(recipe, Chat.load(base_folder(recipe), recipe.agent.thinking))
     return RunFolder.create(choose_path(runs, recipe, title), recipe, job)
 
 
@@ -128,8 +128,7 @@ def evaluate(
     A recipe is evaluated with its untrained model. `memory` replaces the memory of the recipe;
     "none" is the control condition without memory.
     """
-    changes = [f"--evaluate.episodes={episodes}"] if episodes else []
-    candidate = _find(source, checkpoint, changes)
+    candidate = _find(source, checkpoint, episodes)
     held = find_item("memory", "notes")(keep=memory) if isinstance(memory, str) else memory
     return play_panel(candidate, split, panel, size, held)
 
@@ -144,7 +143,7 @@ def play_one(
     checkpoint: str | None = None,
 ) -> MetaEpisode:
     """Play one meta-episode of an agent against an opponent and return its record."""
-    components = _find(source, checkpoint, []).components
+    components = _find(source, checkpoint).components
     setup = components.play_setup(evaluating=True)
     if setup.environment.multi_agent:
         find(opponent)
@@ -154,13 +153,13 @@ def play_one(
     return run_coroutines([play_meta_episode(setup, task, 0, 0, seed)])[0]
 
 
-def _find(source: Source, checkpoint: str | None, changes: list[str]) -> Candidate:
+def _find(source: Source, checkpoint: str | None, episodes: int | None = None) -> Candidate:
+    changes = {"evaluate": {"episodes": episodes}} if episodes else {}
     if isinstance(source, Run):
         source = source.path
     if isinstance(source, Recipe):
-        recipe = change_recipe(source, changes) if changes else source
-        return Candidate("recipe", 0, build_components(recipe))
-    return find_candidate(str(source), changes, checkpoint)
+        return Candidate("recipe", 0, build_components(source.changed(**changes)))
+    return find_candidate(str(source), [], checkpoint, changes=changes)
 
 
 def _read_recipe(source: Recipe | str | Path) -> tuple[Recipe, str]:

@@ -9,6 +9,7 @@ from mage.cli.arguments import print_json
 from mage.cli.terminal import console
 from mage.cli.terminal.tables import plain_table
 from mage.environments.base import SEATS
+from mage.opponents.base import population_of
 from mage.types import Split
 
 if TYPE_CHECKING:  # these are slow to load
@@ -30,7 +31,7 @@ def show_exact(one: "Candidate", split: Split, notes: Any, players: int, as_json
     with console(stderr=True).status(f"{one.title}: computing the policy in every situation"):
         recipe = one.components.recipe
         setup = one.components.play_setup(evaluating=True, memory=notes)
-        pool = recipe.population().pool(split)
+        pool = population_of(recipe).pool(split)
         shares = sample_players(pool, players)
         found = exact_scores(setup, one.components.weights(), shares, recipe.learn)
     sampled = _over_players(found) if len(shares) > len(pool) else None

@@ -38,9 +38,9 @@ Page = Annotated[Path | None, typer.Option(help="Write the whole table to this M
 _HEADER = ("opponent", "mean return", "95 % interval", "beaten")
 
 
-def throw_options(throws: int | None) -> list[str]:
+def throw_options(throws: int | None) -> dict[str, dict[str, int]]:
     """Changes of the recipe; a run folder stores the turn limit of its own number of throws."""
-    return [f"--environments.throws={throws}", "--environments.max_turns=0"] if throws else []
+    return {"environments": {"throws": throws, "max_turns": 0}} if throws else {}
 
 
 def show_population(

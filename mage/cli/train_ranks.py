@@ -12,7 +12,7 @@ import typer
 
 import mage
 from mage.config.errors import EXIT_STOPPED
-from mage.config.loading import load_recipe, recipe_toml
+from mage.config.loading import load_recipe
 from mage.ranks.rank_log import log_path, write_rank_log
 from mage.ranks.ranks import RankLost, Ranks
 from mage.ranks.stop import Stopped, StopSignals
@@ -47,7 +47,7 @@ def train_on_rank(
     try:
         with join_torchrun(world) as ranks:
             with ranks.together():
-                recipe = recipe_toml(load_recipe(name, overrides)) if name else ""
+                recipe = load_recipe(name, overrides).toml() if name else ""
                 check_agreement(
                     ranks, {"recipe": digest(recipe), "version of MAGE": mage.__version__}
                 )

@@ -3,17 +3,17 @@
 An option without effect is an error if the user gave it. It is left out when a recipe is written.
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mage.config.errors import Origin, did_you_mean
-from mage.config.recipe import Recipe
+from mage.config.errors import Origin, UserError
+from mage.config.menus import find_item, menu
+from mage.config.options import Options
 from mage.config.toml import show_key
 
 
-def find_conflicts(recipe: Recipe, origin: Origin) -> list[str]:
+def find_conflicts(recipe: Options, origin: Origin) -> list[str]:
     """One line for every option that conflicts with other options."""
     unused = [message for effect in _EFFECTS if (message := effect.check(recipe, origin))]
     return [
@@ -26,7 +26,7 @@ def find_conflicts(recipe: Recipe, origin: Origin) -> list[str]:
     ]
 
 
-def find_unused(recipe: Recipe) -> list[tuple[str, str]]:
+def find_unused(recipe: Options) -> list[tuple[str, str]]:
     """Section and name of every option that has no effect in this recipe, each once."""
     unused = [(effect.section, effect.option) for effect in _EFFECTS if not effect.works(recipe)]
     return list(dict.fromkeys(unused))  # an option may have several conditions
@@ -39,9 +39,9 @@ class _Effect:
     section: str
     option: str
     needs: str
-    works: Callable[[Recipe], bool]
+    works: Callable[[Options], bool]
 
-    def check(self, recipe: Recipe, origin: Origin) -> str | None:
+    def check(self, recipe: Options, origin: Origin) -> str | None:
         section, key = getattr(recipe, self.section), f"{self.section}.{self.option}"
         given = (
             origin.overrides_name(key)
@@ -53,11 +53,11 @@ class _Effect:
         return origin.without_effect(key, getattr(section, self.option), self.needs)
 
 
-def _samples_at_random(recipe: Recipe) -> bool:
+def _samples_at_random(recipe: Options) -> bool:
     return recipe.evaluation_sampler().temperature > 0
 
 
-def _multi_agent(recipe: Recipe) -> bool:
+def _multi_agent(recipe: Options) -> bool:
     return recipe.environment().multi_agent
 
 
@@ -169,7 +169,7 @@ _EFFECTS = (
 )
 
 
-def _check_weights(recipe: Recipe, origin: Origin) -> list[str]:
+def _check_weights(recipe: Options, origin: Origin) -> list[str]:
     if recipe.returns.kind != "final":
         return []
     weights, episodes = recipe.returns.weights, recipe.play.episodes
@@ -193,7 +193,7 @@ def _check_weights(recipe: Recipe, origin: Origin) -> list[str]:
     return []
 
 
-def _check_shard(recipe: Recipe, origin: Origin) -> list[str]:
+def _check_shard(recipe: Options, origin: Origin) -> list[str]:
     if recipe.learn.shard != "full" or not recipe.learn.lora_rank:
         return []
     return [
@@ -206,7 +206,7 @@ def _check_shard(recipe: Recipe, origin: Origin) -> list[str]:
     ]
 
 
-def _check_plays(recipe: Recipe, origin: Origin) -> list[str]:
+def _check_plays(recipe: Options, origin: Origin) -> list[str]:
     if recipe.evaluate.plays == 1 or recipe.memory().tasks_at_once is None:
         return []
     fault = (
@@ -216,7 +216,7 @@ def _check_plays(recipe: Recipe, origin: Origin) -> list[str]:
     return [origin.mistake("evaluate.plays", recipe.evaluate.plays, fault)]
 
 
-def _check_workers(recipe: Recipe, origin: Origin) -> list[str]:
+def _check_workers(recipe: Options, origin: Origin) -> list[str]:
     play = recipe.play
     shared = {"groups": play.groups, "members": play.groups * play.members}[recipe.run.deal]
     if recipe.run.workers <= shared:
@@ -231,7 +231,7 @@ def _check_workers(recipe: Recipe, origin: Origin) -> list[str]:
     ]
 
 
-def _check_opponents(recipe: Recipe, origin: Origin) -> list[str]:
+def _check_opponents(recipe: Options, origin: Origin) -> list[str]:
     environment = recipe.environment()
     if not environment.multi_agent:
         return []
@@ -257,16 +257,14 @@ def _check_opponents(recipe: Recipe, origin: Origin) -> list[str]:
 def _opponent_fault(name: str, share: float, split: str, environment: Any) -> str | None:
     if share <= 0:
         return "a share must be greater than 0"
-    base = importlib.import_module("mage.opponents.base")
     try:
-        opponent = base.find(name)
-    except ValueError as error:
-        return f"{error}{did_you_mean(name.split('-')[0], base.known())}".replace(
-            "Input should be", "must be"
-        )
+        opponent = find_item("opponents", name.split("-")[0]).named(name)
+    except UserError as error:
+        return str(error)
     if opponent.trains_only and split != "train":
         return f"{name} plays in training only: it belongs in opponents.train"
     if opponent.plays(environment):
         return None
-    fitting = ", ".join(base.fitting(environment))
+    known = sorted(word for word, _ in menu("opponents"))
+    fitting = ", ".join(word for word in known if find_item("opponents", word).plays(environment))
     return f"{name} does not play {environment.name}; opponents for {environment.name}: {fitting}"

@@ -1,6 +1,5 @@
 """Every option of a recipe with its value, its default, its source and its meaning."""
 
-import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from mage.config.loading import load_layers
-from mage.config.menus import engine_fields, find_item, options_model
+from mage.config.menus import contract, engine_fields, find_item, options_model
 from mage.config.recipe import Recipe
 from mage.config.sections import Choice
 
@@ -80,8 +79,7 @@ def _section_fields(
         return own
     if isinstance(chosen, Choice):
         return own | _item_fields(section, chosen.name)
-    contract = importlib.import_module("mage.environments.base").Environment
-    return own | dict(contract.model_fields)
+    return own | dict(contract(section).model_fields)
 
 
 def _item_fields(section: str, name: str) -> dict[str, FieldInfo]:

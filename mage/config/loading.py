@@ -1,4 +1,4 @@
-"""Load, check, change and write recipes: defaults <- TOML file <- parts <- `--a.b=c`.
+"""Read recipes: defaults <- TOML file <- parts <- `--a.b=c`.
 
 A part (`mage/recipes/parts/`, or a file) holds what a method or an ablation changes in any recipe:
 `kuhn_poker+mage+anchor_local`.
@@ -10,57 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from mage.config.conflicts import find_conflicts, find_unused
-from mage.config.errors import (
-    NOWHERE,
-    ConfigError,
-    Origin,
-    did_you_mean,
-    explain,
-    unknown_option,
-)
-from mage.config.menus import (
-    FILES,
-    check_name,
-    check_options,
-    engine_fields,
-    find_item,
-    menu,
-    options_model,
-)
-from mage.config.recipe import Recipe
+from mage.config.errors import ConfigError, Origin, did_you_mean
+from mage.config.menus import FILES, menu
+from mage.config.recipe import Recipe, build_recipe, choose_item
 from mage.config.retired import drop_retired
-from mage.config.sections import Choice
-from mage.config.toml import Tables, dump_toml, show_key, without_none
-from mage.config.warmup_options import WarmupOptions
-
-
-def recipe_tables(recipe: Recipe) -> Tables:
-    """Every option that has an effect, as plain values. Loading them gives an equal recipe."""
-    fields = type(recipe).model_fields.items()
-    tables = {field.alias or name: getattr(recipe, name).model_dump() for name, field in fields}
-    for section, option in find_unused(recipe):
-        tables[section].pop(option)
-    tables["opponents"] = {split: pool for split, pool in tables["opponents"].items() if pool}
-    if recipe.warmup == WarmupOptions():  # no warm-up
-        tables["warmup"] = {}
-    return {name: without_none(table) for name, table in tables.items() if table}
-
-
-def recipe_toml(recipe: Recipe) -> str:
-    """`recipe_tables` as the text of a recipe file."""
-    return dump_toml(recipe_tables(recipe))
+from mage.config.toml import Tables, show_key
 
 
 def change_recipe(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
-    """The recipe with overrides on top, for example to evaluate a finished run in another way.
-
-    A resolved recipe names every option, so only the overrides count as given by the user: options
-    that lose their effect through them are dropped without an error.
-    """
-    tables = recipe_tables(recipe)
+    """The recipe with overrides of the command line: `mage evaluate RUN --play.episodes=2`."""
+    tables = recipe.tables()
     keys = _override_all(tables, overrides)
     return build_recipe(tables, Origin("the run's recipe", tuple(keys), resolved=True))
 
@@ -122,55 +81,6 @@ def _options(tables: Tables) -> list[tuple[str, str]]:
     ]
 
 
-def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Recipe:
-    """Check plain tables as a whole recipe and resolve the options of its menu items."""
-    origin = origin or NOWHERE
-    try:
-        recipe = Recipe.model_validate(dict(tables))
-    except ValidationError as error:
-        raise ConfigError("\n".join(explain(error, Recipe, (), origin))) from None
-    choices = {
-        name: field.alias or name
-        for name, field in Recipe.model_fields.items()
-        if isinstance(getattr(recipe, name), Choice)
-    }
-    recipe = recipe.model_copy(
-        update={
-            name: _resolve(section, getattr(recipe, name), origin)
-            for name, section in choices.items()
-        }
-    )
-    if mistakes := find_conflicts(recipe, origin):
-        raise ConfigError("\n".join(mistakes))
-    return recipe
-
-
-def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:
-    """The choice with all options of its item, defaults included.
-
-    An engine is not imported, because that is slow: only the names of its options are checked.
-    """
-    try:
-        check_name(section, choice.name)
-        item = None if section == "engines" else find_item(section, choice.name)
-    except ConfigError as error:
-        raise ConfigError(origin.mistake(f"{section}.name", choice.name, str(error))) from None
-    if item is None:
-        _check_engine_options(choice, origin)
-        return choice
-    model = item if isinstance(item, type) else options_model(item, required=True)
-    return type(choice).model_validate(
-        {"name": choice.name, **check_options(section, model, choice.options, origin)}
-    )
-
-
-def _check_engine_options(choice: Choice, origin: Origin) -> None:
-    known = engine_fields(choice.name)
-    for name in choice.options:
-        if known is not None and name not in known:
-            raise ConfigError(unknown_option("engines", name, known, origin))
-
-
 # --- Reading --------------------------------------------------------------------------------------
 
 
@@ -220,13 +130,10 @@ def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
     If an override chooses another item of a menu, the options of the previous item are dropped.
     """
     texts = list(texts)
-    choices = {field.alias or name: field.annotation for name, field in Recipe.model_fields.items()}
     for text in texts:
         section, _, name = text.removeprefix("--").partition(".name=")
-        kind, given = choices.get(section), tables.get(section, {})
-        if name and isinstance(kind, type) and issubclass(kind, Choice) and isinstance(given, dict):
-            known = given.get("name", kind.model_fields["name"].default)
-            tables[section] = given if _parse_value(name) == known else {}
+        if name:
+            choose_item(tables, section, _parse_value(name))
     return [_override(tables, text) for text in texts]
 
 

@@ -63,9 +63,8 @@ def menu(folder: str) -> list[tuple[str, str]]:
 def find_item(folder: str, name: str) -> Any:
     """The class (for advantages, the function `estimate`) behind a name of a menu or a dotted path.
 
-    `my_lab.nim` is a module that holds one such class, `my_lab.nim.Nim` the class itself. The
-    names of opponents have options (`mcts-100`) and files hold several of them, so opponents of
-    this package are found by `find` of opponents/base.py.
+    `my_lab.nim` is a module that holds one such class, `my_lab.nim.Nim` the class itself. A file
+    of opponents may hold several; their names are those of their classes.
     """
     module, attribute = _import_item(folder, name)
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
@@ -84,7 +83,8 @@ def _import_item(folder: str, name: str) -> tuple[ModuleType, str | None]:
     """The module, and the attribute in it where the dotted path names one."""
     check_name(folder, name)
     if "." not in name:
-        return _import(f"{MENUS[folder]}.{name}"), None
+        file, attribute = _places(folder)[name]
+        return _import(f"{MENUS[folder]}.{file}"), attribute
     parent, _, last = name.rpartition(".")
     outer = _import(parent)
     inner = getattr(outer, last, None)
@@ -125,9 +125,12 @@ def _contained(module: ModuleType, folder: str) -> Any:
 def _fits(item: Any, folder: str) -> bool:
     if folder == "advantages":
         return inspect.isfunction(item) and _takes_one(item)
-    return isinstance(item, type) and issubclass(
-        item, getattr(importlib.import_module(f"{MENUS[folder]}.base"), _CONTRACTS[folder])
-    )
+    return isinstance(item, type) and issubclass(item, contract(folder))
+
+
+def contract(folder: str) -> Any:
+    """The base class of the items of a menu."""
+    return getattr(importlib.import_module(f"{MENUS[folder]}.base"), _CONTRACTS[folder])
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:
@@ -143,7 +146,7 @@ def _takes_one(function: Callable[..., Any]) -> bool:
 
 def check_name(folder: str, name: str) -> None:
     """Raise a `ConfigError` unless the name is an item of the menu or has the form of a path."""
-    known = [path.stem for path in _item_files(folder)]
+    known = sorted(_places(folder))
     if name not in known and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
         only = (
             f"only {', '.join(known)}; a dotted path (my_lab.nim) names an item of another package"
@@ -153,11 +156,16 @@ def check_name(folder: str, name: str) -> None:
 
 @cache
 def _item_files(folder: str) -> tuple[Path, ...]:
-    """Files and packages of a menu, without the contract and without shared code."""
+    """Files and packages of a menu, without the contract and without shared code.
+
+    A package of opponents only groups its files.
+    """
     folder_path = PACKAGE.joinpath(*MENUS[folder].split(".")[1:])
     places = [
         path
-        for path in sorted(folder_path.iterdir())
+        for path in sorted(
+            folder_path.rglob("*.py") if folder == "opponents" else folder_path.iterdir()
+        )
         if path.suffix == ".py" or (path / "__init__.py").is_file()
     ]
     return tuple(
@@ -165,6 +173,25 @@ def _item_files(folder: str) -> tuple[Path, ...]:
         for path in places
         if path.stem != "base" and not path.stem.startswith("_") and _holds_item(path, folder)
     )
+
+
+@cache
+def _places(folder: str) -> dict[str, tuple[str, str | None]]:
+    """Name of an item -> its file, and in the menu of opponents the class in that file."""
+    if folder != "opponents":
+        return {path.stem: (path.stem, None) for path in _item_files(folder)}
+    return {
+        name: (_module_in(path, folder), node.name)
+        for path in _item_files(folder)
+        for node in _parse(path).body
+        if isinstance(node, ast.ClassDef) and (name := _class_name(node))
+    }
+
+
+def _module_in(path: Path, folder: str) -> str:
+    """The name of a file as a module of the menu's package: `throws.players`."""
+    inside = path.relative_to(PACKAGE.joinpath(*MENUS[folder].split(".")[1:]))
+    return ".".join(inside.with_suffix("").parts)
 
 
 def _holds_item(path: Path, folder: str) -> bool:

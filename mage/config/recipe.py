@@ -1,134 +1,107 @@
-"""One validated tree of options: defaults <- TOML recipe <- `--a.b=c`.
+"""A recipe: one validated tree of options. It is checked whenever it is made or changed."""
 
-The name of a menu folder is a section, a file in it is a value of `name`. The other keys are the
-options of that item (fields of its class, keyword arguments of its function).
-"""
-
-import importlib
-import typing
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import ValidationError
 
-from mage.config.errors import NOWHERE, ConfigError
-from mage.config.menus import check_options, find_item, options_model
-from mage.config.sections import (
-    AgentOptions,
-    Choice,
-    EngineChoice,
-    EstimatorChoice,
-    EvaluateOptions,
-    LearnOptions,
-    MemoryChoice,
-    ModelOptions,
-    OpponentOptions,
-    PlayOptions,
-    ReturnOptions,
-    RunOptions,
-    Sampler,
-    Seats,
-    Section,
-)
+from mage.config.conflicts import find_conflicts, find_unused
+from mage.config.errors import NOWHERE, ConfigError, Origin, explain, unknown_option
+from mage.config.menus import check_name, check_options, engine_fields, find_item, options_model
+from mage.config.options import Options
+from mage.config.sections import Choice
+from mage.config.toml import Tables, dump_toml, show_key, without_none
 from mage.config.warmup_options import WarmupOptions
-from mage.types import Split
 
 
-class Recipe(Section):
+class Recipe(Options):
     """The whole tree. `load_recipe` and `build_recipe` make it and check sections together."""
 
-    environments: Choice
-    run: RunOptions = RunOptions()
-    model: ModelOptions = ModelOptions()
-    opponents: OpponentOptions = OpponentOptions()
-    play: PlayOptions = PlayOptions()
-    agent: AgentOptions = AgentOptions()
-    # `memory()` returns the item itself.
-    memory_choice: MemoryChoice = Field(MemoryChoice(), alias="memory")
-    engines: EngineChoice = EngineChoice()
-    returns: ReturnOptions = ReturnOptions()
-    advantages: EstimatorChoice = EstimatorChoice()
-    learn: LearnOptions = LearnOptions()
-    evaluate: EvaluateOptions = EvaluateOptions()
-    warmup: WarmupOptions = WarmupOptions()
+    def tables(self) -> Tables:
+        """Every option that has an effect, as plain values. Loading them gives an equal recipe."""
+        fields = type(self).model_fields.items()
+        tables = {field.alias or name: getattr(self, name).model_dump() for name, field in fields}
+        for section, option in find_unused(self):
+            tables[section].pop(option)
+        tables["opponents"] = {split: pool for split, pool in tables["opponents"].items() if pool}
+        if self.warmup == WarmupOptions():  # no warm-up
+            tables["warmup"] = {}
+        return {name: without_none(table) for name, table in tables.items() if table}
 
-    def environment(self) -> Any:
-        """The environment with its options."""
-        return find_item("environments", self.environments.name).model_validate(
-            self.environments.options
-        )
+    def toml(self) -> str:
+        """The text of a recipe file with every option that has an effect."""
+        return dump_toml(self.tables())
 
-    def memory(self) -> Any:
-        """The memory with its options."""
-        return find_item("memory", self.memory_choice.name).model_validate(
-            self.memory_choice.options
-        )
+    def changed(self, **sections: Mapping[str, Any]) -> "Recipe":
+        """The recipe with other options; None restores a default.
 
-    def population(self) -> Any:
-        """The weighted pools of opponents."""
-        return importlib.import_module("mage.opponents.base").Population(
-            **self.opponents.model_dump()
-        )
+        A recipe names every option, so only these count as given by the user: options that lose
+        their effect through them are dropped without an error.
 
-    def estimator(self) -> Callable[..., Any]:
-        """`estimate(returns)` of the chosen file with its options filled in."""
-        return partial(find_item("advantages", self.advantages.name), **self.advantages.options)
+        >>> recipe.changed(play={"episodes": 2}, run={"name": None})  # doctest: +SKIP
+        """
+        tables = self.tables()
+        for section, options in sections.items():
+            if "name" in options:
+                choose_item(tables, section, options["name"])
+            tables[section] = without_none({**tables.get(section, {}), **options})
+        keys = [f"{name}.{show_key(key)}" for name, table in sections.items() for key in table]
+        return build_recipe(tables, Origin("the run's recipe", tuple(keys), resolved=True))
 
-    def engine(self) -> Callable[..., Any]:
-        """The engine's class with its options, checked. Imports the engine and perhaps torch."""
-        item = find_item("engines", self.engines.name)
-        options = check_options(
-            "engines", options_model(item.__init__, required=False), self.engines.options, NOWHERE
-        )
-        return partial(item, **options)
 
-    def model_folder(self) -> Path:
-        """The folder of the starting weights: a whole model or adapters."""
-        return self._find_folder("find_model", self.model.path)
+def choose_item(tables: Tables, section: str, name: Any) -> None:
+    """Drop the options of the present item of a menu section if another item is chosen."""
+    kinds = {field.alias or key: field.annotation for key, field in Recipe.model_fields.items()}
+    kind, given = kinds.get(section), tables.get(section, {})
+    if isinstance(kind, type) and issubclass(kind, Choice) and isinstance(given, dict):
+        known = given.get("name", kind.model_fields["name"].default)
+        tables[section] = given if name == known else {}
 
-    def base_folder(self) -> Path:
-        """The folder of the whole model, with the tokenizer."""
-        return self._find_folder("base_of", self.model_folder())
 
-    def _find_folder(self, way: str, what: str | Path) -> Path:
-        try:
-            return typing.cast(
-                Path, getattr(importlib.import_module("mage.models.base"), way)(what)
-            )
-        except ValueError as error:
-            raise ConfigError(NOWHERE.mistake("model.path", self.model.path, str(error))) from None
+def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Recipe:
+    """Check plain tables as a whole recipe and resolve the options of its menu items."""
+    origin = origin or NOWHERE
+    try:
+        recipe = Recipe.model_validate(dict(tables))
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(error, Recipe, (), origin))) from None
+    choices = {
+        name: field.alias or name
+        for name, field in Recipe.model_fields.items()
+        if isinstance(getattr(recipe, name), Choice)
+    }
+    recipe = recipe.model_copy(
+        update={
+            name: _resolve(section, getattr(recipe, name), origin)
+            for name, section in choices.items()
+        }
+    )
+    if mistakes := find_conflicts(recipe, origin):
+        raise ConfigError("\n".join(mistakes))
+    return recipe
 
-    def evaluation_seats(self) -> Seats:
-        """Seats of the agent in evaluation."""
-        return self.evaluate.seats or self.play.seats
 
-    def final_tasks(self, split: Split) -> int:
-        """Tasks of the final panel of a split; 0 if the split has none."""
-        return self.evaluate.final_size if split in self.evaluate.splits else 0
+def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:
+    """The choice with all options of its item, defaults included.
 
-    def panel_size(self, panel: str) -> int:
-        """Tasks of a panel."""
-        return self.evaluate.final_size if panel == "final" else self.evaluate.size
+    An engine is not imported, because that is slow: only the names of its options are checked.
+    """
+    try:
+        check_name(section, choice.name)
+        item = None if section == "engines" else find_item(section, choice.name)
+    except ConfigError as error:
+        raise ConfigError(origin.mistake(f"{section}.name", choice.name, str(error))) from None
+    if item is None:
+        _check_engine_options(choice, origin)
+        return choice
+    model = item if isinstance(item, type) else options_model(item, required=True)
+    return type(choice).model_validate(
+        {"name": choice.name, **check_options(section, model, choice.options, origin)}
+    )
 
-    def plays_of(self, panel: str) -> int:
-        """How often each task of a panel is played: once on a select panel."""
-        return self.evaluate.plays if panel == "final" else 1
 
-    def training_sampler(self) -> Sampler:
-        """How replies are sampled in training."""
-        return Sampler(self.agent.temperature, self.agent.top_p, self.agent.top_k)
-
-    def evaluation_sampler(self) -> Sampler:
-        """How replies are sampled in evaluation: as in training, unless [evaluate] says more."""
-        own, train = self.evaluate, self.training_sampler()
-        return Sampler(
-            train.temperature if own.temperature is None else own.temperature,
-            train.top_p if own.top_p is None else own.top_p,
-            train.top_k if own.top_k is None else own.top_k,
-        )
-
-    def evaluation_episodes(self) -> int:
-        """Episodes of a meta-episode in evaluation."""
-        return self.evaluate.episodes or self.play.episodes
+def _check_engine_options(choice: Choice, origin: Origin) -> None:
+    known = engine_fields(choice.name)
+    for name in choice.options:
+        if known is not None and name not in known:
+            raise ConfigError(unknown_option("engines", name, known, origin))

@@ -14,7 +14,7 @@ from mage.config.errors import UserError
 from mage.config.recipe import Recipe
 from mage.config.sections import Seats
 from mage.environments.base import Environment
-from mage.opponents.base import Population, allocate
+from mage.opponents.base import Population, allocate, population_of
 from mage.seeds import derive
 from mage.types import Split, Task
 
@@ -79,7 +79,7 @@ def recipe_panel(
     """A panel of a recipe; `size` replaces its number of tasks."""
     return make_panel(
         recipe.environment(),
-        recipe.population(),
+        population_of(recipe),
         split,
         size=size or recipe.panel_size(name),
         seats=recipe.evaluation_seats(),

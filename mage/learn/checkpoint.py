@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from mage.config.errors import UserError
-from mage.models.base import copy_permissions
+from mage.models.sources.base import copy_permissions
 
 MODEL, ADAPTER, OPTIMIZER, STATE, MANIFEST = (
     "model.safetensors",

@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mage.config.errors import UserError
-from mage.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS, copy_permissions
+from mage.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from mage.models.checks import read_object, read_tensors
+from mage.models.sources.base import copy_permissions
 
 _PREFIX = "base_model.model."  # PEFT's prefix of every tensor name
 _LARGEST_RANK = 65_536

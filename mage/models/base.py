@@ -1,4 +1,4 @@
-"""The contract of a model source, and the folder of added models.
+"""The folders of models: where they are found, and how one is added.
 
 `mage model add` writes every model as the same kind of folder (config, safetensors, tokenizer.json,
 chat template). So no other code knows where a model came from. The folder is written under a
@@ -7,27 +7,24 @@ temporary name and tested with one question. Only then is it renamed, so no part
 
 import fcntl
 import glob
-import hashlib
-import importlib
 import math
 import os
 import re
 import secrets
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, TypeVar
 
-from mage.config.errors import UserError
+from mage.config.errors import NOWHERE, ConfigError, UserError
 from mage.config.menus import PACKAGE
+from mage.config.recipe import Recipe
 from mage.models.checks import read_object, read_tensors
+from mage.models.sources.base import Source
 from mage.run_folder.files import sync_files, sync_folder
 
-Say = Callable[[str], None]
-Dtype = Literal["float32", "bfloat16"]
 # Models in the package: for Kuhn poker and Tic-Tac-Toe, for Sokoban and ALFWorld, for short and for
 # long games of rock-paper-scissors, and for Kuhn poker against players never met.
 EMBEDDED = (
@@ -41,36 +38,8 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 SHIPPED = PACKAGE / "models" / "shipped"  # models and adapters in the package
 ORIGIN = "origin.json"
 _PARTIAL, _REPLACED = ".mage-partial", ".mage-replaced"  # ends of names of temporary folders
+What = TypeVar("What", str, Path)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-
-
-class Source(ABC):
-    """A place that models come from: one class in one file of `sources/`.
-
-    `what` is the argument of `mage model add`.
-    """
-
-    title: ClassVar[str]  # shown by `mage model list`
-    is_named: ClassVar[bool] = False  # True: one fixed model, added by the name of the file
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    @classmethod
-    @abstractmethod
-    def takes(cls, what: str) -> bool:
-        """Whether this source handles the argument `what`."""
-
-    @abstractmethod
-    def name(self) -> str:
-        """The default name of the model."""
-
-    @abstractmethod
-    def write(self, folder: Path, dtype: Dtype | None, template: str | None, say: Say) -> str:
-        """Write the model into an empty folder; returns one line that says where it comes from.
-
-        `dtype = None` and `template = None` keep those of the source.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +89,23 @@ def find_model(path: str) -> Path:
             f"Known are {known}; {_ways()}"
         )
     return models_folder() / path
+
+
+def model_folder(recipe: Recipe) -> Path:
+    """The folder of a recipe's starting weights: a whole model or adapters."""
+    return _folder_of(recipe, find_model, recipe.model.path)
+
+
+def base_folder(recipe: Recipe) -> Path:
+    """The folder of a recipe's whole model, with the tokenizer."""
+    return _folder_of(recipe, base_of, model_folder(recipe))
+
+
+def _folder_of(recipe: Recipe, find: Callable[[What], Path], what: What) -> Path:
+    try:
+        return find(what)
+    except UserError as error:
+        raise ConfigError(NOWHERE.mistake("model.path", recipe.model.path, str(error))) from None
 
 
 def is_adapter(folder: Path) -> bool:
@@ -205,28 +191,16 @@ def _bytes(folder: Path) -> int:
 
 
 def sources() -> dict[str, type[Source]]:
-    """All sources by file name; named models first, because a name takes precedence over a path."""
-    files = sorted(
-        path.stem
-        for path in (Path(__file__).parent / "sources").glob("*.py")
-        if path.stem != "__init__"
-    )
-    modules = {file: importlib.import_module(f"mage.models.sources.{file}") for file in files}
-    found = {
-        file: item
-        for file, module in modules.items()
-        for item in vars(module).values()
-        if _is_source(item, file)
-    }
-    return dict(sorted(found.items(), key=lambda pair: (not pair[1].is_named, pair[0])))
+    """All sources by name; named models first, because a name takes precedence over a path.
 
+    They are imported here, because some load torch.
+    """
+    from mage.models.sources.folder import Folder
+    from mage.models.sources.gguf import Gguf
+    from mage.models.sources.hub import Hub
+    from mage.models.sources.smollm2 import Smollm2
 
-def _is_source(item: Any, file: str) -> bool:
-    return (
-        isinstance(item, type)
-        and issubclass(item, Source)
-        and item.__module__ == f"mage.models.sources.{file}"
-    )
+    return {"smollm2": Smollm2, "folder": Folder, "gguf": Gguf, "hub": Hub}
 
 
 def named_sources() -> dict[str, str]:
@@ -255,11 +229,6 @@ def check_name(name: str) -> str:
             f"_ . - only, and not {' or '.join(EMBEDDED)}"
         )
     return name
-
-
-def copy_permissions(weights: Path, like: Path) -> None:
-    """Copy the permissions of a neighbouring file; safetensors makes files for the owner only."""
-    shutil.copymode(like, weights)
 
 
 @contextmanager
@@ -329,14 +298,3 @@ def _delete_unused(left: Path) -> None:
     """Delete the temporary folder of a killed process: its lock has ended with the process."""
     if left.is_dir() and not left.is_symlink() and not _is_used(left):
         shutil.rmtree(left, ignore_errors=True)
-
-
-def check_sha256(path: Path, expected: str) -> None:
-    """Raise ValueError unless the file has this checksum."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        raise UserError(
-            f"{path} has the wrong content: its sha256 is {found}, expected {expected}. "
-            "Remove the file and get it again"
-        )

@@ -10,18 +10,17 @@ draws one of them. The draw depends on the task's seed and split only. Members o
 same player in all episodes, and no player of the test split is met in training.
 """
 
-import importlib
-import pkgutil
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mage.config.errors import UserError, did_you_mean
-from mage.config.menus import find_item
+from mage.config.errors import UserError
+from mage.config.menus import find_item, menu
+from mage.config.recipe import Recipe
 from mage.environments.base import Environment, State
 from mage.seeds import derive
 from mage.types import Split, Task
@@ -38,6 +37,24 @@ class Opponent(BaseModel, ABC):
     name: ClassVar[str]
     policy_is: ClassVar[Knowledge] = "exact"  # exact ceilings need "exact"
     trains_only: ClassVar[bool] = False  # a part of a training run: it plays in no evaluation
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """The opponent with the options after the dashes of its name, as in `mcts-100`."""
+        word, *options = name.split("-")
+        fields = option_names(cls)
+        if len(options) > len(fields):
+            raise UserError(
+                f"opponent {name!r} has {len(options)} options, but {word} takes {len(fields)} "
+                f"({', '.join(fields)})"
+            )
+        try:
+            return cls.model_validate(dict(zip(fields, options, strict=False)))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where, fault = ".".join(map(str, first["loc"])), first["msg"]
+            fault = fault.replace("Input should be", "must be")
+            raise UserError(f"opponent {name!r}: {where} = {first['input']!r}: {fault}") from None
 
     @classmethod
     def plays(cls, environment: Environment) -> bool:
@@ -198,29 +215,9 @@ def _ticks_below(edge: float, offset: float) -> int:
 @cache
 def find(name: str) -> Opponent:
     """The opponent with a name such as `mcts-100` or `my_lab.bots.Tight-3`."""
-    word, *options = name.split("-")
-    kinds = {word: _load(word)} if "." in word else known()
-    if word not in kinds:
-        raise UserError(
-            f"unknown opponent {name!r}{did_you_mean(word, kinds)}; "
-            f"known opponents: {', '.join(sorted(kinds))}. "
-            "Options follow after dashes (mcts-100)"
-        )
-    kind = kinds[word]
-    fields = option_names(kind)
-    if len(options) > len(fields):
-        raise UserError(
-            f"opponent {name!r} has {len(options)} options, but {word} takes {len(fields)} "
-            f"({', '.join(fields)})"
-        )
-    try:
-        return kind.model_validate(dict(zip(fields, options, strict=False)))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(
-            f"opponent {name!r}: {where} = {first['input']!r}: {first['msg']}"
-        ) from None
+    opponent = find_item("opponents", name.split("-")[0]).named(name)
+    assert isinstance(opponent, Opponent), "find_item checks the contract"
+    return opponent
 
 
 def members(population: str) -> tuple[str, ...]:
@@ -245,27 +242,9 @@ def option_names(kind: type[Opponent]) -> list[str]:
 @cache
 def known() -> dict[str, type[Opponent]]:
     """Every opponent of this folder by the first word of its name."""
-    import mage.opponents as menu
-
-    modules = [
-        importlib.import_module(f"{menu.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(menu.__path__)
-    ]
-    kinds = [
-        item
-        for module in modules
-        for item in vars(module).values()
-        if _is_opponent(item) and item.__module__.startswith(module.__name__)
-    ]
-    return {kind.name: kind for kind in kinds}
+    return {name: find_item("opponents", name) for name, _ in menu("opponents")}
 
 
-def _is_opponent(item: Any) -> bool:
-    return isinstance(item, type) and issubclass(item, Opponent) and "name" in vars(item)
-
-
-def _load(path: str) -> type[Opponent]:
-    """The class of a dotted path: `my_lab.bots.Tight`, or `my_lab.tight` with one opponent."""
-    item = find_item("opponents", path)
-    assert issubclass(item, Opponent), "find_item checks the contract"
-    return item
+def population_of(recipe: Recipe) -> Population:
+    """The weighted pools of opponents of a recipe."""
+    return Population(**recipe.opponents.model_dump())

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from mage.config.errors import EXIT_USAGE, ConfigError
-from mage.config.loading import change_recipe
 from mage.config.recipe import Recipe
 from mage.ranks import processes as child_processes
 from mage.ranks.processes import SIGNALS, blocked_signals, end_with_parent
@@ -172,4 +171,4 @@ def recipe_of_rank(recipe: Recipe, ranks: Ranks) -> Recipe:
         return recipe
     local_rank = int(os.environ.get("LOCAL_RANK", ranks.rank))
     device = f"cuda:{local_rank % torch.cuda.device_count()}"
-    return change_recipe(recipe, [f"--run.device={device}"])
+    return recipe.changed(run={"device": device})

@@ -10,9 +10,9 @@ import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from mage.config.loading import recipe_tables
 from mage.evaluation.figures import Evaluation
 from mage.report.run_results import read_run_results
 from mage.report.tensorboard import TensorBoardCallback, flatten
@@ -127,8 +127,8 @@ def _history(folder: RunFolder) -> Iterator[tuple[int, Figures]]:
 class WandbCallback(FiguresCallback):
     """Weights & Biases, and Trackio, which has the same functions."""
 
-    def __init__(self, module: str) -> None:
-        self.module = importlib.import_module(module)
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
 
     def on_start(self, folder: RunFolder, update: int) -> None:
         if self.module.__name__ == "wandb":
@@ -141,9 +141,7 @@ class WandbCallback(FiguresCallback):
         else:  # Trackio finds the run to continue by its name only
             mark = hashlib.sha256(_identity(folder).encode()).hexdigest()[:6]
             options = {"name": f"{folder.path.name}-{mark}"}
-        self.module.init(
-            project=PROJECT, config=recipe_tables(folder.recipe), resume="allow", **options
-        )
+        self.module.init(project=PROJECT, config=folder.recipe.tables(), resume="allow", **options)
 
     def log(self, update: int, figures: Figures) -> None:
         self.module.log(figures, step=update)
@@ -172,7 +170,7 @@ class MlflowCallback(FiguresCallback):
             self.module.start_run(run_id=earlier[0].info.run_id)
         else:
             self.module.start_run(run_name=folder.path.name, tags={"mage.run": identity})
-        tables = recipe_tables(folder.recipe).items()
+        tables = folder.recipe.tables().items()
         flat = {
             f"{section}.{key}": value for section, table in tables for key, value in table.items()
         }
@@ -186,7 +184,7 @@ class MlflowCallback(FiguresCallback):
 _KINDS: dict[str, Callable[[], Callback]] = {
     "tensorboard": TensorBoardCallback,
     "csv": CsvCallback,
-    "wandb": lambda: WandbCallback("wandb"),
-    "trackio": lambda: WandbCallback("trackio"),
+    "wandb": lambda: WandbCallback(importlib.import_module("wandb")),
+    "trackio": lambda: WandbCallback(importlib.import_module("trackio")),
     "mlflow": MlflowCallback,
 }

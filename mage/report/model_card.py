@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from mage.config.loading import recipe_toml
 from mage.evaluation.figures import Cell
 from mage.report.run_results import SCORE, SUCCESS, RunResults, title_of
 from mage.report.values import show_bound, show_estimate
@@ -37,7 +36,7 @@ def _body(results: RunResults, name: str, update: int, base: str) -> Iterator[st
     for split in results.splits:
         yield from _panel(results, split)
     yield from ("", "## Use", "", "```", f"mage play --model.path={name}", "```")
-    yield from ("", "## Recipe", "", "```toml", recipe_toml(results.folder.recipe).strip(), "```")
+    yield from ("", "## Recipe", "", "```toml", results.folder.recipe.toml().strip(), "```")
     packages = results.versions.get("packages", {})
     shown = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
     yield from ("", f"Made with MAGE {results.versions.get('mage', '')}; {shown}.")

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from mage.config.errors import ConfigError
+from mage.models.base import model_folder
 from mage.reproduce.plan import Job, Plan, figures_of, paper_recipe
 
 GET_MODEL = (
@@ -45,7 +46,7 @@ def _missing_model(plan: Plan) -> list[str]:
     if recipe.model.path.startswith("embedded"):
         return [GET_MODEL]
     try:
-        recipe.model_folder()
+        model_folder(recipe)
     except ConfigError as error:
         return [f"the model {recipe.model.path}: {error}"]
     return []

@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 
 from mage.config.errors import UserError, did_you_mean
-from mage.config.loading import change_recipe, load_recipe, recipe_tables
+from mage.config.loading import change_recipe, load_recipe
 from mage.config.recipe import Recipe
 from mage.config.toml import Tables, show_value
+from mage.opponents.base import population_of
 from mage.reproduce import scales, tables
 from mage.reproduce.scales import SCALES, Scale
 from mage.reproduce.tables import TABLES, Arm, Table
@@ -107,10 +108,9 @@ def make_plan(
         )
     _check_names("world", chosen, table.worlds, f"table {name}")
     _check_names("arm", only, [arm.label for arm in table.arms], f"table {name}")
-    extra = [*overrides, *([f"--model.path={model}"] if model else [])]
     arms = [arm for arm in table.arms if not only or arm.label in only]
     recipes = [
-        (world, arm, _make_recipe(size, world, arm, budget, extra))
+        (world, arm, _make_recipe(size, world, arm, budget, overrides, model))
         for world in chosen
         for arm in arms
     ]
@@ -133,30 +133,26 @@ def _check_names(kind: str, given: Iterable[str], known: Sequence[str], where: s
 
 
 def _make_recipe(
-    scale: Scale, world: str, arm: Arm, budget: int | None, extra: Sequence[str]
+    scale: Scale, world: str, arm: Arm, budget: int | None, extra: Sequence[str], model: str | None
 ) -> Recipe:
     """The recipe of an arm, for any seed."""
     name = "+".join((scale.base.format(world), *arm.parts))
     plain = load_recipe(name)
-    changes = [
-        *_pinned(scale.base.format(world)),
-        *scale.overrides(world, arm.parts, plain),
-        *extra,
-    ]
+    pinned = plain.changed(**_pinned(scale.base.format(world)))
+    recipe = change_recipe(pinned, [*scale.overrides(world, arm.parts, plain), *extra])
+    if model is not None:
+        recipe = recipe.changed(model={"path": model})
     if not plain.run.updates:
-        return load_recipe(name, [*changes, "--run.updates=0"])
-    recipe = load_recipe(name, changes)
-    return (
-        recipe
-        if budget is None
-        else change_recipe(recipe, [f"--run.updates={_updates_for(budget, recipe)}"])
-    )
+        return recipe.changed(run={"updates": 0})
+    if budget is None:
+        return recipe
+    return recipe.changed(run={"updates": _updates_for(budget, recipe)})
 
 
 @cache
 def paper_recipe(world: str, arm: Arm) -> Recipe:
     """The recipe of an arm at scale `paper` without changes."""
-    return _make_recipe(SCALES["paper"], world, arm, None, ())
+    return _make_recipe(SCALES["paper"], world, arm, None, (), None)
 
 
 def _make_job(scale: Scale, world: str, arm: Arm, seed: int, recipe: Recipe) -> Job:
@@ -165,17 +161,13 @@ def _make_job(scale: Scale, world: str, arm: Arm, seed: int, recipe: Recipe) -> 
 
 
 @cache
-def _pinned(name: str) -> list[str]:
-    """Overrides that give every arm of an environment the same panels."""
+def _pinned(name: str) -> dict[str, Tables]:
+    """Options that give every arm of an environment the same panels."""
     base = load_recipe(name)
-    population, many = base.population(), base.environment().multi_agent
+    population, many = population_of(base), base.environment().multi_agent
     splits = ["test", *(["ood"] if population.pool("ood") or not many else [])]
-    pool = [f"--opponents.test={show_value(dict(population.pool('test')))}"] if many else []
-    return [
-        f"--evaluate.episodes={base.evaluation_episodes()}",
-        f"--evaluate.splits={show_value(splits)}",
-        *pool,
-    ]
+    pool = {"opponents": {"test": population.pool("test")}} if many else {}
+    return {"evaluate": {"episodes": base.evaluation_episodes(), "splits": splits}, **pool}
 
 
 def episodes_of_update(recipe: Recipe) -> int:
@@ -242,7 +234,7 @@ def figures_of(recipe: Recipe) -> Tables:
     """The options that change results: `section.option` -> value."""
     flat = {
         f"{section}.{name}": value
-        for section, table in recipe_tables(recipe).items()
+        for section, table in recipe.tables().items()
         for name, value in table.items()
     }
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flat.items()}

@@ -20,7 +20,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from mage.config.errors import did_you_mean
-from mage.config.loading import change_recipe, load_recipe, recipe_toml
+from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
 from mage.run_folder.episode_files import write_meta_episodes
 from mage.run_folder.files import (
@@ -93,7 +93,7 @@ class RunFolder:
         path.mkdir(parents=True)
         for folder in ("episodes", "checkpoints", "evaluations"):
             (path / folder).mkdir()
-        text = recipe_toml(recipe).encode()
+        text = recipe.toml().encode()
         digest = hashlib.sha256(text).hexdigest()
         write_sealed(path / "versions.json", versions() | {_RECIPE: digest})
         if job:
@@ -145,7 +145,7 @@ class RunFolder:
         if not self.warm.exists():
             return self.recipe
         verify_checksums(self.warm)
-        return change_recipe(self.recipe, [f"--model.path={self.warm}"])
+        return self.recipe.changed(model={"path": str(self.warm)})
 
     # -- figures of every update
 

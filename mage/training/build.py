@@ -15,6 +15,7 @@ from mage.config.recipe import Recipe
 from mage.engines.base import Engine
 from mage.memory.base import Memory
 from mage.models.arithmetic import reset_arithmetic
+from mage.models.base import base_folder, model_folder
 from mage.models.loading import load_model, pick_device, pick_dtype
 from mage.models.shapes import read_shape
 from mage.play import PlaySetup
@@ -74,8 +75,8 @@ def build_components(recipe: Recipe) -> Components:
     if own_chat is not None:
         _check_thinking(recipe)
         return Components(recipe, None, own_chat, recipe.engine()(own_chat))
-    folder = recipe.model_folder()
-    chat = Chat.load(recipe.base_folder(), recipe.agent.thinking)
+    folder = model_folder(recipe)
+    chat = Chat.load(base_folder(recipe), recipe.agent.thinking)
     warnings = check_context(recipe, chat)
     device = pick_device(recipe.run.device)
     reset_arithmetic(pick_dtype(recipe.model.dtype, device), device)
@@ -113,7 +114,7 @@ def fit_to_gpu(recipe: Recipe, ranks: int | None = None) -> Recipe:
         torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), device.index or 0)
     plan = plan_memory(
         recipe,
-        read_shape(recipe.base_folder()),
+        read_shape(base_folder(recipe)),
         memory,
         half_precision=recipe.model.dtype != "float32",
         ranks=ranks,

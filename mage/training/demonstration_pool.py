@@ -16,6 +16,7 @@ from mage.config.recipe import Recipe
 from mage.engines.base import ScriptedEngine
 from mage.learn.imitate.demonstrations import Demonstration, Script, write_demonstrations
 from mage.learn.imitate.warmup import Chunk
+from mage.models.base import base_folder
 from mage.play import PlaySetup
 from mage.ranks import processes as child_processes
 from mage.ranks.processes import SIGNALS, blocked_signals, end_with_parent
@@ -72,7 +73,7 @@ def _start(recipe: Recipe, script: Script) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end_with_parent()
-    chat = Chat.load(recipe.base_folder(), recipe.agent.thinking)
+    chat = Chat.load(base_folder(recipe), recipe.agent.thinking)
     engine = ScriptedEngine(lambda request: "", chat.encode)  # replaced by the scripted player
     _setting, _script = Components(recipe, None, chat, engine).play_setup(), script
 

@@ -11,6 +11,7 @@ from mage.evaluation.rows import write_tasks
 from mage.evaluation.run import evaluate_panel
 from mage.evaluation.shards import ShardStore
 from mage.memory.base import Memory
+from mage.opponents.base import population_of
 from mage.ranks.rank_log import log
 from mage.ranks.ranks import Ranks
 from mage.ranks.stop import StopRequest
@@ -77,7 +78,7 @@ class RunEvaluations:
         with self.stop.section(self.ranks):
             evaluation, _ = evaluate_panel(
                 setup,
-                recipe.population(),
+                population_of(recipe),
                 recipe_panel(recipe, split, panel),
                 panel,
                 plays=plays,

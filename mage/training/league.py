@@ -19,9 +19,9 @@ from mage.agent.agent import Agent
 from mage.config.errors import UserError
 from mage.config.recipe import Recipe
 from mage.learn.trainable import Trainable, make_trainable
-from mage.models.base import is_adapter
+from mage.models.base import is_adapter, model_folder
 from mage.models.loading import load_model
-from mage.opponents.base import Opponent, find
+from mage.opponents.base import Opponent, find, population_of
 from mage.ranks.ranks import Ranks
 from mage.run_folder import DamagedError
 from mage.run_folder.files import file_digest, sync_folder
@@ -45,7 +45,7 @@ class Copy:
 
 def league_of(recipe: Recipe) -> str | None:
     """The name of the league in the training pool, if there is one."""
-    names = [name for name in recipe.population().pool("train") if find(name).trains_only]
+    names = [name for name in population_of(recipe).pool("train") if find(name).trains_only]
     if len(names) > 1:
         raise UserError(f"opponents.train has several leagues ({', '.join(names)}); use one")
     if names and recipe.learn.shard != "none":
@@ -62,7 +62,7 @@ def _check_start(recipe: Recipe, name: str) -> None:
             f"{name} takes its first copy after {start} updates, but run.updates is "
             f"{recipe.run.updates}; raise run.updates or lower the league's start"
         )
-    if start and len(recipe.population().pool("train")) == 1:
+    if start and len(population_of(recipe).pool("train")) == 1:
         raise UserError(
             f"{name} starts after {start} updates, and opponents.train has no other opponent "
             "before; add one, or set the league's start to 0"
@@ -186,7 +186,7 @@ class _Player:
 
     def __init__(self, options: Any, components: Components) -> None:
         recipe = components.recipe
-        source = recipe.model_folder()  # adapters need the weights of the start
+        source = model_folder(recipe)  # adapters need the weights of the start
         self.model = load_model(source, recipe.model.dtype, recipe.run.device)
         start = source if is_adapter(source) else None
         learn = recipe.learn.model_copy(update={"kl": 0.0})

@@ -14,7 +14,7 @@ from mage.config.menus import engine_fields
 from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice, LearnOptions
 from mage.models.shapes import ModelShape
-from mage.opponents.base import find
+from mage.opponents.base import find, population_of
 
 GB = 1e9
 # A card's memory that a run can use: the CUDA context and fragmentation take the rest.
@@ -177,7 +177,7 @@ def sampler_share(recipe: Recipe) -> float:
 
 def _copies(recipe: Recipe) -> int:
     """The frozen copies of a league that play at once; 0 without a league."""
-    opponents = map(find, recipe.population().pool("train"))
+    opponents = map(find, population_of(recipe).pool("train"))
     return max((one.copies_at_once() for one in opponents), default=0)
 
 

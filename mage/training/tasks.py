@@ -1,7 +1,7 @@
 """The training tasks of an update, drawn from the run's seed and the update's number."""
 
 from mage.config.recipe import Recipe
-from mage.opponents.base import allocate, find
+from mage.opponents.base import allocate, find, population_of
 from mage.seeds import derive
 from mage.types import Task
 
@@ -27,7 +27,7 @@ def draw_tasks(recipe: Recipe, update: int) -> list[list[Task]]:
 
 def _pool(recipe: Recipe, update: int) -> dict[str, float]:
     """The shares of the opponents of an update; one that joins later has none before."""
-    pool = recipe.population().pool("train")
+    pool = population_of(recipe).pool("train")
     later = {name for name in pool if 0 < update <= find(name).updates_before()}
     if not later:
         return pool or {"": 1.0}

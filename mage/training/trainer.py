@@ -20,7 +20,7 @@ from mage.evaluation.figures import Evaluation
 from mage.learn import checkpoint
 from mage.learn.learner import Learner
 from mage.memory.base import Memory
-from mage.models.base import is_adapter
+from mage.models.base import is_adapter, model_folder
 from mage.play import play_groups
 from mage.ranks.dealing import (
     SharedCredit,
@@ -130,7 +130,7 @@ class Trainer:
         self.recipe = fit_to_gpu(recipe_of_rank(folder.begun_recipe(), ranks), ranks.size)
         ranks.deals_members = ranks.size > 1 and self.recipe.run.deal == "members"
         self.components = build_components(self.recipe)
-        source = self.recipe.model_folder()
+        source = model_folder(self.recipe)
         self.learner = Learner(
             self.components.weights(),
             self.recipe.learn,

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import torch
 
-from mage.config.loading import change_recipe, recipe_tables
 from mage.config.recipe import Recipe
 from mage.learn.imitate.warmup import Warmup, Watch, make_script, save_warm, warm_up
 from mage.learn.trainable import make_trainable
-from mage.models.base import base_name, is_adapter
+from mage.models.base import base_folder, base_name, is_adapter, model_folder
 from mage.training.build import build_components, fit_to_gpu
 from mage.training.demonstration_pool import DemonstrationPool
 from mage.training.tasks import draw_tasks
@@ -37,12 +36,12 @@ def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
 
 
 def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
-    source = recipe.model_folder()
+    source = model_folder(recipe)
     # A short stage with a small learning rate needs float32. Expert play is a long stage: it uses
     # the number format of training, which is several times faster on a GPU.
     short = recipe.warmup.play == "random"
     components = build_components(
-        fit_to_gpu(change_recipe(recipe, ["--model.dtype=float32"]) if short else recipe)
+        fit_to_gpu(recipe.changed(model={"dtype": "float32"}) if short else recipe)
     )
     model, seed = components.weights(), recipe.run.seed
     trainable = make_trainable(
@@ -68,11 +67,11 @@ def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
         record = {
             "source": recipe.model.path,
             "seed": seed,
-            "recipe": recipe_tables(recipe),
+            "recipe": recipe.tables(),
             **found.to_json(),
         }
         save_warm(
-            trainable, recipe.base_folder(), base_name(source, recipe.model.path), target, record
+            trainable, base_folder(recipe), base_name(source, recipe.model.path), target, record
         )
     return found
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mage.config.loading import recipe_tables
 from mage.evaluation.compare import compare
 from mage.evaluation.rows import TaskRow
 from mage.run_folder import Json, RunFolder
@@ -80,6 +79,6 @@ def differing_options(first: RunFolder, second: RunFolder) -> list[list[Any]]:
 def _flat(folder: RunFolder) -> dict[str, Any]:
     return {
         f"{section}.{name}": value
-        for section, table in recipe_tables(folder.recipe).items()
+        for section, table in folder.recipe.tables().items()
         for name, value in table.items()
     }

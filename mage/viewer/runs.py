@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from mage.config.errors import ConfigError
-from mage.config.loading import recipe_tables, recipe_toml
 from mage.evaluation.compare import compare
 from mage.evaluation.figures import Cell, Evaluation
 from mage.evaluation.rows import TaskRow, finite
+from mage.opponents.base import population_of
 from mage.report.run_results import (
     STAGES,
     RunResults,
@@ -66,7 +66,7 @@ def _row(results: RunResults) -> Json:
     return {
         "title": folder.path.name,
         "environment": results.environment,
-        "opponents": sorted(folder.recipe.population().pool("train")),
+        "opponents": sorted(population_of(folder.recipe).pool("train")),
         "state": state_of(results),
         "updates": results.updates,
         "total": folder.recipe.run.updates,
@@ -132,8 +132,8 @@ def describe_run(folder: RunFolder) -> Json:
         "panels": [_panel(results, split) for split in results.splits],
         "stored": stored_names(folder),
         "has_text": has_text(folder),
-        "recipe": recipe_tables(folder.recipe),
-        "toml": recipe_toml(folder.recipe),
+        "recipe": folder.recipe.tables(),
+        "toml": folder.recipe.toml(),
         "versions": results.versions,
     }
 

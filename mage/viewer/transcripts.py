@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from mage.config.errors import ConfigError
+from mage.models.base import base_folder
 from mage.run_folder import Json, RunFolder
 from mage.run_folder.episode_files import COLUMNS, Contents, read_contents, read_member
 from mage.run_folder.move_files import TurnMoves, read_moves
@@ -150,7 +151,7 @@ def _cached_moves(run: Path, name: str, changed: int) -> dict[tuple[int, int], l
 def _load_tokenizer(folder: RunFolder) -> Tokenizer | None:
     """The tokenizer of the model; None if the model is not on this machine."""
     try:
-        path = folder.recipe.base_folder() / "tokenizer.json"
+        path = base_folder(folder.recipe) / "tokenizer.json"
     except (ConfigError, ValueError, OSError):
         return None
     return Tokenizer.from_file(str(path)) if path.is_file() else None

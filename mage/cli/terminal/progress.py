@@ -20,6 +20,7 @@ from mage.cli.terminal.reply_problems import training_problems
 from mage.cli.terminal.results import show
 from mage.config.recipe import Recipe
 from mage.evaluation.figures import Cell, Evaluation
+from mage.opponents.base import population_of
 from mage.report.run_results import SCORE
 from mage.training.callbacks import Callback, Metrics
 
@@ -182,7 +183,7 @@ def _time_left(ends: float | None) -> str:
 
 def _same_pool(recipe: Recipe) -> bool:
     """Whether training and test have the same opponents, so that test ceilings hold for both."""
-    population = recipe.population()
+    population = population_of(recipe)
     return population.pool("train") == population.pool("test")
 
 

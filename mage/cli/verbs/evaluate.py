@@ -102,7 +102,7 @@ def evaluate(
     Any option of the recipe can be changed with --section.option=value.
     """
     name, overrides = split_words(what, ctx.args)
-    overrides += [f"--evaluate.episodes={episodes}"] if episodes else []
+    changes: dict[str, dict[str, int]] = {"evaluate": {"episodes": episodes}} if episodes else {}
     stored = Path(compare) if compare and compare.endswith((".jsonl", ".jsonl.gz")) else None
     chosen = [one for one in (name, compare if stored is None else None) if one is not None]
     if name is None:
@@ -117,16 +117,16 @@ def evaluate(
 
     notes = None if memory is None else make_notes(memory)
     if population is not None:
-        overrides += population_table.throw_options(throws)
-        candidate = find_candidate(name, overrides, checkpoint, say)
+        changes |= population_table.throw_options(throws)
+        candidate = find_candidate(name, overrides, checkpoint, say, changes)
         population_table.show_population(
             candidate, population, matches, references, notes, agent, page, as_json
         )
     elif exact:
-        candidate = find_candidate(name, overrides, checkpoint, say)
+        candidate = find_candidate(name, overrides, checkpoint, say, changes)
         exact_table.show_exact(candidate, split, notes, players, as_json)
     else:
-        candidates = [find_candidate(one, overrides, checkpoint, say) for one in chosen]
+        candidates = [find_candidate(one, overrides, checkpoint, say, changes) for one in chosen]
         _evaluate_panel(candidates, split, panel, size, memory, as_json, stored, tasks)
 
 

@@ -11,13 +11,13 @@ from mage.cli.terminal.tables import plain_table
 from mage.models.base import (
     EMBEDDED,
     SHIPPED,
-    Dtype,
     Model,
     list_models,
     models_folder,
     named_sources,
     read_model,
 )
+from mage.models.sources.base import Dtype
 from mage.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -37,7 +37,8 @@ from mage.learn.imitate.supervised import action_entropy, imitate
 from mage.learn.pack.attention import best_layout, check_packable
 from mage.learn.trainable import Adapters, Trainable
 from mage.models.adapters import save_adapters
-from mage.models.base import atomic_folder, copy_permissions
+from mage.models.base import atomic_folder
+from mage.models.sources.base import copy_permissions
 from mage.play import PlaySetup
 from mage.run_folder.files import write_checksums
 from mage.seeds import derive

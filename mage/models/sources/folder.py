@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 from mage.config.errors import UserError
-from mage.models.base import Dtype, Say, Source, copy_permissions
 from mage.models.checks import check_folder, read_object
+from mage.models.sources.base import Dtype, Say, Source, copy_permissions
 
 _INDEX = "model.safetensors.index.json"
 _ENDING = ".safetensors"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mage.config.errors import UserError
-from mage.models.base import Dtype, Say, Source, copy_permissions
+from mage.models.sources.base import Dtype, Say, Source, copy_permissions
 from mage.models.sources.gguf_header import Header, read_header
 from mage.models.sources.gguf_tokenizer import Tables, read_tokenizer, read_tokenizer_config
 

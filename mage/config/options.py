@@ -1,0 +1,109 @@
+"""All sections of a recipe, and what follows from their options.
+
+The name of a menu folder is a section, a file in it is a value of `name`. The other keys are the
+options of that item (fields of its class, keyword arguments of its function).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+
+from mage.config.errors import NOWHERE
+from mage.config.menus import check_options, find_item, options_model
+from mage.config.sections import (
+    AgentOptions,
+    Choice,
+    EngineChoice,
+    EstimatorChoice,
+    EvaluateOptions,
+    LearnOptions,
+    MemoryChoice,
+    ModelOptions,
+    OpponentOptions,
+    PlayOptions,
+    ReturnOptions,
+    RunOptions,
+    Sampler,
+    Seats,
+    Section,
+)
+from mage.config.warmup_options import WarmupOptions
+from mage.types import Split
+
+
+class Options(Section):
+    """The whole tree of options; a `Recipe` is one whose sections fit together."""
+
+    environments: Choice
+    run: RunOptions = RunOptions()
+    model: ModelOptions = ModelOptions()
+    opponents: OpponentOptions = OpponentOptions()
+    play: PlayOptions = PlayOptions()
+    agent: AgentOptions = AgentOptions()
+    # `memory()` returns the item itself.
+    memory_choice: MemoryChoice = Field(MemoryChoice(), alias="memory")
+    engines: EngineChoice = EngineChoice()
+    returns: ReturnOptions = ReturnOptions()
+    advantages: EstimatorChoice = EstimatorChoice()
+    learn: LearnOptions = LearnOptions()
+    evaluate: EvaluateOptions = EvaluateOptions()
+    warmup: WarmupOptions = WarmupOptions()
+
+    def environment(self) -> Any:
+        """The environment with its options."""
+        return find_item("environments", self.environments.name).model_validate(
+            self.environments.options
+        )
+
+    def memory(self) -> Any:
+        """The memory with its options."""
+        return find_item("memory", self.memory_choice.name).model_validate(
+            self.memory_choice.options
+        )
+
+    def estimator(self) -> Callable[..., Any]:
+        """`estimate(returns)` of the chosen file with its options filled in."""
+        return partial(find_item("advantages", self.advantages.name), **self.advantages.options)
+
+    def engine(self) -> Callable[..., Any]:
+        """The engine's class with its options, checked. Imports the engine and perhaps torch."""
+        item = find_item("engines", self.engines.name)
+        options = check_options(
+            "engines", options_model(item.__init__, required=False), self.engines.options, NOWHERE
+        )
+        return partial(item, **options)
+
+    def evaluation_seats(self) -> Seats:
+        """Seats of the agent in evaluation."""
+        return self.evaluate.seats or self.play.seats
+
+    def final_tasks(self, split: Split) -> int:
+        """Tasks of the final panel of a split; 0 if the split has none."""
+        return self.evaluate.final_size if split in self.evaluate.splits else 0
+
+    def panel_size(self, panel: str) -> int:
+        """Tasks of a panel."""
+        return self.evaluate.final_size if panel == "final" else self.evaluate.size
+
+    def plays_of(self, panel: str) -> int:
+        """How often each task of a panel is played: once on a select panel."""
+        return self.evaluate.plays if panel == "final" else 1
+
+    def training_sampler(self) -> Sampler:
+        """How replies are sampled in training."""
+        return Sampler(self.agent.temperature, self.agent.top_p, self.agent.top_k)
+
+    def evaluation_sampler(self) -> Sampler:
+        """How replies are sampled in evaluation: as in training, unless [evaluate] says more."""
+        own, train = self.evaluate, self.training_sampler()
+        return Sampler(
+            train.temperature if own.temperature is None else own.temperature,
+            train.top_p if own.top_p is None else own.top_p,
+            train.top_k if own.top_k is None else own.top_k,
+        )
+
+    def evaluation_episodes(self) -> int:
+        """Episodes of a meta-episode in evaluation."""
+        return self.evaluate.episodes or self.play.episodes
