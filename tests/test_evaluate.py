@@ -2,17 +2,19 @@
 
 import json
 import math
+from io import StringIO
 from typing import Any, ClassVar
 
 import pytest
+from rich.console import Console
 
-from mage.cli.terminal.evaluation_table import HEADER, table
+from mage.cli.terminal.results import evaluation_table
 from mage.environments.base import Environment, State
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.compare import compare
 from mage.evaluation.exact.ceilings import ceilings
-from mage.evaluation.figures import Expert, summarise, summarise_rows
+from mage.evaluation.figures import Evaluation, Expert, summarise, summarise_rows
 from mage.evaluation.rows import TaskRow, read_tasks, task_row, write_tasks
 from mage.evaluation.statistics import wilson
 from mage.opponents.base import Population
@@ -271,7 +273,7 @@ def test_different_panels_are_not_compared():
         )
 
 
-def test_an_evaluation_is_plain_json_and_a_table_of_strings():
+def test_an_evaluation_is_plain_json_and_a_table_with_rows_by_opponent_and_seat_on_request():
     evaluation = summarise(FOUR, KUHN, POPULATION, "test")
     plain = json.loads(json.dumps(evaluation.to_json(), allow_nan=False))
     assert "rows" not in plain
@@ -279,13 +281,19 @@ def test_an_evaluation_is_plain_json_and_a_table_of_strings():
     assert (
         plain["by_opponent_seat"][0]["episodes"][0]["score"]["low"] is None
     )  # one task gives no interval
-    rows = table(evaluation)
-    assert rows[0] == HEADER
-    assert len(rows) == 1 + 3 * len(evaluation.cells)
-    assert rows[3][:5] == ("all", "both", "3", "4", "75 % (30-95)")
-    assert all(
-        len(row) == len(HEADER) and all(isinstance(text, str) for text in row) for row in rows
-    )
+    rows = shown_rows(evaluation)
+    assert len(rows) == 1 + 3
+    assert rows[3][:4] == ["3", "4", "75", "%"]
+    assert len(shown_rows(evaluation, "seat")) == 1 + 3 * (1 + len(evaluation.by_seat))
+    assert len(shown_rows(evaluation, "opponent", "seat")) == 1 + 3 * len(evaluation.cells)
+
+
+def shown_rows(evaluation: Evaluation, *by: str) -> list[list[str]]:
+    """The header and the rows that the terminal shows, as words."""
+    shown = StringIO()
+    Console(file=shown, width=200).print(evaluation_table(evaluation, "a title", 200, by)[0])
+    lines = [line for line in shown.getvalue().splitlines()[1:] if line.strip(" ─━")]
+    return [line.split() for line in lines]
 
 
 def test_wrong_arguments_give_a_clear_message():

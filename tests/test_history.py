@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mage.agent.chat import Chat
 from mage.agent.history import History, PastTurn, Prompt, folded_line
 from mage.cli.main import app
-from mage.cli.terminal.reply_problems import training_problems
+from mage.cli.terminal.results import training_problems
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.engines.base import Engine

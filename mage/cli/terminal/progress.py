@@ -16,8 +16,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from mage.cli.terminal.reply_problems import training_problems
-from mage.cli.terminal.results import show
+from mage.cli.terminal.results import show, training_problems
 from mage.config.recipe import Recipe
 from mage.evaluation.figures import Cell, Evaluation
 from mage.opponents.base import population_of

@@ -1,13 +1,16 @@
-"""Tables of results: a run before and after training, an evaluation, a comparison."""
+"""Tables of results: a run before and after training, an evaluation, a comparison.
+
+Lines below a table name problems of replies: cut off, folded, too long for the context.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rich.console import RenderableType
 
-from mage.cli.terminal.evaluation_table import table
 from mage.cli.terminal.tables import GAP, plain_table
+from mage.environments.base import SEATS
 from mage.evaluation.compare import Comparison
 from mage.evaluation.figures import Cell, EpisodeFigures, Evaluation
 from mage.evaluation.kinds import Kind
@@ -16,6 +19,11 @@ from mage.evaluation.statistics import Difference, Estimate
 from mage.report.run_results import SCORE, Measure, RunResults, title_of
 from mage.types import Split
 
+Figure = TypeVar("Figure")
+_HEADER = (
+    *("opponent", "seat", "episode", "tasks", "success", "Pass@k", "draws"),
+    *("score", "gain", "regret", "ceiling", "exploits", "illegal", "tokens"),
+)
 # columns that are left out of a narrow terminal, in this order
 _NARROW = ("tokens", "draws", "Pass@k", "exploits", "gain", "tasks")
 
@@ -77,70 +85,65 @@ def show_score(estimate: Estimate) -> str:
 
 
 def evaluation_table(
-    evaluation: Evaluation, title: str, width: int
+    evaluation: Evaluation, title: str, width: int, by: Collection[str] = ()
 ) -> tuple[RenderableType, list[str]]:
-    """All cells and episodes, and the names of the columns that were left out."""
+    """The overall figures of every episode, and the names of the columns that were left out.
+
+    `by` adds rows for every `opponent`, every `seat`, or both combined.
+    """
     alone = all(cell.opponent == NOBODY for cell in evaluation.by_opponent)
-    header, *rows = _shortened(
-        replace(evaluation, by_opponent=(), by_seat=(), by_opponent_seat=())
-        if alone
-        else evaluation
-    )
-    unused = ("opponent", "seat", "draws") if alone else ()  # not defined with a single agent
-    for name in [
-        name
-        for at, name in enumerate(header)
-        if name in unused or all(row[at] == "-" for row in rows)
-    ]:
-        header, *rows = _without(name, header, rows)
+    cells = [evaluation.overall, *(() if alone else _cells(evaluation, by))]
+    rows = [_row(cell, figures) for cell in cells for figures in cell.episodes]
+    unused = {"opponent", "seat"} if len(cells) == 1 else set()
+    unused |= {"draws"} if alone else set()  # not defined with a single agent
+    shown = [
+        name for name in _HEADER if name not in unused and any(row[name] != "-" for row in rows)
+    ]
     hidden: list[str] = []
     for name in _NARROW:
-        if name in header and _needed(header, rows) > width:
+        if name in shown and _needed(shown, rows) > width:
             hidden.append(name)
-            header, *rows = _without(name, header, rows)
-    return plain_table(header, rows, title, group=0 if alone else 2), hidden
+            shown.remove(name)
+    lines = [tuple(row[name] for name in shown) for row in rows]
+    return plain_table(shown, lines, title, group=2 if len(cells) > 1 else 0), hidden
 
 
-def _shortened(evaluation: Evaluation) -> list[tuple[str, ...]]:
-    """The rows of `table` with score and regret intervals written as `±`."""
-    header, *rows = table(evaluation)
-    figures = [one for cell in evaluation.cells for one in cell.episodes]
-    score, gain, regret = (header.index(name) for name in ("score", "gain", "regret"))
-    short = [
-        {
-            score: _score_or_none(one.score),
-            gain: _score_or_none(one.score_gain),
-            regret: _regret_or_none(one.regret),
-        }
-        for one in figures
-    ]
-    return [
-        header,
-        *(
-            tuple(found.get(at) or text for at, text in enumerate(row))
-            for row, found in zip(rows, short, strict=True)
-        ),
-    ]
+def _cells(evaluation: Evaluation, by: Collection[str]) -> tuple[Cell, ...]:
+    if {"opponent", "seat"} <= set(by):
+        return evaluation.by_opponent + evaluation.by_seat + evaluation.by_opponent_seat
+    if "opponent" in by:
+        return evaluation.by_opponent
+    return evaluation.by_seat if "seat" in by else ()
 
 
-def _score_or_none(estimate: Estimate | None) -> str | None:
-    return None if estimate is None else show_score(estimate)
+def _row(cell: Cell, figures: EpisodeFigures) -> dict[str, str]:
+    """The texts of one row by column. A regret is never below 0, so it carries no sign."""
+    texts = (
+        "all" if cell.opponent is None else cell.opponent,
+        "both" if cell.seat is None else SEATS[cell.seat],
+        str(figures.episode),
+        str(figures.score.count if figures.score else 0),
+        _or_dash(figures.success, show_rate),
+        _or_dash(figures.pass_at, show_rate),
+        _or_dash(figures.draws, show_rate),
+        _or_dash(figures.score, show_score),
+        _or_dash(figures.score_gain, show_score),
+        _or_dash(figures.regret, show_score).removeprefix("+"),
+        _or_dash(figures.ceiling, "{:.3f}".format),
+        _or_dash(figures.exploitation, lambda one: f"{one.value:.2f}"),
+        _or_dash(figures.illegal, lambda one: f"{100 * one:.1f} %"),
+        _or_dash(figures.tokens, "{:.0f}".format),
+    )
+    return dict(zip(_HEADER, texts, strict=True))
 
 
-def _regret_or_none(estimate: Estimate | None) -> str | None:
-    """A regret is never below 0, so it carries no sign."""
-    return None if estimate is None else show_score(estimate).removeprefix("+")
+def _or_dash(figure: Figure | None, show_figure: Callable[[Figure], str]) -> str:
+    return "-" if figure is None else show_figure(figure)
 
 
-def _needed(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    return sum(max(len(row[at]) for row in (header, *rows)) + GAP for at in range(len(header)))
-
-
-def _without(
-    name: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]
-) -> list[tuple[str, ...]]:
-    at = header.index(name)
-    return [row[:at] + row[at + 1 :] for row in (header, *rows)]
+def _needed(names: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
+    """The width of a table with these columns."""
+    return sum(max(len(name), *(len(row[name]) for row in rows)) + GAP for name in names)
 
 
 def kinds_table(kinds: Sequence[Kind]) -> RenderableType:
@@ -168,10 +171,45 @@ def comparison_table(comparison: Comparison, title: str) -> RenderableType:
 
 def _difference(found: Difference, percent: bool = False) -> tuple[str, str]:
     scale, places = (100, 1) if percent else (1, 3)
-    value, half = (
-        scale * found.difference.value,
-        scale * (found.difference.high - found.difference.low) / 2,
-    )
-    return f"{value:+.{places}f}" + (
-        f" ±{half:.{places}f}" if math.isfinite(half) else ""
-    ), f"{found.p_value:.3f}"
+    one = found.difference
+    value, half = scale * one.value, scale * (one.high - one.low) / 2
+    interval = f" ±{half:.{places}f}" if math.isfinite(half) else ""
+    return f"{value:+.{places}f}{interval}", show_p(found.p_value)
+
+
+def show_p(p_value: float) -> str:
+    """Three places; a smaller p-value is never shown as zero."""
+    return "< 0.001" if p_value < 0.0005 else f"{p_value:.3f}"
+
+
+# --- Problems of replies --------------------------------------------------------------------
+
+_LABELS = {
+    "cut_off": "replies cut off while thinking (raise agent.max_tokens)",
+    "folded": "prompts with folded turns",
+    "overflow": "prompts that did not fit into the context (raise engines.context)",
+}
+
+
+def evaluation_problems(evaluation: Evaluation) -> list[str]:
+    """One line for each problem, with its share of the turns in every episode."""
+    episodes = evaluation.overall.episodes
+    shares = {name: [getattr(one, name) or 0.0 for one in episodes] for name in _LABELS}
+    return [
+        f"{_LABELS[name]}, by episode: {', '.join(map(_percent, values))}"
+        for name, values in shares.items()
+        if any(values)
+    ]
+
+
+def training_problems(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line for each problem, with its mean share over some updates."""
+    shares = {
+        name: sum(one.get(f"{name}_rate") or 0.0 for one in metrics) / max(1, len(metrics))
+        for name in _LABELS
+    }
+    return [f"{_LABELS[name]}: {_percent(share)}" for name, share in shares.items() if share]
+
+
+def _percent(share: float) -> str:
+    return "below 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"

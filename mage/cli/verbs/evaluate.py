@@ -65,6 +65,10 @@ Compare = Annotated[
         help="Evaluate this one too, or read a file of --tasks; show the paired difference.",
     ),
 ]
+By = Annotated[
+    str,
+    typer.Option(metavar="opponent,seat,kind", help="Also show figures by these, with commas."),
+]
 Tasks = Annotated[
     Path | None,
     typer.Option(metavar="FILE.jsonl", help="Write all outcomes of RUN|RECIPE, a JSON line each."),
@@ -93,6 +97,7 @@ def evaluate(
     references: population_table.References = "",
     agent: population_table.WithAgent = True,
     page: population_table.Page = None,
+    by: By = "",
     as_json: AsJson = False,
 ) -> None:
     """Play a fixed panel and show every figure with its 95 % interval.
@@ -110,6 +115,7 @@ def evaluate(
     for one in chosen:
         _check_exists(one)
     _check_files(stored, tasks)
+    shown_by = _read_by(by)
     of_panel = bool(compare or size or tasks)
     of_population = bool(throws or references or page)
     _check_options(population, exact, of_panel, of_population, panel, bool(agent or references))
@@ -127,7 +133,7 @@ def evaluate(
         exact_table.show_exact(candidate, split, notes, players, as_json)
     else:
         candidates = [find_candidate(one, overrides, checkpoint, say, changes) for one in chosen]
-        _evaluate_panel(candidates, split, panel, size, memory, as_json, stored, tasks)
+        _evaluate_panel(candidates, split, panel, size, memory, as_json, stored, tasks, shown_by)
 
 
 def _check_options(
@@ -160,6 +166,7 @@ def _evaluate_panel(
     as_json: bool,
     stored: Path | None,
     tasks: Path | None,
+    by: Sequence[str],
 ) -> None:
     """Play the panel with one or two candidates; show the figures and the paired difference.
 
@@ -185,7 +192,8 @@ def _evaluate_panel(
         _print_evaluations(candidates, found, paired, about | _named(stored))
     else:
         title = stored.name if stored is not None else candidates[-1].title
-        _show_evaluations(candidates, found, paired, title, f"{panel} {split} panel, memory {held}")
+        what = f"{panel} {split} panel, memory {held}"
+        _show_evaluations(candidates, found, paired, title, what, by)
     if tasks is not None:  # last: if the disk is full, the figures are shown already
         write_tasks(tasks, found[0].rows)
 
@@ -233,6 +241,14 @@ def _by_kind(one: "Candidate", result: "Evaluation") -> "list[Kind]":
 
     world = one.components.recipe.environment().for_split(result.split)
     return figures_by_kind(world, result.rows)
+
+
+def _read_by(by: str) -> list[str]:
+    """The words of --by."""
+    words = [word.strip() for word in by.split(",") if word.strip()]
+    if wrong := [word for word in words if word not in ("opponent", "seat", "kind")]:
+        raise UsageError(f"--by {', '.join(wrong)}: allowed are opponent, seat and kind.")
+    return words
 
 
 def _check_files(stored: Path | None, tasks: Path | None) -> None:
@@ -287,37 +303,33 @@ def _show_evaluations(
     paired: "Comparison | None",
     other: str,
     what: str,
+    by: Sequence[str],
 ) -> None:
-    """Show the tables of the candidates, and the difference of the first to `other`."""
+    """Show the difference of the first candidate to `other`, and the table of every candidate."""
     from mage.cli.terminal.results import comparison_table
 
     out, hidden = console(), list[str]()
-    for one, result in zip(candidates, found, strict=True):
-        hidden = _show_evaluation(one, result, what)
     if paired:
-        out.print(
-            comparison_table(
-                paired,
-                f"{candidates[0].title} minus {other}, paired over {paired.tasks:,} tasks",
-            )
-        )
+        title = f"{candidates[0].title} minus {other}, paired over {paired.tasks:,} tasks"
+        out.print(comparison_table(paired, title))
+    for one, result in zip(candidates, found, strict=True):
+        hidden = _show_evaluation(one, result, what, by)
     if hidden:
-        out.print(
-            f"left out because the window is narrow: {', '.join(hidden)}; --json shows all",
-            style="dim",
-        )
+        left_out = f"left out because the window is narrow: {', '.join(hidden)}; --json shows all"
+        out.print(left_out, style="dim")
 
 
-def _show_evaluation(one: "Candidate", result: "Evaluation", what: str) -> list[str]:
+def _show_evaluation(
+    one: "Candidate", result: "Evaluation", what: str, by: Sequence[str]
+) -> list[str]:
     """Show the table of one candidate; returns the columns that do not fit into the window."""
-    from mage.cli.terminal.reply_problems import evaluation_problems
-    from mage.cli.terminal.results import evaluation_table, kinds_table
+    from mage.cli.terminal.results import evaluation_problems, evaluation_table, kinds_table
 
     out = console()
     title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"
-    shown, hidden = evaluation_table(result, title, out.width if out.is_terminal else PIPE)
+    shown, hidden = evaluation_table(result, title, out.width if out.is_terminal else PIPE, by)
     out.print(shown)
-    if kinds := _by_kind(one, result):
+    if "kind" in by and (kinds := _by_kind(one, result)):
         out.print(kinds_table(kinds))
     for line in (*one.components.warnings, *evaluation_problems(result)):
         out.print(line, markup=False, soft_wrap=True)
