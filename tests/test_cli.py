@@ -531,20 +531,16 @@ def test_an_evaluation_needs_no_state_of_the_optimizer(copy: Path) -> None:
     assert "optimizer.safetensors is missing" in refused("train", "--resume", copy)
 
 
-def test_an_evaluation_prints_every_cell(run: Path) -> None:
-    told = call("evaluate", run, "--size", "12", "--episodes", "2", "--panel", "select").stdout
+def test_an_evaluation_prints_the_overall_rows_and_others_on_request(run: Path) -> None:
+    words = ("evaluate", run, "--size", "12", "--episodes", "2", "--panel", "select")
+    cell = r"^ (?:all|conservative|aggressive|intermediate) +(?:both|first|second) "
+    told = call(*words).stdout
     assert "select test panel" in told
     assert "Pass@k" in told
-    assert (
-        len(
-            re.findall(
-                r"^ (?:all|conservative|aggressive|intermediate) +(?:both|first|second) ",
-                told,
-                re.MULTILINE,
-            )
-        )
-        == 12 * 2
-    )
+    assert not re.findall(cell, told, re.MULTILINE)
+    every = call(*words, "--by", "opponent,seat").stdout
+    assert len(re.findall(cell, every, re.MULTILINE)) == 12 * 2
+    assert "allowed are opponent, seat and kind" in refused(*words, "--by", "player")
 
 
 def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run: Path, place: Path) -> None:

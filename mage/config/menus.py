@@ -168,6 +168,9 @@ def _item_files(folder: str) -> tuple[Path, ...]:
         )
         if path.suffix == ".py" or (path / "__init__.py").is_file()
     ]
+    if folder == "opponents":  # a folder holds several files of opponents
+        inner = [path.glob("*.py") if path.is_dir() else (path,) for path in places]
+        places = sorted(path for paths in inner for path in paths)
     return tuple(
         path
         for path in places
