@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,9 @@ from mage.run_folder import (
     versions,
     write_atomic,
 )
-from mage.run_folder.credit_files import read_credits, write_credits
+from mage.run_folder.credit_files import write_credits
 from mage.run_folder.episode_files import contents_path, read_contents
-from mage.run_folder.files import append_line, write_checksums
-from mage.run_folder.move_files import read_moves
+from mage.run_folder.files import append_line
 from mage.run_folder.update_lines import UpdateLines
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 from tests.torture.processes import Kill, call
@@ -214,47 +212,6 @@ def test_a_line_that_a_kill_left_without_its_checksum_is_dropped(
     assert run.metrics() == [{"update": 1}, {"update": 2}]
 
 
-def three_updates(run: RunFolder) -> Path:
-    for update in (1, 2, 3):
-        run.append_metrics({"update": update, "score": 0.25})
-    return run.path / "metrics.jsonl"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda text: text.replace("0.25", "0.26", 1), "line 1 was changed"),
-        (lambda text: "".join(text.splitlines(True)[::2]), "line 2 is missing or changed"),
-        (lambda text: "".join(text.splitlines(True)[:2]), "2 lines, 3 were written"),
-        (lambda text: "", "0 lines, 3 were written"),
-        (lambda text: text[:-2], "2 lines, 3 were written"),
-        (lambda text: text.replace("{", "[", 1), "line 1 was changed"),
-    ],
-)
-def test_changed_metrics_are_reported_with_the_line(
-    run: RunFolder, change: Callable[[str], str], message: str
-) -> None:
-    path = three_updates(run)
-    path.write_text(change(path.read_text()))
-    with pytest.raises(DamagedError, match=rf"metrics\.jsonl is damaged: .*{message}"):
-        run.metrics()
-
-
-def test_deleted_metrics_and_deleted_checksums_are_reported(run: RunFolder) -> None:
-    path = three_updates(run)
-    lines = path.read_bytes()
-    path.unlink()
-    with pytest.raises(DamagedError, match="0 lines, 3 were written"):
-        run.metrics()
-    path.write_bytes(lines)
-    (run.path / "metrics.sha256").unlink()
-    with pytest.raises(DamagedError, match=r"metrics\.sha256 is missing"):
-        run.metrics()
-    path.unlink()
-    with pytest.raises(DamagedError, match="Updates 1 to 2 are missing"):
-        run.check_progress(2, ())
-
-
 def test_a_run_of_an_old_version_is_read_without_checksums(run: RunFolder) -> None:
     (run.path / "versions.json").write_text('{"mage": "0.1"}')
     (run.path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n')
@@ -263,106 +220,6 @@ def test_a_run_of_an_old_version_is_read_without_checksums(run: RunFolder) -> No
     assert run.read_evaluation("before") == {"score": 0.25}
     run.rewind(1)
     assert run.metrics() == [{"update": 1}]
-
-
-def test_a_gap_in_metrics_without_checksums_is_reported(run: RunFolder) -> None:
-    (run.path / "versions.json").write_text("{}")
-    (run.path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 3}\n')
-    with pytest.raises(DamagedError, match="line 2 should hold update 2, it holds update 3"):
-        run.metrics()
-
-
-@pytest.mark.parametrize("text", ["[]", "3", "{", "", '{"score": 0.26}', "[" * 100_000])
-def test_a_changed_evaluation_is_reported(run: RunFolder, text: str) -> None:
-    run.write_evaluation("before", {"score": 0.25})
-    (run.path / "evaluations" / "before.json").write_text(text)
-    with pytest.raises(DamagedError, match=r"before\.json"):
-        run.read_evaluation("before")
-
-
-def test_a_changed_digit_of_an_evaluation_and_of_its_rows_is_reported(run: RunFolder) -> None:
-    run.rows("after").write_text('{"scores": [0.25]}\n')
-    path = run.write_evaluation("after", {"score": 0.25})
-    whole = path.read_text()
-    path.write_text(whole.replace("0.25", "0.35"))
-    with pytest.raises(DamagedError, match=r"after\.json does not match its checksum"):
-        run.read_evaluation("after")
-    path.write_text(whole)
-    run.rows("after").write_text('{"scores": [0.35]}\n')
-    with pytest.raises(DamagedError, match=r"after\.tasks\.jsonl does not match its checksum"):
-        run.read_evaluation("after")
-    run.rows("after").unlink()
-    with pytest.raises(DamagedError, match=r"after\.tasks\.jsonl is missing"):
-        run.read_evaluation("after")
-
-
-def test_an_evaluation_that_a_checkpoint_depends_on_must_exist(run: RunFolder) -> None:
-    run.write_evaluation("before", {"score": 0.25})
-    run.check_progress(0, ["before"])
-    with pytest.raises(DamagedError, match=r"select_000000\.json is missing"):
-        run.check_progress(0, ["before", "select_000000"])
-
-
-def test_evaluations_that_changed_places_are_reported(run: RunFolder) -> None:
-    one = run.write_evaluation("select_000000", {"score": 0.25})
-    two = run.write_evaluation("select_000002", {"score": 0.5})
-    first = one.read_bytes()
-    one.write_bytes(two.read_bytes())
-    two.write_bytes(first)
-    with pytest.raises(DamagedError, match=r"content of another file \(select_000002\.json\)"):
-        run.read_evaluation("select_000000")
-
-
-def test_a_summary_in_the_place_of_the_versions_is_reported(run: RunFolder) -> None:
-    summary, versions = run.write_summary({"gain": 0.5}), run.path / "versions.json"
-    versions.write_bytes(summary.read_bytes())
-    with pytest.raises(DamagedError, match=r"content of another file \(summary\.json\)"):
-        RunFolder.open(run.path)
-
-
-def test_transcripts_that_changed_places_are_reported(run: RunFolder) -> None:
-    source, target = run.write_episodes(5, []), run.write_episodes(6, [])
-    target.write_bytes(source.read_bytes())
-    with pytest.raises(DamagedError, match=r"content of another file \(step_000005\.jsonl\)"):
-        run.read_episodes(6)
-
-
-def test_a_finished_evaluation_that_is_missing_is_reported(run: RunFolder) -> None:
-    path = run.write_evaluation("after_test", {"score": 0.25})
-    run.write_summary({"evaluations": ["after_test"]})
-    run.check_evaluations()
-    path.unlink()
-    with pytest.raises(DamagedError, match=r"after_test\.json is missing"):
-        run.check_evaluations()
-    path.parent.rmdir()
-    path.parent.write_text("a file")
-    with pytest.raises(DamagedError, match="evaluations is damaged: it is not a folder"):
-        run.check_evaluations()
-
-
-def test_a_recipe_that_was_changed_after_the_start_is_refused(run: RunFolder) -> None:
-    path = run.path / "recipe.toml"
-    path.write_text(path.read_text().replace("seed = 0", "seed = 1"))
-    with pytest.raises(DamagedError, match=r"recipe\.toml was changed after the run began"):
-        RunFolder.open(run.path)
-
-
-def test_changed_and_missing_versions_are_reported(run: RunFolder) -> None:
-    path = run.path / "versions.json"
-    path.write_text(path.read_text().replace('"run_format": 2', '"run_format": 1'))
-    with pytest.raises(DamagedError, match=r"versions\.json does not match its checksum"):
-        RunFolder.open(run.path)
-    path.unlink()
-    (run.path / "metrics.sha256").write_text("")
-    with pytest.raises(DamagedError, match=r"versions\.json is missing"):
-        RunFolder.open(run.path)
-
-
-def test_versions_whose_checksum_has_lost_its_name_are_damaged(run: RunFolder) -> None:
-    path = run.path / "versions.json"
-    path.write_text(path.read_text().replace('"sha256"', '"sha356"'))
-    with pytest.raises(DamagedError, match=r"has no checksum \(sha256\)"):
-        RunFolder.open(run.path)
 
 
 HOLD = """
@@ -402,19 +259,6 @@ def test_a_small_file_that_holds_too_much_is_not_unpacked(
     assert files.read_packed(files.write_packed(tmp_path / "y.gz", "a\nb\n")) == [b"a", b"b"]
 
 
-@pytest.mark.parametrize("name", ["evaluations/x.json", "checkpoints/update_1/manifest.json"])
-@pytest.mark.parametrize("kind", ["pipe", "link to a device"])
-def test_a_pipe_or_a_device_is_reported_instead_of_read(
-    run: RunFolder, name: str, kind: str
-) -> None:
-    """Reading a pipe would wait forever, and /dev/zero has no end."""
-    path = run.path / name
-    path.parent.mkdir(exist_ok=True)
-    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    with pytest.raises(DamagedError, match="is a pipe or a device"):
-        RunFolder.open(run.path)
-
-
 @pytest.mark.parametrize(
     "name", [".lock", "metrics.jsonl", "timing.jsonl", "checkpoints", "report", "episodes/x.gz"]
 )
@@ -448,18 +292,6 @@ def test_episodes_are_read_back_as_they_were_written(
     assert path.read_bytes() == first
 
 
-def test_missing_and_damaged_episodes_are_reported(run: RunFolder) -> None:
-    path = run.write_episodes(5, [])
-    with pytest.raises(RunError, match="holds no episodes of update 6; it has 5"):
-        run.read_episodes(6)
-    path.write_bytes(path.read_bytes()[:-6])
-    with pytest.raises(RunError, match="is damaged and cannot be read"):
-        run.read_episodes(5)
-    path.write_bytes(b"")
-    with pytest.raises(RunError, match="is damaged: it is empty"):
-        run.read_episodes(5)
-
-
 @pytest.mark.parametrize("change", [b"7", b"[" * 100_000, None])
 def test_a_changed_table_of_contents_is_not_used(run: RunFolder, change: bytes | None) -> None:
     path = run.write_episodes(5, [meta((1.0, -1.0), group=3)])
@@ -470,15 +302,6 @@ def test_a_changed_table_of_contents_is_not_used(run: RunFolder, change: bytes |
     table.write_bytes(change or other)
     assert read_contents(path).rows == rows
     assert not read_contents(path).offsets, "the file itself was read"
-
-
-def test_a_credit_file_that_is_a_broken_link_is_reported(run: RunFolder) -> None:
-    path = write_credits(run.path, 5, [])
-    path.unlink()
-    assert read_credits(run.path, "step_000005") == []
-    path.symlink_to("gone")
-    with pytest.raises(RunError, match="is damaged and cannot be read"):
-        read_credits(run.path, "step_000005")
 
 
 def test_only_the_transcripts_of_the_newest_updates_are_kept(run: RunFolder) -> None:
@@ -507,16 +330,6 @@ def test_temporary_files_of_a_killed_process_are_deleted(run: RunFolder) -> None
     (run.path / ".warm-abc" / "new").mkdir(parents=True)
     run.delete_leftovers()
     assert [path for path in run.path.rglob(".*") if path.name != ".lock"] == []
-
-
-def test_a_changed_warm_start_is_reported(run: RunFolder) -> None:
-    run.warm.mkdir()
-    (run.warm / "model.safetensors").write_bytes(b"weights")
-    write_checksums(run.warm)
-    run.begun_recipe()
-    (run.warm / "model.safetensors").write_bytes(b"weighty")
-    with pytest.raises(DamagedError, match=r"model\.safetensors does not match its checksum"):
-        run.begun_recipe()
 
 
 def test_evaluations_and_the_summary_are_read_back(run: RunFolder) -> None:
@@ -581,23 +394,6 @@ def test_emptied_checksums_of_a_finished_run_are_reported(run: RunFolder) -> Non
     (run.path / "metrics.sha256").write_text("")
     with pytest.raises(RunError, match=r"metrics\.sha256 is damaged: 0 updates have checksums"):
         read_run_results(run)
-
-
-def test_a_line_after_the_end_of_a_finished_run_is_a_fault(run: RunFolder) -> None:
-    """In an unfinished run a kill can leave such a line: it is ignored and dropped by a resume."""
-    run.append_metrics({"update": 1})
-    with open(run.path / "metrics.jsonl", "a") as file:
-        file.write('{"update": 2}\n')
-    run.check_metrics()
-    run.write_summary({"updates": 1, "chosen_update": 0})
-    with pytest.raises(DamagedError, match="it has 2 lines, 1 were written"):
-        run.check_metrics()
-
-
-def test_a_file_of_moves_that_is_a_broken_link_is_reported(run: RunFolder) -> None:
-    (run.path / "episodes" / "step_000005.moves.jsonl.gz").symlink_to("gone")
-    with pytest.raises(RunError, match="cannot be read"):
-        read_moves(run.path, "step_000005")
 
 
 @pytest.mark.parametrize("state", ["empty", "warm", "locked"])
