@@ -57,28 +57,18 @@ def test_the_header_of_a_sound_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        b"",
         b"no json",
-        b"[1, 2]",
         b"[" * 100_000,
         {"one": 7},
-        {"one": {}},
         entry(dtype="PICKLE"),
-        entry(dtype=["F32"]),
-        entry(shape="wide"),
         entry(shape=[-2]),
-        entry(shape=[2.0]),
-        entry(shape=[HUGE, HUGE]),
-        entry(shape=[1] * 1000),
-        entry(span=[0, 9]),
-        entry(span=[8, 0]),
-        entry(span=[-8, 0]),
-        entry(span=[0, HUGE]),
-        entry(span=[0]),
-        entry(span=None),
         entry(shape=[3]),
+        entry(shape=[HUGE, HUGE]),
+        entry(span=[8, 0]),
+        entry(span=[0, HUGE]),
+        struct.pack("<Q", 0),
     ],
-    ids=range(20),
+    ids=range(10),
 )
 def test_a_damaged_header_is_one_message(head: Any, tmp_path: Path) -> None:
     path = weights(tmp_path / "model.safetensors", head, bytes(8))
@@ -86,19 +76,9 @@ def test_a_damaged_header_is_one_message(head: Any, tmp_path: Path) -> None:
         read_tensors(path)
 
 
-@pytest.mark.parametrize("length", [HUGE, 2**63, 10**9, 9])
-def test_a_header_longer_than_the_file_is_refused_before_it_is_read(
-    length: int, tmp_path: Path
-) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(struct.pack("<Q", length) + b"{}")
-    with pytest.raises(ValueError, match="longer than the file"):
-        read_tensors(path)
-
-
-@pytest.mark.parametrize("size", [0, 3, 7])
-def test_a_file_without_a_header_is_refused(size: int, tmp_path: Path) -> None:
-    (tmp_path / "w").write_bytes(bytes(size))
+@pytest.mark.parametrize("data", [b"", bytes(7), struct.pack("<Q", HUGE) + b"{}"], ids=range(3))
+def test_a_file_without_a_whole_header_is_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(data)
     with pytest.raises(ValueError, match="is damaged"):
         read_tensors(tmp_path / "w")
 
@@ -168,6 +148,11 @@ def test_code_in_a_model_folder_is_never_run(kind: str, folder: Path) -> None:
     assert not mark.exists()
 
 
+def test_the_attention_that_a_config_names_is_not_used(folder: Path) -> None:
+    change(folder / "config.json", _attn_implementation="someone/kernel", attn_implementation="x/y")
+    assert load_model(folder, "float32", "cpu").config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize(
     "places",
     [
@@ -207,7 +192,7 @@ def test_a_damaged_model_is_listed_with_the_reason(
     weights(folder / "model.safetensors", b"no json")
     (found,) = list_models()
     assert (found.name, found.dtype, found.parameters) == ("model", "damaged", 0)
-    assert "is not a JSON object" in found.origin
+    assert "is damaged" in found.origin
     assert CliRunner().invoke(app, ["model", "list"]).exit_code == 0
 
 
@@ -300,6 +285,9 @@ def test_sound_adapters_are_merged(adapters: Path) -> None:
         {"lora_alpha": "4"},
         {"peft_type": "PICKLE"},
         {"use_dora": True},
+        {"alpha_pattern": {"q_proj": 64}},
+        {"modules_to_save": ["lm_head"]},
+        {"bias": "all"},
     ],
     ids=str,
 )

@@ -18,6 +18,7 @@ from mage.models.sources.base import copy_permissions
 
 _PREFIX = "base_model.model."  # PEFT's prefix of every tensor name
 _LARGEST_RANK = 65_536
+_UNSUPPORTED = ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern", "modules_to_save")
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
@@ -94,12 +95,12 @@ def _config(folder: Path) -> dict[str, Any]:
         or not 0 < rank <= _LARGEST_RANK
         or type(alpha) not in (int, float)
         or not 0 < alpha < math.inf
-        or found.get("use_rslora")
-        or found.get("use_dora")
+        or found.get("bias", "none") != "none"
+        or any(found.get(name) for name in _UNSUPPORTED)
     ):
         raise UserError(
-            f"{folder / ADAPTER_CONFIG} is not the config of plain LoRA adapters "
-            "(peft_type LORA with r and lora_alpha, without use_rslora and use_dora)"
+            f"{folder / ADAPTER_CONFIG} is not the config of plain LoRA adapters (peft_type LORA "
+            f"with r and lora_alpha, bias none, without {', '.join(_UNSUPPORTED)})"
         )
     return found
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from mage.config.errors import UserError
@@ -42,8 +42,11 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
     check_folder(folder)
     logging.disable_progress_bar()
     try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config._attn_implementation = "sdpa"  # the file's own could name code to download
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
+            config=config,
             dtype=pick_dtype(dtype, place),
             use_safetensors=True,
             local_files_only=True,
