@@ -112,6 +112,14 @@ def test_a_start_that_cannot_work_is_an_error(pool: str, message: str) -> None:
         league_of(load_recipe("kuhn_demo", [f"--opponents.train={pool}"]))
 
 
+def test_a_warm_up_plays_without_the_league() -> None:
+    pool = '--opponents.train={{"league-20" = 1.0{}}}'
+    recipe = load_recipe("kuhn_demo", [pool.format(", aggressive = 1.0")])
+    assert {task.opponent for row in draw_tasks(recipe, -1) for task in row} == {"aggressive"}
+    with pytest.raises(ValueError, match="a warm-up cannot play against league-20"):
+        draw_tasks(load_recipe("kuhn_demo", [pool.format("")]), -1)
+
+
 @pytest.mark.e2e
 def test_a_resumed_run_has_the_same_metrics_and_the_same_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,6 @@
 """The training tasks of an update, drawn from the run's seed and the update's number."""
 
+from mage.config.errors import UserError
 from mage.config.recipe import Recipe
 from mage.opponents.base import allocate, find, population_of
 from mage.seeds import derive
@@ -26,12 +27,24 @@ def draw_tasks(recipe: Recipe, update: int) -> list[list[Task]]:
 
 
 def _pool(recipe: Recipe, update: int) -> dict[str, float]:
-    """The shares of the opponents of an update; one that joins later has none before."""
+    """The shares of the opponents of an update; one that joins later has none before.
+
+    In a warm-up, whose updates have negative numbers, there are no copies for a league yet.
+    """
     pool = population_of(recipe).pool("train")
-    later = {name for name in pool if 0 < update <= find(name).updates_before()}
+    later = {
+        name
+        for name in pool
+        if (update < 0 and find(name).trains_only) or 0 < update <= find(name).updates_before()
+    }
     if not later:
         return pool or {"": 1.0}
     total = sum(share for name, share in pool.items() if name not in later)
+    if not total:
+        raise UserError(
+            f"a warm-up cannot play against {', '.join(later)}: add another opponent to "
+            "opponents.train"
+        )
     return {name: share / total for name, share in pool.items() if name not in later}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.torture.processes import Ended, Kill, call, command, count_operations, preload
 from tests.torture.result import Result, show_progress
-from tests.torture.runs import LEAGUE, RECIPE, SHORT, WARMUP, train_words, write_recipe
+from tests.torture.runs import RECIPE, SHORT, WARMUP, train_words, write_recipe
 
 # Wall-clock times, logs, and copies of the figures that have times in them.
 _UNEQUAL = {"timing.jsonl", "worker.log", "curves.png", "report.html", "table1.html"}
@@ -59,14 +59,12 @@ def torture_operations(place: Path, kinds: tuple[Kind, ...], step: int) -> list[
 
 def short_kinds(place: Path) -> tuple[Kind, ...]:
     """Short runs that use every kind of file, and delete checkpoints and transcripts early."""
-    league = write_recipe(place, SHORT, "league")
-    warm = write_recipe(place, SHORT.replace(LEAGUE, "conservative = 0.5") + WARMUP, "warm")
+    recipe = write_recipe(place, SHORT + WARMUP, "short")
     alone = ("--run.updates=0", "--warmup.first=false")
     return (
-        Kind("train, league", _train(league)),
-        Kind("train, LoRA, warm-up first", _train(warm, "--learn.lora_rank=2")),
-        Kind("evaluation without training", _train(warm, *alone)),
-        Kind("mage warmup", lambda folder: _warm_words(warm, folder)),
+        Kind("train, league, LoRA, warm-up first", _train(recipe, "--learn.lora_rank=2")),
+        Kind("evaluation without training", _train(recipe, *alone)),
+        Kind("mage warmup", lambda folder: _warm_words(recipe, folder)),
     )
 
 

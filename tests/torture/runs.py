@@ -36,8 +36,7 @@ temperature = 1.0
 top_p = 1.0
 top_k = 0
 """
-LEAGUE = "league-1 = 0.5"
-SHORT = f"""
+SHORT = """
 [run]
 updates = 2
 save_every = 1
@@ -50,7 +49,7 @@ threads = 1
 name = "kuhn_poker"
 [opponents.train]
 aggressive = 0.5
-{LEAGUE}
+league-1 = 0.5
 [play]
 episodes = 2
 groups = 2
