@@ -191,7 +191,7 @@ def _full_steps(engine: LocalEngine, requests: Sequence[Request]) -> tuple[float
             and engine.stats.prefilled_tokens == prefilled
         ):
             steps.append(time.perf_counter() - began)
-            lengths.append(float(engine.known[engine.active].mean()))
+            lengths.append(float(engine.sequences.known[engine.sequences.active].mean()))
         left -= done
     return median(steps[2:]), sum(lengths) / len(lengths)
 

@@ -25,7 +25,8 @@ from transformers import (
 
 from mage.agent.chat import Chat
 from mage.engines.base import run
-from mage.engines.gpu.loop import Array, DeviceLoop, Joining, StepInFlight
+from mage.engines.gpu.loop import Array, DeviceLoop, StepInFlight
+from mage.engines.gpu.prefill import Joining
 from mage.engines.local import LocalEngine
 from mage.engines.local.slots import Slots
 from mage.types import Completion, Request

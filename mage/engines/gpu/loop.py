@@ -1,5 +1,8 @@
 """The engine's loop on a GPU: decode steps replayed from CUDA graphs, one step ahead of the host.
 
+    host     admit and schedule n | upload and launch n | read n - 1 | replies, games | admit ..
+    device   step n - 1 ..................| step n: prefill graph, then decode graph ............
+
 All inputs of a step are on the device: newest tokens, lengths, seeds and sampling options by slot
 (`state.py`). The host uploads the sequences that join or take part, launches the step, and only
 then reads the results of the step BEFORE. So it waits at most once per step, and the GPU stays busy
@@ -7,6 +10,10 @@ while replies are parsed and games advance. A sequence whose end is noticed one 
 decoded one token too many, which is dropped. Graphs are recorded once per batch size and stay
 valid, because weights, cache and buffers keep their addresses. On a CPU the same functions run
 without graphs, for tests.
+
+A step first prefills the prompts that join (`prefill.py`): their keys are stored, and complete ones
+get their first reply token. Then every complete sequence decodes one token: its newest token in,
+the next one out. `DeviceState` advances on the device, so a decode needs only the list of slots.
 """
 
 from collections.abc import Callable
@@ -18,24 +25,24 @@ import numpy as np
 import torch
 
 from mage.engines.gpu import reference_ops
-from mage.engines.gpu.state import BLOCK, PREFILL, Blocks, DeviceState
+from mage.engines.gpu.prefill import Joining, PrefillBuffer, at_least, to_device
+from mage.engines.gpu.state import BLOCK, PREFILL, DeviceState
 from mage.engines.pool import KeyValuePool
 from mage.engines.sampling import truncate
 
 Array = np.ndarray[Any, Any]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-WORDS = ("slot", "row", "filled", "index", "seed", "top_k")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places:
+class TokenSlots:
     """The slots and positions of the tokens of one step, and their attention function."""
 
     ops: ModuleType
     pool: KeyValuePool
     slots: torch.Tensor
     positions: torch.Tensor
-    look: Attend
+    attention: Attend
 
     def mix(
         self,
@@ -52,7 +59,7 @@ class Places:
         query = self.ops.rotate_and_store(
             together, heads, rope, norms, epsilon, self.slots, self.positions, keys, values
         )
-        return self.look(query, keys, values, scaling)
+        return self.attention(query, keys, values, scaling)
 
     def attend(
         self,
@@ -66,7 +73,7 @@ class Places:
         keys, values = self.pool.layer(layer)
         keys[self.slots, self.positions] = key
         values[self.slots, self.positions] = value
-        return self.look(
+        return self.attention(
             query.contiguous(),
             keys,
             values,
@@ -74,27 +81,7 @@ class Places:
         )
 
 
-Forward = Callable[[torch.Tensor, torch.Tensor, Places], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Joining:
-    """DeviceState with `new` tokens to prefill, the first of them at position `start`.
-
-    DeviceState whose prompt is then complete (`ready`) get their first reply token. Every array but
-    `ids` has one entry per sequence.
-    """
-
-    slots: Array
-    start: Array
-    new: Array
-    ready: Array
-    index: Array
-    seed: Array
-    top_k: Array
-    temperature: Array
-    top_p: Array
-    ids: Array
+Forward = Callable[[torch.Tensor, torch.Tensor, TokenSlots], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,22 +119,12 @@ class DeviceLoop:
         self.device = pool.device
         self.on_gpu = self.device.type == "cuda"
         self.state = DeviceState.make(slots, self.device)
-        self.width = max(1, PREFILL.lines * int(pool.store.shape[4]) // heads)
+        width = max(1, PREFILL.lines * int(pool.store.shape[4]) // heads)
+        self.buffer = PrefillBuffer(max_tokens, slots, width, self.device)
         self.sizes = _sizes(slots)
-        self.entries = _powers(16, slots, 4)
-        self.lengths = _powers(64, max_tokens, 2)
-        most = (
-            3 * self.lengths[-1]
-            + 4 * self._blocks(self.lengths[-1], self.entries[-1])
-            + len(WORDS) * self.entries[-1]
-        )
-        self.words = torch.zeros(most, dtype=torch.int64, device=self.device)
-        self.reals = torch.ones(2, self.entries[-1], device=self.device)
         self.rows = torch.full((self.sizes[-1],), slots, dtype=torch.int64, device=self.device)
         self.shared = torch.zeros(2, dtype=torch.int64, device=self.device)
-        self.answers = torch.zeros(
-            2, 2, max(self.sizes[-1], self.entries[-1]), dtype=torch.int32, device=self.device
-        )
+        self.answers = torch.zeros(2, 2, slots, dtype=torch.int32, device=self.device)
         self.graphs: dict[tuple[Any, ...], Any] = {}
         self.memory = torch.cuda.graph_pool_handle() if self.on_gpu else None
         self.taking_part: tuple[Array, tuple[int, int]] = (np.zeros(0, np.int64), (0, 0))
@@ -163,20 +140,20 @@ class DeviceLoop:
         answers = []
         slots = [np.zeros(0, np.int64)]
         if joining is not None:
-            key = self._upload(joining)
+            key = self.buffer.upload(joining)
             self._run(("prefill", *key, cut), lambda: self._prefill(*key, cut))
             slots.append(joining.slots[joining.ready])
             answers.append((self.answers[0], len(slots[-1])))
         if len(decoding):
-            size = _at_least(self.sizes, len(decoding))
+            size = at_least(self.sizes, len(decoding))
             self._enlist(decoding, size, (int(decoding[0]), shared // BLOCK * BLOCK))
             self._run(("decode", size, cut), lambda: self._decode(size, cut))
             slots.append(decoding)
             answers.append((self.answers[1], len(decoding)))
         return StepInFlight(
             np.concatenate(slots),
-            [(self._home(found[:, :count]), count) for found, count in answers if count],
-            self._mark(),
+            [(self._to_host(found[:, :count]), count) for found, count in answers if count],
+            self._record_event(),
         )
 
     def forget_graphs(self) -> None:
@@ -191,7 +168,7 @@ class DeviceLoop:
         slots = self.rows[:size]
         positions = self.state.filled.index_select(0, slots)
 
-        def look(
+        def attend(
             query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
         ) -> torch.Tensor:
             found: torch.Tensor = self.ops.attend_decode(
@@ -199,41 +176,28 @@ class DeviceLoop:
             )
             return found
 
-        hidden = self.forward(
-            self.state.token.index_select(0, slots),
-            positions,
-            Places(self.ops, self.pool, slots, positions, look),
-        )
-        self.ops.choose(
-            self._logits(hidden, slots, cut), slots, self.state, self.answers[1][:, :size], True
-        )
+        places = TokenSlots(self.ops, self.pool, slots, positions, attend)
+        hidden = self.forward(self.state.token.index_select(0, slots), positions, places)
+        logits = self._logits(hidden, slots, cut)
+        self.ops.choose(logits, slots, self.state, self.answers[1][:, :size], True)
 
     def _prefill(self, length: int, count: int, cut: bool) -> None:
-        parts = self.words.split(self._layout(length, count))[:-1]
-        ids, positions, slots = parts[:3]
-        blocks = Blocks(parts[3], parts[4], parts[5], parts[6], self.width)
-        entry = dict(zip(WORDS, parts[7:], strict=True))
-        for name in WORDS[2:]:
-            getattr(self.state, name).index_copy_(0, entry["slot"], entry[name])
-        self.state.temperature.index_copy_(0, entry["slot"], self.reals[0, :count])
-        self.state.top_p.index_copy_(0, entry["slot"], self.reals[1, :count])
+        words, blocks, (temperature, top_p) = self.buffer.views(length, count)
+        for name in ("filled", "index", "seed", "top_k"):
+            getattr(self.state, name).index_copy_(0, words.slot, getattr(words, name))
+        self.state.temperature.index_copy_(0, words.slot, temperature)
+        self.state.top_p.index_copy_(0, words.slot, top_p)
 
-        def look(
+        def attend(
             query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
         ) -> torch.Tensor:
             found: torch.Tensor = self.ops.attend_blocks(query, keys, values, blocks, scaling)
             return found
 
-        hidden = self.forward(
-            ids, positions, Places(self.ops, self.pool, slots, positions, look)
-        ).index_select(0, entry["row"])
-        self.ops.choose(
-            self._logits(hidden, entry["slot"], cut),
-            entry["slot"],
-            self.state,
-            self.answers[0][:, :count],
-            False,
-        )
+        places = TokenSlots(self.ops, self.pool, words.owner, words.position, attend)
+        hidden = self.forward(words.ids, words.position, places).index_select(0, words.row)
+        logits = self._logits(hidden, words.slot, cut)
+        self.ops.choose(logits, words.slot, self.state, self.answers[0][:, :count], False)
 
     def _logits(self, hidden: torch.Tensor, slots: torch.Tensor, cut: bool) -> torch.Tensor:
         logits: torch.Tensor = self.head(hidden)
@@ -247,79 +211,23 @@ class DeviceLoop:
             logits.float(), torch.where(temperature == 0, 1.0, temperature), top_k, top_p
         )
 
-    def _layout(self, length: int, count: int) -> list[int]:
-        sizes = [length] * 3 + [self._blocks(length, count)] * 4 + [count] * len(WORDS)
-        return [*sizes, len(self.words) - sum(sizes)]
-
-    def _blocks(self, length: int, count: int) -> int:
-        return length // self.width + count + 1
-
-    def _upload(self, joining: Joining) -> tuple[int, int]:
-        """Write the joining sequences into the buffers of the smallest bucket; returns its key."""
-        new = joining.new
-        length, count = _at_least(self.lengths, int(new.sum())), _at_least(self.entries, len(new))
-        words = [np.zeros(size, np.int64) for size in self._layout(length, count)[:-1]]
-        ids, positions, slots, starts, counts, block_slots, block_positions, *entries = words
-        total = int(new.sum())
-        offsets = np.cumsum(new) - new
-        ids[:total] = joining.ids
-        positions[:total] = np.arange(total) + np.repeat(joining.start - offsets, new)
-        slots[:total], slots[total:] = np.repeat(joining.slots, new), self.slots
-        pieces = -(-new // self.width)
-        nth = (np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * self.width
-        used = slice(0, len(nth))
-        starts[used] = np.repeat(offsets, pieces) + nth
-        counts[used] = np.minimum(np.repeat(new, pieces) - nth, self.width)
-        block_slots[used], block_positions[used] = (
-            np.repeat(joining.slots, pieces),
-            np.repeat(joining.start, pieces) + nth,
-        )
-        padding = np.arange(total, length, self.width)
-        unused = slice(len(nth), len(nth) + len(padding))
-        starts[unused], counts[unused] = padding, padding - np.minimum(padding + self.width, length)
-        ready = joining.ready
-        given = (
-            joining.slots,
-            offsets + new - 1,
-            joining.start + new,
-            joining.index,
-            joining.seed,
-            joining.top_k,
-        )
-        entries[0][:] = self.slots
-        for entry, values in zip(entries, given, strict=True):
-            entry[: int(ready.sum())] = values[ready]
-        reals = np.ones((2, count), np.float32)
-        reals[0, : int(ready.sum())], reals[1, : int(ready.sum())] = (
-            joining.temperature[ready],
-            joining.top_p[ready],
-        )
-        flat = np.concatenate(words)
-        self._send(self.words[: len(flat)], flat)
-        self._send(self.reals[:, :count], reals)
-        return length, count
-
     def _enlist(self, decoding: Array, size: int, shared: tuple[int, int]) -> None:
         before, ours = self.taking_part
         if shared != ours:
-            self._send(self.shared, np.array(shared))
+            to_device(self.shared, np.array(shared))
         padded = np.full(size, self.slots)
         padded[: len(decoding)] = decoding
         if not np.array_equal(before, padded):
-            self._send(self.rows[:size], padded)
+            to_device(self.rows[:size], padded)
         self.taking_part = (padded, shared)
 
-    def _send(self, target: torch.Tensor, numbers: Array) -> None:
-        source = torch.from_numpy(np.ascontiguousarray(numbers)).to(target.dtype)
-        target.copy_(source.pin_memory() if self.on_gpu else source, non_blocking=True)
-
-    def _home(self, found: torch.Tensor) -> torch.Tensor:
+    def _to_host(self, found: torch.Tensor) -> torch.Tensor:
         if not self.on_gpu:
             return found.clone()
         host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
         return host.copy_(found, non_blocking=True)
 
-    def _mark(self) -> Any:
+    def _record_event(self) -> Any:
         if not self.on_gpu:
             return None
         event: Any = torch.cuda.Event()
@@ -377,15 +285,3 @@ def _sizes(most: int) -> list[int]:
         if size < most
     ]
     return [*sizes, most]
-
-
-def _powers(first: int, most: int, factor: int) -> list[int]:
-    sizes = []
-    while first < most:
-        sizes.append(first)
-        first *= factor
-    return [*sizes, most]
-
-
-def _at_least(sizes: list[int], needed: int) -> int:
-    return next(size for size in sizes if size >= needed)

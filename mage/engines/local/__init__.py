@@ -1,12 +1,23 @@
 """The in-process engine: a transformers model shared with the learner, with continuous batching.
 
 One step is one flat forward pass over the new tokens of all open sequences: the next token of those
-that decode, and the uncached part of the prompts that join. `sequences.py` keeps their state. On a
-GPU `gpu/loop.py` runs the steps one ahead of the host.
+that decode, and the uncached part of the prompts that join. For example, with three sequences
+(# is a token whose keys are in the pool, o is a new one):
+
+    slot 0    ########o         decodes: its newest token is at position 8
+    slot 1    #####o            decodes: position 5
+    slot 2    ###ooooooo        prefills: positions 3 to 9, after a cached prefix of three tokens
+    flat row  o o ooooooo       nine tokens; linear layers see no padding, attention sees groups
+    sampled   ^ ^       ^       one token for every sequence whose tokens all have keys now
+
+`_step` admits requests to slots (`slots.py`), schedules the new tokens (`sequences.py`), computes
+them (`forward.py`, `attention.py`), samples, and completes the sequences that end. On a GPU
+`gpu/loop.py` runs the steps one ahead of the host.
 """
 
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Annotated, Any, cast
 from weakref import WeakMethod
 
@@ -17,7 +28,7 @@ from pydantic import Field
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
 from mage.engines.base import Engine
-from mage.engines.gpu.loop import DeviceLoop, Forward, Joining, Places, StepInFlight, operations
+from mage.engines.gpu.loop import DeviceLoop, Forward, StepInFlight, TokenSlots, operations
 from mage.engines.local.attention import (
     DecodeGroup,
     Plan,
@@ -29,15 +40,26 @@ from mage.engines.local.attention import (
     register,
 )
 from mage.engines.local.forward import plain_decoder
-from mage.engines.local.sequences import Array, Sequences, Stats
+from mage.engines.local.sequences import Array, OpenSequences, Work
 from mage.engines.local.slots import Slots
 from mage.engines.pool import affordable_slots, make_pool
 from mage.engines.sampling import sample
-from mage.engines.stops import StopTable
 from mage.types import Completion, Finish, Request
 
 
-class LocalEngine(Sequences, Engine):
+@dataclass(slots=True)
+class Stats:
+    """Counts since the engine was built."""
+
+    steps: int = 0
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0  # part of `seconds`: waiting for the GPU
+
+
+class LocalEngine(Engine):
     """Completes requests with `model`, whose weights it only reads.
 
     It computes or caches up to `slots` sequences of at most `context` tokens (prompt and reply). A
@@ -97,13 +119,11 @@ class LocalEngine(Sequences, Engine):
         self.stats = Stats()
         self.queue: deque[Request] = deque()
         self.answered: list[tuple[Request, Completion]] = []
-        self._make_arrays(slots)
-        self.ends = StopTable(chat, self.head.weight.shape[0])
+        self.sequences = OpenSequences(chat, self.slots, context, self.head.weight.shape[0])
         self.capacity = slots
         self.group_size = 256 if self.device.type == "cpu" else slots
         self.loop = self._make_loop(slots) if ahead else None
         self.flight: tuple[StepInFlight, Array] | None = None
-        self.prefix = np.zeros(0, np.int64)  # common prefix of all active sequences
 
     def _make_loop(self, slots: int) -> DeviceLoop:
         assert self.ops is not None, "the loop needs operations"
@@ -131,7 +151,7 @@ class LocalEngine(Sequences, Engine):
 
     def refresh(self, policy_version: int) -> None:
         """Empty the cache; the keys of open sequences are computed again."""
-        self.answered += [self._complete(slot, finish) for slot, finish in self._land()]
+        self.answered += self._complete(self._land())
         self.policy_version = policy_version
         self.slots.clear()
         if self.loop is not None:
@@ -149,8 +169,8 @@ class LocalEngine(Sequences, Engine):
         """
         if self.loop is None:
             return
-        self.answered += [self._complete(slot, finish) for slot, finish in self._land()]
-        if self.active.any():
+        self.answered += self._complete(self._land())
+        if self.sequences.active.any():
             return  # open sequences need their keys
         self.slots.clear()
         self.loop.forget_graphs()
@@ -168,15 +188,15 @@ class LocalEngine(Sequences, Engine):
         answered, self.answered = self.answered, []
         self.slots.clock += 1
         crowded = self._admit()
-        slots, new, hold = self._schedule(crowded)
+        work = self.sequences.schedule(self.max_batch_tokens, crowded, self.loop is not None)
         finished: list[tuple[int, Finish]] = []
         if self.loop is not None:
-            flight = self._launch(slots, new, hold)
+            flight = self._launch(self.loop, work)
             finished = self._land()
             self.flight = flight
-        elif len(slots):
-            finished = self._advance(slots, new)
-        answered += [self._complete(slot, finish) for slot, finish in finished]
+        elif len(work.slots):
+            finished = self._advance(work)
+        answered += self._complete(finished)
         self.stats.steps += 1
         self.stats.seconds += time.perf_counter() - started
         return answered
@@ -188,16 +208,16 @@ class LocalEngine(Sequences, Engine):
         Returns whether more requests could have a slot if this step had room for their tokens.
         """
         waiting = []
-        budget = self.max_batch_tokens - int(
-            (self.known + self.ahead - self.slots.filled)[self.active].sum()
-        )
+        open_tokens = self.sequences.uncomputed()[self.sequences.active]
+        budget = self.max_batch_tokens - int(open_tokens.sum())
         while self.queue and self.slots.available and budget > 0:
             request = self.queue.popleft()
             lease = self.slots.lease(request.prompt_ids)
             if lease is None:
                 waiting.append(request)
                 continue
-            self._open(lease.slot, request)
+            self.sequences.open(lease.slot, request)
+            self.pool.reserve(lease.slot + 1, len(request.prompt_ids))
             if lease.kept < lease.reused:
                 self.pool.copy(lease.source, lease.slot, lease.kept, lease.reused)
             self.stats.reused_tokens += lease.reused
@@ -206,47 +226,29 @@ class LocalEngine(Sequences, Engine):
         self.queue.extendleft(reversed(waiting))
         return crowded
 
-    def _launch(self, slots: Array, new: Array, hold: bool) -> tuple[StepInFlight, Array] | None:
-        """Launch the next step: prefill prompts, then decode all complete ones unless `hold`."""
-        assert self.loop is not None, "for the device loop"
+    def _launch(self, loop: DeviceLoop, work: Work) -> tuple[StepInFlight, Array] | None:
+        """Launch the next step: prefill prompts, then decode all complete ones unless on hold."""
+        slots, new, hold = work
         if not len(slots):
             return None
-        filled = self.slots.filled[slots]
-        joins = (new > 1) | (self.known[slots] + self.ahead[slots] == self.prompt[slots])
-        joining = self._joining(slots[joins], filled[joins], new[joins]) if joins.any() else None
+        state, filled = self.sequences, self.slots.filled[slots]
+        computed = state.known[slots] + state.ahead[slots]
+        joins = (new > 1) | (computed == state.prompt[slots])
+        joining = state.joining(slots[joins], filled[joins], new[joins]) if joins.any() else None
         self.slots.filled[slots] = filled + new
-        complete = filled + new == self.known[slots] + self.ahead[slots]
         for slot in slots[joins].tolist():
             self.slots.commit(slot)
         self.stats.prefilled_tokens += int(new[joins].sum())
-        first = slots[joins & complete]
-        self.ahead[first] += 1
-        going_on = first[(self.known[first] + self.ahead[first] < self.limit[first]) & (not hold)]
+        first = slots[joins & (filled + new == computed)]  # they get their first reply token
+        state.ahead[first] += 1
+        more = state.known[first] + state.ahead[first] < state.limit[first]
+        going_on = first[more & (not hold)]
         self.slots.filled[going_on] += 1
         decoding = np.concatenate([slots[~joins], going_on])
-        self.ahead[decoding] += 1
-        cut = bool(((self.top_k[slots] > 0) | (self.top_p[slots] < 1)).any())
-        flight = self.loop.launch(joining, decoding, self._shared(slots[joins]), cut)
-        return flight, self.lease[flight.slots]
-
-    def _joining(self, slots: Array, filled: Array, new: Array) -> Joining:
-        owner, offsets = np.repeat(slots, new), np.cumsum(new) - new
-        ids = self.slots.tokens[owner, np.arange(len(owner)) + np.repeat(filled - offsets, new)]
-        ready = filled + new == self.known[slots] + self.ahead[slots]
-        options = (self.seed[slots], self.top_k[slots], self.temperature[slots], self.top_p[slots])
-        return Joining(
-            slots, filled, new, ready, self.known[slots] - self.prompt[slots], *options, ids
-        )
-
-    def _shared(self, joined: Array) -> int:
-        """Length of the common prefix of all active sequences; `joined` are the new ones."""
-        if len(joined) and len(joined) == int(self.active.sum()):
-            self.prefix = self.slots.tokens[joined[0], : self.prompt[joined[0]]].copy()
-        for slot in joined.tolist():
-            prefix = self.prefix[: self.prompt[slot]]
-            differs = prefix != self.slots.tokens[slot, : len(prefix)]
-            self.prefix = prefix[: differs.argmax()] if differs.any() else prefix
-        return len(self.prefix)
+        state.ahead[decoding] += 1
+        cut = bool(((state.top_k[slots] > 0) | (state.top_p[slots] < 1)).any())
+        flight = loop.launch(joining, decoding, state.shared(slots[joins]), cut)
+        return flight, state.lease[flight.slots]
 
     def _land(self) -> list[tuple[int, Finish]]:
         """Read the tokens of the launched step; returns the finished sequences.
@@ -259,65 +261,70 @@ class LocalEngine(Sequences, Engine):
         before = time.perf_counter()
         tokens, logprobs = flight.wait()
         self.stats.waited += time.perf_counter() - before
-        finished: list[tuple[int, Finish]] = []
+        state, finished = self.sequences, list[tuple[int, Finish]]()
         # A sequence that joined has two tokens in one step. The second counts only if the first
         # did not end the reply.
-        second = np.zeros(len(lease), bool)
-        second[
-            np.setdiff1d(np.arange(len(lease)), np.unique(flight.slots, return_index=True)[1])
-        ] = True
+        second = np.ones(len(lease), bool)
+        second[np.unique(flight.slots, return_index=True)[1]] = False
         for part in (~second, second):
-            ours = part & (self.lease[flight.slots] == lease) & self.active[flight.slots]
+            ours = part & (state.lease[flight.slots] == lease) & state.active[flight.slots]
             ours &= ~np.isin(flight.slots, [slot for slot, _ in finished])
             slots = flight.slots[ours]
-            self.ahead[slots] -= 1
+            state.ahead[slots] -= 1
             finished += self._append(slots, tokens[ours], logprobs[ours])
         return finished
 
+    def _append(self, slots: Array, tokens: Array, logprobs: Array) -> list[tuple[int, Finish]]:
+        self.stats.generated_tokens += len(slots)
+        return self.sequences.append(slots, tokens, logprobs)
+
+    def _complete(self, finished: list[tuple[int, Finish]]) -> list[tuple[Request, Completion]]:
+        return [self.sequences.complete(*one, self.policy_version) for one in finished]
+
     def _on_device(
-        self, ids: torch.Tensor, positions: torch.Tensor, places: Places
+        self, ids: torch.Tensor, positions: torch.Tensor, places: TokenSlots
     ) -> torch.Tensor:
+        """Hidden states for the device loop."""
         if self.decoder is not None:
             return self.decoder.on_device(ids, positions, places)
+        return self._modules(ids, positions, places)
+
+    def _modules(
+        self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan | TokenSlots
+    ) -> torch.Tensor:
+        """Hidden states by the modules of transformers, with the attention of this engine."""
         with attending(self.model, self.config, self.attention):
             output = self.backbone(
-                input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=places
+                input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan
             )
         return cast("torch.Tensor", output.last_hidden_state[0])
 
-    def _advance(self, slots: Array, new: Array) -> list[tuple[int, Finish]]:
+    def _advance(self, work: Work) -> list[tuple[int, Finish]]:
         """Compute the new tokens and sample complete sequences; returns the finished ones."""
+        state, slots, new = self.sequences, work.slots, work.new
         filled = self.slots.filled[slots]
         self.pool.reserve(0, int((filled + new).max()))
         hidden = self._forward(slots, filled, new)
         self.slots.filled[slots] = filled = filled + new
-        joining = self.known[slots] == self.prompt[slots]
+        joining = state.known[slots] == state.prompt[slots]
         for slot in slots[joining].tolist():
             self.slots.commit(slot)
         self.stats.prefilled_tokens += int(new[joining | (new > 1)].sum())
-        ready = filled == self.known[slots]
-        rows = self.pool.on_device(np.flatnonzero(np.repeat(ready, new) & _is_last(new)))
-        tokens, logprobs = sample(
-            self.head(hidden.index_select(0, rows)), self._choices(slots[ready])
-        )
+        ready = filled == state.known[slots]
+        rows = self.pool.on_device((np.cumsum(new) - 1)[ready])  # the last row of each
+        logits = self.head(hidden.index_select(0, rows))
+        tokens, logprobs = sample(logits, state.choices(slots[ready]))
         return self._append(slots[ready], tokens.cpu().numpy(), logprobs.cpu().numpy())
 
     def _forward(self, slots: Array, filled: Array, new: Array) -> torch.Tensor:
+        """Hidden states [tokens, hidden] of the flat row."""
         offsets = np.cumsum(new) - new
         positions = np.arange(new.sum()) + np.repeat(filled - offsets, new)
         owner = np.repeat(slots, new)
         ids = self.pool.on_device(self.slots.tokens[owner, positions])
-        plan = self._plan(
-            slots, filled, new, self.pool.on_device(owner * self.pool.length + positions)
-        )
-        places = self.pool.on_device(positions)
-        if self.decoder is not None:
-            return self.decoder(ids, places, plan)
-        with attending(self.model, self.config, self.attention):
-            output = self.backbone(
-                input_ids=ids[None], position_ids=places[None], use_cache=False, plan=plan
-            )
-        return output.last_hidden_state[0]
+        write = self.pool.on_device(owner * self.pool.length + positions)
+        compute = self._modules if self.decoder is None else self.decoder
+        return compute(ids, self.pool.on_device(positions), self._plan(slots, filled, new, write))
 
     def _plan(self, slots: Array, filled: Array, new: Array, write: torch.Tensor) -> Plan:
         decodes = int((new == 1).argmin()) if (new != 1).any() else len(new)
@@ -338,15 +345,9 @@ def _weakly(forward: Forward) -> Forward:
     """
     method = WeakMethod(forward)
 
-    def call(ids: torch.Tensor, positions: torch.Tensor, places: Places) -> torch.Tensor:
+    def call(ids: torch.Tensor, positions: torch.Tensor, places: TokenSlots) -> torch.Tensor:
         alive = method()
         assert alive is not None, "an engine outlives its loop"
         return alive(ids, positions, places)
 
     return call
-
-
-def _is_last(new: Array) -> Array:
-    last = np.zeros(int(new.sum()), bool)
-    last[np.cumsum(new) - 1] = True
-    return last

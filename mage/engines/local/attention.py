@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from mage.config.errors import UserError
-from mage.engines.gpu.loop import Places
+from mage.engines.gpu.loop import TokenSlots
 from mage.engines.pool import KeyValuePool
 
 NAME = "mage_slots"
@@ -181,7 +181,7 @@ def slot_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     *,
-    plan: Plan | Places,
+    plan: Plan | TokenSlots,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Called by every layer; tensors are [1, heads, tokens, size]."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
-from mage.engines.gpu.loop import Places
+from mage.engines.gpu.loop import TokenSlots
 from mage.engines.gpu.reference_ops import rotate
 from mage.engines.local.attention import Plan
 from mage.models.architecture import LayerParts, is_plain, parts_of
@@ -90,7 +90,9 @@ class PlainDecoder:
         scale = torch.addcmul(self.floor, length, length, value=1 / len(weight)).rsqrt_()
         return (hidden * scale).mul_(weight)
 
-    def on_device(self, ids: torch.Tensor, positions: torch.Tensor, places: Places) -> torch.Tensor:
+    def on_device(
+        self, ids: torch.Tensor, positions: torch.Tensor, places: TokenSlots
+    ) -> torch.Tensor:
         """The same for the device loop, with one kernel between two matrix products."""
         ops = self.ops
         assert ops is not None, "the device loop brings its operations"

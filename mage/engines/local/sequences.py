@@ -4,15 +4,13 @@ The Python cost of a step depends only on the sequences that join or finish. For
 lengths, seeds and options are in these arrays.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mage.agent.chat import Chat
-from mage.engines.gpu.loop import DeviceLoop
+from mage.engines.gpu.prefill import Joining
 from mage.engines.local.slots import Slots
-from mage.engines.pool import KeyValuePool
 from mage.engines.sampling import SamplingBatch
 from mage.engines.stops import StopTable
 from mage.types import Completion, Finish, Request
@@ -20,100 +18,107 @@ from mage.types import Completion, Finish, Request
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(slots=True)
-class Stats:
-    """Counts since the engine was built."""
+class Work(NamedTuple):
+    """The slots of one step and the number of new tokens of each.
 
-    steps: int = 0
-    prefilled_tokens: int = 0
-    reused_tokens: int = 0
-    generated_tokens: int = 0
-    seconds: float = 0.0
-    waited: float = 0.0  # part of `seconds`: waiting for the GPU
-
-
-class Sequences:
-    """Opens, schedules, extends and completes sequences; `LocalEngine` computes their tokens.
-
-    `known` tokens of a slot have been read, and `ahead` more are being computed.
+    `hold`: sequences that decode wait, because prompts are left over for the next step.
     """
 
-    chat: Chat
-    policy_version: int
-    context: int
-    max_batch_tokens: int
-    slots: Slots
-    pool: KeyValuePool
-    ends: StopTable
-    stats: Stats
-    loop: DeviceLoop | None
+    slots: Array
+    new: Array
+    hold: bool
 
-    def _make_arrays(self, slots: int) -> None:
-        """State of the sequences, indexed by slot."""
-        self.requests: list[Request | None] = [None] * slots
-        self.known, self.prompt, self.limit, self.ahead, self.lease = (
-            np.zeros(slots, np.int64) for _ in range(5)
-        )
-        self.seed, self.top_k, self.stop = (np.zeros(slots, np.int64) for _ in range(3))
-        self.temperature, self.top_p = np.ones(slots, np.float32), np.ones(slots, np.float32)
-        self.logprobs = np.zeros((slots, self.context), np.float32)
-        self.active = np.zeros(slots, bool)
 
-    def _open(self, slot: int, request: Request) -> None:
+class OpenSequences:
+    """Opens, schedules, extends and completes sequences; the engine computes their tokens.
+
+    Of the tokens of a slot, `slots.filled` have keys, `known` have been read, and `ahead` more are
+    being computed.
+    """
+
+    def __init__(self, chat: Chat, slots: Slots, context: int, vocabulary: int) -> None:
+        self.chat, self.slots, self.context = chat, slots, context
+        self.ends = StopTable(chat, vocabulary)
+        count = slots.count
+        self.requests: list[Request | None] = [None] * count
+        self.known, self.prompt, self.limit, self.ahead, self.lease = np.zeros((5, count), np.int64)
+        self.seed, self.top_k, self.stop = np.zeros((3, count), np.int64)
+        self.temperature, self.top_p = np.ones((2, count), np.float32)
+        self.logprobs = np.zeros((count, context), np.float32)
+        self.active = np.zeros(count, bool)
+        self.prefix = np.zeros(0, np.int64)  # common prefix of all active sequences
+
+    def open(self, slot: int, request: Request) -> None:
         length = len(request.prompt_ids)
         self.requests[slot], self.active[slot] = request, True
         self.known[slot] = self.prompt[slot] = length
         self.ahead[slot], self.lease[slot] = 0, self.lease[slot] + 1
         self.limit[slot] = min(length + request.max_tokens, self.context)
         self.seed[slot], self.stop[slot] = _signed(request.seed), self.ends.kind(request.stop)
-        self.temperature[slot], self.top_p[slot], self.top_k[slot] = (
-            request.temperature,
-            request.top_p,
-            request.top_k,
-        )
-        self.pool.reserve(slot + 1, length)
+        self.temperature[slot], self.top_p[slot] = request.temperature, request.top_p
+        self.top_k[slot] = request.top_k
 
-    def _schedule(self, crowded: bool) -> tuple[Array, Array, bool]:
-        """Slots to work on and the number of tokens of each: decodes by slot, then short prompts.
+    def uncomputed(self) -> Array:
+        """The number of tokens of each slot that have no key yet."""
+        return self.known + self.ahead - self.slots.filled
 
-        A GPU decodes many sequences almost as fast as few. So on a GPU no sequence decodes (third
-        result) while prompts are left over for the next step.
+    def schedule(self, most: int, crowded: bool, on_device: bool) -> Work:
+        """Work for about `most` tokens: first the decodes by slot, then the shortest prompts.
+
+        A GPU decodes many sequences almost as fast as few. So in the device loop no sequence
+        decodes while prompts are left over for the next step.
         """
         active = np.flatnonzero(self.active & (self.known + self.ahead < self.limit))
-        new = (self.known + self.ahead - self.slots.filled)[active]
+        new = self.uncomputed()[active]
         decodes, prefills = active[new == 1], active[new > 1]
         new = new[new > 1]
         order = np.argsort(new, kind="stable")
         prefills, new = prefills[order], new[order]
-        room = (
-            self.max_batch_tokens
-            if self.loop is not None
-            else max(self.max_batch_tokens - len(decodes), 1)
-        )
-        hold = self.loop is not None and len(prefills) > 0 and (crowded or int(new.sum()) > room)
+        room = most if on_device else max(most - len(decodes), 1)
+        hold = on_device and len(prefills) > 0 and (crowded or int(new.sum()) > room)
         if hold:
             decodes = decodes[:0]
         new = np.minimum(new, np.maximum(room - (np.cumsum(new) - new), 0))
         started = new > 0
-        return (
+        return Work(
             np.concatenate([decodes, prefills[started]]),
             np.concatenate([np.ones(len(decodes), np.int64), new[started]]),
             hold,
         )
 
-    def _choices(self, slots: Array) -> SamplingBatch:
+    def choices(self, slots: Array) -> SamplingBatch:
+        """The sampling options of the next token of these slots."""
         index = self.known[slots] - self.prompt[slots]
         return SamplingBatch(
             self.seed[slots], index, self.temperature[slots], self.top_p[slots], self.top_k[slots]
         )
 
-    def _append(self, slots: Array, tokens: Array, logprobs: Array) -> list[tuple[int, Finish]]:
-        """Store the sampled tokens; only rows that may have ended are inspected one by one."""
+    def joining(self, slots: Array, filled: Array, new: Array) -> Joining:
+        """The prompts that the device loop prefills next."""
+        owner, offsets = np.repeat(slots, new), np.cumsum(new) - new
+        ids = self.slots.tokens[owner, np.arange(len(owner)) + np.repeat(filled - offsets, new)]
+        ready = filled + new == self.known[slots] + self.ahead[slots]
+        return Joining(slots, filled, new, ready, ids, self.choices(slots))
+
+    def shared(self, joined: Array) -> int:
+        """Length of the common prefix of all active sequences; `joined` are the new ones."""
+        if len(joined) and len(joined) == int(self.active.sum()):
+            self.prefix = self.slots.tokens[joined[0], : self.prompt[joined[0]]].copy()
+        for slot in joined.tolist():
+            prefix = self.prefix[: self.prompt[slot]]
+            differs = prefix != self.slots.tokens[slot, : len(prefix)]
+            self.prefix = prefix[: differs.argmax()] if differs.any() else prefix
+        return len(self.prefix)
+
+    def append(self, slots: Array, tokens: Array, logprobs: Array) -> list[tuple[int, Finish]]:
+        """Store sampled tokens and return the sequences that end with them.
+
+        Only rows that may have ended are inspected one by one.
+        """
         known = self.known[slots]
         self.slots.tokens[slots, known] = tokens
         self.logprobs[slots, known] = logprobs
         self.known[slots] = known = known + 1
-        self.stats.generated_tokens += len(slots)
         ended = self.ends.is_end[tokens]
         suspect = self.ends.may_stop[self.stop[slots], tokens]
         full = known >= self.limit[slots]
@@ -126,25 +131,28 @@ class Sequences:
                 finished.append((slot, "eos" if ended[row] else "length"))
         return finished
 
+    def complete(
+        self, slot: int, finish: Finish, policy_version: int
+    ) -> tuple[Request, Completion]:
+        """Close a sequence; its slot is free for another one."""
+        request, ids = self._request(slot), self._reply(slot)
+        logprobs = tuple(self.logprobs[slot, self.prompt[slot] : self.known[slot]].tolist())
+        self.requests[slot], self.active[slot] = None, False
+        self.slots.release(slot)
+        text = self.chat.decode(ids)
+        return request, Completion(ids, logprobs, text, finish, policy_version)
+
+    def _request(self, slot: int) -> Request:
+        request = self.requests[slot]
+        assert request is not None, "an active slot has a request"
+        return request
+
     def _reply(self, slot: int) -> tuple[int, ...]:
         return tuple(self.slots.tokens[slot, self.prompt[slot] : self.known[slot]].tolist())
 
     def _stops(self, slot: int) -> bool:
-        request = self.requests[slot]
-        assert request is not None, "an active slot has a request"
         text = self.chat.decode(self._reply(slot))
-        return any(stop in text for stop in request.stop)
-
-    def _complete(self, slot: int, finish: Finish) -> tuple[Request, Completion]:
-        request = self.requests[slot]
-        assert request is not None, "an active slot has a request"
-        ids = self._reply(slot)
-        logprobs = tuple(self.logprobs[slot, self.prompt[slot] : self.known[slot]].tolist())
-        self.requests[slot], self.active[slot] = None, False
-        self.slots.release(slot)
-        return request, Completion(
-            ids, logprobs, self.chat.decode(ids), finish, self.policy_version
-        )
+        return any(stop in text for stop in self._request(slot).stop)
 
 
 def _signed(seed: int) -> int:
