@@ -421,7 +421,7 @@ def train(
     """One stage. Every step uses one pool, so that the rules of its game are computed once."""
     # Packing shares the rules; a GPU is faster without it.
     on_cpu = network.device.type == "cpu"
-    packing = {"tree_tokens": 512, "packed": on_cpu, "micro_tokens": 4096 if on_cpu else 65536}
+    packing = {"layout": "forest" if on_cpu else "rows", "micro_tokens": 4096 if on_cpu else 65536}
     sizes: dict[str, Any] = packing if long else {}
     optimizer = torch.optim.AdamW(
         network.parameters(), stage.rate, (0.9, 0.98), weight_decay=0.01, fused=not long or None

@@ -26,7 +26,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
     layer: Callable[..., Any] = torch.compile(layers._layer, dynamic=False, backend=made)
     monkeypatch.setattr(layers, "_layer_for", lambda device: layer)
     monkeypatch.setattr(
-        "mage.learn.learner.line_length",
+        "mage.learn.pack.packer.line_length",
         lambda tokens, micro_tokens, device: padded_length(tokens, micro_tokens, layers.BLOCK),
     )
     yield made

@@ -230,7 +230,7 @@ def test_toml_text_is_read_back_unchanged(tables: Tables) -> None:
             {"learn": {"lrr": 1.0}},
             [
                 "learn.lrr is unknown (did you mean 'lr'?)",
-                "[learn] takes lr, beta1",
+                "[learn] takes lr, beta2",
                 "correct it in [learn] of the recipe",
             ],
         ),

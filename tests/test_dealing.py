@@ -13,7 +13,6 @@ from mage.credit.samples import assign_credit, make_samples
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.learn.minibatches import cut, split
 from mage.learn.pack.tries import Row, prepare
-from mage.learn.shared_batches import cut_shared, split_shared
 from mage.memory.notes import Notes
 from mage.play import PlaySetup, play_groups
 from mage.ranks.dealing import SharedQueue, deal_members, share_credit
@@ -113,12 +112,11 @@ def test_advantages_are_those_of_one_process(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("parts", [1, 3, 9])
-@pytest.mark.parametrize(("whole", "shared"), [(split, split_shared), (cut, cut_shared)])
+@pytest.mark.parametrize("divide", [split, cut])
 def test_mini_batches_of_all_ranks_are_those_of_one_process(
     size: int,
     parts: int,
-    whole: Callable[..., list[list[Row]]],
-    shared: Callable[..., list[list[Row]]],
+    divide: Callable[..., list[list[Row]]],
 ) -> None:
     rows = prepare(make_samples(assign_credit(play(), ReturnOptions(), estimate)))
     rank_of = deal_members(TASKS_PG, size, {})
@@ -129,9 +127,9 @@ def test_mini_batches_of_all_ranks_are_those_of_one_process(
             for row in rows
             if rank_of[row.sample.where.group, row.sample.where.member] == ranks.rank
         ]
-        return shared(own, parts, 5, ranks)
+        return divide(own, parts, 5, ranks)
 
     found = on_ranks(size, work)
-    for part, batch in enumerate(whole(rows, parts, 5)):
+    for part, batch in enumerate(divide(rows, parts, 5, Ranks())):
         own = [row.sample.where for batches in found for row in batches[part]]
         assert sorted(map(repr, own)) == sorted(repr(row.sample.where) for row in batch)

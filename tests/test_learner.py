@@ -17,6 +17,7 @@ from mage.learn.minibatches import cut, split
 from mage.learn.pack.tries import Row, prepare
 from mage.models.adapters import linear_layers, save_adapters
 from mage.models.loading import load_model
+from mage.ranks.ranks import Ranks
 from mage.types import Sample, TurnRef
 
 
@@ -348,29 +349,6 @@ def test_the_attention_of_the_module_is_restored() -> None:
     assert all(value.grad is None for value in model.parameters())
 
 
-def test_importance_weights_are_one_if_sampler_and_learner_agree() -> None:
-    """If the sampler's logprobs equal the learner's, all capped weights are 1."""
-    rows = prepare(play(4))
-    logprobs = Learner(make_model(), LearnOptions()).logprobs(rows).tolist()
-    honest = [
-        make_sample(
-            one.sample.prompt_ids,
-            one.sample.reply_ids,
-            old_logprobs=tuple(logprobs[one.offset : one.offset + 2]),
-            advantage=0.5,
-        )
-        for one in rows
-    ]
-    found = [
-        Learner(make_model(), LearnOptions(importance_cap=cap)).update(
-            honest, entropy=0.0, update=0
-        )
-        for cap in (None, 2.0)
-    ]
-    assert found[0].policy_loss == pytest.approx(found[1].policy_loss, abs=1e-9)
-    assert found[0].gradient_norm == pytest.approx(found[1].gradient_norm, abs=1e-9)
-
-
 def owners_of(lots: list[list[Row]], *names: str) -> list[set[tuple[int, ...]]]:
     return [
         {tuple(getattr(row.sample.where, name) for name in names) for row in lot} for lot in lots
@@ -379,7 +357,7 @@ def owners_of(lots: list[list[Row]], *names: str) -> list[set[tuple[int, ...]]]:
 
 def test_minibatches_keep_groups_whole_if_there_are_enough() -> None:
     rows = prepare(play(0, metas=10))  # five groups of two
-    lots = split(rows, 2, seed=5)
+    lots = split(rows, 2, 5, Ranks())
     assert sorted(map(len, owners_of(lots, "group"))) == [2, 3]
     assert not set.intersection(*owners_of(lots, "group"))
     assert sorted(row.offset for lot in lots for row in lot) == [row.offset for row in rows]
@@ -387,21 +365,21 @@ def test_minibatches_keep_groups_whole_if_there_are_enough() -> None:
 
 def test_minibatches_of_few_groups_keep_meta_episodes_whole_and_depend_on_the_seed() -> None:
     rows = prepare(play(0, metas=7))  # four groups
-    lots = split(rows, 5, seed=5)
+    lots = split(rows, 5, 5, Ranks())
     owners = owners_of(lots, "group", "member")
     assert sorted(map(len, owners)) == [1, 1, 1, 2, 2]
     assert len(set.union(*owners)) == 7
-    assert split(rows, 5, seed=5) == lots
-    assert split(rows, 5, seed=6) != lots
-    assert sum(map(bool, split(rows, 50, seed=5))) == 7
+    assert split(rows, 5, 5, Ranks()) == lots
+    assert split(rows, 5, 6, Ranks()) != lots
+    assert sum(map(bool, split(rows, 50, 5, Ranks()))) == 7
 
 
 def test_minibatches_counted_in_rows_have_nearly_equal_sizes_up_to_the_limit() -> None:
     rows = prepare(play(0, metas=7))  # 28 rows: four for each meta-episode
-    parts = cut(rows, 3, seed=5)
+    parts = cut(rows, 3, 5, Ranks())
     assert sorted(map(len, parts)) == [9, 9, 10]
     assert sorted(row.offset for part in parts for row in part) == [row.offset for row in rows]
-    assert cut(rows, 3, seed=6) != parts
+    assert cut(rows, 3, 6, Ranks()) != parts
 
 
 def test_an_update_takes_as_many_steps_as_the_rows_need() -> None:

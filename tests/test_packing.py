@@ -16,11 +16,11 @@ from mage.learn.loss import token_logprobs
 from mage.learn.pack.attention import (
     IMPLEMENTATIONS,
     attending,
-    check_packable,
     forest_mask,
     hidden_states,
 )
 from mage.learn.pack.layers import block_mask
+from mage.learn.pack.packer import check_packable
 from mage.learn.pack.packing import (
     Layout,
     Shape,
@@ -137,8 +137,8 @@ def test_packed_logprobs_equal_a_plain_forward_of_each_row(kind: str, batch: lis
     model = MODELS[kind]
     packed = pack_forest([build_tree(prepare(batch))], dtype=torch.float64)
     with torch.no_grad(), attending(model, "forest"):
-        hidden = hidden_states(model, packed)[packed.terms.parents]
-        logprobs, _ = token_logprobs(hidden, model.lm_head, packed.terms.targets, temperature=1.0)
+        hidden = hidden_states(model, packed)[packed.replies.parents]
+        logprobs, _ = token_logprobs(hidden, model.lm_head, packed.replies.targets, temperature=1.0)
     plain = []
     for sample in batch:
         ids = torch.tensor([sample.prompt_ids + sample.reply_ids])
@@ -149,7 +149,7 @@ def test_packed_logprobs_equal_a_plain_forward_of_each_row(kind: str, batch: lis
             for place, token in enumerate(sample.reply_ids)
         ]
     found = torch.empty(len(plain), dtype=torch.float64)
-    found[packed.terms.index] = logprobs
+    found[packed.replies.index] = logprobs
     torch.testing.assert_close(found, torch.stack(plain), atol=TOLERANCE, rtol=0)
 
 
@@ -175,7 +175,7 @@ def test_a_query_sees_exactly_its_own_prefix(batch: list[Sample]) -> None:
         visible[root:] = (
             forest_mask(packed.reach, packed.shape, repeats=1, dtype=torch.float64)[0, 0] == 0
         ).numpy()
-    texts = {tuple(ids[visible[parent]]) for parent in packed.terms.parents.tolist()}
+    texts = {tuple(ids[visible[parent]]) for parent in packed.replies.parents.tolist()}
     expected = {
         one.prompt_ids + one.reply_ids[:place]
         for one in batch
@@ -183,7 +183,7 @@ def test_a_query_sees_exactly_its_own_prefix(batch: list[Sample]) -> None:
     }
     assert texts == expected
     assert all(
-        packed.positions[0, parent] == visible[parent].sum() - 1 for parent in packed.terms.parents
+        packed.positions[0, place] == visible[place].sum() - 1 for place in packed.replies.parents
     )
 
 
@@ -203,10 +203,10 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
     assert packed.input_ids.tolist() == [[9, 9, 1, 5, 2, 6, 3, 4]]
     assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 5, 2, 3]]
     assert packed.reach.tolist() == [[4, 4, 4, 4, 6, 6]]
-    assert packed.terms.parents.tolist() == [2, 4, 6]
-    assert packed.terms.targets.tolist() == [5, 6, 4]
-    assert packed.terms.on_reflection.tolist() == [False, False, True]
-    assert (packed.terms.choice_parents.tolist(), packed.terms.choice_tokens.tolist()) == (
+    assert packed.replies.parents.tolist() == [2, 4, 6]
+    assert packed.replies.targets.tolist() == [5, 6, 4]
+    assert packed.replies.on_reflection.tolist() == [False, False, True]
+    assert (packed.replies.choice_parents.tolist(), packed.replies.choice_tokens.tolist()) == (
         [4],
         [[6, 7, 8]],
     )
@@ -243,8 +243,8 @@ def test_duplicates_and_a_single_sample_are_only_root() -> None:
         ]
     )
     assert packed.shape == Shape(root=3, trees=0, width=0)
-    assert packed.terms.parents.tolist() == [1, 1]
-    assert packed.terms.advantages.tolist() == [1.0, -1.0]
+    assert packed.replies.parents.tolist() == [1, 1]
+    assert packed.replies.advantages.tolist() == [1.0, -1.0]
 
 
 @given(batch=batches, limit=st.integers(1, 20))
@@ -289,7 +289,7 @@ def test_plans_keep_micro_batches_within_their_tokens() -> None:
     forests = [pack_forest(trees) for trees in plan_forests(rows, micro_tokens=60)]
     assert len(forests) > 1
     assert all(packed.input_ids.numel() <= 60 for packed in forests)
-    assert sorted(index for packed in forests for index in packed.terms.index.tolist()) == list(
+    assert sorted(index for packed in forests for index in packed.replies.index.tolist()) == list(
         range(sum(len(r.sample.reply_ids) for r in rows))
     )
     assert all(len(batch) * len(batch[0].ids) <= 60 for batch in plan_rows(rows, micro_tokens=60))

@@ -45,7 +45,6 @@ TABLE: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("learn.lr", "5: constant 1e-6", (1e-6,) * 5),
     ("learn.decay", "5: constant", (1.0,) * 5),
     ("learn.warmup", "5: constant", (0,) * 5),
-    ("learn.beta1", "5: AdamW", (0.9,) * 5),
     ("learn.beta2", "5: AdamW", (0.999,) * 5),
     ("learn.weight_decay", "5: AdamW", (0.01,) * 5),
     ("learn.minibatch_rows", "5: mini-batches of 64 rows", (64,) * 5),

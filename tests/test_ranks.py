@@ -20,7 +20,6 @@ from mage.learn.owned_state import assign_owners
 from mage.memory.notes import Notes
 from mage.models.shapes import PRESETS
 from mage.play import PlaySetup, play_groups
-from mage.ranks import ranks as gradient_messages
 from mage.ranks.dealing import SharedQueue
 from mage.ranks.launch import launch_ranks
 from mage.ranks.ranks import RankFailed, RankLost, Ranks, RanksStopped
@@ -110,25 +109,6 @@ def check_members(ranks: Ranks, folder: Path, alone: Any) -> float:
     return compare(alone, many)
 
 
-def check_overlap(ranks: Ranks, folder: Path) -> dict[str, float]:
-    """Differences between sums that start during the backward pass and sums after it."""
-    found = {}
-    gradient_messages._BUCKET, before = 64, gradient_messages._BUCKET  # many buckets
-    for name, dtype, rank in KINDS:
-        models = [make_model(exact=False).to(dtype) for _ in range(2)]
-        options = LearnOptions(lr=0.01, minibatches=2, micro_tokens=24, lora_rank=rank)
-        learners = [Learner(model, options, seed=1, ranks=ranks) for model in models]
-        assert learners[1]._sum is not None, "several ranks sum their gradients"
-        learners[1]._sum.ready = lambda master: None  # type: ignore[method-assign]
-        for learner in learners:
-            learner.update(own_samples(ranks), entropy=0.01, update=0)
-        found[name] = compare(*models)
-        found[f"{name} early"] = learners[0]._sum.early  # type: ignore[union-attr]
-        found[f"{name} late"] = learners[1]._sum.early
-    gradient_messages._BUCKET = before
-    return found
-
-
 def check_queue(ranks: Ranks) -> tuple[int, bool]:
     """All members are dealt to rank 0, but the last rank plays first and takes all of them.
 
@@ -201,7 +181,6 @@ def check_all(ranks: Ranks, folder: Path, stop: Any = None) -> dict[str, Any]:
     found = {"messages": check_messages(ranks), "sharding": check_sharding(ranks, folder)}
     alone = train_alone(ranks, make_model(), folder)
     found["full"] = check_full(ranks, folder, alone)
-    found["overlap"] = check_overlap(ranks, folder)
     found["queue"] = check_queue(ranks)
     return found | {"members": check_members(ranks, folder, alone)}
 
@@ -218,10 +197,6 @@ def test_ranks_agree_and_sharded_state_equals_replicated_state(tmp_path: Path) -
     for name in ("all", "half", "lora"):
         assert found["sharding"][name] == 0.0, name
         assert found["sharding"][f"{name} moved"] > 1e-3, name
-    for name in ("all", "half", "lora"):
-        assert found["overlap"][name] == 0.0, name
-        assert found["overlap"][f"{name} early"] > 3, name
-        assert found["overlap"][f"{name} late"] == 0, name
     assert found["queue"] == (0, True)
     assert found["members"] < 1e-12
     assert max(found["full"].values()) < 1e-10

@@ -232,13 +232,13 @@ def test_packed_padded_and_recomputed_steps_are_equal() -> None:
         )
     ]
     found = []
-    for packed, recompute in ((True, False), (False, False), (True, True)):
+    for layout, recompute in (("forest", False), ("rows", False), ("forest", True)):
         model, _ = ignorant()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         found.append(
             (
-                action_entropy(model, [row for row in rows if row.kind == "play"], packed=packed),
-                imitate(model, optimizer, rows, packed=packed, recompute=recompute),
+                action_entropy(model, [row for row in rows if row.kind == "play"], layout=layout),
+                imitate(model, optimizer, rows, layout=layout, recompute=recompute),
                 model,
             )
         )

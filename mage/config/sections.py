@@ -252,7 +252,6 @@ class LearnOptions(Section):
     """[learn]: the loss and the optimizer (method page, section 5)."""
 
     lr: float = Field(3e-4, gt=0, le=1, description="learning rate of AdamW")
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW: decay of the mean gradient")
     beta2: float = Field(0.99, ge=0, lt=1, description="AdamW: decay of the squared gradient")
     weight_decay: float = Field(0.0, ge=0, le=1, description="AdamW: weight decay")
     warmup: int = Field(0, ge=0, description="updates over which the learning rate rises from 0")
@@ -269,10 +268,7 @@ class LearnOptions(Section):
         description="largest number of rows per optimizer step; not given = `minibatches` steps",
     )
     epochs: int = Field(1, ge=1, description="passes over an update's samples")
-    clip: float = Field(
-        0.2, gt=0, lt=1, description="PPO clip below 1, and above 1 unless clip_high is given"
-    )
-    clip_high: float | None = Field(None, gt=0, description="PPO clip above 1")
+    clip: float = Field(0.2, gt=0, lt=1, description="PPO clip: ratios from 1 - clip to 1 + clip")
     dual_clip: float | None = Field(
         3.0, gt=1, description="bound on the ratio if the advantage is negative"
     )
@@ -314,12 +310,6 @@ class LearnOptions(Section):
     lora_alpha: float | None = Field(
         None, gt=0, description="scale of the LoRA adapters; twice the rank if not given"
     )
-    importance_cap: float | None = Field(
-        None,
-        ge=1,
-        description="cap on the importance weight (learner / sampler probability) of the loss; "
-        "not given = no weight",
-    )
 
     @property
     def tokens_at_once(self) -> int:
@@ -328,7 +318,7 @@ class LearnOptions(Section):
 
     @property
     def betas(self) -> tuple[float, float]:
-        return self.beta1, self.beta2
+        return 0.9, self.beta2
 
     def lr_at(self, update: int, total: int) -> float:
         """Learning rate of update 0, 1, ..., `total` - 1."""

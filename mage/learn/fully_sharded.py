@@ -6,9 +6,8 @@ So play needs no messages, and a rank holds 2 bytes per parameter and 16 / ranks
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,22 +23,43 @@ from transformers import PreTrainedModel
 
 from mage.learn.pack.packing import Packed
 from mage.learn.pack.tries import Row, prepare
+from mage.learn.trainable import Pack, Result, Score, State, Trainable, frozen_copy
 from mage.ranks.ranks import Ranks
 from mage.types import Sample, TurnRef
 
-Score = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
-
-class FullySharded:
+class FullySharded(Trainable):
     """Every weight, divided among the ranks. `network` is trained, `model` plays."""
 
+    is_sharded = True
+
     def __init__(self, model: PreTrainedModel, ranks: Ranks, *, reference: bool = False) -> None:
-        self.model = model
+        super().__init__(model)
+        self.ranks = ranks
         self.network = _shard(model, ranks)
-        self.masters: dict[str, Tensor] = dict(self.network.named_parameters())
-        self._reference = copy.deepcopy(model).eval().requires_grad_(False) if reference else None
+        self.masters = dict(self.network.named_parameters())
+        self._reference = frozen_copy(model) if reference else None
+
+    def forward_passes(
+        self, rows: Sequence[Row], pack: Pack, score: Score[Result]
+    ) -> Iterator[tuple[Packed, Result]]:
+        """A pass needs all ranks: one that has fewer of its own takes part in those of others."""
+        own = list(pack(rows))
+        missing = max(self.ranks.gather(len(own))) - len(own)
+        for packed in own:
+            yield packed, self.network.run(score, packed)
+        for _ in range(missing):
+            (idle,) = pack(_idle_rows())
+            self.backward(0.0 * sum(part.sum() for part in self.network.run(score, idle)))
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient. FSDP takes the mean over the ranks; the gradient is a sum."""
+        (loss * self.ranks.size).backward()  # type: ignore[no-untyped-call]
 
     def collect(self) -> None:
+        """The backward pass has already summed the gradients over the ranks."""
+
+    def sum_gradients(self, ranks: Ranks) -> None:
         """The backward pass has already summed the gradients over the ranks."""
 
     @torch.no_grad()
@@ -48,24 +68,30 @@ class FullySharded:
         for name, master in self.masters.items():
             self.model.get_parameter(name).copy_(whole(master))
 
+    def state(self, optimizer: torch.optim.Optimizer) -> State:
+        weights, moments = super().state(optimizer)
+        return (
+            {name: whole(value).cpu() for name, value in weights.items()},
+            {name: whole(value).cpu() for name, value in moments.items()},
+        )
+
+    @torch.no_grad()
     def set_master(self, name: str, value: Tensor) -> None:
-        master = self.masters[name]
-        assert isinstance(master, DTensor), "all weights of the network are sharded"
-        given = value.to(master.device, master.dtype)
-        with torch.no_grad():
-            master.copy_(distribute_tensor(given, master.device_mesh, master.placements))
+        self.masters[name].copy_(self._distribute(name, value.to(self.masters[name].dtype)))
 
     def place_moment(self, name: str, value: Tensor) -> Tensor:
         """A moment of a checkpoint, divided as its master is; the step count stays whole."""
+        if value.shape != self.masters[name].shape:
+            return super().place_moment(name, value)
+        return self._distribute(name, value)
+
+    def _distribute(self, name: str, value: Tensor) -> Tensor:
         master = self.masters[name]
         assert isinstance(master, DTensor), "all weights of the network are sharded"
-        if value.shape != master.shape:
-            return value.to(master.device)
         return distribute_tensor(value.to(master.device), master.device_mesh, master.placements)
 
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
-        """The model as it was at the start, with its own weights."""
         assert self._reference is not None, "a KL coefficient makes a reference"
         yield self._reference
 
@@ -82,36 +108,19 @@ def _shard(model: PreTrainedModel, ranks: Ranks) -> PreTrainedModel:
     for layer in network.get_decoder().layers:
         fully_shard(layer, **given)
     fully_shard(network, **given)
+    network.run = _run.__get__(network)
+    register_fsdp_forward_method(network, "run")
     return network
 
 
-def scored_by(network: PreTrainedModel, score: Score) -> Score:
-    """`score(network, packed)` as a forward pass of the sharded network."""
-
-    def forward(self: PreTrainedModel, packed: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return score(self, packed)
-
-    network.score_packed = forward.__get__(network)
-    register_fsdp_forward_method(network, "score_packed")
-    return lambda _, packed: network.score_packed(packed)
+def _run(network: PreTrainedModel, score: Callable[..., Any], packed: Packed) -> Any:
+    """A forward pass for FSDP: it gathers the weights of each layer before it is used."""
+    return score(network, packed)
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyBatch:
-    """A micro-batch without effect, for a rank that has fewer of them than another rank."""
-
-    packed: Packed
-
-    def take_part(self, score: Score) -> None:
-        """A forward and a backward pass with gradient zero."""
-        logprobs, entropies, choices = score(None, self.packed)
-        (0.0 * (logprobs.sum() + entropies.sum() + choices.sum())).backward()
-
-
-def idle_rows() -> list[Row]:
-    """The rows of an idle micro-batch: one sample of two tokens."""
-    where = TurnRef(0, 0, 0, 0, "")
-    return prepare([Sample((0,), (0,), (0.0,), 0.0, (), "play", where)])
+def _idle_rows() -> list[Row]:
+    """The rows of a micro-batch without effect: one sample of two tokens."""
+    return prepare([Sample((0,), (0,), (0.0,), 0.0, (), "play", TurnRef(0, 0, 0, 0, ""))])
 
 
 def whole(value: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """The learner: it turns samples into optimizer steps.
 
+    update = for each mini-batch:    pack -> score -> loss -> backward,  then one optimizer step
+
 It shares its module with the engine that plays. So it switches the attention on entry and back on
 exit, and it keeps the model in eval mode: with dropout, sampler and learner would differ.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -18,40 +19,23 @@ from transformers import PreTrainedModel
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
-from mage.learn.fully_sharded import EmptyBatch, FullySharded, idle_rows, scored_by, whole
-from mage.learn.gradient_sum import GradientSum
-from mage.learn.loss import BatchSums, Sums, choice_entropies, policy_loss, read, token_logprobs
+from mage.learn.fully_sharded import FullySharded, whole
+from mage.learn.loss import (
+    BatchSums,
+    Scores,
+    Sums,
+    add_up,
+    choice_entropies,
+    policy_loss,
+    token_logprobs,
+)
 from mage.learn.minibatches import cut, split
-from mage.learn.owned_state import OwnedState, collect_state
-from mage.learn.pack.attention import (
-    attending,
-    best_layout,
-    check_packable,
-    exchange_rate,
-    hidden_states,
-    trie_exchange_rate,
-)
+from mage.learn.pack.attention import attending, hidden_states
 from mage.learn.pack.compilation import compile_clock
-from mage.learn.pack.layers import line_length
-from mage.learn.pack.packing import (
-    Layout,
-    Packed,
-    pack_forest,
-    pack_rows,
-    pack_trie,
-    plan_forests,
-    plan_rows,
-    plan_tries,
-)
+from mage.learn.pack.packer import Packer, best_layout, check_packable
+from mage.learn.pack.packing import Layout, Packed
 from mage.learn.pack.tries import Row, prepare
-from mage.learn.shared_batches import cut_shared, split_shared
-from mage.learn.trainable import (
-    Adapters,
-    AllWeights,
-    Trainable,
-    factors_of_weights,
-    make_trainable,
-)
+from mage.learn.trainable import Adapters, Trainable, make_trainable
 from mage.learn.update_metrics import Metrics, Step, measure_update
 from mage.ranks.ranks import Ranks
 from mage.seeds import derive
@@ -85,18 +69,11 @@ class Learner:
         self.layout: Layout = layout or best_layout(model, options)
         if self.layout != "rows":
             check_packable(model)
-            rate = trie_exchange_rate if self.layout == "trie" else exchange_rate
-            self._exchange = rate(model)
+        self.pack = Packer(model, self.layout, options.tokens_at_once, options.tree_tokens)
         self.trainable = self._make_trainable(start)
-        self._network, self._score_network = self.module, self._score
-        if isinstance(self.trainable, FullySharded):
-            self._network = self.trainable.network
-            self._score_network = scored_by(self._network, self._score)
         self._masters = self.trainable.masters
-        self._owned = self._divide_optimizer()
-        self._sum = self._make_sum()
         self._optimizer = torch.optim.AdamW(
-            [master for name, master in self._masters.items() if self._owns(name)],
+            [master for name, master in self._masters.items() if self.trainable.owns(name)],
             lr=options.lr,
             betas=options.betas,
             weight_decay=options.weight_decay,
@@ -104,46 +81,15 @@ class Learner:
         )
 
     def _make_trainable(self, start: Path | None) -> Trainable:
-        if self.options.shard == "full" and self.ranks.has_group:
+        shard = self.options.shard if self.ranks.has_group else "none"
+        if shard == "full":
             return FullySharded(self.module, self.ranks, reference=self.options.kl > 0)
-        return make_trainable(self.module, self.options, seed=self.seed, start=start)
+        trainable = make_trainable(self.module, self.options, seed=self.seed, start=start)
+        if shard == "optimizer":
+            trainable.divide(self.ranks)
+        return trainable
 
-    def _divide_optimizer(self) -> OwnedState | None:
-        """With learn.shard = "optimizer": the tensors whose state this rank holds."""
-        if self.options.shard != "optimizer" or not self.ranks.has_group:
-            return None
-        owned = OwnedState(self._masters, self.ranks)
-        if isinstance(self.trainable, AllWeights):
-            self.trainable.drop_masters(owned.owns)
-        return owned
-
-    def _make_sum(self) -> GradientSum | None:
-        """The sum of gradients over the ranks; FSDP makes its own."""
-        if not self.ranks.has_group or isinstance(self.trainable, FullySharded):
-            return None
-        return GradientSum(self.ranks, list(self._masters.values()))
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether saving needs all ranks."""
-        return self._owned is not None or isinstance(self.trainable, FullySharded)
-
-    def _owns(self, name: str) -> bool:
-        return self._owned is None or self._owned.owns(name)
-
-    def compilations(self) -> dict[str, float]:
-        """On a GPU: the number and seconds of the compilations of this process so far."""
-        if self.module.device.type != "cuda":
-            return {}
-        clock = compile_clock()
-        return {"compilations": clock.count, "compile": clock.seconds}
-
-    @contextmanager
-    def reporting(self, report: Callable[[str], None]) -> Iterator[None]:
-        """Send a line to `report` whenever a compilation starts inside the context."""
-        on_gpu = self.module.device.type == "cuda"
-        with compile_clock().reporting(report) if on_gpu else nullcontext():
-            yield
+    # -- an update
 
     def update(self, samples: Sequence[Sample], *, entropy: float, update: int) -> Metrics:
         """One update from new samples: `epochs` x `minibatches` optimizer steps."""
@@ -154,180 +100,112 @@ class Learner:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         reference = self.logprobs(rows, reference=True) if self.options.kl else None
-        proximal = self.logprobs(rows) if self.options.importance_cap is not None else None
         steps = []
         for epoch in range(self.options.epochs):
             for batch in self._minibatches(rows, derive(self.seed, "minibatches", update, epoch)):
-                sums, computed = self.accumulate(
-                    batch, entropy=entropy, reference=reference, proximal=proximal
-                )
-                steps.append(Step(sums, computed, *self._descend()))
+                sums, computed = self.accumulate(batch, entropy=entropy, reference=reference)
+                steps.append(Step(sums, computed, *self._step()))
         return measure_update(rows, steps, self.options, self.ranks, lr=lr, entropy=entropy)
 
     def _minibatches(self, rows: Sequence[Row], seed: int) -> list[list[Row]]:
         """The rows of each optimizer step of an epoch. All workers get the same number of steps."""
         limit = self.options.minibatch_rows
         parts = ceil(self.ranks.total(len(rows)) / limit) if limit else self.options.minibatches
-        if self.ranks.deals_members:
-            return (cut_shared if limit else split_shared)(rows, parts, seed, self.ranks)
-        return (cut if limit else split)(rows, parts, seed)
+        sharing = self.ranks if self.ranks.deals_members else Ranks()
+        return (cut if limit else split)(rows, parts, seed, sharing)
+
+    def accumulate(
+        self, rows: Sequence[Row], *, entropy: float, reference: torch.Tensor | None = None
+    ) -> tuple[Sums, int]:
+        """Add the gradient of these rows, which form one optimizer step, in micro-batches.
+
+        Returns sums for the metrics and the number of tokens that the network computed.
+        """
+        normaliser = self.ranks.total(sum(len(row.sample.reply_ids) for row in rows))
+        sums, computed = list[BatchSums](), 0
+        passes = self.trainable.forward_passes(rows, self.pack, self._score)
+        with attending(self.trainable.network, self.layout):
+            for packed, scores in passes:
+                loss, batch_sums = policy_loss(
+                    scores,
+                    packed.replies,
+                    self.options,
+                    entropy=entropy,
+                    normaliser=normaliser,
+                    reference=None if reference is None else reference[packed.replies.index],
+                )
+                self.trainable.backward(loss)
+                sums.append(batch_sums)
+                computed += packed.tokens
+        return add_up(sums), computed
+
+    def _score(self, model: PreTrainedModel, packed: Packed) -> Scores:
+        """What `model` says about the reply tokens of a micro-batch."""
+        learns = torch.is_grad_enabled()
+        hidden = hidden_states(
+            model,
+            packed,
+            recompute=bool(self.options.recompute) and learns,
+            factors=self.trainable.factors if learns else None,
+        )
+        head, replies = model.get_output_embeddings(), packed.replies
+        logprobs, entropies = token_logprobs(
+            hidden.index_select(0, replies.parents),
+            head,
+            replies.targets,
+            temperature=self.temperature,
+        )
+        choices = choice_entropies(
+            hidden.index_select(0, replies.choice_parents),
+            head,
+            replies.choice_tokens,
+            temperature=self.temperature,
+        )
+        return Scores(logprobs, entropies, choices)
+
+    def _step(self) -> tuple[float, bool]:
+        """Make an optimizer step. Returns the gradient norm and whether it was finite.
+
+        A step with an infinite or NaN gradient is skipped.
+        """
+        self.trainable.sum_gradients(self.ranks)
+        norm = float(whole(clip_grad_norm_(self._masters.values(), self.options.grad_clip)))
+        finite = norm < float("inf")
+        if finite:
+            self._optimizer.step()
+            self.trainable.share()
+        self.module.zero_grad(set_to_none=True)
+        for master in self._masters.values():
+            master.grad = None
+        return norm, finite
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> torch.Tensor:
         """Logprobs of all reply tokens under the policy or the frozen reference, by token index."""
-        found = torch.empty(
-            sum(len(row.sample.reply_ids) for row in rows),
-            dtype=self._real,
-            device=self.module.device,
-        )
+        real = torch.float64 if self.module.dtype == torch.float64 else torch.float32
+        tokens = sum(len(row.sample.reply_ids) for row in rows)
+        logprobs = torch.empty(tokens, dtype=real, device=self.module.device)
         with (
             self.trainable.reference() if reference else nullcontext(self.module) as model,
             torch.no_grad(),
             attending(model, self.layout),
         ):
             for packed in self.pack(rows):
-                found[packed.terms.index] = self._score(model, packed)[0]
-        return found
+                logprobs[packed.replies.index] = self._score(model, packed).logprobs
+        return logprobs
 
-    def pack(self, rows: Sequence[Row]) -> Iterable[Packed]:
-        """Group rows into micro-batches."""
-        where: dict[str, Any] = {"dtype": self.module.dtype, "device": self.module.device}
-        limit = self.options.tokens_at_once
-        if self.layout == "rows":
-            return (pack_rows(batch, **where) for batch in plan_rows(rows, micro_tokens=limit))
-        sizes: dict[str, Any] = {
-            "micro_tokens": limit,
-            "exchange": self._exchange,
-            "tree_tokens": self.options.tree_tokens,
-        }
-        if self.layout == "forest":
-            return (pack_forest(batch, **where) for batch in plan_forests(rows, **sizes))
-        pad = partial(line_length, micro_tokens=limit, device=self.module.device)
-        return (pack_trie(batch, **where, pad=pad) for batch in plan_tries(rows, **sizes))
-
-    def _score(
-        self, model: PreTrainedModel, packed: Packed
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logprobs and entropies of the reply tokens, and entropies among legal moves."""
-        learns = torch.is_grad_enabled()
-        recompute = bool(self.options.recompute) and learns
-        factors = factors_of_weights(self.trainable) if learns else None
-        hidden, head, terms = (
-            hidden_states(model, packed, recompute=recompute, factors=factors),
-            model.get_output_embeddings(),
-            packed.terms,
-        )
-        logprobs, entropies = token_logprobs(
-            hidden.index_select(0, terms.parents), head, terms.targets, temperature=self.temperature
-        )
-        choices = choice_entropies(
-            hidden.index_select(0, terms.choice_parents),
-            head,
-            terms.choice_tokens,
-            temperature=self.temperature,
-        )
-        return logprobs, entropies, choices
+    # -- checkpoints
 
     @property
-    def _real(self) -> torch.dtype:
-        return torch.float64 if self.module.dtype == torch.float64 else torch.float32
-
-    def accumulate(
-        self,
-        rows: Sequence[Row],
-        *,
-        entropy: float,
-        reference: torch.Tensor | None = None,
-        proximal: torch.Tensor | None = None,
-    ) -> tuple[Sums, int]:
-        """Add the gradient of these rows, which form one optimizer step, in micro-batches."""
-        normaliser = self.ranks.total(sum(len(row.sample.reply_ids) for row in rows))
-        given = {
-            name: values
-            for name, values in (("reference", reference), ("proximal", proximal))
-            if values is not None
-        }
-        readings, computed = list[BatchSums](), 0
-        with attending(self._network, self.layout):
-            for packed, is_last in _mark_last(self._batches(rows)):
-                if isinstance(packed, EmptyBatch):
-                    packed.take_part(self._score_network)
-                    continue
-                logprobs, entropies, choices = self._score_network(self._network, packed)
-                own = {name: values[packed.terms.index] for name, values in given.items()}
-                loss, reading = policy_loss(
-                    logprobs,
-                    entropies,
-                    choices,
-                    packed.terms,
-                    self.options,
-                    entropy=entropy,
-                    normaliser=normaliser,
-                    **own,
-                )
-                self._backward(loss, is_last)
-                readings.append(reading)
-                computed += packed.tokens
-        return read(readings), computed
-
-    def _batches(self, rows: Sequence[Row]) -> Iterable[Packed | EmptyBatch]:
-        """The micro-batches of a step; sharded ranks all take part in the same number of them."""
-        if not isinstance(self.trainable, FullySharded):
-            return self.pack(rows)
-        own = list(self.pack(rows))
-        missing = max(self.ranks.gather(len(own))) - len(own)
-        return [*own, *[EmptyBatch(next(iter(self.pack(idle_rows()))))] * missing]
-
-    def _backward(self, loss: torch.Tensor, is_last: bool) -> None:
-        """Add the gradient of a micro-batch; in the last one, complete gradients are sent."""
-        if isinstance(self.trainable, FullySharded):
-            (loss * self.ranks.size).backward()  # FSDP takes the mean over the ranks
-            return
-        if self._sum is not None and is_last:
-            with self.trainable.watching(self._sum.ready):
-                loss.backward()
-        else:
-            loss.backward()
-        self.trainable.collect()
-
-    def _descend(self) -> tuple[float, bool]:
-        """Make an optimizer step. Returns the gradient norm and whether it was finite.
-
-        A step with an infinite or NaN gradient is skipped.
-        """
-        if self._sum is not None:
-            self._sum.finish()
-        norm = float(whole(clip_grad_norm_(self._masters.values(), self.options.grad_clip)))
-        finite = norm < float("inf")
-        if finite:
-            self._optimizer.step()
-            self._publish()
-        self.module.zero_grad(set_to_none=True)
-        for master in self._masters.values():
-            master.grad = None
-        return norm, finite
-
-    def _publish(self) -> None:
-        """Bring the new weights into the module, on all ranks."""
-        if self._owned is not None and isinstance(self.trainable, Adapters):
-            self._owned.share(self._masters)
-        self.trainable.publish()
-        if self._owned is not None and isinstance(self.trainable, AllWeights):
-            self._owned.share(self.trainable.weights())
+    def is_sharded(self) -> bool:
+        """Whether saving needs all ranks."""
+        return self.trainable.is_sharded
 
     def save(self, folder: Path, *, update: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint with the whole state of the learner.
 
-        With a sharded optimizer all ranks must call this; rank 0 writes.
+        If `is_sharded`, all ranks must call this; rank 0 writes.
         """
-        states = {
-            name: self._optimizer.state.get(master, {}) for name, master in self._masters.items()
-        }
-        weights, moments = collect_state(self._masters, states, self._owned)
-        if isinstance(self.trainable, FullySharded):
-            weights, moments = (
-                {name: whole(value).cpu() for name, value in held.items()}
-                for held in (weights, moments)
-            )
+        weights, moments = self.trainable.state(self._optimizer)
         if not self.ranks.is_main:
             return checkpoint.place(folder, update)
         adapter = isinstance(self.trainable, Adapters)
@@ -353,23 +231,24 @@ class Learner:
             self._optimizer.state.pop(master, None)
         for key, value in found.optimizer.items():
             name, _, moment = key.rpartition(".")
-            if self._owns(name):
-                master = self._masters[name]
-                if isinstance(self.trainable, FullySharded):
-                    value = self.trainable.place_moment(name, value)
-                self._optimizer.state[master][moment] = value.to(master.device)
+            if self.trainable.owns(name):
+                placed = self.trainable.place_moment(name, value)
+                self._optimizer.state[self._masters[name]][moment] = placed
         self.trainable.publish()
         return found
 
+    # -- compilation
 
-def _mark_last(
-    batches: Iterable[Packed | EmptyBatch],
-) -> Iterator[tuple[Packed | EmptyBatch, bool]]:
-    """The micro-batches, each with whether it is the last one."""
-    waiting: Packed | EmptyBatch | None = None
-    for batch in batches:
-        if waiting is not None:
-            yield waiting, False
-        waiting = batch
-    if waiting is not None:
-        yield waiting, True
+    def compilations(self) -> dict[str, float]:
+        """On a GPU: the number and seconds of the compilations of this process so far."""
+        if self.module.device.type != "cuda":
+            return {}
+        clock = compile_clock()
+        return {"compilations": clock.count, "compile": clock.seconds}
+
+    @contextmanager
+    def reporting(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Send a line to `report` whenever a compilation starts inside the context."""
+        on_gpu = self.module.device.type == "cuda"
+        with compile_clock().reporting(report) if on_gpu else nullcontext():
+            yield

@@ -7,9 +7,10 @@ step), so the losses of micro-batches add up to the loss of the whole batch exac
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
+from torch import Tensor
 from torch.nn.functional import linear
 
 from mage.config.sections import LearnOptions
@@ -22,6 +23,14 @@ LARGEST_LOG_RATIO = 20.0
 # Logits held at once: 2**24 float32 values are 64 MB. A larger micro-batch recomputes its logits
 # in the backward pass.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+
+
+class Scores(NamedTuple):
+    """What the network says about a micro-batch, all at the sampling temperature."""
+
+    logprobs: Tensor  # of the reply tokens
+    entropies: Tensor  # over the vocabulary at the reply tokens, without gradient
+    choices: Tensor  # entropies among the legal moves, where these diverge
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,33 +60,37 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class BatchSums:
-    """The sums of one micro-batch. `measured` stays on the device, so the host does not wait."""
+    """The sums of one micro-batch, by the names in `Sums`.
 
-    tokens: int
-    plays: int
-    measured: torch.Tensor
+    `measured` stays on the device, so the host does not wait.
+    """
+
+    counted: dict[str, int]
+    names: tuple[str, ...]
+    measured: Tensor
+
+    @classmethod
+    def of(cls, counted: dict[str, int], measured: dict[str, Tensor]) -> "BatchSums":
+        return cls(counted, tuple(measured), torch.stack(list(measured.values())))
 
 
-def read(readings: Sequence[BatchSums]) -> Sums:
+def add_up(batches: Sequence[BatchSums]) -> Sums:
     """Add up the sums of micro-batches; the host waits for the device here, once."""
-    rows = torch.stack([reading.measured for reading in readings]).tolist() if readings else []
-    return sum(
-        (
-            Sums(reading.tokens, reading.plays, *row)
-            for reading, row in zip(readings, rows, strict=True)
-        ),
-        Sums(),
-    )
+    rows = torch.stack([batch.measured for batch in batches]).tolist() if batches else []
+    total = Sums()
+    for batch, row in zip(batches, rows, strict=True):
+        total += Sums(**batch.counted, **dict(zip(batch.names, row, strict=True)))
+    return total
 
 
 def token_logprobs(
-    hidden: torch.Tensor,
+    hidden: Tensor,
     head: torch.nn.Module,
-    targets: torch.Tensor,
+    targets: Tensor,
     *,
     temperature: float,
     at_once: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Logprob of each target and the entropy of its distribution, from hidden states [T, width].
 
     The entropy has no gradient. Logits are computed in pieces, and again in the backward pass, so
@@ -90,7 +103,7 @@ def token_logprobs(
     if len(targets) <= length and hidden.device.type == "cpu":
         logprobs, entropies, _ = _score_logits(head(hidden), targets, temperature)
         return logprobs, entropies.detach()
-    scored: tuple[torch.Tensor, torch.Tensor] = _Scored.apply(  # type: ignore[no-untyped-call]
+    scored: tuple[Tensor, Tensor] = _Scored.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, bias, targets, temperature, length
     )
     return scored
@@ -102,16 +115,16 @@ class _Scored(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        targets: torch.Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
         temperature: float,
         length: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        look = _compiled(_score_logits, hidden.device.type)
+    ) -> tuple[Tensor, Tensor]:
+        score = _compiled(_score_logits, hidden.device.type)
         pieces = [
-            look(linear(states, weight, bias), wanted, temperature)
+            score(linear(states, weight, bias), wanted, temperature)
             for states, wanted in _pieces(length, hidden, targets)
         ]
         logprobs, entropies, sums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
@@ -121,41 +134,44 @@ class _Scored(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, sums = ctx.saved_tensors
-        slope = _compiled(_logits_gradient, hidden.device.type)
-        own = torch.empty_like(hidden)
+        logits_gradient = _compiled(_logits_gradient, hidden.device.type)
+        grad_hidden = torch.empty_like(hidden)
         # With LoRA the head is frozen and needs no gradient.
-        total = torch.zeros_like(weight, dtype=sums.dtype) if ctx.needs_input_grad[1] else None
-        shift = None if bias is None else torch.zeros_like(bias, dtype=sums.dtype)
-        done = 0
-        for states, wanted, exponents, above in _pieces(
+        grad_weight = (
+            torch.zeros_like(weight, dtype=sums.dtype) if ctx.needs_input_grad[1] else None
+        )
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=sums.dtype)
+        start = 0
+        for states, wanted, exponents, grad_output in _pieces(
             ctx.length, hidden, targets, sums, gradients[0]
         ):
-            steep = slope(linear(states, weight, bias), wanted, exponents, above, ctx.temperature)
-            own[done : done + len(states)] = steep @ weight
-            if total is not None:
-                total += steep.t() @ states
-            if shift is not None:
-                shift += steep.sum(0, dtype=sums.dtype)
-            done += len(states)
+            logits = linear(states, weight, bias)
+            grad_logits = logits_gradient(logits, wanted, exponents, grad_output, ctx.temperature)
+            grad_hidden[start : start + len(states)] = grad_logits @ weight
+            if grad_weight is not None:
+                grad_weight += grad_logits.t() @ states
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0, dtype=sums.dtype)
+            start += len(states)
         return (
-            own,
-            None if total is None else total.to(weight.dtype),
-            None if shift is None else shift.to(weight.dtype),
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(weight.dtype),
             None,
             None,
             None,
         )
 
 
-def _pieces(length: int, *rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+def _pieces(length: int, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(part.split(length) for part in rows), strict=True)
 
 
 def _score_logits(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    logits: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Logprobs of the targets, entropies, and log-sum-exps, one of each per row."""
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     sums = wide.logsumexp(-1)
@@ -166,18 +182,17 @@ def _score_logits(
 
 
 def _logits_gradient(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    sums: torch.Tensor,
-    above: torch.Tensor,
+    logits: Tensor,
+    targets: Tensor,
+    sums: Tensor,
+    grad_output: Tensor,
     temperature: float,
-) -> torch.Tensor:
+) -> Tensor:
     """Gradient of the target logprobs, weighted with the incoming gradient, for the logits."""
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
-    return (
-        (is_target.to(wide.dtype) - (wide - sums[:, None]).exp()) * (above / temperature)[:, None]
-    ).to(logits.dtype)
+    slope = is_target.to(wide.dtype) - (wide - sums[:, None]).exp()
+    return (slope * (grad_output / temperature)[:, None]).to(logits.dtype)
 
 
 @cache
@@ -187,8 +202,8 @@ def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
 
 
 def choice_entropies(
-    hidden: torch.Tensor, head: torch.nn.Module, tokens: torch.Tensor, *, temperature: float
-) -> torch.Tensor:
+    hidden: Tensor, head: torch.nn.Module, tokens: Tensor, *, temperature: float
+) -> Tensor:
     """Entropy among the tokens [places, tokens] where legal moves diverge, padded with -1."""
     real = tokens >= 0
     logits = torch.einsum("cd,ckd->ck", hidden, head.weight[tokens.clamp(min=0)])
@@ -200,16 +215,15 @@ def choice_entropies(
 
 
 def policy_objective(
-    ratio: torch.Tensor, advantages: torch.Tensor, options: LearnOptions
-) -> tuple[torch.Tensor, torch.Tensor]:
+    ratio: Tensor, advantages: Tensor, options: LearnOptions
+) -> tuple[Tensor, Tensor]:
     """PPO's clipped objective per token, and the tokens that the clip removes from the gradient.
 
     min(r A, clip(r, 1 - c, 1 + c) A); for A < 0 never below `dual_clip` A (Ye et al. 2020, eq. 5).
     Without that bound one token whose probability rose by accident could outweigh the batch.
     """
-    high = options.clip if options.clip_high is None else options.clip_high
     plain = ratio * advantages
-    clipped = ratio.clamp(1 - options.clip, 1 + high) * advantages
+    clipped = ratio.clamp(1 - options.clip, 1 + options.clip) * advantages
     objective = torch.minimum(plain, clipped)
     cut = clipped < plain
     if options.dual_clip is not None:
@@ -219,59 +233,49 @@ def policy_objective(
     return objective, cut
 
 
-def low_variance_kl(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+def low_variance_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
     """e^d - d - 1 with d = reference - logprob: never negative, zero if equal (Schulman's k3)."""
     difference = (reference - logprobs).clamp(max=LARGEST_LOG_RATIO)
     return difference.exp() - difference - 1
 
 
 def policy_loss(
-    logprobs: torch.Tensor,
-    entropies: torch.Tensor,
-    choices: torch.Tensor,
-    terms: ReplyTokens,
+    scores: Scores,
+    replies: ReplyTokens,
     options: LearnOptions,
     *,
     entropy: float,
     normaliser: float,
-    reference: torch.Tensor | None = None,
-    proximal: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, BatchSums]:
+    reference: Tensor | None = None,
+) -> tuple[Tensor, BatchSums]:
     """Loss of one micro-batch and the sums for its diagnostics.
 
-    The entropy bonus is over legal moves: the sum of `choices` is, by the chain rule, an unbiased
+    The entropy bonus is over legal moves: the sum of the choices is, by the chain rule, an unbiased
     estimate of the entropy of the whole action. An entropy over the vocabulary rewards illegal
-    tokens, until most moves are illegal. `proximal` holds the learner's own logprobs before the
-    update: if given, the ratio is taken to them, and the difference from the sampler becomes a
-    truncated importance weight.
+    tokens, until most moves are illegal. `reference` holds the logprobs of the KL reference.
     """
-    old = terms.old_logprobs if proximal is None else proximal
-    log_ratio = (logprobs - old).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    difference = scores.logprobs - replies.old_logprobs
+    log_ratio = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     ratio = log_ratio.exp()
-    objective, cut = policy_objective(ratio, terms.advantages, options)
-    if proximal is not None:
-        objective = objective * (proximal - terms.old_logprobs).exp().clamp(
-            max=options.importance_cap
-        )
-    policy = -objective.sum()
-    bonus = choices.sum()
-    kl = (
-        low_variance_kl(logprobs, reference).sum()
-        if reference is not None
-        else torch.zeros_like(policy)
-    )
+    objective, cut = policy_objective(ratio, replies.advantages, options)
+    policy, bonus = -objective.sum(), scores.choices.sum()
+    kl = torch.zeros_like(policy)
+    if reference is not None:
+        kl = low_variance_kl(scores.logprobs, reference).sum()
     loss = (policy + options.kl * kl - entropy * bonus) / normaliser
     with torch.no_grad():
-        sums = (
-            terms.on_reflection.sum(dtype=policy.dtype),
-            policy,
-            kl,
-            bonus,
-            (entropies * terms.on_reflection).sum(),
-            cut.sum(),
-            (ratio - 1 - log_ratio).sum(),
-            ratio.sum(),
-            (logprobs - terms.old_logprobs).abs().sum(),
-            ratio.max(),
+        return loss, BatchSums.of(
+            {"tokens": len(replies), "plays": replies.plays},
+            {
+                "reflection_tokens": replies.on_reflection.sum(dtype=policy.dtype),
+                "policy": policy,
+                "kl": kl,
+                "action_entropy": bonus,
+                "reflection_entropy": (scores.entropies * replies.on_reflection).sum(),
+                "clipped": cut.sum(),
+                "approx_kl": (ratio - 1 - log_ratio).sum(),
+                "ratio": ratio.sum(),
+                "mismatch": difference.abs().sum(),
+                "ratio_max": ratio.max(),
+            },
         )
-        return loss, BatchSums(len(terms), terms.plays, torch.stack(sums))

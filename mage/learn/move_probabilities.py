@@ -17,7 +17,7 @@ from mage.agent.agent import Agent
 from mage.agent.chat import Ids
 from mage.config.sections import LearnOptions
 from mage.learn.imitate.supervised import reply_logprobs
-from mage.learn.pack.attention import best_layout
+from mage.learn.pack.packer import best_layout
 from mage.run_folder.move_files import MOST_LISTED, TurnMoves
 from mage.types import MetaEpisode, Sample, Turn, TurnRef
 

@@ -9,10 +9,11 @@ have the format of PEFT.
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -21,69 +22,143 @@ from transformers import PreTrainedModel
 
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
-from mage.learn.fully_sharded import FullySharded
-from mage.learn.owned_state import placeholder
+from mage.learn.owned_state import OwnedState, placeholder
 from mage.learn.pack.low_rank import Factors
+from mage.learn.pack.packing import Packed
+from mage.learn.pack.tries import Row
 from mage.models.adapters import linear_layers, read_adapters
 from mage.models.base import base_of
+from mage.ranks.ranks import Ranks
 from mage.seeds import derive
 
+Result = TypeVar("Result", bound=Iterable[Tensor])
+Pack = Callable[[Sequence[Row]], Iterable[Packed]]
+Score = Callable[[PreTrainedModel, Packed], Result]
+State = tuple[dict[str, Tensor], dict[str, Tensor]]  # masters, and AdamW's moments
 _AT_ONCE = 2**25  # weights of layers that are updated together: 128 MB in float32
 
 
-class AllWeights:
+class Trainable(ABC):
+    """The optimizer's parameters (`masters`, by name), and how they reach the module that plays.
+
+    `model` plays, `network` is trained: the same object, unless all weights are sharded. `factors`
+    are A and B of each weight if the compiled layers give them the gradient.
+    """
+
+    factors: Mapping[Tensor, Factors] | None = None
+    owned: OwnedState | None = None  # with learn.shard = "optimizer"
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = self.network = model
+        self.masters: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def collect(self) -> None:
+        """Add the gradient of a micro-batch to the masters."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Write the masters into the module that plays."""
+
+    @abstractmethod
+    def reference(self) -> AbstractContextManager[PreTrainedModel]:
+        """The model as it was at the start."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether `state` needs all ranks."""
+        return self.owned is not None
+
+    def divide(self, ranks: Ranks) -> None:
+        """Divide the optimizer's state among the ranks."""
+        self.owned = OwnedState(self.masters, ranks)
+
+    def owns(self, name: str) -> bool:
+        """Whether this rank makes the optimizer step of a master."""
+        return self.owned is None or self.owned.owns(name)
+
+    def forward_passes(
+        self, rows: Sequence[Row], pack: Pack, score: Score[Result]
+    ) -> Iterator[tuple[Packed, Result]]:
+        """The micro-batches of an optimizer step, each with its scores."""
+        for packed in pack(rows):
+            yield packed, score(self.network, packed)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a micro-batch."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.collect()
+
+    def sum_gradients(self, ranks: Ranks) -> None:
+        """Sum the gradients of a step over the ranks."""
+        if ranks.has_group:
+            ranks.sum_gradients(self.masters.values())
+
+    def share(self) -> None:
+        """After an optimizer step: bring the new weights into the module, on all ranks."""
+        self.publish()
+
+    def state(self, optimizer: torch.optim.Optimizer) -> State:
+        """All masters and moments. If `is_sharded`, all ranks must call this; rank 0 gets them."""
+        states = {name: optimizer.state.get(one, {}) for name, one in self.masters.items()}
+        if self.owned is not None:
+            return self.owned.collect(self.masters, states)
+        moments = {f"{n}.{key}": value for n, own in states.items() for key, value in own.items()}
+        return dict(self.masters), moments
+
+    @torch.no_grad()
+    def set_master(self, name: str, value: Tensor) -> None:
+        """Overwrite a master, for example with the value of a checkpoint."""
+        self.masters[name].copy_(value)
+
+    def place_moment(self, name: str, value: Tensor) -> Tensor:
+        """A moment of a checkpoint, where the optimizer needs it."""
+        return value.to(self.masters[name].device)
+
+
+class AllWeights(Trainable):
     """Every weight, with a float32 master copy if the module has half precision.
 
     Most optimizer steps are too small for half precision.
     """
 
     def __init__(self, model: PreTrainedModel, *, reference: bool = False) -> None:
-        self.model = model
+        super().__init__(model)
         self.masters = {
             name: _master(value) for name, value in model.named_parameters() if value.requires_grad
         }
-        self._dropped: set[str] = set()
-        self._reference = copy.deepcopy(model).eval().requires_grad_(False) if reference else None
+        self._dropped: set[str] = set()  # masters that another rank owns
+        self._reference = frozen_copy(model) if reference else None
 
     @torch.no_grad()
     def collect(self) -> None:
         """Add the gradient of a micro-batch to the masters, in float32 to keep small terms."""
         for name, master in self.masters.items():
-            _collect_one(master, self.model.get_parameter(name))
+            parameter = self.model.get_parameter(name)
+            if parameter is not master and parameter.grad is not None:
+                gradient = parameter.grad.to(master.dtype)
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
 
-    @contextmanager
-    def watching(self, ready: Callable[[Tensor], None]) -> Iterator[None]:
-        """Around a backward pass: collect every gradient when it is complete and report it."""
-
-        def watch(parameter: Tensor, master: Tensor) -> Any:
-            def collect(parameter: Tensor) -> None:
-                _collect_one(master, parameter)
-                ready(master)
-
-            return parameter.register_post_accumulate_grad_hook(collect)
-
-        masters = self.masters.items()
-        with _hooks([watch(self.model.get_parameter(name), master) for name, master in masters]):
-            yield
-
-    def drop_masters(self, owns: Callable[[str], bool]) -> None:
-        """Free the float32 copies of the weights that another rank owns."""
+    def divide(self, ranks: Ranks) -> None:
+        """Divide the optimizer's state; frees the float32 copies that another rank owns."""
+        super().divide(ranks)
         for name, master in self.masters.items():
-            if not owns(name) and master is not self.model.get_parameter(name):
+            if not self.owns(name) and master is not self.model.get_parameter(name):
                 self.masters[name] = placeholder(master)
                 self._dropped.add(name)
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Copy the masters into the module."""
         for name, master in self.masters.items():
             parameter = self.model.get_parameter(name)
             if parameter is not master and name not in self._dropped:
                 parameter.copy_(master)
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights of the module, by the names of their masters."""
-        return {name: self.model.get_parameter(name) for name in self.masters}
+    def share(self) -> None:
+        self.publish()
+        if self.owned is not None:
+            self.owned.share({name: self.model.get_parameter(name) for name in self.masters})
 
     @torch.no_grad()
     def set_master(self, name: str, value: Tensor) -> None:
@@ -93,16 +168,15 @@ class AllWeights:
 
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
-        """The model as it was at the start, with its own weights."""
         assert self._reference is not None, "a KL coefficient makes a reference"
         yield self._reference
 
 
-class Adapters:
+class Adapters(Trainable):
     """A and B of every linear layer except the output head.
 
     They start with B = 0 (no change), or with the values of a PEFT folder (`start`). `direct`:
-    the compiled layers compute the gradients of A and B, not that of W (`factors_of_weights`).
+    the compiled layers compute the gradients of A and B, not that of W.
     """
 
     direct = True  # faster at 4 B (docs/performance.md)
@@ -116,7 +190,8 @@ class Adapters:
         seed: int = 0,
         start: Path | None = None,
     ) -> None:
-        self.model, self.rank, self.alpha = model, rank, alpha
+        super().__init__(model)
+        self.rank, self.alpha = rank, alpha
         model.requires_grad_(False)
         names = linear_layers(model)
         values = (
@@ -131,9 +206,8 @@ class Adapters:
         self.masters = {
             name: value for stack in self._stacks for name, value in stack.masters.items()
         }
-        self.factors = {
-            weight: factors for stack in self._stacks for weight, factors in stack.factors()
-        }
+        if self.direct:
+            self.factors = dict(pair for stack in self._stacks for pair in stack.factors())
         self.publish()
 
     @torch.no_grad()
@@ -142,23 +216,15 @@ class Adapters:
         for stack in self._stacks:
             stack.collect()
 
-    @contextmanager
-    def watching(self, ready: Callable[[Tensor], None]) -> Iterator[None]:
-        """Around a backward pass: report gradients of A and B as soon as they are complete."""
-        direct = [
-            master.register_post_accumulate_grad_hook(ready) for master in self.masters.values()
-        ]
-        with _hooks([*direct, *(hook for stack in self._stacks for hook in stack.watch(ready))]):
-            yield
-
-    @torch.no_grad()
-    def set_master(self, name: str, value: Tensor) -> None:
-        self.masters[name].copy_(value)
-
     def publish(self) -> None:
         """Write W0 + scale * B A into the module."""
         for stack in self._stacks:
             stack.write(stack.down, stack.up)
+
+    def share(self) -> None:
+        if self.owned is not None:
+            self.owned.share(self.masters)
+        self.publish()
 
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
@@ -228,21 +294,6 @@ class _Stack:
         for weight in self.weights:
             weight.grad = None
 
-    def watch(self, ready: Callable[[Tensor], None]) -> list[Any]:
-        """Hooks that project the gradients when the last weight of the stack has its own."""
-        missing = set(map(id, self.weights))
-
-        def note(weight: Tensor) -> None:
-            missing.discard(id(weight))
-            if missing:
-                return
-            with torch.no_grad():
-                self.collect()
-            for master in self.masters.values():
-                ready(master)
-
-        return [weight.register_post_accumulate_grad_hook(note) for weight in self.weights]
-
     @torch.no_grad()
     def write(self, down: Tensor, up: Tensor) -> None:
         torch._foreach_copy_(
@@ -269,14 +320,6 @@ def _down(name: str) -> str:
 
 def _up(name: str) -> str:
     return f"{name}.lora_B.weight"
-
-
-Trainable = AllWeights | Adapters | FullySharded
-
-
-def factors_of_weights(trainable: Trainable) -> dict[Tensor, Factors] | None:
-    """A and B by weight; None unless adapters are trained and get their gradient directly."""
-    return trainable.factors if isinstance(trainable, Adapters) and trainable.direct else None
 
 
 def make_trainable(
@@ -323,23 +366,9 @@ def _base_weights(
     return found
 
 
-@torch.no_grad()
-def _collect_one(master: Tensor, parameter: Tensor) -> None:
-    """Move the gradient of a half-precision weight to its master."""
-    if parameter is not master and parameter.grad is not None:
-        gradient = parameter.grad.to(master.dtype)
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-        parameter.grad = None
-
-
-@contextmanager
-def _hooks(handles: list[Any]) -> Iterator[None]:
-    """Hooks that are removed on exit."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """The reference of the KL term: the model as it is now."""
+    return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def _master(parameter: torch.nn.Parameter) -> Tensor:

@@ -9,7 +9,7 @@ it has failed: then all ranks leave their work at the same gather.
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,9 +180,19 @@ class Ranks:
 
     def send_tensor(self, tensor: torch.Tensor, owner: int) -> None:
         """Overwrite a contiguous tensor with that of the rank `owner`."""
-        self.wait_for(dist.broadcast(tensor, src=owner, async_op=True), tensor)
+        self._wait_for(dist.broadcast(tensor, src=owner, async_op=True), tensor)
 
-    def wait_for(self, work: Any, tensor: torch.Tensor) -> None:
+    @torch.no_grad()
+    def sum_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Replace the gradient of each parameter by its sum over the ranks; None counts as 0."""
+        for bucket in make_buckets(parameters):
+            gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            self._wait_for(dist.all_reduce(flat, async_op=True), flat)
+            for one, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+                one.grad = part.view_as(one)
+
+    def _wait_for(self, work: Any, tensor: torch.Tensor) -> None:
         """Wait until a collective call on this tensor is done."""
         if tensor.device.type == "cpu":
             self._finish(work)
@@ -190,7 +200,7 @@ class Ranks:
             work.wait()
 
 
-def make_buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def make_buckets(parameters: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Parameters in order, in lists of about `_BUCKET` values of one dtype.
 
     A small message costs as much as a large one, and one message for all parameters would need a

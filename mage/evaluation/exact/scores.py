@@ -294,7 +294,7 @@ class _Table:
                 samples,
                 temperature=temperature,
                 micro_tokens=learn.tokens_at_once,
-                packed=learn.packed,
+                layout="forest" if learn.packed else "rows",
             )
         )
         found = []

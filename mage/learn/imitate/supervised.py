@@ -1,29 +1,21 @@
 """Imitation: cross-entropy on given replies. Shared prompts are computed once, as in RL."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from mage.learn.loss import choice_entropies, token_logprobs
-from mage.learn.pack.attention import attending, hidden_states, trie_exchange_rate
-from mage.learn.pack.layers import line_length
-from mage.learn.pack.packing import (
-    Layout,
-    Packed,
-    pack_forest,
-    pack_rows,
-    pack_trie,
-    plan_forests,
-    plan_rows,
-    plan_tries,
-)
-from mage.learn.pack.tries import Row, prepare
-from mage.learn.trainable import AllWeights, Trainable, factors_of_weights
+from mage.learn.pack.attention import attending, hidden_states
+from mage.learn.pack.packer import Packer
+from mage.learn.pack.packing import Layout, Packed
+from mage.learn.pack.tries import prepare
+from mage.learn.trainable import AllWeights, Trainable
 from mage.types import Sample
+
+TREE_TOKENS = 512  # of a forest; a trie is split where that saves time
 
 
 def imitate(
@@ -31,34 +23,23 @@ def imitate(
     optimizer: torch.optim.Optimizer,
     samples: Sequence[Sample],
     *,
-    tree_tokens: int = 512,
     micro_tokens: int = 8192,
-    packed: bool = True,
-    layout: Layout | None = None,
+    layout: Layout = "forest",
     recompute: bool = False,
     trainable: Trainable | None = None,
 ) -> float:
     """One optimizer step towards the replies; returns the mean loss per reply token.
 
-    `layout` overrides `packed`. `recompute`: keep only the layers' inputs for the backward pass.
-    `trainable` is what the optimizer changes; the default is all weights of the model.
+    `recompute`: keep only the layers' inputs for the backward pass. `trainable` is what the
+    optimizer changes; the default is all weights of the model.
     """
-    layout = layout or ("forest" if packed else "rows")
-    trainable = trainable or AllWeights(model)
-    factors, total = factors_of_weights(trainable), 0.0
+    trainable, total = trainable or AllWeights(model), 0.0
     tokens = sum(len(sample.reply_ids) for sample in samples)
     with attending(model, layout):
-        for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, layout):
-            hidden = hidden_states(model, batch, recompute=recompute, factors=factors)
-            logprobs, _ = token_logprobs(
-                hidden.index_select(0, batch.terms.parents),
-                model.get_output_embeddings(),
-                batch.terms.targets,
-                temperature=1.0,
-            )
-            loss = -logprobs.sum() / tokens
-            loss.backward()
-            trainable.collect()
+        for packed in _packer(model, layout, micro_tokens)(prepare(samples)):
+            hidden = hidden_states(model, packed, recompute=recompute, factors=trainable.factors)
+            loss = -_logprobs(model, hidden, packed, temperature=1.0).sum() / tokens
+            trainable.backward(loss)
             total += loss.item()
     clip_grad_norm_(trainable.masters.values(), 1.0)
     optimizer.step()
@@ -73,28 +54,20 @@ def action_entropy(
     samples: Sequence[Sample],
     *,
     temperature: float = 1.0,
-    tree_tokens: int = 512,
     micro_tokens: int = 8192,
-    packed: bool = True,
+    layout: Layout = "forest",
 ) -> float:
     """Entropy among the legal moves along the given replies, mean over the samples (nats).
 
     By the chain rule it equals the entropy of the move if the given replies and the model are both
     uniform over the legal moves.
     """
-    total = 0.0
-    layout: Layout = "forest" if packed else "rows"
+    total, head = 0.0, model.get_output_embeddings()
     with attending(model, layout):
-        for batch in _pack(model, prepare(samples), tree_tokens, micro_tokens, layout):
-            hidden = hidden_states(model, batch).index_select(0, batch.terms.choice_parents)
-            total += float(
-                choice_entropies(
-                    hidden,
-                    model.get_output_embeddings(),
-                    batch.terms.choice_tokens,
-                    temperature=temperature,
-                ).sum()
-            )
+        for packed in _packer(model, layout, micro_tokens)(prepare(samples)):
+            places, tokens = packed.replies.choice_parents, packed.replies.choice_tokens
+            hidden = hidden_states(model, packed).index_select(0, places)
+            total += float(choice_entropies(hidden, head, tokens, temperature=temperature).sum())
     return total / len(samples)
 
 
@@ -104,37 +77,28 @@ def reply_logprobs(
     samples: Sequence[Sample],
     *,
     temperature: float = 1.0,
-    tree_tokens: int = 512,
+    tree_tokens: int = TREE_TOKENS,
     micro_tokens: int = 8192,
-    packed: bool = True,
-    layout: Layout | None = None,
+    layout: Layout = "forest",
 ) -> list[float]:
-    """Log probability of every sample's whole reply. `layout` overrides `packed`."""
+    """Log probability of every sample's whole reply."""
     rows = prepare(samples)
-    found = torch.zeros(sum(len(sample.reply_ids) for sample in samples), dtype=torch.float64)
-    layout = layout or ("forest" if packed else "rows")
+    tokens = torch.zeros(sum(len(sample.reply_ids) for sample in samples), dtype=torch.float64)
     with attending(model, layout):
-        for batch in _pack(model, rows, tree_tokens, micro_tokens, layout):
-            hidden = hidden_states(model, batch).index_select(0, batch.terms.parents)
-            logprobs, _ = token_logprobs(
-                hidden, model.get_output_embeddings(), batch.terms.targets, temperature=temperature
-            )
-            found[batch.terms.index.cpu()] = logprobs.double().cpu()
+        for packed in _packer(model, layout, micro_tokens, tree_tokens)(rows):
+            logprobs = _logprobs(model, hidden_states(model, packed), packed, temperature)
+            tokens[packed.replies.index.cpu()] = logprobs.double().cpu()
     return [
-        float(found[row.offset : row.offset + len(row.sample.reply_ids)].sum())
-        for row in sorted(rows, key=lambda row: row.offset)
+        float(tokens[row.offset : row.offset + len(row.sample.reply_ids)].sum()) for row in rows
     ]
 
 
-def _pack(
-    model: PreTrainedModel, rows: Sequence[Row], tree_tokens: int, micro_tokens: int, layout: Layout
-) -> Iterator[Packed]:
-    where: dict[str, Any] = {"dtype": model.dtype, "device": model.device}
-    if layout == "trie":
-        tries = plan_tries(rows, micro_tokens=micro_tokens, exchange=trie_exchange_rate(model))
-        pad = partial(line_length, micro_tokens=micro_tokens, device=model.device)
-        return (pack_trie(batch, **where, pad=pad) for batch in tries)
-    if layout == "forest":
-        trees = plan_forests(rows, tree_tokens=tree_tokens, micro_tokens=micro_tokens)
-        return (pack_forest(batch, **where) for batch in trees)
-    return (pack_rows(batch, **where) for batch in plan_rows(rows, micro_tokens=micro_tokens))
+def _logprobs(model: PreTrainedModel, hidden: Tensor, packed: Packed, temperature: float) -> Tensor:
+    states, head = hidden.index_select(0, packed.replies.parents), model.get_output_embeddings()
+    return token_logprobs(states, head, packed.replies.targets, temperature=temperature)[0]
+
+
+def _packer(
+    model: PreTrainedModel, layout: Layout, micro_tokens: int, tree_tokens: int = TREE_TOKENS
+) -> Packer:
+    return Packer(model, layout, micro_tokens, None if layout == "trie" else tree_tokens)

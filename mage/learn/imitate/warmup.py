@@ -34,7 +34,8 @@ from mage.learn.imitate.demonstrations import (
     write_demonstrations,
 )
 from mage.learn.imitate.supervised import action_entropy, imitate
-from mage.learn.pack.attention import best_layout, check_packable
+from mage.learn.pack.packer import best_layout, check_packable
+from mage.learn.pack.packing import Layout
 from mage.learn.trainable import Adapters, Trainable
 from mage.models.adapters import save_adapters
 from mage.models.base import atomic_folder
@@ -278,8 +279,7 @@ def _teach(
     optimizer = torch.optim.AdamW(
         trainable.masters.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0
     )
-    # Demonstrations of random play have short prompts: a forest is enough on every device.
-    layout = best_layout(model, learn) if options.play == "expert" else None
+    layout = best_layout(model, learn) if options.play == "expert" else _short_layout(learn)
     losses = []
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -290,7 +290,6 @@ def _teach(
                 model,
                 optimizer,
                 samples,
-                packed=learn.packed,
                 layout=layout,
                 micro_tokens=learn.tokens_at_once,
                 recompute=bool(learn.recompute),
@@ -299,6 +298,11 @@ def _teach(
         )
         watch(f"step {step + 1} of {steps}, loss {losses[-1]:.3f}")
     return losses
+
+
+def _short_layout(learn: LearnOptions) -> Layout:
+    """Demonstrations of random play have short prompts: a forest is enough on every device."""
+    return "forest" if learn.packed else "rows"
 
 
 def lr_at(options: WarmupOptions, step: int) -> float:
@@ -347,7 +351,7 @@ def measure(
             model,
             asked,
             temperature=agent.sampling.temperature,
-            packed=learn.packed,
+            layout=_short_layout(learn),
             micro_tokens=learn.tokens_at_once,
         ),
         true_notes=sum(true) / len(true) if true else None,

@@ -13,13 +13,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from mage.config.errors import UserError
-from mage.config.sections import LearnOptions
 from mage.learn.pack.compilation import compiled
 from mage.learn.pack.layers import Mask, attend, run_layers, trie_mask
 from mage.learn.pack.low_rank import Factors
 from mage.learn.pack.packing import Layout, Packed, Shape
-from mage.learn.pack.tries import TRIE_EXCHANGE
 from mage.models.architecture import is_plain
 
 IMPLEMENTATIONS: dict[Layout, str] = {"trie": "mage_trie", "forest": "mage_forest", "rows": "sdpa"}
@@ -134,47 +131,6 @@ def attending(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
-
-
-def best_layout(model: PreTrainedModel, options: LearnOptions) -> Layout:
-    """A trie on CUDA, where attention skips empty blocks; a forest where masks are dense."""
-    if not options.packed:
-        return "rows"
-    return "trie" if model.device.type == "cuda" else "forest"
-
-
-def check_packable(model: PreTrainedModel) -> None:
-    """Raise unless every layer has full attention: windows or recurrent states do not pack."""
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or not model._supports_attention_backend:
-        raise UserError(
-            f"{type(model).__name__} has layers of kind {sorted(kinds)}, but packed training needs "
-            "full attention: set learn.packed = false"
-        )
-
-
-def exchange_rate(model: PreTrainedModel) -> float:
-    """Number of query-key pairs that cost as much as one token outside attention.
-
-    6 operations per weight and token, 14 per pair and channel (two products forward, five
-    backward). Norms and activations about double the cost of a token (measured on a CPU with 64
-    channels).
-    """
-    config = model.config
-    weights = sum(value.numel() for value in model.get_decoder().layers.parameters())
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * 6 * weights / (14 * config.num_hidden_layers * config.num_attention_heads * head)
-
-
-def trie_exchange_rate(model: PreTrainedModel) -> float:
-    """The same for a trie with FlexAttention on a GPU, from the weights of one layer.
-
-    With 3.5 M weights a layer (SmolLM2-135M) trees of about 2,048 tokens with a common prefix of
-    250 tokens were fastest, which is 8,192 pairs per token. The linear layers' time grows with
-    the weights; the time of the longest sum over queries does not.
-    """
-    layers = model.get_decoder().layers
-    return TRIE_EXCHANGE * sum(value.numel() for value in layers[0].parameters()) / 3.54e6
 
 
 def hidden_states(

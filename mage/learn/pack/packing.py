@@ -77,7 +77,7 @@ class Packed:
     positions: torch.Tensor
     reach: torch.Tensor
     shape: Shape | None
-    terms: ReplyTokens
+    replies: ReplyTokens
     tokens: int
 
 
@@ -124,7 +124,7 @@ def plan_tries(
 
     In the backward pass a key sums over all its queries in sequence, so the first keys of a large
     tree delay the whole kernel. A tree is split where that costs more than the repeated prefix
-    (`exchange`, see `attention.trie_exchange_rate`), or where it exceeds `tree_tokens` if given.
+    (`exchange`, see `packer.trie_exchange_rate`), or where it exceeds `tree_tokens` if given.
     """
     groups: dict[int, list[Row]] = {}
     for row in rows:
@@ -178,11 +178,11 @@ def pack_trie(
         parents += _lay(tree, 0, base, ids, positions, own)
         own += base
         base += tree.size
-    terms = _terms([row for tree in trees for row in tree.rows], parents, dtype, device)
+    replies = _reply_tokens([row for tree in trees for row in tree.rows], parents, dtype, device)
     flat, depths, reach = (
         torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends)
     )
-    return Packed("trie", flat, depths, reach, None, terms, tokens=total)
+    return Packed("trie", flat, depths, reach, None, replies, tokens=total)
 
 
 def pack_forest(
@@ -201,11 +201,11 @@ def pack_forest(
     parents: list[np.ndarray] = []
     for block, tree in enumerate(trees):
         parents += _lay(tree, root, root + block * width, ids, positions, ends[block])
-    terms = _terms([row for tree in trees for row in tree.rows], parents, dtype, device)
+    replies = _reply_tokens([row for tree in trees for row in tree.rows], parents, dtype, device)
     flat, depths, reach = (
         torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends)
     )
-    return Packed("forest", flat, depths, reach, shape, terms, tokens=root + sum(sizes))
+    return Packed("forest", flat, depths, reach, shape, replies, tokens=root + sum(sizes))
 
 
 def _lay(
@@ -252,15 +252,15 @@ def pack_rows(
         depths,
         reach,
         None,
-        _terms(rows, parents, dtype, device),
+        _reply_tokens(rows, parents, dtype, device),
         tokens=int(real.sum()),
     )
 
 
-def _terms(
+def _reply_tokens(
     rows: Sequence[Row], parents: list[np.ndarray], dtype: torch.dtype, device: torch.device | str
 ) -> ReplyTokens:
-    """The loss terms of rows, in this order, in float32 at least, whatever the model's dtype."""
+    """The reply tokens of rows, in this order, in float32 at least, whatever the model's dtype."""
     samples = [row.sample for row in rows]
     lengths = np.array([len(sample.reply_ids) for sample in samples])
     starts = np.cumsum(lengths) - lengths

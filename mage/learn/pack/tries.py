@@ -15,7 +15,7 @@ from mage.config.errors import UserError
 from mage.types import Sample
 
 # Query-key pairs that cost as much as one token outside attention, for a small model
-# (see `attention.exchange_rate`).
+# (see `packer.exchange_rate`).
 EXCHANGE = 660.0
 TRIE_EXCHANGE = 8192.0  # the same for a trie with FlexAttention (`trie_exchange_rate`)
 
