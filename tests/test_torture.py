@@ -48,6 +48,6 @@ def test_the_table_counts_attempts_and_lists_failures() -> None:
 
 
 def test_the_recipes_of_the_torture_tests_load(tmp_path: Path) -> None:
-    from tests.torture.runs import RECIPE, WARMUP, write_recipe
+    from tests.torture.runs import SHORT, write_recipe
 
-    assert load_recipe(write_recipe(tmp_path, RECIPE + WARMUP)).warmup.first
+    assert load_recipe(write_recipe(tmp_path), SHORT).warmup.first

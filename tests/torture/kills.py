@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.torture.processes import Ended, Kill, call, command, count_operations, preload
 from tests.torture.result import Result, show_progress
-from tests.torture.runs import RECIPE, SHORT, WARMUP, train_words, write_recipe
+from tests.torture.runs import SHORT, train_words, write_recipe
 
 # Wall-clock times, logs, and copies of the figures that have times in them.
 _UNEQUAL = {"timing.jsonl", "worker.log", "curves.png", "report.html", "table1.html"}
@@ -58,26 +58,21 @@ def torture_operations(place: Path, kinds: tuple[Kind, ...], step: int) -> list[
 
 
 def short_kinds(place: Path) -> tuple[Kind, ...]:
-    """Short runs that use every kind of file, and delete checkpoints and transcripts early."""
-    recipe = write_recipe(place, SHORT + WARMUP, "short")
-    alone = ("--run.updates=0", "--warmup.first=false")
+    """Short runs whose file operations are killed one by one."""
+    tiny, alone = write_recipe(place), ("--run.updates=0", "--warmup.first=false")
     return (
-        Kind("train, league, LoRA, warm-up first", _train(recipe, "--learn.lora_rank=2")),
-        Kind("evaluation without training", _train(recipe, *alone)),
-        Kind("mage warmup", lambda folder: _warm_words(recipe, folder)),
+        Kind("train, league, LoRA, warm-up first", _train(tiny, *SHORT)),
+        Kind("evaluation without training", _train(tiny, *SHORT, *alone)),
+        Kind("mage warmup", lambda folder: _warm_words(tiny, folder)),
     )
 
 
 def kinds(place: Path, scale: float = 1.0) -> tuple[Kind, ...]:
     """Kinds of runs with one process; `scale` is a factor on the number of kills."""
-    tiny = write_recipe(place)
-    warm = write_recipe(place, RECIPE + WARMUP, "warm")
-    alone = ("--run.updates=0", "--evaluate.final_size=300")
+    tiny, alone = write_recipe(place), ("--run.updates=0", "--evaluate.final_size=300")
     return (
         Kind("train", _train(tiny), _scaled(16, scale)),
-        Kind("train, LoRA, warm-up first", _train(warm, "--learn.lora_rank=2"), _scaled(10, scale)),
         Kind("evaluation without training", _train(tiny, *alone), _scaled(8, scale)),
-        Kind("mage warmup", lambda folder: _warm_words(warm, folder), _scaled(6, scale)),
     )
 
 
@@ -103,7 +98,7 @@ def _warm_words(recipe: Path, folder: Path) -> list[str]:
     """A model that is there is whole: nothing is left to do."""
     if (folder / "model").is_dir():
         return ["list", "recipes"]
-    return ["warmup", str(recipe), "--out", str(folder / "model")]
+    return ["warmup", str(recipe), "--out", str(folder / "model"), *SHORT]
 
 
 def _reproduce_words(folder: Path) -> list[str]:

@@ -36,54 +36,27 @@ temperature = 1.0
 top_p = 1.0
 top_k = 0
 """
-SHORT = """
-[run]
-updates = 2
-save_every = 1
-evaluate_every = 1
-episodes_every = 1
-keep = 1
-keep_transcripts = 1
-threads = 1
-[environments]
-name = "kuhn_poker"
-[opponents.train]
-aggressive = 0.5
-league-1 = 0.5
-[play]
-episodes = 2
-groups = 2
-members = 2
-[agent]
-max_tokens = 4
-reflection_tokens = 4
-[engines]
-name = "local"
-slots = 16
-context = 512
-[learn]
-lr = 1e-3
-minibatches = 1
-[evaluate]
-size = 2
-final_size = 2
-ceilings = false
-temperature = 1.0
-top_p = 1.0
-top_k = 0
-"""
-WARMUP = """
-[warmup]
-first = true
-steps = 2
-batch = 4
-turns = 20
-"""
+# A shorter run with all kinds of files; it deletes checkpoints and transcripts early.
+SHORT = (
+    "--run.updates=2",
+    "--run.evaluate_every=1",
+    "--run.keep=1",
+    "--run.keep_transcripts=1",
+    "--opponents.train={aggressive = 0.5, league-1 = 0.5}",
+    "--agent.max_tokens=4",
+    "--agent.reflection_tokens=4",
+    "--evaluate.size=2",
+    "--evaluate.final_size=2",
+    "--learn.lora_rank=2",
+    "--warmup.first=true",
+    "--warmup.steps=2",
+    "--warmup.batch=4",
+)
 
 
-def write_recipe(folder: Path, text: str = RECIPE, name: str = "tiny") -> Path:
-    path = folder / f"{name}.toml"
-    path.write_text(text)
+def write_recipe(folder: Path) -> Path:
+    path = folder / "tiny.toml"
+    path.write_text(RECIPE)
     return path
 
 
