@@ -25,7 +25,7 @@ def keep(run: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     for place in (target / "evaluations", target / "report"):
         place.mkdir(parents=True)
-    for name in ("recipe.toml", "metrics.jsonl", "metrics.sha256", "report/curves.png"):
+    for name in ("recipe.toml", "metrics.jsonl", "metrics.sha256", "report/curves.svg"):
         if (run / name).is_file():
             shutil.copy(run / name, target / name)
     text = (run / "report" / "transcripts.md").read_text()

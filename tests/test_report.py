@@ -53,6 +53,11 @@ def test_the_picture_is_a_png_of_1500_by_1000_and_every_panel_has_ink(finished):
     assert all(place.sum() > 300 for place in places)
 
 
+def test_the_picture_is_also_written_for_papers(finished):
+    folder = finished.path / "report"
+    assert b"<svg" in (folder / "curves.svg").read_bytes()[:1000]
+
+
 def test_smoothing_keeps_a_constant_and_the_length():
     assert smooth([2.0] * 200) == [2.0] * 200
     assert smooth([1.0, 5.0]) == [1.0, 5.0]
@@ -295,9 +300,9 @@ def test_the_legend_names_both_exact_lines_for_any_number_of_stages(
     stages: tuple[str, ...],
 ) -> None:
     axes = Figure().subplots()
-    for name in (*stages, "does not adapt", "Bayes-optimal"):
+    for name in (*stages, "best without adapting", "best learner"):
         axes.plot([0, 1], [0, 1], label=name)
     draw_legend(axes, LIGHT)
     assert sorted(text.get_text() for text in axes.get_legend().get_texts()) == sorted(
-        (*stages, "does not adapt", "Bayes-optimal")
+        (*stages, "best without adapting", "best learner")
     )

@@ -40,7 +40,7 @@ def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path: Path) -> No
         "recipe.toml",
         "metrics.jsonl",
         "summary.json",
-        "report/curves.png",
+        "report/curves.svg",
         "report/transcripts.md",
         "evaluations/select_000000.json",
         "evaluations/select_000001.json",

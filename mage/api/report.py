@@ -23,8 +23,9 @@ def write_report(folder: RunFolder) -> list[Path]:
     results = read_run_results(folder)
     transcripts = to_markdown(results, choose_sections(results))
     place = _make_folder(folder.path / "report")
+    pictures = draw_curves(results, LIGHT)
     return [
-        write_atomic(place / "curves.png", draw_curves(results, LIGHT)),
+        *(write_atomic(place / f"curves.{kind}", data) for kind, data in pictures.items()),
         write_atomic(place / "transcripts.md", transcripts.encode()),
         write_run_page(folder, place / "report.html"),
         write_events(folder),

@@ -17,7 +17,6 @@ from mage.evaluation.figures import Cell
 from mage.evaluation.statistics import Estimate
 from mage.report.drawing import (
     DPI,
-    LABEL_GAP,
     LIGHT,
     Theme,
     finish_axes,
@@ -37,20 +36,28 @@ WIDTH, HEIGHT = 1500, 1000
 _SHOWN = 4  # episode positions in one panel; a reader cannot tell more of them apart
 
 
-def draw_curves(results: RunResults, theme: Theme = LIGHT) -> bytes:
-    """The picture as PNG."""
-    with mpl.rc_context(plot_style(theme)):
+# The formats of the picture, with the details left out that would make two equal pictures differ.
+FORMATS: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}}
+
+
+def draw_curves(results: RunResults, theme: Theme = LIGHT) -> dict[str, bytes]:
+    """The picture in every format: PNG for the screen, SVG for papers."""
+    with mpl.rc_context(plot_style(theme) | {"svg.hashsalt": "mage"}):
         figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI)
         FigureCanvasAgg(figure)
         _draw(figure, results, theme)
-        buffer = BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": None})
-        return buffer.getvalue()
+        return {kind: _save(figure, kind) for kind in FORMATS}
+
+
+def _save(figure: Figure, kind: str) -> bytes:
+    buffer = BytesIO()
+    figure.savefig(buffer, format=kind, metadata=FORMATS[kind])
+    return buffer.getvalue()
 
 
 def _draw(figure: Figure, results: RunResults, theme: Theme) -> None:
     top = figure.add_gridspec(
-        1, 2, left=0.055, right=0.985, top=0.832, bottom=0.405, width_ratios=(1.75, 1), wspace=0.245
+        1, 2, left=0.055, right=0.985, top=0.832, bottom=0.405, width_ratios=(1.5, 1), wspace=0.4
     )
     below = figure.add_gridspec(1, 4, left=0.055, right=0.985, top=0.295, bottom=0.06, wspace=0.26)
     figure.text(0.055, 0.965, _headline(results), fontsize=17, fontweight="bold", va="center")
@@ -83,20 +90,24 @@ def _draw_training(axes: Axes, results: RunResults, theme: Theme) -> None:
     measure, shown = results.measure, _positions(results.episodes)
     axes.set_title(f"{measure.title.capitalize()} by episode, over training", pad=_pad(results))
     finish_axes(axes, "update", measure.percent)
+    axes.set_ylabel(_unit(measure))
     ends: list[tuple[float, str, str]] = []
     for colour, number in zip(theme.episodes, shown, strict=False):
         ends += _draw_position(
             axes, results, number, colour, offset=shown.index(number) - (len(shown) - 1) / 2
         )
     limit_updates(axes, results)
-    _draw_bounds(axes, results, theme)
-    label_ends(axes, ends)
+    label_ends(axes, [*ends, *_draw_bounds(axes, results, theme)])
     _draw_choice(axes, results, theme)
     if not ends:
         show_empty(axes, theme, "nothing measured yet")
     else:
         note = "lines: training, smoothed  ·  points: select panel with 95 % intervals"
         write_text(axes, note, (0, 1), (0, _pad(results) - 17), "axes fraction", color=theme.quiet)
+
+
+def _unit(measure: Measure) -> str:
+    return "share of episodes won" if measure.percent else "mean score of an episode"
 
 
 def _pad(results: RunResults) -> float:
@@ -170,47 +181,17 @@ def _draw_points(
     )
 
 
-def _draw_bounds(axes: Axes, results: RunResults, theme: Theme) -> None:
+def _draw_bounds(axes: Axes, results: RunResults, theme: Theme) -> list[tuple[float, str, str]]:
+    """The exact lines; returns their labels, which stand beside the lines like those of curves."""
     bounds = results.bounds
     if bounds is None or bounds.non_adapting is None:
-        return
-    last, (low, high) = bounds.episodes[-1], axes.get_ylim()
-    crowded = last.ceiling is not None and last.ceiling - bounds.non_adapting < LABEL_GAP * (
-        high - low
-    )
-    _line(
-        axes,
-        bounds.non_adapting,
-        f"best policy that does not adapt  {bounds.non_adapting:.3f}",
-        theme,
-        "--",
-        below=crowded,
-    )
-    if last.ceiling is not None:
-        _line(
-            axes,
-            last.ceiling,
-            f"Bayes-optimal learner, episode {last.episode}  {last.ceiling:.3f}",
-            theme,
-            ":",
-        )
-
-
-def _line(
-    axes: Axes, height: float, label: str, theme: Theme, dashes: str, below: bool = False
-) -> None:
-    axes.axhline(height, color=theme.ink, linewidth=1.3, linestyle=dashes, zorder=2)
-    shift, side = ((0, -4), "top") if below else ((0, 4), "bottom")
-    write_text(
-        axes,
-        label,
-        (0.01, height),
-        shift,
-        ("axes fraction", "data"),
-        va=side,
-        bbox=text_box(axes),
-        zorder=5,
-    )
+        return []
+    last = bounds.episodes[-1].ceiling
+    lines = [(bounds.non_adapting, _BOUNDS[0], "--")]
+    lines += [] if last is None else [(last, _BOUNDS[1], ":")]
+    for height, _, dashes in lines:
+        axes.axhline(height, color=theme.ink, linewidth=1.3, linestyle=dashes, zorder=2)
+    return [(height, name, theme.ink) for height, name, _ in lines]
 
 
 def _draw_choice(axes: Axes, results: RunResults, theme: Theme) -> None:
@@ -325,11 +306,11 @@ def _draw_stage(axes: Axes, stage: Stage, cell: Cell, measure: Measure, theme: T
             )
 
 
-_BOUNDS = ("does not adapt", "Bayes-optimal")
+_BOUNDS = ("best without adapting", "best learner")
 
 
 def _draw_final_bounds(axes: Axes, cell: Cell, measure: Measure, theme: Theme) -> None:
-    """The best non-adapting score, and the Bayes-optimal score of every episode."""
+    """The best score without adapting, and the best learner's score in every episode."""
     if measure.metric != "score" or cell.non_adapting is None:
         return
     axes.axhline(

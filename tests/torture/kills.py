@@ -18,7 +18,14 @@ from tests.torture.result import Result, show_progress
 from tests.torture.runs import SHORT, train_words, write_recipe
 
 # Wall-clock times, logs, and copies of the figures that have times in them.
-_UNEQUAL = {"timing.jsonl", "worker.log", "curves.png", "report.html", "table1.html"}
+_UNEQUAL = {
+    "timing.jsonl",
+    "worker.log",
+    "curves.png",
+    "curves.svg",
+    "report.html",
+    "table1.html",
+}
 _UNEQUAL |= {".lock", ".launch.json"}
 _SKIPPED = {"tensorboard", "report", "logs"}
 Words = Callable[[Path], list[str]]
