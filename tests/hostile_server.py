@@ -1,4 +1,4 @@
-"""A server on the loopback that behaves badly in about 90 ways, one for each path.
+"""A server on the loopback that behaves badly in about 70 ways, one for each path.
 
 A behaviour sends bytes, may repeat some without end, and then closes, resets or says nothing.
 `gives` is the text of an answer that can still be used.
@@ -103,11 +103,9 @@ LATE = "Retry-After: Fri, 31 Dec 9999 23:59:59 GMT"
 NESTED = b'{"prompt_tokens": ' + b"[" * 900 + b"]" * 900 + b', "completion_tokens": 1}'
 
 CONNECTIONS = {
-    "close_unread": Behaviour(unread=True),
     "reset_unread": Behaviour(unread=True, end="reset"),
     "close_after_request": Behaviour(),
     "reset_after_request": Behaviour(end="reset"),
-    "reset_inside_the_body": Behaviour(OPEN + b"Content-Length: 5000\r\n\r\n{", end="reset"),
     "silence": Behaviour(end="wait", slow=True),
     "silence_after_headers": Behaviour(OPEN + b"Content-Length: 10\r\n\r\n", end="wait", slow=True),
     "open_end_without_close": Behaviour(OPEN + b"\r\n" + chat(), end="wait", slow=True),
@@ -123,7 +121,6 @@ CONNECTIONS = {
     "chunks_without_end": Behaviour(CHUNKED, b"10000\r\n" + b" " * 65536 + b"\r\n"),
     "trailers_without_end": Behaviour(CHUNKED + b"0\r\n", b"A: b\r\n" * 4000),
     "header_line_without_end": Behaviour(OPEN + b"X: ", b"x" * 65536),
-    "headers_without_end": Behaviour(OPEN, b"X: y\r\n" * 100),
     "error_body_without_end": Behaviour(b"HTTP/1.1 400 Bad\r\n\r\n", b"x" * 65536),
 }
 REFUSED = {
@@ -132,55 +129,34 @@ REFUSED = {
     # Broken HTTP
     "garbage": bytes(range(256)) * 20,
     "tls_bytes": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
-    "empty_status_line": b"\r\n\r\n",
-    "unknown_protocol": b"HTTP/9.9 200 OK\r\n\r\n",
-    "status_of_five_digits": b"HTTP/1.1 20000 OK\r\n\r\n",
-    "status_is_a_word": b"HTTP/1.1 fine OK\r\n\r\n",
     "switching_protocols": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n",
     "no_content": b"HTTP/1.1 204 No Content\r\n\r\n",
     "body_too_short": OPEN + b"Content-Length: 9999\r\n\r\n" + chat(),
-    "length_of_an_exabyte": OPEN + b"Content-Length: 1000000000000000000\r\n\r\n" + chat(),
     "negative_length": OPEN + b"Content-Length: -5\r\n\r\n" + chat(),
-    "length_is_a_word": OPEN + b"Content-Length: many\r\n\r\n" + chat(),
-    "chunk_size_is_a_word": CHUNKED + b"zz\r\n{}\r\n",
-    "negative_chunk_size": CHUNKED + b"-5\r\n" + chat() + b"\r\n0\r\n\r\n",
     "huge_chunk_size": CHUNKED + b"f" * 4000 + b"\r\n" + chat(),
     "chunks_end_early": CHUNKED + b"5\r\n{}",
     "body_is_compressed": answer(b"\x1f\x8b\x08" + bytes(200), "200 OK", "Content-Encoding: gzip"),
     # Redirects and refusals
     "redirect_to_a_file": answer(b"", "302 Found", "Location: file:///etc/passwd"),
-    "redirect_to_nowhere": answer(b"", "302 Found"),
     "redirect_to_a_broken_address": answer(b"", "302 Found", "Location: http://[::1"),
     "redirect_with_escapes": answer(b"", "307 Go", "Location: http://h/\x1b[31m"),
-    "redirect_to_itself": answer(b"", "308 Go", "Location: ."),
     "refusal_repeats_the_key": answer(f"bad key {KEY}".encode(), "401 No"),
     "refusal_as_json_repeats_the_key": answer(json.dumps({"error": KEY}).encode(), "403 No"),
     "refusal_with_escapes": answer(json.dumps({"error": {"message": ESCAPES}}).encode(), "400 No"),
     "refusal_of_many_lines": answer(b"a\r\nb\nc\x1b[2J\n" * 500, "404 No"),
-    "refusal_nested_deeply": answer(b"[" * 200_000, "400 No"),
     "refusal_with_a_nested_message": answer(b'{"error": {"message": ' + b"[" * 900, "400 No"),
     "pause_of_nan": answer(b"", "429 Slow", "Retry-After: nan"),
     "pause_without_end": answer(b"", "429 Slow", "Retry-After: inf"),
-    "pause_of_ages": answer(b"", "503 Slow", "Retry-After: 1e300"),
     "pause_until_the_year_9999": answer(b"", "429 Slow", LATE),
-    "pause_is_negative": answer(b"", "429 Slow", "Retry-After: -1e9"),
     "pause_is_a_word": answer(b"", "429 Slow", "Retry-After: soon\x1b[31m"),
     # Answers that are not chat completions
     "empty_body": answer(b""),
     "not_json": answer(b"<html>welcome</html>"),
-    "json_null": answer(b"null"),
-    "json_list": answer(b"[1, 2]"),
     "json_number_of_many_digits": answer(b"9" * 100_000),
     "nested_deeply": answer(b"[" * 1_000_000),
     "nested_in_choices": answer(b'{"choices": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
-    "nested_objects": answer(b'{"a":' * 100_000),
-    "choices_missing": answer(b'{"object": "chat.completion"}'),
     "choices_empty": answer(b'{"choices": []}'),
-    "choices_is_a_word": answer(b'{"choices": "yes"}'),
-    "choice_is_null": answer(b'{"choices": [null]}'),
-    "message_is_a_word": answer(b'{"choices": [{"message": "hi"}]}'),
     "content_is_a_list": answer(chat([{"type": "text", "text": "hi"}])),
-    "content_is_a_number": answer(chat(7)),
     "content_is_an_object": answer(chat({"a": KEY})),
     "invalid_utf_8": answer(b'{"choices": [{"message": {"content": "\xff\xfe\xfa"}}]}'),
     "tokens_nested": answer(chat(usage=0).replace(b'"usage": 0', b'"usage": ' + NESTED)),
@@ -189,17 +165,12 @@ REFUSED = {
 }
 COUNTS = {
     "two_billion_tokens": (50, 2_000_000_000),
-    "two_billion_prompt_tokens": (2_000_000_000, 5),
     "negative_tokens": (-1000, 5),
-    "negative_reply_tokens": (50, -1000),
     "no_prompt_tokens": (0, 5),
     "no_reply_tokens": (50, 0),
     "tokens_are_floats": (50.0, 5.5),
-    "tokens_are_words": ("50", "5"),
     "tokens_are_booleans": (True, True),
-    "tokens_are_not_numbers": (float("nan"), float("inf")),
     "tokens_of_many_digits": (10**4000, 5),
-    "tokens_are_lists": ([50], [5]),
 }
 HARMLESS = {
     "two_answers_at_once": (answer(chat()) + answer(chat("second")), TEXT),

@@ -80,10 +80,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunFolder
     "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
 )  # bfloat16 takes minutes on a processor without it
 def test_a_training_equals_one_in_a_fresh_process_bit_for_bit(
-    tmp_path: Path,
-    fresh: Callable[[str], RunFolder],
-    before: Callable[[], None],
-    dtype: str,
+    tmp_path: Path, fresh: Callable[[str], RunFolder], before: Callable[[], None], dtype: str
 ) -> None:
     expected, later = fresh(dtype), start(tmp_path / "later", dtype)
     before()

@@ -180,9 +180,7 @@ def answer(engine: LocalEngine, requests: list[Request]) -> list[Completion]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gpu_gives_the_replies_of_the_cpu_also_after_a_change_of_weights(
-    kind: str,
-) -> None:
+def test_the_gpu_gives_the_replies_of_the_cpu_also_after_a_change_of_weights(kind: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     chat = Chat.load(find_model("embedded"))
     models = make_pair(kind)

@@ -343,10 +343,7 @@ def test_sources_load_no_torch_until_they_write() -> None:
 # --- The real ones, where they have been added ----------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "end"),
-    [("smollm2", 134_515_008, "<|im_end|>")],
-)
+@pytest.mark.parametrize(("name", "parameters", "end"), [("smollm2", 134_515_008, "<|im_end|>")])
 def test_a_real_model_chats_in_pieces_as_its_own_template_renders(
     name: str, parameters: int, end: str
 ) -> None:

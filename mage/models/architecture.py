@@ -36,20 +36,13 @@ class LayerParts(NamedTuple):
 def parts_of(layer: Any) -> LayerParts:
     """The parameters of a transformers layer."""
     attention, mlp = layer.self_attn, layer.mlp
-    query, key, value, gate, up = (
-        attention.q_proj,
-        attention.k_proj,
-        attention.v_proj,
-        mlp.gate_proj,
-        mlp.up_proj,
-    )
+    query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
+    gate, up, has_norms = mlp.gate_proj, mlp.up_proj, hasattr(attention, "q_norm")
     return LayerParts(
         before_attention=layer.input_layernorm.weight,
         qkv=(query.weight, key.weight, value.weight),
         qkv_bias=None if query.bias is None else (query.bias, key.bias, value.bias),
-        norms=(attention.q_norm.weight, attention.k_norm.weight)
-        if hasattr(attention, "q_norm")
-        else None,
+        norms=(attention.q_norm.weight, attention.k_norm.weight) if has_norms else None,
         out=attention.o_proj.weight,
         out_bias=attention.o_proj.bias,
         before_mlp=layer.post_attention_layernorm.weight,

@@ -27,13 +27,7 @@ from mage.run_folder.files import sync_files, sync_folder
 
 # Models in the package: for Kuhn poker and Tic-Tac-Toe, for Sokoban and ALFWorld, for short and for
 # long games of rock-paper-scissors, and for Kuhn poker against players never met.
-EMBEDDED = (
-    "embedded",
-    "embedded-worlds",
-    "embedded-rps",
-    "embedded-roshambo",
-    "embedded-kuhn",
-)
+EMBEDDED = ("embedded", "embedded-worlds", "embedded-rps", "embedded-roshambo", "embedded-kuhn")
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SHIPPED = PACKAGE / "models" / "shipped"  # models and adapters in the package
 ORIGIN = "origin.json"

@@ -72,11 +72,7 @@ class PrefillBuffer:
         sizes = self._sizes(length, count)
         words = Words(*self.words[: sum(sizes)].split(sizes))
         blocks = Blocks(
-            words.block_start,
-            words.block_count,
-            words.block_slot,
-            words.block_position,
-            self.width,
+            words.block_start, words.block_count, words.block_slot, words.block_position, self.width
         )
         return words, blocks, self.reals[:, :count]
 

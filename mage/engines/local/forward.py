@@ -147,23 +147,11 @@ def _stay(fused: LayerParts, parts: LayerParts) -> bool:
     """Whether all weights of a layer still have the addresses of the fused ones."""
     if not (_are_neighbours(parts.qkv) and _are_neighbours(parts.gate_up)):
         return False
-    kept = (
-        fused.qkv,
-        fused.gate_up,
-        fused.before_attention,
-        fused.out,
-        fused.before_mlp,
-        fused.down,
+    now = parts._replace(qkv=parts.qkv[0], gate_up=parts.gate_up[0])
+    return all(
+        getattr(fused, name).data_ptr() == getattr(now, name).data_ptr()
+        for name in ("qkv", "gate_up", "before_attention", "out", "before_mlp", "down")
     )
-    now = (
-        parts.qkv[0],
-        parts.gate_up[0],
-        parts.before_attention,
-        parts.out,
-        parts.before_mlp,
-        parts.down,
-    )
-    return all(one.data_ptr() == other.data_ptr() for one, other in zip(kept, now, strict=True))
 
 
 def _side_by_side(parts: Sequence[torch.nn.Parameter]) -> Any:
