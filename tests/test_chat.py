@@ -96,13 +96,11 @@ _LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% en
     [
         (_LOOP + _SHOWN, "needs more than"),
         ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "recursion"),
-        ("{{ 'a' * 10**10 }}", "MemoryError|needs more than"),
-        ("{{ 'a'.ljust(10**10) }}", "MemoryError|needs more than"),
         ("{{ 'a' * 2000000 }}" + _SHOWN, "more than 1,048,576 characters"),
         ("{% for a in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "more than 1,048,576"),
         ("x" * 2_000_000, "has 2,000,000 characters"),
     ],
-    ids=["loop", "recursion", "product", "filter", "large", "many", "long"],
+    ids=["loop", "recursion", "large", "many", "long"],
 )
 def test_a_template_without_end_or_with_a_huge_output_is_stopped(
     template: str, fault: str, monkeypatch: pytest.MonkeyPatch
@@ -112,7 +110,7 @@ def test_a_template_without_end_or_with_a_huge_output_is_stopped(
         Chat(byte_chat().tokenizer, template, {}, (0,))
 
 
-def test_a_template_with_filters_renders_in_the_child_as_here() -> None:
+def test_a_template_may_use_filters() -> None:
     plain = Chat(byte_chat().tokenizer, _SHOWN, {}, (0,))
     filtered = Chat(byte_chat().tokenizer, _SHOWN.replace("m.role", "m.role|trim"), {}, (0,))
     assert filtered.first("rules", "go") == plain.first("rules", "go")
