@@ -14,6 +14,7 @@ Outcome = Literal["won", "lost", "drawn"]
 Ending = Literal["finished", "illegal", "turn_limit", "error"]
 Finish = Literal["stop", "eos", "length", "overflow"]  # overflow: the prompt did not fit
 Split = Literal["train", "test", "ood"]
+Member = tuple[int, int]  # number of the group, number in the group
 # (position in the reply, the tokens that legal moves have there)
 Choices = tuple[tuple[int, tuple[int, ...]], ...]
 UNSTORED = {"stored": False}  # metadata of a field that transcripts do not contain

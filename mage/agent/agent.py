@@ -1,8 +1,8 @@
 """The agent: what the model sees and how its reply is read.
 
-Prompts are append-only: rules and answer format (system message), worked examples as chat turns,
-then instance, memory, and the turns of this episode. The history keeps only the action of a past
-reply, without thoughts. The LAST complete <action> after the end of thinking counts.
+Prompts are append-only: rules and answer format (system message), then instance, memory, and the
+turns of this episode. The history keeps only the action of a past reply, without thoughts. The LAST
+complete <action> after the end of thinking counts.
 """
 
 import random
@@ -18,7 +18,6 @@ from mage.agent.prompts import template
 from mage.agent.thoughts import CLOSE as THOUGHT_END
 from mage.agent.thoughts import is_thinking, without_thoughts
 from mage.environments.base import Environment, State
-from mage.seeds import derive
 from mage.types import Choices, Completion, Request
 
 CLOSE = "</action>"
@@ -65,36 +64,22 @@ def read_action(text: str, opened: bool = False) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """A situation from random play, and the move that was made in it."""
-
-    situation: str
-    action: str
-
-
-@dataclass(frozen=True, slots=True)
 class Agent:
     """A model with its chat format and sampling parameters.
 
-    `examples`: see `worked_examples`. `window`: latest turns that are shown in full; None = all;
-    0 = the present observation alone, without any past turn. `fold`: see `History`.
+    `window`: latest turns that are shown in full; None = all; 0 = the present observation alone,
+    without any past turn. `fold`: see `History`.
     """
 
     engine: Sampler
     chat: Chat
     sampling: SamplingOptions
-    examples: tuple[Example, ...] = ()
     window: int | None = None
     fold: int = 1
 
     def begin(self, environment: Environment, user: str) -> Ids:
-        """The prompt of the first turn: rules, worked examples as chat turns, and `user`."""
-        opening, *others = (*(example.situation for example in self.examples), user)
-        note = "\n" + template("examples").format(count=len(self.examples)) if self.examples else ""
-        prompt = self.chat.first(system_text(environment) + note, opening)
-        for example, following in zip(self.examples, others, strict=True):
-            prompt += self.action_reply(example.action) + self.chat.next(following)
-        return prompt
+        """The prompt of the first turn: rules and `user`."""
+        return self.chat.first(system_text(environment), user)
 
     def history(self) -> History:
         """The empty history of an episode."""
@@ -225,31 +210,6 @@ def system_text(environment: Environment) -> str:
     """Rules and answer format: the same for all tasks of an environment, so cached once."""
     name = "system_game" if environment.multi_agent else "system_task"
     return template(name).format(rules=environment.rules(), example=environment.example_action())
-
-
-def worked_examples(environment: Environment, count: int) -> tuple[Example, ...]:
-    """`count` situations from random play with a move each: they show the format, not skill.
-
-    Seeds depend on the environment's name only, so all tasks and runs see the same examples.
-    """
-    return tuple(
-        _worked_example(environment, random.Random(derive("example", environment.name, number)))
-        for number in range(count)
-    )
-
-
-def _worked_example(environment: Environment, rng: random.Random) -> Example:
-    """One turn of one random game, drawn uniformly, with the move that was made."""
-    state, found = environment.start(rng.getrandbits(60)), list[Example]()
-    while (seat := state.turn()) is not None and len(
-        found
-    ) < environment.max_turns * environment.seats:
-        action = random_move(state, rng)
-        found.append(
-            Example(f"{environment.instance(seat)}\n{state.observe(seat)}".strip(), action)
-        )
-        state.apply(action)
-    return rng.choice(found)
 
 
 def random_move(state: State, rng: random.Random) -> str:

@@ -15,6 +15,7 @@ RETIRED: dict[tuple[str, str, str], Any] = {
     ("advantages", "gigpo", "per_trajectory"): True,
     ("advantages", "gigpo", "reflections_score_zero"): False,
     ("advantages", "gigpo", "sample_std"): False,
+    ("agent", "", "examples"): 0,
     ("learn", "", "beta1"): 0.9,
 }
 

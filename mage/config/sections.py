@@ -143,12 +143,6 @@ class PlayOptions(Section):
 class AgentOptions(Section):
     """[agent]: prompt options, and how replies are sampled in training."""
 
-    examples: int = Field(
-        0,
-        ge=0,
-        le=16,
-        description="example turns with random legal moves at the start of every episode's chat",
-    )
     temperature: float = Field(
         1.0, gt=0, le=10, description="sampling temperature; loss and logprobs use the same"
     )

@@ -13,8 +13,7 @@ from itertools import accumulate
 
 from mage.learn.pack.tries import Row
 from mage.ranks.ranks import Ranks
-
-Member = tuple[int, int]  # group, member
+from mage.types import Member
 
 
 def split(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> list[list[Row]]:

@@ -6,19 +6,18 @@ recorded and penalised, never raised.
 """
 
 from mage.play.episode import (
-    FORFEITED,
     RAN_OUT,
     EpisodeRef,
     PlaySetup,
     opening_prompt,
     play_episode,
+    recap_text,
     reflect,
 )
 from mage.play.groups import Entries, Gather, in_order, keep_entries, play_groups, play_wave
 from mage.play.meta_episode import play_meta_episode
 
 __all__ = [
-    "FORFEITED",
     "RAN_OUT",
     "Entries",
     "EpisodeRef",
@@ -31,5 +30,6 @@ __all__ = [
     "play_groups",
     "play_meta_episode",
     "play_wave",
+    "recap_text",
     "reflect",
 ]

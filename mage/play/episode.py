@@ -57,11 +57,20 @@ class EpisodeRef:
 
 
 async def play_episode(
-    setup: PlaySetup, ref: EpisodeRef, recall: Recall, reflection: Turn | None
+    setup: PlaySetup,
+    ref: EpisodeRef,
+    recall: Recall,
+    reflection: Turn | None,
+    on_start: Callable[[State], None] | None = None,
 ) -> tuple[Episode, str]:
-    """Play one episode against the task's opponent; returns it and the memory that was shown."""
+    """Play one episode against the task's opponent; returns it and the memory that was shown.
+
+    `on_start` gets the state of the game before its first move.
+    """
     environment, seat = setup.environment, ref.task.seat
     state = environment.start(environment.episode_seed(ref.task.seed, ref.number))
+    if on_start is not None:
+        on_start(state)
     turns: list[Turn] = []
     moves: list[Move] = []
     scores: list[float] = []  # before every turn, if the environment scores every turn
@@ -212,11 +221,6 @@ def _finish(
     score = (
         state.scores()[seat] if over else environment.forfeit_score if ending == "illegal" else 0.0
     )
-    known = over or not environment.multi_agent
-    recap = " ".join(
-        ([] if over else [FORFEITED if ending == "illegal" else RAN_OUT])
-        + ([state.recap(seat)] if known else [])
-    )
     return Episode(
         turns=tuple(turns),
         reflection=reflection,
@@ -225,9 +229,16 @@ def _finish(
         reward=environment.reward(score),
         outcome=environment.outcome(score),
         ending=ending,
-        recap=recap,
+        recap=recap_text(environment, state, seat, ending),
         regret=_mean_known(state.regrets),
     )
+
+
+def recap_text(environment: Environment, state: State, seat: int, ending: Ending) -> str:
+    """What the agent is told about an episode. The rest of an unfinished game is not shown."""
+    notes = {"finished": [], "illegal": [FORFEITED]}.get(ending, [RAN_OUT])
+    known = ending == "finished" or not environment.multi_agent
+    return " ".join([*notes, *([state.recap(seat)] if known else [])])
 
 
 def _mean_known(values: Sequence[float | None]) -> float | None:

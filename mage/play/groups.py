@@ -1,4 +1,9 @@
-"""Groups of meta-episodes, played concurrently on one rank."""
+"""Groups of meta-episodes, played concurrently on one rank.
+
+All members of all groups are played at once. A memory that is kept from task to task needs an
+order: groups 0..k-1 are played first, then k..2k-1, and so on, each wave with the memory that the
+waves before it have left.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,15 +15,13 @@ from mage.memory.base import Entry
 from mage.play.episode import PlaySetup
 from mage.play.meta_episode import make_entry, play_meta_episode
 from mage.seeds import derive
-from mage.types import MetaEpisode, Task
+from mage.types import Member, MetaEpisode, Task
 
-Gather = Callable[[Any], list[Any]]  # collects one item from every worker
-Member = tuple[int, int]  # group, member
 # The members that this rank plays, of those that all ranks play. It may be a generator: then the
 # next member is chosen when the engine has room for it.
 Choose = Callable[[Sequence[Member]], Iterable[Member]]
+Gather = Callable[[Any], list[Any]]  # collects one item from every rank
 Kept = TypeVar("Kept")
-Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes of the member
 
 
 def play_groups(
@@ -28,21 +31,19 @@ def play_groups(
     on_done: Callable[[MetaEpisode], None] | None = None,
     *,
     numbers: Sequence[int] | None = None,
-    choose: Choose = lambda places: places,
+    choose: Choose = lambda members: members,
     gather: Gather = lambda item: [item],
 ) -> list[MetaEpisode]:
-    """Play all members of all groups concurrently; `tasks_PG[p][g]` is the task of member g.
+    """Play all members of all groups; `tasks_PG[p][g]` is the task of member g of group p.
 
     All members of a group have the same task, unless groups are mixed. A rank that plays a part of
-    the groups gives their `numbers`, because seeds depend on them; `choose` selects members. With a
-    memory that persists between tasks, groups 0..k-1 are played first, then k..2k-1, and so on;
-    `gather` collects the episodes of the other ranks.
+    the groups gives their `numbers`, because seeds depend on them.
     """
     groups = dict(zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True))
     metas: list[MetaEpisode] = []
     for wave in _waves(list(groups), setup.memory.tasks_at_once, gather):
-        chosen = {group: groups[group] for group in wave}
-        played = play_wave(setup, chosen, seed, lambda meta: meta, on_done, choose)
+        tasks = {group: groups[group] for group in wave}
+        played = play_wave(setup, tasks, seed, lambda meta: meta, on_done, choose)
         metas += played
         if setup.memory.tasks_at_once is not None:
             entries = in_order(gather([keep_entries(setup, meta) for meta in played]))
@@ -56,24 +57,23 @@ def play_wave(
     seed: int,
     keep: Callable[[MetaEpisode], Kept],
     on_done: Callable[[Kept], None] | None = None,
-    choose: Choose = lambda places: places,
+    choose: Choose = lambda members: members,
 ) -> list[Kept]:
     """Play the members of some groups concurrently. `keep` reduces each finished meta-episode."""
 
-    async def play(group: int, member: int, task: Task) -> Kept:
-        return keep(
-            await play_meta_episode(setup, task, group, member, derive(seed, group, member))
-        )
+    async def play(group: int, member: int) -> Kept:
+        task, own_seed = groups[group][member], derive(seed, group, member)
+        return keep(await play_meta_episode(setup, task, group, member, own_seed))
 
-    places = [(group, member) for group, tasks in groups.items() for member in range(len(tasks))]
-    games = (play(group, member, groups[group][member]) for group, member in choose(places))
+    members = [(group, member) for group, tasks in groups.items() for member in range(len(tasks))]
+    games = (play(group, member) for group, member in choose(members))
     return run(games, on_done, setup.agent.engine.capacity)
 
 
 def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int]]:
-    """Groups that are played concurrently: all, or 0 to size - 1, then the next `size`, and so on.
+    """The groups of each wave; `size = None`: all groups are one wave.
 
-    Every worker has the same number of waves.
+    Every rank has the same number of waves.
     """
     if size is None:
         return [groups]
@@ -84,26 +84,24 @@ def _waves(groups: list[int], size: int | None, gather: Gather) -> list[list[int
     ]
 
 
+# --- What a memory that is kept from task to task gets --------------------------------------------
+
+Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes of the member
+
+
 def keep_entries(setup: PlaySetup, meta: MetaEpisode) -> Entries:
-    """The entries of a meta-episode for a memory that persists between tasks, with their place."""
-    return meta.group, meta.member, _entries(setup, meta)
-
-
-def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
-    """The entries of all workers, ordered by group and member."""
-    return [
-        entry
-        for _, _, entries in sorted(chain(*shares), key=lambda found: found[:2])
-        for entry in entries
-    ]
-
-
-def _entries(setup: PlaySetup, meta: MetaEpisode) -> list[Entry]:
     """All episodes of a meta-episode. The next episode holds the reflection on an episode."""
     setup = replace(setup, environment=setup.environment.for_split(meta.task.split))
     reflections = [*(episode.reflection for episode in meta.episodes[1:]), None]
     pairs = zip(meta.episodes, reflections, strict=True)
-    return [
+    entries = [
         make_entry(setup, meta.task.seat, number, episode, reflection)
         for number, (episode, reflection) in enumerate(pairs)
     ]
+    return meta.group, meta.member, entries
+
+
+def in_order(shares: Iterable[Iterable[Entries]]) -> list[Entry]:
+    """The entries of all ranks, ordered by group and member."""
+    ordered = sorted(chain(*shares), key=lambda one: one[:2])
+    return [entry for _, _, entries in ordered for entry in entries]

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from mage.agent.agent import system_text
-from mage.memory.base import Ask, Entry
+from mage.environments.base import State
+from mage.memory.base import Entry
 from mage.play.episode import EpisodeRef, PlaySetup, opening_text, play_episode, reflect
 from mage.seeds import derive
 from mage.types import Episode, MetaEpisode, Task, Turn
@@ -17,24 +19,23 @@ async def play_meta_episode(
     member: int,
     seed: int,
     on_episode: Callable[[int, str, Episode], None] | None = None,
+    on_start: Callable[[State], None] | None = None,
 ) -> MetaEpisode:
     """Play N episodes of one task, with a reflection after each episode except the last.
 
-    `on_episode` is called after every episode: number from 0, memory shown, episode.
+    `on_episode` is called after every episode: number from 0, memory shown, episode. `on_start` is
+    called with the first state of every episode.
     """
     setup = replace(setup, environment=setup.environment.for_split(task.split))
-    notebook = setup.memory.open()
-    asked: list[int] = []
-    ask = _asker(setup, seed, asked)
+    notebook, questions = setup.memory.open(), _Questions(setup, seed)
     episodes: list[Episode] = []
     memories: list[str] = []
     reflection: Turn | None = None
     for number in range(setup.episodes):
         ref = EpisodeRef(task, number, seed)
-        asked.append(0)
-        episode, memory = await play_episode(
-            setup, ref, lambda opening: notebook.show(opening, ask), reflection
-        )
+        questions.tokens.append(0)
+        recall = partial(notebook.show, ask=questions.ask)
+        episode, memory = await play_episode(setup, ref, recall, reflection, on_start)
         episodes.append(episode)
         memories.append(memory)
         if on_episode is not None:
@@ -42,7 +43,8 @@ async def play_meta_episode(
         if number + 1 == setup.episodes or (setup.stop_on_success and episode.outcome == "won"):
             break
         reflection = await reflect(setup, ref, episode) if setup.memory.reflects else None
-        await notebook.add(make_entry(setup, task.seat, number, episode, reflection), ask)
+        entry = make_entry(setup, task.seat, number, episode, reflection)
+        await notebook.add(entry, questions.ask)
     return MetaEpisode(
         task,
         group,
@@ -50,7 +52,7 @@ async def play_meta_episode(
         tuple(episodes),
         tuple(memories),
         setup.agent.engine.policy_version,
-        tuple(asked),
+        tuple(questions.tokens),
     )
 
 
@@ -64,13 +66,19 @@ def make_entry(
     return Entry(number + 1, opening, episode.recap, episode.outcome, note)
 
 
-def _asker(setup: PlaySetup, seed: int, asked: list[int]) -> Ask:
-    """A function with which a memory asks the model one message. It adds the tokens to `asked`."""
+class _Questions:
+    """Questions that a memory asks the model.
 
-    async def ask(text: str) -> str:
-        prompt = setup.agent.chat.first(system_text(setup.environment), text)
-        answer = await setup.agent.write(prompt, derive(seed, "ask", text))
-        asked[-1] += len(answer.token_ids)
-        return setup.agent.read_text(answer)
+    `tokens` counts the tokens of the answers, with one entry per episode.
+    """
 
-    return ask
+    def __init__(self, setup: PlaySetup, seed: int) -> None:
+        self.setup, self.seed = setup, seed
+        self.tokens: list[int] = []
+
+    async def ask(self, text: str) -> str:
+        agent = self.setup.agent
+        prompt = agent.chat.first(system_text(self.setup.environment), text)
+        answer = await agent.write(prompt, derive(self.seed, "ask", text))
+        self.tokens[-1] += len(answer.token_ids)
+        return agent.read_text(answer)

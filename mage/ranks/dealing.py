@@ -18,9 +18,8 @@ from mage.config.sections import ReturnOptions
 from mage.credit.advantages.base import Estimator
 from mage.credit.samples import compute_all_returns
 from mage.ranks.ranks import Ranks
-from mage.types import Completion, Credit, MetaEpisode, Return, Task, Turn, TurnRef
+from mage.types import Completion, Credit, Member, MetaEpisode, Return, Task, Turn, TurnRef
 
-Member = tuple[int, int]  # group, member
 Lengths = Mapping[str, float]  # expected tokens of a meta-episode, by kind of task
 _NOTHING = Completion((), (), "", "stop", 0)
 

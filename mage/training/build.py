@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from mage.agent.agent import Agent, SamplingOptions, worked_examples
+from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
 from mage.config.menus import find_item
@@ -49,9 +49,7 @@ class Components:
         own, recipe = self.recipe.agent, self.recipe
         draw = recipe.evaluation_sampler() if evaluating else recipe.training_sampler()
         sampling = SamplingOptions(*draw, own.max_tokens, own.reflection_tokens)
-        environment = self.recipe.environment()
-        examples = worked_examples(environment, own.examples) if own.examples else ()
-        return Agent(self.engine, self.chat, sampling, examples, own.shown_turns(), own.fold)
+        return Agent(self.engine, self.chat, sampling, own.shown_turns(), own.fold)
 
     def play_setup(self, evaluating: bool = False, memory: Memory | None = None) -> PlaySetup:
         """What meta-episodes need besides their task, in training or in evaluation."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mage.agent.agent import LONGEST_NOTE, Agent, SamplingOptions, random_move, worked_examples
+from mage.agent.agent import LONGEST_NOTE, Agent, SamplingOptions, random_move
 from mage.agent.chat import Chat
 from mage.agent.history import PastTurn
 from mage.config.errors import ConfigError
@@ -93,11 +93,10 @@ def measure_prompts(recipe: Recipe, chat: Chat) -> PromptSizes:
 def _setting(recipe: Recipe, chat: Chat) -> PlaySetup:
     environment, own = recipe.environment(), recipe.agent
     sampling = SamplingOptions(max_tokens=own.max_tokens, reflection_tokens=own.reflection_tokens)
-    examples = worked_examples(environment, own.examples) if own.examples else ()
     engine = ScriptedEngine(lambda request: "", chat.encode)
     return PlaySetup(
         environment=environment.for_split("train"),
-        agent=Agent(engine, chat, sampling, examples, own.shown_turns(), own.fold),
+        agent=Agent(engine, chat, sampling, own.shown_turns(), own.fold),
         memory=recipe.memory(),
         episodes=max(recipe.play.episodes, recipe.evaluation_episodes()),
         numbered=recipe.play.numbered,

@@ -10,18 +10,18 @@ real play.
 
 import random
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mage.agent.agent import Sampler, random_move
 from mage.agent.chat import Ids
 from mage.config.errors import UserError
 from mage.engines.base import ScriptedEngine, run
-from mage.environments.base import Environment, State
-from mage.play import RAN_OUT, PlaySetup, play_meta_episode
+from mage.environments.base import State
+from mage.play import PlaySetup, play_meta_episode, recap_text
 from mage.seeds import derive
-from mage.types import Completion, MetaEpisode, Request, Sample, Task, Turn, TurnRef
+from mage.types import Completion, Ending, MetaEpisode, Request, Sample, Task, Turn, TurnRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,40 +69,51 @@ def write_demonstrations(
         DemonstrationPlayer(setup, task, derive(seed, number), script or Script())
         for number, task in enumerate(tasks)
     ]
+    return [one for player, meta in _play_all(players, seed) for one in player.read(meta)]
+
+
+def _play_all(
+    players: Sequence["_Player"], seed: int, limit: int | None = None
+) -> list[tuple["_Player", MetaEpisode]]:
+    """One meta-episode of every player, at most `limit` at a time."""
     games = [
-        play_meta_episode(scribe.setup, scribe.task, number, 0, derive(seed, number))
-        for number, scribe in enumerate(players)
+        play_meta_episode(
+            player.setup, player.task, n, 0, derive(seed, n), on_start=player.states.append
+        )
+        for n, player in enumerate(players)
     ]
-    return [
-        demonstration
-        for scribe, meta in zip(players, run(games), strict=True)
-        for demonstration in scribe.read(meta)
-    ]
+    return list(zip(players, run(games, limit=limit), strict=True))
 
 
-class DemonstrationPlayer:
+class _Player(ABC):
+    """The player of one meta-episode. It sees the states of its episodes, and not the prompts."""
+
+    def __init__(self, setup: PlaySetup, task: Task, engine: Sampler) -> None:
+        self.setup = replace(setup, agent=replace(setup.agent, engine=engine))
+        self.task, self.chat = task, setup.agent.chat
+        self.states: list[State] = []
+
+    @abstractmethod
+    def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
+        """The demonstrations of the finished meta-episode."""
+
+
+class DemonstrationPlayer(_Player):
     """The scripted player of one meta-episode."""
 
     def __init__(self, setup: PlaySetup, task: Task, seed: int, script: Script) -> None:
-        self.task, self.rng, self.script = task, random.Random(seed), script
-        self.chat = setup.agent.chat
-        self.states: list[State] = []
+        super().__init__(setup, task, ScriptedEngine(self._reply, setup.agent.chat.encode))
+        self.rng, self.script = random.Random(seed), script
         self.moves: list[list[str]] = []  # of every state
         self.legal: list[tuple[str, ...]] = []
         self.taught: list[bool] = []  # of every move
-        engine = ScriptedEngine(self._reply, self.chat.encode)
-        world = _watched(setup.environment, _seeds(setup, task), self.states)
-        self.setup = replace(setup, environment=world, agent=replace(setup.agent, engine=engine))
 
     def _reply(self, request: Request) -> str:
         """A request with stop strings asks for a move; any other request asks for a note."""
         state = self.states[-1]
         if not request.stop:
-            over = state.turn() is None
-            known = over or not self.setup.environment.multi_agent
-            recap = " ".join(
-                ([] if over else [RAN_OUT]) + ([state.recap(self.task.seat)] if known else [])
-            )  # the same text as in `play`
+            ending: Ending = "finished" if state.turn() is None else "turn_limit"
+            recap = recap_text(self.setup.environment, state, self.task.seat, ending)
             end = self.chat.thought_end
             return end + factual_note(
                 recap, self.rng, lambda text: len(self.chat.encode(end + text)) < request.max_tokens
@@ -182,30 +193,23 @@ def label_play(
     only tasks whose first episode was not won are labelled, from the second episode on.
     """
     players = [LabelledPlayer(setup, task, repeat_wins=repeat_wins) for task in tasks]
-    games = [
-        play_meta_episode(player.setup, player.task, number, 0, derive(seed, number))
-        for number, player in enumerate(players)
-    ]
-    played = run(games, limit=setup.agent.engine.capacity)
+    played = _play_all(players, seed, setup.agent.engine.capacity)
     return [
         demonstration
-        for player, meta in zip(players, played, strict=True)
+        for player, meta in played
         if not (after_loss and meta.episodes[0].outcome == "won")
         for demonstration in player.read(meta)
         if not (after_loss and demonstration.where.episode == 0)
     ]
 
 
-class LabelledPlayer:
+class LabelledPlayer(_Player):
     """The model as player of one meta-episode, with the expert's move for every request."""
 
     def __init__(self, setup: PlaySetup, task: Task, *, repeat_wins: bool = False) -> None:
-        self.task, self.chat, self.repeat_wins = task, setup.agent.chat, repeat_wins
-        self.states: list[State] = []
+        super().__init__(setup, task, _Observed(setup.agent.engine, self._label))
+        self.repeat_wins = repeat_wins
         self.labels: dict[Ids, tuple[str | None, tuple[str, ...]]] = {}
-        world = _watched(setup.environment, _seeds(setup, task), self.states)
-        sampler = _Observed(setup.agent.engine, self._label)
-        self.setup = replace(setup, environment=world, agent=replace(setup.agent, engine=sampler))
 
     def _label(self, request: Request) -> None:
         """A request with stop strings asks for a move."""
@@ -244,28 +248,6 @@ class _Observed:
     def sample(self, request: Request) -> Awaitable[Completion]:
         self.report(request)
         return self.inner.sample(request)
-
-
-def _seeds(setup: PlaySetup, task: Task) -> set[int]:
-    """The seeds of all episodes of a task."""
-    return {setup.environment.episode_seed(task.seed, number) for number in range(setup.episodes)}
-
-
-def _watched(environment: Environment, seeds: Collection[int], states: list[State]) -> Environment:
-    """The same environment, which also records every state that it starts from one of `seeds`.
-
-    Other seeds are not recorded: an environment may start a state only to show an example move.
-    """
-    kind: Any = type(environment)
-
-    class Watched(kind):  # type: ignore[misc]
-        def start(self, seed: int) -> State:
-            state: State = super().start(seed)
-            if seed in seeds:
-                states.append(state)
-            return state
-
-    return Watched.model_validate(environment.model_dump())  # type: ignore[no-any-return]
 
 
 def facts_of(recap: str) -> list[str]:
