@@ -323,6 +323,25 @@ def test_only_the_transcripts_of_the_newest_updates_are_kept(run: RunFolder) -> 
     ]
 
 
+def test_a_kill_before_any_operation_of_a_deletion_of_transcripts_is_made_good(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    """The next deletion removes what is left of the same update."""
+    numbers = itertools.count(1)
+
+    def fill_and_kill() -> bool:
+        for update in (10, 20):
+            run.write_episodes(update, [])
+            write_credits(run.path, update, [])
+        kill = Kill(operation=next(numbers), folder=run.path)
+        return call(lambda: run.prune_episodes(1), tmp_path / "log", kill).was_killed
+
+    while fill_and_kill():
+        run.prune_episodes(1)
+        assert not list((run.path / "episodes").glob("step_000010.*"))
+    assert next(numbers) == 5, "transcripts, table of contents and credit were deleted one by one"
+
+
 def test_temporary_files_of_a_killed_process_are_deleted(run: RunFolder) -> None:
     left = [run.path / ".metrics.jsonl.7.tmp", run.path / "episodes" / ".step_000001.7.tmp"]
     for path in left:

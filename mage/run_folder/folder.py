@@ -237,9 +237,15 @@ class RunFolder:
         self._delete_episodes(self.episode_steps()[:-keep] if keep else ())
 
     def _delete_episodes(self, steps: Iterable[int]) -> None:
+        """Delete all files of these updates; the transcripts last, because they name the update.
+
+        So a deletion that a kill has interrupted is repeated.
+        """
         for step in steps:
-            for path in (self.path / "episodes").glob(f"{self._episodes_name(step)}.*"):
-                path.unlink()
+            last = self.path / "episodes" / f"{self._episodes_name(step)}.jsonl.gz"
+            others = set(last.parent.glob(f"{self._episodes_name(step)}.*")) - {last}
+            for path in (*sorted(others), last):
+                path.unlink(missing_ok=True)
 
     def read_episodes(self, update: int) -> list[MetaEpisode]:
         """The stored meta-episodes of an update."""
