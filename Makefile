@@ -1,13 +1,16 @@
 # `make demo`, `make check`, `make test`, `make torture`. Each creates the virtual environment first.
 
-# The first of these that is Python 3.11 or 3.12; `make PYTHON=/path/to/python3.12 test` uses another.
-PYTHON ?= $(firstword $(foreach candidate,python3 python3.12 python3.11,\
-	$(shell $(candidate) -c 'import sys; sys.version_info[:2] in ((3, 11), (3, 12)) and print("$(candidate)")' 2>/dev/null)))
+# The first of these that is Python 3.11 to 3.14; `make PYTHON=/path/to/python3.12 test` uses another.
+# 3.14 is late in the list: its wheels exist, but the tests have not been run with it.
+PYTHON ?= $(firstword $(foreach candidate,python3.13 python3.12 python3.11 python3.14 python3,\
+	$(shell $(candidate) -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 14) and print("$(candidate)")' 2>/dev/null)))
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := mage tests benchmarks scripts examples
 PYTEST := $(BIN)/pytest
+# As a plain path, which editors and type checkers read.
+EDITABLE := --config-settings editable_mode=compat -e
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: each file is compiled once
 
 .PHONY: demo check test torture lint bench docs venv clean
@@ -17,10 +20,10 @@ venv: $(STAMP)
 
 # Torch first: it is the largest package, so a lack of space or network shows at once.
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "MAGE needs Python 3.11 or newer, and neither python3, python3.12 nor python3.11 is one. Name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "MAGE needs Python 3.11, 3.12, 3.13 or 3.14, and neither python3 nor python3.11 to python3.14 is one. Name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt torch
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(EDITABLE) '.[dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -50,11 +53,11 @@ torture: $(STAMP)
 	$(BIN)/python -m tests.torture
 
 bench: $(STAMP)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,peers]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(EDITABLE) '.[dev,peers]'
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(EDITABLE) '.[docs]'
 	$(BIN)/python scripts/write_options.py
 	$(BIN)/mkdocs build --strict --site-dir build/site
 
