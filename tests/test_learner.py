@@ -388,6 +388,21 @@ def test_an_update_takes_as_many_steps_as_the_rows_need() -> None:
     assert (metrics.samples, metrics.steps) == (28, 3)
 
 
+def test_every_update_draws_other_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(make_model(exact=False), LearnOptions(lr=0.01, minibatches=2, epochs=2))
+    seeds: list[int] = []
+    minibatches = learner._minibatches
+
+    def noted(rows: Any, seed: int) -> Any:
+        seeds.append(seed)
+        return minibatches(rows, seed)
+
+    monkeypatch.setattr(learner, "_minibatches", noted)
+    for update in range(2):
+        learner.update(play(0, metas=2), entropy=0.0, update=update)
+    assert len(set(seeds)) == 4, "two updates of two epochs"
+
+
 def test_more_minibatches_than_meta_episodes_are_allowed() -> None:
     learner = Learner(make_model(exact=False), LearnOptions(lr=0.01, minibatches=9))
     metrics = learner.update(play(0, metas=2), entropy=0.1, update=0)

@@ -281,6 +281,14 @@ def test_rewards_agree_with_webshops_tests() -> None:
     ).score == pytest.approx(3 / 4)
 
 
+def test_another_type_of_product_scores_half() -> None:
+    """Everything else fits: 2 of 2 parts of the score, times the type reward of .5."""
+    bought = product(title=CORD, query="other", product_category="x › y", attributes=("loud",))
+    goal = Goal(0, "B1", "", ("loud",), (), 40.0)
+    found = judge(bought, (), goal, product(title=SOUNDBAR), "bundled")
+    assert (found.type, found.attributes, found.price, found.score) == (0.5, 1, True, 0.5)
+
+
 # --- Nouns by spaCy -------------------------------------------------------------------------------
 
 POSITIONS = {"red": "ADJ", "Shoes": "NOUN", "for": "ADP", "Acme": "PROPN", "run": "VERB"}
