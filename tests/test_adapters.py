@@ -26,8 +26,8 @@ TINY = (
 )
 
 
-def invoke(*words: str):
-    return CliRunner().invoke(app, list(words))
+def invoke(words: str, *more: str):
+    return CliRunner().invoke(app, [*words.split(), *more])
 
 
 @pytest.mark.parametrize("name", shipped_adapters())
@@ -59,26 +59,12 @@ def test_shipped_agents_reach_their_trained_scores() -> None:
         base_of(find_model("smollm2-kuhn_poker"))
     except ValueError:
         pytest.skip("needs mage model add smollm2")
-    done = invoke(
-        "evaluate",
-        "smollm2_kuhn_poker",
-        "--model.path=smollm2-kuhn_poker",
-        "--exact",
-        "--memory",
-        "none",
-        "--json",
-    )
+    poker = "evaluate smollm2_kuhn_poker --model.path=smollm2-kuhn_poker"
+    done = invoke(f"{poker} --exact --memory none --json")
     assert json.loads(done.stdout)["cells"][0]["scores"] == pytest.approx([0.12] * 3, abs=0.01)
-    world = ("--play.seats=first", "--opponents.test={'mcts-100'=1}", "--engines.slots=16")
-    done = invoke(
-        "evaluate",
-        "smollm2_tic_tac_toe",
-        "--model.path=smollm2-tic_tac_toe",
-        "--size",
-        "6",
-        *world,
-        "--json",
-    )
+    world = "--play.seats=first --opponents.test={'mcts-100'=1} --engines.slots=16"
+    agent = "smollm2_tic_tac_toe --model.path=smollm2-tic_tac_toe"
+    done = invoke(f"evaluate {agent} --size 6 {world} --json")
     for episode in json.loads(done.stdout)["evaluation"]["overall"]["episodes"]:
         assert episode["success"]["value"] + episode["draws"]["value"] == 1
 
@@ -89,7 +75,7 @@ def test_adapters_without_their_base_model_get_a_message_that_says_what_to_do(
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
     with pytest.raises(ValueError, match="mage model add smollm2"):
         base_of(find_model("smollm2-kuhn_poker"))
-    done = invoke("evaluate", "smollm2_kuhn_poker", "--model.path=smollm2-kuhn_poker")
+    done = invoke("evaluate smollm2_kuhn_poker --model.path=smollm2-kuhn_poker")
     assert done.exit_code == 2
     assert "mage model add smollm2" in done.output
     assert "Traceback" not in done.output
@@ -99,17 +85,7 @@ def test_the_embedded_model_plays_if_there_is_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
-    done = invoke(
-        "play",
-        "kuhn_poker",
-        "--watch",
-        "--against",
-        "conservative",
-        "--seed",
-        "1",
-        "--episodes",
-        "1",
-    )
+    done = invoke("play kuhn_poker --watch --against conservative --seed 1 --episodes 1")
     assert done.exit_code == 0, done.output
     assert "mage model add smollm2" in done.output
 
@@ -118,7 +94,7 @@ def test_an_environment_that_no_embedded_model_knows_names_the_model_to_add(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
-    done = invoke("play", "webshop", "--watch", "--seed", "1")
+    done = invoke("play webshop --watch --seed 1")
     assert done.exit_code == 2
     assert "mage model add smollm2" in done.output
     assert "Instruction" not in done.output, "nothing is played"
@@ -149,29 +125,12 @@ def test_a_game_with_an_embedded_model_of_its_own_uses_it_in_the_world_that_it_k
 def test_an_export_has_the_weights_of_the_checkpoint_and_can_play(
     tmp_path: Path, rank: int
 ) -> None:
-    done = invoke(
-        "train",
-        "kuhn_demo",
-        *TINY,
-        f"--learn.lora_rank={rank}",
-        "--learn.lr=0.01",
-        "--runs",
-        str(tmp_path),
-        "--run.name=one",
-        "--json",
-    )
+    options = (*TINY, f"--learn.lora_rank={rank}", "--runs", str(tmp_path))
+    done = invoke("train kuhn_demo --learn.lr=0.01 --run.name=one --json", *options)
     assert done.exit_code == 0, done.output
     target = tmp_path / "out"
-    done = invoke(
-        "model",
-        "export",
-        str(tmp_path / "one"),
-        "--checkpoint",
-        "latest",
-        "--out",
-        str(target),
-        "--json",
-    )
+    export = ("--out", str(target), str(tmp_path / "one"))
+    done = invoke("model export --checkpoint latest --json", *export)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["update"] == 1
     folder = RunFolder.open(tmp_path / "one")
@@ -185,20 +144,10 @@ def test_an_export_has_the_weights_of_the_checkpoint_and_can_play(
             value, trained[name], atol=2e-3 if rank else 0.0, rtol=0, msg=name
         )  # adapters are stored in bfloat16
     done = invoke(
-        "play",
-        "kuhn_poker",
-        "--watch",
-        "--against",
-        "random",
-        "--model",
-        str(target),
-        "--seed",
-        "1",
-        "--episodes",
-        "2",
+        "play kuhn_poker --watch --against random --seed 1 --episodes 2 --model", str(target)
     )
     assert done.exit_code == 0, done.output
     assert "Game 1:" in done.output, "the memory of kuhn_demo is the history of play"
-    done = invoke("model", "export", str(tmp_path / "one"), "--out", str(target))
+    done = invoke("model export", *export)
     assert done.exit_code == 2
     assert "exists already" in done.output

@@ -153,9 +153,7 @@ def test_only_adapters_are_trained_and_the_reference_is_the_base() -> None:
     assert (learner.logprobs(rows) - untouched).abs().max() > 1e-3
 
 
-def test_adapter_gradients_and_files_equal_those_of_peft(
-    tmp_path: Path,
-) -> None:
+def test_adapter_gradients_and_files_equal_those_of_peft(tmp_path: Path) -> None:
     make_model().save_pretrained(tmp_path / "base")
     ours = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=3))
     ours.update(play(0), entropy=0.0, update=0)  # B is no longer zero
@@ -244,9 +242,7 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_a_forest(recom
         torch.testing.assert_close(found[1][name], gradient)
 
 
-def test_training_starts_from_an_adapter_folder_which_is_also_the_reference(
-    tmp_path: Path,
-) -> None:
+def test_training_starts_from_an_adapter_folder_which_is_also_the_reference(tmp_path: Path) -> None:
     make_model(exact=False).save_pretrained(tmp_path / "base")
     first = Learner(make_model(exact=False), LearnOptions(lr=0.05, lora_rank=2))
     first.update(play(0), entropy=0.0, update=0)

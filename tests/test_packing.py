@@ -13,22 +13,10 @@ from learn_toys import batches, make_model, make_sample, prepend, starts
 from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner
 from mage.learn.loss import token_logprobs
-from mage.learn.pack.attention import (
-    IMPLEMENTATIONS,
-    attending,
-    forest_mask,
-    hidden_states,
-)
+from mage.learn.pack.attention import IMPLEMENTATIONS, attending, forest_mask, hidden_states
 from mage.learn.pack.layers import block_mask
 from mage.learn.pack.packer import check_packable
-from mage.learn.pack.packing import (
-    Layout,
-    Shape,
-    pack_forest,
-    plan_forests,
-    plan_rows,
-    plan_tries,
-)
+from mage.learn.pack.packing import Layout, Shape, pack_forest, plan_forests, plan_rows, plan_tries
 from mage.learn.pack.tries import SplitCost, build_tree, common, prepare, split_tree
 from mage.types import Sample, TurnRef
 

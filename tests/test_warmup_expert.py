@@ -1,12 +1,13 @@
 """Expert demonstrations: taught moves are the expert's, random moves are played but not taught."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
 from toys import byte_chat, scripted_agent
 
+from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
@@ -40,10 +41,19 @@ WORLDS = (
 BYTES = byte_chat()
 
 
+def model_setup(
+    world: Environment, write: Callable[[str], str], episodes: int = 2, tokens: int = 60
+) -> PlaySetup:
+    """Play of a model that writes `write(prompt)`."""
+    agent = scripted_agent(write)
+    agent = Agent(agent.engine, agent.chat, SamplingOptions(max_tokens=tokens))
+    return PlaySetup(world.for_split("train"), agent, Notes(keep="history"), episodes=episodes)
+
+
 def play_setup(world: Environment) -> PlaySetup:
-    agent = scripted_agent(lambda prompt: pytest.fail("the model is not asked in scripted play"))
-    agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=600))
-    return PlaySetup(world.for_split("train"), agent, Notes(keep="history"), episodes=2)
+    return model_setup(
+        world, lambda prompt: pytest.fail("the model is not asked in scripted play"), tokens=600
+    )
 
 
 def tasks(world: Environment) -> Iterator[Task]:
@@ -85,9 +95,7 @@ def test_random_moves_are_played_and_not_taught() -> None:
 def test_the_models_own_play_is_labelled_with_the_experts_moves() -> None:
     """The model always writes `up`: its situations are taught with the expert's move instead."""
     world = Sokoban()
-    agent = scripted_agent(lambda prompt: "<action>up</action>")
-    agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
-    own = PlaySetup(world.for_split("train"), agent, Notes(keep="history"), episodes=2)
+    own = model_setup(world, lambda prompt: "<action>up</action>")
     found = label_play(own, [Task(world.name, 3, 0, "", "train")], 0)
     state = world.for_split("train").start(world.episode_seed(3, 0))
     first = [one for one in found if one.where.episode == 0]
@@ -155,9 +163,7 @@ def test_a_won_episode_of_the_models_own_play_labels_the_next_one() -> None:
         state.apply(moves[-1])
     assert len(moves) <= world.max_turns
     replies = iter([*moves, *["up"] * 7])
-    agent = scripted_agent(lambda prompt: f"<action>{next(replies)}</action>")
-    agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
-    own = PlaySetup(world, agent, Notes(keep="history"), episodes=2)
+    own = model_setup(world, lambda prompt: f"<action>{next(replies)}</action>")
     found = label_play(own, [Task(world.name, 6, 0, "", "train")], 0, repeat_wins=True)
     second = [BYTES.decode(one.reply_ids) for one in found if one.where.episode == 1]
     fresh = world.start(world.episode_seed(6, 0))
@@ -168,13 +174,11 @@ def test_a_won_episode_of_the_models_own_play_labels_the_next_one() -> None:
 
 def test_labelled_batches_play_again_when_they_are_used_up() -> None:
     world = Sokoban()
-    agent = scripted_agent(lambda prompt: "<action>up</action>")
-    agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
-    own = PlaySetup(world.for_split("train"), agent, Notes(keep="none"), episodes=1)
+    own = model_setup(world, lambda prompt: "<action>up</action>", episodes=1)
     batches = _labelled_batches(own, tasks(world), WarmupOptions(batch=20), 0)
     some = [next(batches) for _ in range(6)]
     assert {len(batch) for batch in some} == {20}
-    assert agent.engine.policy_version >= 1, "the engine is refreshed before it plays again"
+    assert own.agent.engine.policy_version >= 1, "the engine is refreshed before it plays again"
     large = next(_labelled_batches(own, tasks(world), WarmupOptions(batch=200), 0))
     assert len(large) == 200, "several rounds of play fill one batch"
 
@@ -186,12 +190,12 @@ def test_only_what_follows_a_lost_first_episode_is_taught() -> None:
     while state.turn() is not None:
         moves.append(str(state.expert()))
         state.apply(moves[-1])
+
     # The prompt shows one example of an answer, and then the answers of this episode.
-    agent = scripted_agent(
-        lambda prompt: f"<action>{moves[(prompt.count('<action>') - 1) % len(moves)]}</action>"
-    )
-    agent = type(agent)(agent.engine, agent.chat, agent.sampling.__class__(max_tokens=60))
-    own = PlaySetup(world, agent, Notes(keep="history"), episodes=3)
+    def write(prompt: str) -> str:
+        return f"<action>{moves[(prompt.count('<action>') - 1) % len(moves)]}</action>"
+
+    own = model_setup(world, write, episodes=3)
     games = [Task(world.name, seed, 0, "", "train") for seed in (6, 7)]
     found = [label_play(own, [task], 0, after_loss=True) for task in games]
     assert not found[0], "its first episode was won"
