@@ -182,11 +182,7 @@ def _score_logits(
 
 
 def _logits_gradient(
-    logits: Tensor,
-    targets: Tensor,
-    sums: Tensor,
-    grad_output: Tensor,
-    temperature: float,
+    logits: Tensor, targets: Tensor, sums: Tensor, grad_output: Tensor, temperature: float
 ) -> Tensor:
     """Gradient of the target logprobs, weighted with the incoming gradient, for the logits."""
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature

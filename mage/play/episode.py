@@ -4,13 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from mage.agent.agent import (
-    Agent,
-    episode_text,
-    illegal_text,
-    reflect_text,
-    system_text,
-)
+from mage.agent.agent import Agent, episode_text, illegal_text, reflect_text, system_text
 from mage.agent.chat import Ids
 from mage.agent.history import History, PastTurn, Prompt
 from mage.environments.base import Environment, State
@@ -125,8 +119,7 @@ def opening_prompt(setup: PlaySetup, seat: int, number: int, memory: str, observ
     """The prompt of the first move of episode `number` (from 0)."""
     shown, count = (number + 1, setup.episodes) if setup.numbered else (1, 1)
     return setup.agent.begin(
-        setup.environment,
-        episode_text(setup.environment, seat, memory, shown, count, observation),
+        setup.environment, episode_text(setup.environment, seat, memory, shown, count, observation)
     )
 
 

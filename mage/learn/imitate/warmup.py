@@ -246,7 +246,10 @@ def _labelled_batches(
 
 
 def _episodes(demonstrations: Sequence[Demonstration]) -> list[list[Demonstration]]:
-    return [list(block) for _, block in itertools.groupby(demonstrations, key=_episode_of)]
+    def episode(one: Demonstration) -> tuple[int, int]:
+        return one.where.group, one.where.episode
+
+    return [list(block) for _, block in itertools.groupby(demonstrations, key=episode)]
 
 
 def _write_some(
@@ -260,10 +263,6 @@ def _write_some(
             'warmup.play to "random"'
         )
     return written
-
-
-def _episode_of(demonstration: Demonstration) -> tuple[int, int]:
-    return demonstration.where.group, demonstration.where.episode
 
 
 def _teach(
@@ -320,25 +319,16 @@ def measure(
     learn: LearnOptions,
 ) -> Skill:
     """Sample a reply in every situation as in training. Seeds are equal before and after."""
-    drawn = run(
-        (
-            agent.reply(demonstration.turn.prompt_ids, number)
-            for number, demonstration in enumerate(moves)
-        ),
-        limit=agent.engine.capacity,
-    )
-    words = [agent.read(completion) for completion in drawn]
+    limit = agent.engine.capacity
+    prompts = enumerate(demonstration.turn.prompt_ids for demonstration in moves)
+    replies = run((agent.reply(ids, number) for number, ids in prompts), limit=limit)
+    words = [agent.read(completion) for completion in replies]
     legal = [
         word is not None and named(word, demonstration.legal) is not None
         for word, demonstration in zip(words, moves, strict=True)
     ]
-    written = run(
-        (
-            agent.write(demonstration.turn.prompt_ids, number)
-            for number, demonstration in enumerate(notes)
-        ),
-        limit=agent.engine.capacity,
-    )
+    prompts = enumerate(demonstration.turn.prompt_ids for demonstration in notes)
+    written = run((agent.write(ids, number) for number, ids in prompts), limit=limit)
     true = [
         reply.finish == "eos" and _is_true(reply.text, demonstration)
         for reply, demonstration in zip(written, notes, strict=True)
