@@ -17,27 +17,18 @@ from mage.environments.base import Environment
 from mage.evaluation.figures import Evaluation
 from mage.evaluation.panels import PanelName, recipe_panel
 from mage.evaluation.run import evaluate_panel
-from mage.learn import checkpoint
-from mage.learn.imitate.warmup import save_model
-from mage.learn.trainable import Adapters, Trainable
 from mage.memory.base import Memory
-from mage.models.adapters import save_adapters
 from mage.models.base import (
     atomic_folder,
-    base_folder,
     base_name,
     base_of,
     find_model,
-    model_folder,
     shipped_adapters,
 )
 from mage.opponents.base import population_of
-from mage.ranks.ranks import Ranks
-from mage.ranks.stop import StopRequest
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components
-from mage.training.callbacks import Callback
-from mage.training.trainer import Trainer
+from mage.training.weights import Say, load_weights, save_weights
 from mage.types import Split
 
 RECIPE = "recipe.toml"
@@ -50,7 +41,6 @@ EMBEDDED_RECIPES = {
 }
 # No embedded model has seen texts of these environments: it gives no legal move there.
 _NOT_EMBEDDED = ("webshop",)
-Say = Callable[[str], None]  # shows one line to the user
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +48,6 @@ class Candidate:
     title: str
     update: int
     components: Components
-    trainable: Trainable | None = None
 
 
 def warn(line: str) -> None:
@@ -161,19 +150,10 @@ def _training_recipe(name: str, model: str) -> Recipe | None:
 
 def load_run(folder: RunFolder, recipe: Recipe, which: str, say: Say = warn) -> Candidate:
     """The components of a run with the weights of one of its checkpoints."""
-    path = _find_checkpoint(folder, which)
     for line in check_files(folder):
         say(line)
-    run = Trainer(RunFolder(folder.path, recipe), Ranks(), Callback(), StopRequest())
-    loaded = run.learner.load(path, weights_only=True)
-    best = loaded.state.get("best")
-    if which == "best" and best and best[1] != loaded.update:
-        chosen = checkpoint.best_whole(folder.checkpoints, best[1], weights_only=True)
-        for line in chosen.broken:
-            say(line)
-        loaded = run.learner.load(chosen.path or path, weights_only=True)
-    run.components.engine.refresh(loaded.update)
-    return Candidate(str(folder.path), loaded.update, run.components, run.learner.trainable)
+    loaded = load_weights(folder, recipe, which, say)
+    return Candidate(str(folder.path), loaded.update, loaded.components)
 
 
 def export_run(folder: RunFolder, which: str, target: Path, say: Say = warn) -> int:
@@ -181,51 +161,13 @@ def export_run(folder: RunFolder, which: str, target: Path, say: Say = warn) -> 
 
     The folder appears only when it is complete.
     """
-    chosen = load_run(folder, folder.recipe, which, say)
-    recipe = folder.recipe
+    for line in check_files(folder):
+        say(line)
+    loaded = load_weights(folder, folder.recipe, which, say)
     with atomic_folder(target) as partial:
-        if isinstance(chosen.trainable, Adapters):
-            base = base_name(model_folder(recipe), recipe.model.path)
-            save_adapters(
-                partial,
-                chosen.trainable.masters,
-                rank=chosen.trainable.rank,
-                alpha=chosen.trainable.alpha,
-                base=base,
-            )
-        else:
-            save_model(chosen.components.weights(), base_folder(recipe), partial)
-        (partial / RECIPE).write_text(recipe.changed(run={"name": None}).toml())
-    return chosen.update
-
-
-def _find_checkpoint(folder: RunFolder, which: str) -> Path:
-    """The checkpoint with a number, else the newest one, which stores the best update."""
-    there = sorted(
-        int(path.name.removeprefix("update_")) for path in folder.checkpoints.glob("update_*")
-    )
-    if which.isdigit() and int(which) in there:
-        return checkpoint.place(folder.checkpoints, int(which))
-    if which not in ("best", "latest"):
-        numbers = ", ".join(map(str, there)) or "no number (no checkpoint is saved)"
-        raise RunError(
-            f"--checkpoint {which} does not exist. Allowed are best, latest and, in "
-            f"{folder.path}, {numbers}."
-        )
-    found = checkpoint.latest(folder.checkpoints, weights_only=True)
-    if found.broken:
-        raise RunError(
-            "\n".join(
-                [
-                    *found.broken,
-                    "Choose another one with --checkpoint. Saved updates: "
-                    + ", ".join(map(str, there)),
-                ]
-            )
-        )
-    if found.path is None:
-        raise RunError(f"{folder.path} has no checkpoint yet. Train it first.")
-    return found.path
+        save_weights(loaded, folder.recipe, partial)
+        (partial / RECIPE).write_text(folder.recipe.changed(run={"name": None}).toml())
+    return loaded.update
 
 
 def play_panel(

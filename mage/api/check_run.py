@@ -7,7 +7,7 @@ from typing import Any
 
 from mage.evaluation.rows import read_tasks
 from mage.learn import checkpoint
-from mage.run_folder import RunError, RunFolder
+from mage.run_folder import RunError, RunFolder, list_stages
 from mage.run_folder.credit_files import read_credits
 from mage.run_folder.files import verify_checksums
 from mage.run_folder.links import refuse_links
@@ -25,7 +25,9 @@ class RunCheck:
 
 
 def check_run(folder: RunFolder) -> RunCheck:
-    """Read every file of a run and verify its checksum."""
+    """Read every file of a run, or of all its stages, and verify its checksum."""
+    if folder.recipe.stages:
+        return _check_stages(folder)
     versions = list(_fault(folder.read_versions))
     if versions:  # without the format of the run nothing else can be judged
         return RunCheck(tuple(versions), ())
@@ -34,11 +36,30 @@ def check_run(folder: RunFolder) -> RunCheck:
         *check_files(folder),
         *_fault(folder.timing),
         *_fault(verify_checksums, folder.warm),
+        *_fault(verify_checksums, folder.start),
         *_check_episodes(folder),
         *_check_checkpoints(folder),
         *_check_summary(folder),
     ]
     return RunCheck(tuple(dict.fromkeys(faults)), tuple(_notes(folder)))
+
+
+def _check_stages(run: RunFolder) -> RunCheck:
+    """Every stage that has begun, and that each has the recipe that the run gives it."""
+    folders = [RunFolder.open(path) for path in list_stages(run.path)]
+    found = [check_run(folder) for folder in folders]
+    planned = run.stage_folders()
+    other = [folder.path for folder in folders if planned.get(folder.path) != folder.recipe]
+    faults = [
+        *_fault(refuse_links, run.path),
+        *(f"{path} has another recipe than its run gives it" for path in other),
+        *(line for one in found for line in one.faults),
+    ]
+    notes = [line for one in found for line in one.notes]
+    if not run.is_finished:
+        begun = f"{len(found)} of {len(run.recipe.stages)} stages have begun"
+        notes.append(f"{begun}: mage train --resume {run.path} continues")
+    return RunCheck(tuple(faults), tuple(notes))
 
 
 def check_files(folder: RunFolder) -> list[str]:

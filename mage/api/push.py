@@ -9,10 +9,11 @@ from pathlib import Path
 from httpx import HTTPError
 from huggingface_hub import HfApi
 
-from mage.api.agents import Say, export_run, warn
+from mage.api.agents import export_run, warn
 from mage.report.model_card import model_card
 from mage.report.run_results import read_run_results
 from mage.run_folder import RunError, RunFolder
+from mage.training.weights import Say
 
 
 def push_run(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mage.agent.chat import Chat
-from mage.api.agents import Candidate, find_candidate, play_panel
+from mage.api.agents import Candidate, find_candidate, play_panel, warn
 from mage.api.recipes import load_recipe
 from mage.api.report import write_report
 from mage.config.menus import find_item
@@ -21,10 +21,12 @@ from mage.memory.base import Memory
 from mage.models.base import base_folder
 from mage.opponents.base import find
 from mage.play import play_meta_episode
+from mage.ranks.ranks import Ranks
 from mage.run_folder import RunFolder, choose_path
 from mage.training.build import build_components
 from mage.training.callbacks import Callback, CallbackList
 from mage.training.context import check_context
+from mage.training.stages import begin_stages
 from mage.training.trainer import train as train_folder
 from mage.types import MetaEpisode, Split, Task
 
@@ -33,7 +35,7 @@ Keep = Literal["none", "reflections", "history", "both"]
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder. All figures are read from its files."""
+    """A run folder. All figures are read from its files; of a run in stages, of its newest one."""
 
     path: Path
 
@@ -47,7 +49,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return self.folder.is_finished
+        return RunFolder.open_whole(self.path).is_finished
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -77,12 +79,17 @@ Source = Run | Recipe | str | Path  # a run, a run folder, or a recipe
 
 def create_run(recipe: Recipe, runs: str | Path, title: str, job: str = "") -> RunFolder:
     """A new run folder. Data, panels and context are checked before the folder is created."""
+    for stage in recipe.in_stages().values() or (recipe,):
+        _check_run(stage)
+    return RunFolder.create(choose_path(runs, recipe, title), recipe, job)
+
+
+def _check_run(recipe: Recipe) -> None:
     recipe.environment().check_data()
     if recipe.run.updates and (taken := recipe.final_tasks(recipe.evaluate.select_split)):
         options = recipe.evaluate
         check_panel_sizes(recipe.environment(), options.select_split, options.size, taken)
     check_context(recipe, Chat.load(base_folder(recipe), recipe.agent.thinking))
-    return RunFolder.create(choose_path(runs, recipe, title), recipe, job)
 
 
 def train(
@@ -94,6 +101,7 @@ def train(
 ) -> Run:
     """Train a recipe in a new run folder, or continue a run; evaluate it before and after.
 
+    A recipe with stages trains one after another, each in a folder of its own inside the run.
     `stop` is called after every update. If it returns true, the run is saved and
     `mage.Stopped` is raised; `train(run)` continues it.
     """
@@ -104,7 +112,8 @@ def train(
     else:
         recipe, title = _read_recipe(source)
         run = Run(create_run(recipe, runs, title).path)
-    train_folder(run.path, CallbackList(callbacks), stop)
+    for stage in begin_stages(RunFolder.open_whole(run.path), Ranks(), warn):
+        train_folder(stage.path, CallbackList(callbacks), stop)
     return run
 
 

@@ -16,7 +16,7 @@ def is_run(name: str) -> bool:
 
 def check_run_folder(path: Path, as_json: bool) -> None:
     """Print what is wrong with a run folder; exit code 1 if something is."""
-    folder = RunFolder.open(path)
+    folder = RunFolder.open_whole(path)
     from mage.api.check_run import check_run
 
     found = check_run(folder)

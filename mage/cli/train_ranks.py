@@ -54,12 +54,12 @@ def train_on_rank(
             path, is_new = _agree_on_folder(ranks, world, name, runs, open_folder)
             ranks.logs = path
             with ranks.together():
-                folder = RunFolder.open(path)
+                folder = RunFolder.open_whole(path)
             with write_rank_log(log_path(path, world.rank), redirect=not ranks.is_main):
                 if ranks.is_main:
                     train_main(folder, is_new, ranks)
                 else:
-                    _train_other(path, ranks)
+                    _train_other(folder, ranks)
     except Stopped:
         raise typer.Exit(EXIT_STOPPED) from None
     if world.rank:
@@ -67,13 +67,15 @@ def train_on_rank(
     return folder
 
 
-def _train_other(path: Path, ranks: Ranks) -> None:
+def _train_other(run: RunFolder, ranks: Ranks) -> None:
     # Slow to load: ranks that do not agree have ended before.
+    from mage.training.stages import begin_stages
     from mage.training.trainer import train
 
     with StopSignals() as stop:
         try:
-            train(path, Callback(), stop, ranks=ranks)
+            for folder in begin_stages(run, ranks, print):
+                train(folder.path, Callback(), stop, ranks=ranks)
         except (ValueError, OSError, RuntimeError) as error:
             if not ranks.failed and not isinstance(error, RankLost):
                 traceback.print_exc()  # into the log, whose last lines rank 0 shows

@@ -43,11 +43,7 @@ class _Effect:
 
     def check(self, recipe: Options, origin: Origin) -> str | None:
         section, key = getattr(recipe, self.section), f"{self.section}.{self.option}"
-        given = (
-            origin.overrides_name(key)
-            if origin.resolved
-            else self.option in section.model_fields_set
-        )
+        given = origin.gives(key) if origin.resolved else self.option in section.model_fields_set
         if not given or self.works(recipe):
             return None
         return origin.without_effect(key, getattr(section, self.option), self.needs)

@@ -33,7 +33,7 @@ def describe_recipe(
     """Section -> option -> description, for a recipe with its parts and overrides."""
     layers = load_layers(path_or_name, overrides)
     found: dict[str, dict[str, Option]] = {}
-    for name, field in Recipe.model_fields.items():
+    for name, field in Recipe.sections().items():
         section, chosen = field.alias or name, getattr(layers.recipe, name)
         values = {**chosen.model_dump(), **(chosen.model_extra or {})}
         fields = _section_fields(section, type(chosen), chosen)
@@ -57,7 +57,7 @@ def describe_sections() -> dict[str, tuple[str, dict[str, Option]]]:
     environment contract.
     """
     found = {}
-    for name, field in Recipe.model_fields.items():
+    for name, field in Recipe.sections().items():
         section, kind = field.alias or name, field.annotation
         assert isinstance(kind, type), "a section is a class"
         assert issubclass(kind, BaseModel), "a section is a class"

@@ -34,13 +34,15 @@ class Origin:
 
     file: str | None
     overrides: tuple[str, ...] = ()
-    resolved: bool = False  # the file lists every option, also those that the user did not give
+    resolved: bool = False  # there are more options than those that the user gave
+    own: tuple[str, ...] = ()  # where it is resolved: the options that the file itself gives
 
     def overrides_name(self, key: str) -> bool:
-        return any(
-            f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}.")
-            for given in self.overrides
-        )
+        return _names(self.overrides, key)
+
+    def gives(self, key: str) -> bool:
+        """Whether the user gave this option of a resolved recipe."""
+        return _names((*self.overrides, *self.own), key)
 
     def where(
         self, key: str, verb: str = "change it in", command: str | None = "or use --{}=..."
@@ -59,6 +61,12 @@ class Origin:
     def without_effect(self, key: str, value: Any, needs: str) -> str:
         where = self.where(key, "remove it from", "or use --{}= with an empty value")
         return f"{key} = {show_value(value)}: has no effect {needs}; {where}"
+
+
+def _names(keys: Iterable[str], key: str) -> bool:
+    return any(
+        f"{key}.".startswith(f"{given}.") or f"{given}.".startswith(f"{key}.") for given in keys
+    )
 
 
 NOWHERE = Origin(None)

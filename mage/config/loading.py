@@ -1,6 +1,7 @@
-"""Read recipes: defaults <- TOML file <- parts <- `--a.b=c`.
+"""Read recipes: defaults <- base <- TOML file <- parts <- `--a.b=c`.
 
-A part (`mage/recipes/parts/`, or a file) holds what a method or an ablation changes in any recipe:
+`base = "NAME"` at the top of a file names the recipe whose options it changes. A part
+(`mage/recipes/parts/`, or a file) holds what a method or an ablation changes in any recipe:
 `kuhn_poker+mage+anchor_local`.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 
 from mage.config.errors import ConfigError, Origin, did_you_mean
 from mage.config.menus import FILES, menu
-from mage.config.recipe import Recipe, build_recipe, choose_item
+from mage.config.recipe import Recipe, build_recipe, choose_item, list_options, put_on
 from mage.config.retired import drop_retired
 from mage.config.toml import Tables, show_key
 
@@ -36,7 +37,8 @@ def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Reci
 class Layers:
     """A recipe and the source of every option that is given: (section, option) -> source.
 
-    A source is `recipe`, `part NAME` or `command line`. Other options have their defaults.
+    A source is `base NAME`, `recipe`, `part NAME` or `command line`. Other options have their
+    defaults.
     """
 
     recipe: Recipe
@@ -46,39 +48,96 @@ class Layers:
 def load_layers(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Layers:
     """Read a recipe as `load_recipe` does and record the sources of its options."""
     name = str(path_or_name)
-    base, *parts = [name] if Path(name).is_file() else name.split("+")
-    path = _locate(base)
-    tables = _read_toml(path)
-    sources = dict.fromkeys(_options(tables), "recipe")
+    file, *parts = [name] if Path(name).is_file() else name.split("+")
+    path = _locate(file)
+    tables, own, sources = _read_chain(path)
+    is_based = any(source != "recipe" for source in sources.values())
     if parts:
         # Report errors of the file itself here. Below, a part may remove the effect of an option.
-        build_recipe(tables, Origin(str(path)))
+        build_recipe(tables, Origin(str(path), resolved=is_based, own=own))
     changed: list[str] = []
-    for part in parts:
-        changed += (keys := _put_on(tables, _read_toml(_locate(part, "parts"))))
+    contents = [_read_toml(_locate(part, "parts")) for part in parts]
+    _keep_earlier_stages(tables, {section for content in contents for section in content})
+    for part, content in zip(parts, contents, strict=True):
+        changed += (keys := put_on(tables, content))
         sources = _find_sources(sources, tables, keys, f"part {Path(part).stem}")
     changed += (keys := _override_all(tables, overrides))
     sources = _find_sources(sources, tables, keys, "command line")
-    origin = Origin(name if parts else str(path), tuple(changed), resolved=bool(parts))
+    origin = Origin(
+        name if parts else str(path),
+        tuple(changed),
+        resolved=bool(parts) or is_based,
+        own=() if parts else own,
+    )
     return Layers(build_recipe(tables, origin), sources)
+
+
+def _read_chain(path: Path) -> tuple[Tables, tuple[str, ...], dict[tuple[str, str], str]]:
+    """The options of a file on top of those of its base, the keys of the file, and all sources."""
+    files = [path]
+    layers = [_read_toml(path)]
+    while (base := layers[-1].pop("base", None)) is not None:
+        files.append(_find_base(base, files[-1]))
+        if files[-1] in files[:-1]:
+            names = " -> ".join(one.stem for one in files)
+            raise ConfigError(f"{path}: recipes are based on each other ({names}): remove one base")
+        layers.append(_read_toml(files[-1]))
+    tables: Tables = {}
+    sources: dict[tuple[str, str], str] = {}
+    keys: list[str] = []
+    for file, layer in zip(reversed(files), reversed(layers), strict=True):
+        keys = put_on(tables, layer)
+        sources = _find_sources(
+            sources, tables, keys, "recipe" if file == path else f"base {file.stem}"
+        )
+    if isinstance(tables.get("stages"), list):
+        tables["stages"] = [_with_parts(stage) for stage in tables["stages"]]
+    return tables, tuple(keys), sources
+
+
+def _keep_earlier_stages(tables: Tables, sections: set[str]) -> None:
+    """Parts change the last stage only: the earlier ones get the present options of the sections.
+
+    So methods that are compared begin with the same stages.
+    """
+    if not sections or not tables.get("stages"):
+        return
+    *earlier, last = tables["stages"]
+    plain = build_recipe({name: table for name, table in tables.items() if name != "stages"})
+    before = {name: table for name, table in plain.tables().items() if name in sections}
+    kept: list[Tables] = [dict(before) for _ in earlier]
+    for stage, own in zip(kept, earlier, strict=True):
+        put_on(stage, own)
+    tables["stages"] = [*kept, last]
+
+
+def _find_base(base: Any, file: Path) -> Path:
+    if not isinstance(base, str):
+        raise ConfigError(f"{file}: base must be the name of a recipe or a .toml file")
+    beside = file.parent / base
+    try:
+        return beside if base.endswith(".toml") and beside.is_file() else _locate(base)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: base = {base!r}: {error}") from None
+
+
+def _with_parts(stage: Any) -> Any:
+    """A stage whose `parts` are replaced by their options."""
+    if not isinstance(stage, dict) or not isinstance(names := stage.get("parts", []), list):
+        return stage
+    found: Tables = {}
+    for name in names:
+        put_on(found, _read_toml(_locate(str(name), "parts")))
+    put_on(found, {key: value for key, value in stage.items() if key != "parts"})
+    return found
 
 
 def _find_sources(
     before: Mapping[tuple[str, str], str], tables: Tables, changed: Iterable[str], source: str
 ) -> dict[tuple[str, str], str]:
     """The sources after a layer. Options that the layer removed from the tables are dropped."""
-    new = {(path[0], path[1]) for path in map(_key_path, changed)}
-    return {key: source if key in new else before[key] for key in _options(tables)}
-
-
-def _options(tables: Tables) -> list[tuple[str, str]]:
-    """Section and name of every option in the tables."""
-    return [
-        (section, option)
-        for section, options in tables.items()
-        if isinstance(options, dict)
-        for option in options
-    ]
+    new = {(path[0], path[1]) for path in map(_key_path, changed) if len(path) > 1}
+    return {key: source if key in new else before[key] for key in list_options(tables)}
 
 
 # --- Reading --------------------------------------------------------------------------------------
@@ -101,18 +160,6 @@ def _locate(name: str, folder: str = "recipes") -> Path:
     raise ConfigError(
         f"there is no {folder.removesuffix('s')} {name!r}{did_you_mean(name, known)}: {advice}"
     )
-
-
-def _put_on(tables: Tables, part: Tables) -> list[str]:
-    """Put a part's options into the tables and return their keys.
-
-    A table with a `name` or a `kind` replaces the whole section. A value that is not a table is
-    kept: the check of the whole recipe reports it.
-    """
-    for section, options in part.items():
-        replaces = not isinstance(options, dict) or bool({"name", "kind"} & set(options))
-        tables[section] = options if replaces else tables.get(section, {}) | options
-    return [f"{show_key(section)}.{show_key(option)}" for section, option in _options(part)]
 
 
 def _read_toml(path: Path) -> Tables:
@@ -141,11 +188,17 @@ def _override(tables: Tables, text: str) -> str:
     """Put one `--a.b=c` into the tables and return its key. An empty value restores the default."""
     key, equals, value = text.removeprefix("--").partition("=")
     path = _key_path(key)
+    if path == ["stages"] and equals and not value:
+        tables.pop("stages", None)
+        return key
     if not equals or len(path) < 2:
         shown = text if len(text) <= 80 else f"{text[:77]}..."
         raise ConfigError(
             f"{shown!r} is not an override: write --section.option=value, as in --play.episodes=3"
         )
+    if path[0] == "stages":
+        _override_stage(tables, path[1], text)
+        return ".".join(map(show_key, path))
     table = tables
     for depth, part in enumerate(path[:-1], start=1):
         table = table.setdefault(part, {})
@@ -157,6 +210,16 @@ def _override(tables: Tables, text: str) -> str:
     else:
         table.pop(path[-1], None)
     return ".".join(map(show_key, path))
+
+
+def _override_stage(tables: Tables, name: str, text: str) -> None:
+    """Put `--stages.NAME.a.b=c` into one stage."""
+    stages = [one for one in tables.get("stages") or [] if isinstance(one, dict)]
+    names = [str(one.get("name")) for one in stages]
+    if name not in names:
+        has = f"stages are {', '.join(names)}" if names else "the recipe has no stages"
+        raise ConfigError(f"{text!r}: there is no stage {name!r}{did_you_mean(name, names)}; {has}")
+    _override(stages[names.index(name)], "--" + text.split(".", 2)[-1])
 
 
 def _key_path(key: str) -> list[str]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from pydantic import Field
+from pydantic.fields import FieldInfo
 
 from mage.config.errors import NOWHERE
 from mage.config.menus import check_options, find_item, options_model
@@ -28,6 +29,7 @@ from mage.config.sections import (
     Sampler,
     Seats,
     Section,
+    Stage,
 )
 from mage.config.warmup_options import WarmupOptions
 from mage.types import Split
@@ -50,6 +52,12 @@ class Options(Section):
     learn: LearnOptions = LearnOptions()
     evaluate: EvaluateOptions = EvaluateOptions()
     warmup: WarmupOptions = WarmupOptions()
+    stages: tuple[Stage, ...] = Field((), strict=False)  # trained one after another
+
+    @classmethod
+    def sections(cls) -> dict[str, FieldInfo]:
+        """The sections by the names of their fields."""
+        return {name: field for name, field in cls.model_fields.items() if name != "stages"}
 
     def environment(self) -> Any:
         """The environment with its options."""

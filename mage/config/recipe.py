@@ -9,7 +9,7 @@ from mage.config.conflicts import find_conflicts, find_unused
 from mage.config.errors import NOWHERE, ConfigError, Origin, explain, unknown_option
 from mage.config.menus import check_name, check_options, engine_fields, find_item, options_model
 from mage.config.options import Options
-from mage.config.sections import Choice
+from mage.config.sections import Choice, Stage
 from mage.config.toml import Tables, dump_toml, show_key, without_none
 from mage.config.warmup_options import WarmupOptions
 
@@ -19,14 +19,17 @@ class Recipe(Options):
 
     def tables(self) -> Tables:
         """Every option that has an effect, as plain values. Loading them gives an equal recipe."""
-        fields = type(self).model_fields.items()
+        fields = self.sections().items()
         tables = {field.alias or name: getattr(self, name).model_dump() for name, field in fields}
         for section, option in find_unused(self):
             tables[section].pop(option)
         tables["opponents"] = {split: pool for split, pool in tables["opponents"].items() if pool}
         if self.warmup == WarmupOptions():  # no warm-up
             tables["warmup"] = {}
-        return {name: without_none(table) for name, table in tables.items() if table}
+        plain: Tables = {name: without_none(table) for name, table in tables.items() if table}
+        if self.stages:
+            plain["stages"] = [stage.model_dump() for stage in self.stages]
+        return plain
 
     def toml(self) -> str:
         """The text of a recipe file with every option that has an effect."""
@@ -48,10 +51,48 @@ class Recipe(Options):
         keys = [f"{name}.{show_key(key)}" for name, table in sections.items() for key in table]
         return build_recipe(tables, Origin("the run's recipe", tuple(keys), resolved=True))
 
+    def in_stages(self) -> "dict[str, Recipe]":
+        """Name -> recipe of every stage, in order; empty for a recipe without stages."""
+        return {stage.name: self._in_stage(stage) for stage in self.stages}
+
+    def _in_stage(self, stage: Stage) -> "Recipe":
+        tables = {name: table for name, table in self.tables().items() if name != "stages"}
+        keys = put_on(tables, stage.changes)
+        origin = Origin(f"stage {stage.name!r}", resolved=True, own=tuple(keys))
+        try:
+            return build_recipe(tables, origin)
+        except ConfigError as error:
+            lines = [f"stage {stage.name!r}: {line}" for line in str(error).splitlines()]
+            raise ConfigError("\n".join(lines)) from None
+
+
+def put_on(tables: Tables, changes: Tables) -> list[str]:
+    """Put the options of a part, a base's recipe or a stage into the tables; return their keys.
+
+    A table that chooses an item or a kind replaces the whole section. A value that is not a table
+    is kept: the check of the whole recipe reports it.
+    """
+    for section, options in changes.items():
+        new = not isinstance(options, dict) or "kind" in options
+        new = new or ("name" in options and section != "run")
+        known = tables.get(section, {})
+        tables[section] = options if new or not isinstance(known, dict) else known | options
+    return [f"{show_key(section)}.{show_key(option)}" for section, option in list_options(changes)]
+
+
+def list_options(tables: Tables) -> list[tuple[str, str]]:
+    """Section and name of every option in the tables."""
+    return [
+        (section, option)
+        for section, options in tables.items()
+        if isinstance(options, dict)
+        for option in options
+    ]
+
 
 def choose_item(tables: Tables, section: str, name: Any) -> None:
     """Drop the options of the present item of a menu section if another item is chosen."""
-    kinds = {field.alias or key: field.annotation for key, field in Recipe.model_fields.items()}
+    kinds = {field.alias or key: field.annotation for key, field in Recipe.sections().items()}
     kind, given = kinds.get(section), tables.get(section, {})
     if isinstance(kind, type) and issubclass(kind, Choice) and isinstance(given, dict):
         known = given.get("name", kind.model_fields["name"].default)
@@ -67,7 +108,7 @@ def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Rec
         raise ConfigError("\n".join(explain(error, Recipe, (), origin))) from None
     choices = {
         name: field.alias or name
-        for name, field in Recipe.model_fields.items()
+        for name, field in Recipe.sections().items()
         if isinstance(getattr(recipe, name), Choice)
     }
     recipe = recipe.model_copy(
@@ -78,7 +119,18 @@ def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Rec
     )
     if mistakes := find_conflicts(recipe, origin):
         raise ConfigError("\n".join(mistakes))
+    _check_stages(recipe, "stages" in tables)
     return recipe
+
+
+def _check_stages(recipe: Recipe, are_given: bool) -> None:
+    names = [stage.name for stage in recipe.stages]
+    if are_given and not names:
+        raise ConfigError("stages is empty: write [[stages]] with a name, or leave it out")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two stages are called {name!r}: every stage needs its own name")
+    recipe.in_stages()  # reports the errors of every stage
 
 
 def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:

@@ -175,6 +175,19 @@ class AgentOptions(Section):
         return self.window if self.past_turns else 0
 
 
+class Stage(BaseModel):
+    """A stage of a training: its name, and the sections that it changes."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="letters, digits, _ and -"
+    )
+
+    @property
+    def changes(self) -> Tables:
+        return dict(self.model_extra or {})
+
+
 class Choice(BaseModel):
     """A menu section: the name of an item and its options."""
 

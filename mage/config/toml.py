@@ -14,17 +14,31 @@ def dump_toml(tables: Mapping[str, Any]) -> str:
 
 
 def _table_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    lines = [
-        f"{show_key(name)} = {show_value(value)}"
-        for name, value in table.items()
-        if not isinstance(value, Mapping)
-    ]
+    lines = _value_lines(table)
     if path and (lines or not table):
         lines = ["", f"[{'.'.join(map(show_key, path))}]", *lines]
     for name, value in table.items():
         if isinstance(value, Mapping):
             lines += _table_lines(value, (*path, name))
+        elif _is_array(value):
+            for item in value:
+                inner = {key: one for key, one in item.items() if isinstance(one, Mapping)}
+                lines += ["", f"[[{'.'.join(map(show_key, (*path, name)))}]]", *_value_lines(item)]
+                lines += [line for key in inner for line in _table_lines(inner[key], (name, key))]
     return lines
+
+
+def _value_lines(table: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{show_key(name)} = {show_value(value)}"
+        for name, value in table.items()
+        if not isinstance(value, Mapping) and not _is_array(value)
+    ]
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is an array of tables, such as the stages of a recipe."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
 def show_value(value: Any) -> str:

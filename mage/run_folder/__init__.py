@@ -8,7 +8,7 @@ from mage.run_folder.files import (
     write_atomic,
     write_json,
 )
-from mage.run_folder.folder import LAUNCH, RunFolder, choose_path
+from mage.run_folder.folder import LAUNCH, RunFolder, choose_path, list_stages, newest_stage, run_of
 from mage.run_folder.lock import RunLocked, lock_run
 from mage.run_folder.versions import versions
 
@@ -20,8 +20,11 @@ __all__ = [
     "RunFolder",
     "RunLocked",
     "choose_path",
+    "list_stages",
     "lock_run",
+    "newest_stage",
     "read_json",
+    "run_of",
     "versions",
     "write_atomic",
     "write_json",

@@ -5,6 +5,9 @@ versions.json  the software it ran with   metrics.sha256  checksums of these lin
 episodes/NAME.jsonl.gz, NAME.index.json   timing.jsonl    wall-clock times of every update
 evaluations/NAME.json                     checkpoints/    warm/ (if it began with a warm-up)
 evaluations/NAME.tasks.jsonl              summary.json    .lock  the process that uses the run
+
+A recipe with stages has a run folder of its own for each, `stages/1_NAME/`, with the weights of the
+stage before in `start/`.
 """
 
 import hashlib
@@ -62,6 +65,7 @@ class RunFolder:
         self.path, self.recipe = path, recipe
         self.checkpoints = path / "checkpoints"
         self.warm = path / "warm"
+        self.start = path / "start"  # of a later stage: the model that it begins with
 
     @classmethod
     def create(cls, path: str | Path, recipe: Recipe, job: str = "") -> Self:
@@ -91,7 +95,7 @@ class RunFolder:
     @staticmethod
     def _fill(path: Path, recipe: Recipe, job: str) -> None:
         path.mkdir(parents=True)
-        for folder in ("episodes", "checkpoints", "evaluations"):
+        for folder in ("stages",) if recipe.stages else ("episodes", "checkpoints", "evaluations"):
             (path / folder).mkdir()
         text = recipe.toml().encode()
         digest = hashlib.sha256(text).hexdigest()
@@ -102,7 +106,12 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """An existing run, with the recipe it was started with."""
+        """An existing run, with the recipe it was started with. In stages: its newest stage."""
+        return cls.open_whole(newest_stage(Path(path)))
+
+    @classmethod
+    def open_whole(cls, path: str | Path) -> Self:
+        """The run folder itself, also of a run in stages."""
         path = Path(path)
         if not (path / "recipe.toml").is_file():
             raise RunError(f"{path} is not a run folder: it has no recipe.toml.{_list_runs(path)}")
@@ -142,10 +151,22 @@ class RunFolder:
 
     def begun_recipe(self) -> Recipe:
         """The recipe that training uses: it starts from the run's own warm-up, if there is one."""
-        if not self.warm.exists():
-            return self.recipe
-        verify_checksums(self.warm)
-        return self.recipe.changed(model={"path": str(self.warm)})
+        return self._starting_from(self.warm) if self.warm.exists() else self.first_recipe()
+
+    def first_recipe(self) -> Recipe:
+        """The recipe that the warm-up uses: a later stage starts from the stage before."""
+        return self._starting_from(self.start) if self.start.exists() else self.recipe
+
+    def _starting_from(self, model: Path) -> Recipe:
+        verify_checksums(model)
+        return self.recipe.changed(model={"path": str(model)})
+
+    def stage_folders(self) -> dict[Path, Recipe]:
+        """The folder and the recipe of every stage, in order; the folders need not exist."""
+        return {
+            self.path / "stages" / f"{number}_{name}": recipe
+            for number, (name, recipe) in enumerate(self.recipe.in_stages().items(), start=1)
+        }
 
     # -- figures of every update
 
@@ -351,10 +372,28 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        return (self.path / "summary.json").is_file()
+        last = [*self.stage_folders(), self.path][-2 if self.recipe.stages else -1]
+        return (last / "summary.json").is_file()
 
     def read_summary(self) -> Json:
         return read_sealed(self.path / "summary.json", required=self.is_checked)
+
+
+def list_stages(path: Path) -> list[Path]:
+    """The stages of a run that have begun, in order; none for a run without stages."""
+    found = [one.parent for one in path.glob("stages/[1-9]*_*/recipe.toml")]
+    return sorted(found, key=lambda one: int(one.name.partition("_")[0]))
+
+
+def run_of(path: Path) -> Path:
+    """The run that a stage belongs to; the path itself if it is no stage."""
+    whole = path.parent.parent
+    return whole if path in list_stages(whole) else path
+
+
+def newest_stage(path: Path) -> Path:
+    """The newest stage of a run; the path itself if it has none."""
+    return [path, *list_stages(path)][-1]
 
 
 def _list_runs(path: Path) -> str:

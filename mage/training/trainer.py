@@ -79,7 +79,7 @@ def train(
         try:
             with request.section(ranks), ranks.together():
                 if ranks.is_main and folder.recipe.warmup.first and not folder.warm.exists():
-                    make_warm_start(folder.recipe, folder.warm, callback.on_warmup)
+                    make_warm_start(folder.first_recipe(), folder.warm, callback.on_warmup)
         except RanksStopped:
             return _stopped(ranks, path)
         if joined:

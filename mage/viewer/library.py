@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mage.run_folder import Json, RunError, RunFolder, read_json
+from mage.run_folder import Json, RunError, RunFolder, newest_stage, read_json
 from mage.viewer.comparison import compare_runs
 from mage.viewer.credit import read_group_credit
 from mage.viewer.kinds import panel_kinds
@@ -20,7 +20,7 @@ from mage.viewer.runs import describe_run, list_run, panel_tasks, read_text
 from mage.viewer.transcripts import Transcripts
 
 DEPTH = 4  # levels of folders below a given folder in which runs are searched
-_SKIPPED = {"checkpoints", "episodes", "evaluations", "tensorboard", "report", "warm"}
+_SKIPPED = {"checkpoints", "episodes", "evaluations", "tensorboard", "report", "start", "warm"}
 
 
 class UnknownPath(LookupError):
@@ -73,7 +73,7 @@ class Library:
 
     def _row(self, id: str, path: Path) -> Json:
         """The row of a run; read again only if the run is active or its files have changed."""
-        signature = _signature(path)
+        signature = _signature(newest_stage(path))
         if id in self._rows:
             known, row = self._rows[id]
             if known == signature and row["state"] != "running":
@@ -84,7 +84,7 @@ class Library:
 
     def open(self, id: str) -> RunFolder:
         """The run folder; its recipe is read again only if the file has changed."""
-        path = _look_up(self.runs, id)
+        path = newest_stage(_look_up(self.runs, id))
         recipe = path / "recipe.toml"
         written = recipe.stat().st_mtime_ns if recipe.is_file() else 0
         if id not in self._folders or self._folders[id][0] != written:

@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from mage.report.run_results import (
     title_of,
 )
 from mage.report.verdict import tell_verdict
-from mage.run_folder import Json, RunError, RunFolder
+from mage.run_folder import Json, RunError, RunFolder, list_stages, run_of
 from mage.training.warnings import choice_warnings, start_warnings
 from mage.types import Split
 
@@ -63,13 +64,14 @@ def _row(results: RunResults) -> Json:
     last = results.selections[-1][1] if results.selections else None
     final = results.finals.get(("after", "test"))
     cell = final.overall if final is not None else last
+    before = _stages_before(folder)
     return {
-        "title": folder.path.name,
+        "title": run_of(folder.path).name,
         "environment": results.environment,
         "opponents": sorted(population_of(folder.recipe).pool("train")),
         "state": state_of(results),
-        "updates": results.updates,
-        "total": folder.recipe.run.updates,
+        "updates": sum(len(one.metrics()) for one in before) + results.updates,
+        "total": _total_updates(folder),
         "seed": folder.recipe.run.seed,
         "seconds": results.seconds,
         "started": None if folder.is_copy else (folder.path / "recipe.toml").stat().st_mtime,
@@ -79,6 +81,19 @@ def _row(results: RunResults) -> Json:
         "first": None if cell is None else _first(cell, results),
         "warnings": _warnings(results),
     }
+
+
+def _stages_before(folder: RunFolder) -> list[RunFolder]:
+    """The stages of the same run that come before this one."""
+    stages = list_stages(run_of(folder.path))
+    return [RunFolder.open(path) for path in stages[: (*stages, folder.path).index(folder.path)]]
+
+
+def _total_updates(folder: RunFolder) -> int:
+    if run_of(folder.path) == folder.path:
+        return folder.recipe.run.updates
+    stages = RunFolder.open_whole(run_of(folder.path)).stage_folders().values()
+    return sum(recipe.run.updates for recipe in stages)
 
 
 def _warnings(results: RunResults) -> list[str]:
@@ -104,7 +119,7 @@ def _estimate(found: Any) -> Any:
 
 def state_of(results: RunResults) -> str:
     """finished, running or stopped: an unfinished run is running while its files change."""
-    if results.finished:
+    if results.finished and RunFolder.open_whole(run_of(results.folder.path)).is_finished:
         return "finished"
     if results.folder.is_copy:
         return "stopped"
@@ -116,18 +131,29 @@ def state_of(results: RunResults) -> str:
 
 
 def describe_run(folder: RunFolder) -> Json:
-    """All that the page of a run shows, transcripts aside."""
+    """All that the page of a run shows, transcripts aside. Curves join the stages of a run."""
     results = read_run_results(folder)
+    stages = [*map(read_run_results, _stages_before(folder)), results]
+    offsets = [0, *accumulate(one.updates for one in stages)]
     return {
         **_row(results),
         "path": str(folder.path),
         "chosen_update": results.chosen_update,
         "episodes": results.episodes,
         "played": results.played,
-        "metrics": _columns(results.metrics),
-        "timing": _columns(tuple(folder.timing())),
+        "borders": [
+            {"update": offset, "name": stage.folder.path.name.partition("_")[2]}
+            for offset, stage in zip(offsets, stages, strict=False)
+            if len(stages) > 1
+        ],
+        "metrics": _joined([(one.metrics, k) for one, k in zip(stages, offsets, strict=False)]),
+        "timing": _joined(
+            [(tuple(one.folder.timing()), k) for one, k in zip(stages, offsets, strict=False)]
+        ),
         "select": [
-            {"update": update, **finite(asdict(cell))} for update, cell in results.selections
+            {"update": offset + update, **finite(asdict(cell))}
+            for stage, offset in zip(stages, offsets, strict=False)
+            for update, cell in stage.selections
         ],
         "panels": [_panel(results, split) for split in results.splits],
         "stored": stored_names(folder),
@@ -136,6 +162,16 @@ def describe_run(folder: RunFolder) -> Json:
         "toml": folder.recipe.toml(),
         "versions": results.versions,
     }
+
+
+def _joined(stages: list[tuple[tuple[Json, ...], int]]) -> dict[str, list[Any]]:
+    """The columns of all stages; each stage counts its updates from its offset."""
+    records = [
+        {**record, "update": record["update"] + offset} if offset else record
+        for stage, offset in stages
+        for record in stage
+    ]
+    return _columns(tuple(records))
 
 
 def _columns(records: tuple[Json, ...]) -> dict[str, list[Any]]:

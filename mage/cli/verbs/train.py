@@ -15,7 +15,7 @@ from mage.cli.terminal import UsageError, console
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
 from mage.ranks.processes import stop_with_launcher
-from mage.run_folder import RunError, RunFolder, lock_run
+from mage.run_folder import RunError, RunFolder, list_stages, lock_run
 
 if TYPE_CHECKING:  # slow to load
     from mage.ranks.ranks import Ranks
@@ -76,8 +76,8 @@ def train(
         if not folder.is_finished:
             _train(folder, is_new=resume is None)
         else:
-            _clear(folder)
-    _report(folder, as_json)
+            _clear(RunFolder.open(folder.path))
+    _report(RunFolder.open(folder.path), as_json)
 
 
 def _new_run(name: str, overrides: Sequence[str], runs: Path, job: str) -> RunFolder:
@@ -108,7 +108,7 @@ def _open_to_resume(path: Path) -> RunFolder:
                 ]
             )
         )
-    return folder
+    return RunFolder.open_whole(path)
 
 
 def _clear(folder: RunFolder) -> None:
@@ -118,9 +118,25 @@ def _clear(folder: RunFolder) -> None:
         clear_leftovers(folder)
 
 
-def _train(folder: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> None:
+def _train(run: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> None:
+    """Train a run, or its stages one after another."""
     err = console(stderr=True)
-    err.print(f"run folder {folder.path}; loading the model", markup=False, soft_wrap=True)
+
+    def say(line: str) -> None:
+        err.print(line, markup=False, soft_wrap=True)
+
+    say(f"run folder {run.path}; loading the model")
+    from mage.ranks.ranks import Ranks
+    from mage.training.stages import begin_stages
+
+    for folder in begin_stages(run, ranks or Ranks(), say):
+        if run.recipe.stages:
+            say(f"stage {folder.path.name} of {len(run.recipe.stages)}")
+        _train_folder(folder, run, is_new, ranks)
+
+
+def _train_folder(folder: RunFolder, run: RunFolder, is_new: bool, ranks: "Ranks | None") -> None:
+    err = console(stderr=True)
     from mage.cli.terminal.progress import TerminalCallback
     from mage.ranks.stop import Stopped, StopSignals
     from mage.report.loggers import make_loggers
@@ -128,7 +144,7 @@ def _train(folder: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> Non
     from mage.training.callbacks import CallbackList
     from mage.training.trainer import train as train_run
 
-    go_on = f"mage train --resume {folder.path}"
+    go_on = f"mage train --resume {run.path}"
     with (
         TerminalCallback(folder.recipe, err, read_run_results(folder).bounds) as display,
         StopSignals(display.say) as stop,
@@ -144,7 +160,7 @@ def _train(folder: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> Non
                 raise  # the ranks leave their group together
             raise typer.Exit(EXIT_STOPPED) from None
         except (ValueError, OSError, RuntimeError) as error:
-            if not (is_new and _delete_unused(folder)):
+            if not (is_new and _delete_unused(run)):
                 error.add_note(f"When this is fixed, continue with: {go_on}")
             raise
 
@@ -153,7 +169,7 @@ def _delete_unused(folder: RunFolder) -> bool:
     """Delete a new run without any results, unless another process has begun to use it."""
     try:
         with lock_run(folder.path):
-            if _has_begun(folder):
+            if any(map(_has_begun, (folder.path, *list_stages(folder.path)))):
                 return False
             shutil.rmtree(folder.path, ignore_errors=True)
     except RunError:
@@ -161,10 +177,10 @@ def _delete_unused(folder: RunFolder) -> bool:
     return True
 
 
-def _has_begun(folder: RunFolder) -> bool:
+def _has_begun(path: Path) -> bool:
     """Whether the folder holds any results."""
-    return folder.warm.exists() or any(
-        any((folder.path / name).iterdir()) for name in ("checkpoints", "evaluations", "episodes")
+    return (path / "warm").exists() or any(
+        any(path.glob(f"{name}/*")) for name in ("checkpoints", "evaluations", "episodes")
     )
 
 

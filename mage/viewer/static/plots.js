@@ -50,7 +50,23 @@
     ctx.globalAlpha = 1;
   }
 
-  function drawExtras(u, {lines, bounds, right}, format) {
+  // A vertical line with a name where a stage of the training begins.
+  function drawBorders(u, borders, ratio) {
+    const {ctx} = u;
+    ctx.strokeStyle = ctx.fillStyle = colour("--quiet");
+    ctx.lineWidth = ratio;
+    ctx.setLineDash([]);
+    borders.forEach(({update, name}) => {
+      const x = u.valToPos(update, "x", true);
+      ctx.beginPath();
+      ctx.moveTo(x, u.bbox.top);
+      ctx.lineTo(x, u.bbox.top + u.bbox.height);
+      ctx.stroke();
+      ctx.fillText(name, x + 4 * ratio, u.bbox.top + 11 * ratio);
+    });
+  }
+
+  function drawExtras(u, {lines, bounds, borders, right}, format) {
     const {ctx} = u;
     ctx.save();
     ctx.beginPath();
@@ -64,6 +80,7 @@
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
     ctx.textAlign = "left";
     ctx.textBaseline = "alphabetic";
+    drawBorders(u, borders, ratio);
     bounds.forEach((bound, k) => {
       const y = u.valToPos(bound.y, "y", true);
       ctx.strokeStyle = ctx.fillStyle = colour("--ink");
@@ -110,7 +127,7 @@
   }
 
   function options(props, size, onHover) {
-    const {lines, bounds = [], right, percent, zero, sync, integer = true} = props;
+    const {lines, bounds = [], borders = [], right, percent, zero, sync, integer = true} = props;
     const format = (value) => (percent ? mage.percent(value) : mage.short(value));
     const axis = {
       stroke: colour("--quiet"),
@@ -166,7 +183,7 @@
         })),
       ],
       hooks: {
-        draw: [(u) => drawExtras(u, {lines, bounds, right}, format)],
+        draw: [(u) => drawExtras(u, {lines, bounds, borders, right}, format)],
         setCursor: [
           (u) =>
             onHover(
@@ -185,7 +202,7 @@
     const chart = useRef(null);
     const [hover, setHover] = useState(null);
     const data = align(lines);
-    const key = JSON.stringify([data, props.bounds, mage.theme, lines.map((one) => one.label)]);
+    const key = JSON.stringify([data, props.bounds, props.borders, mage.theme, lines.map((one) => one.label)]);
     useLayoutEffect(() => {
       if (!lines.length) return undefined;
       const size = () => ({width: Math.max(220, place.current.clientWidth), height});

@@ -96,7 +96,8 @@
       return (
         used &&
         html`<${mage.Plot} key=${name} title=${title} ...${look} height=${160} sync=${sync}
-      lines=${lines} legend=${false} />`
+      lines=${lines} legend=${false}
+      borders=${runs.length === 1 ? runs[0].borders : []} />`
       );
     })}</div>`;
 
@@ -126,7 +127,7 @@
         html`<${mage.Plot} title=${`${run.percent ? "Success" : "Score"} by episode, over training`}
         percent=${run.percent} height=${340} sync="run"
         note="Lines: training, smoothed. Points: select panel with 95 % intervals. Drag to zoom, double-click to reset."
-        lines=${scoreLines(run)} bounds=${mage.boundsOf(run)} />`
+        lines=${scoreLines(run)} bounds=${mage.boundsOf(run)} borders=${run.borders} />`
       }
       <${mage.SmallPlots} runs=${[run]} sync="run" />
       ${run.panels.map(

@@ -1,0 +1,92 @@
+"""The trained weights of a run: load those of a checkpoint for play, or write them as a model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mage.config.recipe import Recipe
+from mage.learn import checkpoint
+from mage.learn.imitate.warmup import save_model
+from mage.learn.learner import Learner
+from mage.learn.trainable import Adapters, Trainable
+from mage.models.adapters import save_adapters
+from mage.models.base import base_folder, base_name, is_adapter, model_folder
+from mage.run_folder import RunError, RunFolder
+from mage.training.build import Components, build_components, fit_to_gpu
+
+Say = Callable[[str], None]  # shows one line to the user
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The components of a run with the weights of one of its checkpoints."""
+
+    update: int
+    components: Components
+    trainable: Trainable
+
+
+def load_weights(folder: RunFolder, recipe: Recipe, which: str, say: Say) -> Loaded:
+    """Load the checkpoint `best`, `latest` or a number. `recipe` may change how the agent plays."""
+    path = _find_checkpoint(folder, which)
+    recipe = fit_to_gpu(RunFolder(folder.path, recipe).begun_recipe(), 1)
+    components = build_components(recipe)
+    source = model_folder(recipe)
+    learner = Learner(
+        components.weights(),
+        recipe.learn.model_copy(update={"kl": 0.0}),
+        seed=recipe.run.seed,
+        start=source if is_adapter(source) else None,
+    )
+    loaded = learner.load(path, weights_only=True)
+    best = loaded.state.get("best")
+    if which == "best" and best and best[1] != loaded.update:
+        chosen = checkpoint.best_whole(folder.checkpoints, best[1], weights_only=True)
+        for line in chosen.broken:
+            say(line)
+        loaded = learner.load(chosen.path or path, weights_only=True)
+    components.engine.refresh(loaded.update)
+    return Loaded(loaded.update, components, learner.trainable)
+
+
+def save_weights(loaded: Loaded, recipe: Recipe, target: Path) -> None:
+    """Write a whole model, or the adapters alone, into a folder."""
+    if not isinstance(loaded.trainable, Adapters):
+        save_model(loaded.components.weights(), base_folder(recipe), target)
+        return
+    save_adapters(
+        target,
+        loaded.trainable.masters,
+        rank=loaded.trainable.rank,
+        alpha=loaded.trainable.alpha,
+        base=base_name(model_folder(recipe), recipe.model.path),
+    )
+
+
+def _find_checkpoint(folder: RunFolder, which: str) -> Path:
+    """The checkpoint with a number, else the newest one, which stores the best update."""
+    there = sorted(
+        int(path.name.removeprefix("update_")) for path in folder.checkpoints.glob("update_*")
+    )
+    if which.isdigit() and int(which) in there:
+        return checkpoint.place(folder.checkpoints, int(which))
+    if which not in ("best", "latest"):
+        numbers = ", ".join(map(str, there)) or "no number (no checkpoint is saved)"
+        raise RunError(
+            f"--checkpoint {which} does not exist. Allowed are best, latest and, in "
+            f"{folder.path}, {numbers}."
+        )
+    found = checkpoint.latest(folder.checkpoints, weights_only=True)
+    if found.broken:
+        raise RunError(
+            "\n".join(
+                [
+                    *found.broken,
+                    "Choose another one with --checkpoint. Saved updates: "
+                    + ", ".join(map(str, there)),
+                ]
+            )
+        )
+    if found.path is None:
+        raise RunError(f"{folder.path} has no checkpoint yet. Train it first.")
+    return found.path

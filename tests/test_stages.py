@@ -1,0 +1,186 @@
+"""A training in stages: ordinary run folders one after another, resumed wherever it was stopped."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import mage
+from mage.cli.main import app
+from mage.config.errors import ConfigError
+from mage.config.loading import load_recipe
+from mage.run_folder import RunFolder, list_stages
+from mage.training.callbacks import Callback
+from mage.viewer.library import Library
+
+RECIPE = """
+base = "kuhn_demo"
+[run]
+updates = 2
+save_every = 1
+evaluate_every = 1
+episodes_every = 0
+workers = 1
+threads = 1
+loggers = []
+[play]
+groups = 2
+members = 2
+[evaluate]
+size = 4
+final_size = 4
+ceilings = false
+[[stages]]
+name = "start"
+[stages.run]
+updates = 0
+[stages.warmup]
+first = true
+steps = 1
+batch = 2
+[[stages]]
+name = "gigpo"
+parts = ["gigpo"]
+[stages.evaluate]
+before = false
+[[stages]]
+name = "mage"
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+class KillAt(Callback):
+    """Ends the process as a kill does, in one stage: after its warm-up or its first update."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+        self.here = ""
+
+    def on_start(self, folder: RunFolder, update: int) -> None:
+        self.here = folder.path.name
+        if not folder.recipe.run.updates:
+            self.reached()
+
+    def on_update(self, *figures: object) -> None:
+        self.reached()
+
+    def reached(self) -> None:
+        if self.here == self.stage:
+            os._exit(9)
+
+
+def figures_of(run: Path) -> dict[str, object]:
+    """All reproducible figures of all stages."""
+    return {
+        str(path.relative_to(run)): path.read_text()
+        for path in sorted(run.rglob("*"))
+        if path.name in ("metrics.jsonl", "recipe.toml")
+        or (path.parent.name == "evaluations" and path.suffix == ".json")
+    }
+
+
+def test_a_training_killed_in_each_stage_ends_with_the_same_figures(
+    recipe: Path, tmp_path: Path
+) -> None:
+    whole = mage.train(recipe, runs=tmp_path / "whole")
+    assert whole.finished
+    assert [path.name for path in list_stages(whole.path)] == ["1_start", "2_gigpo", "3_mage"]
+    program = (
+        "import sys, mage\n"
+        "from tests.test_stages import KillAt\n"
+        "mage.train(sys.argv[1], runs=sys.argv[2], callbacks=[KillAt(sys.argv[3])])"
+    )
+    source = recipe
+    for stage in ("1_start", "2_gigpo", "3_mage"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(source), str(tmp_path / "killed"), stage],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 9, done.stderr
+        source = tmp_path / "killed" / "tiny-1"
+        assert list_stages(source)[-1].name == stage
+        assert not mage.load_run(source).finished
+    mage.train(source)
+    assert figures_of(source) == figures_of(whole.path)
+    _the_commands_use_the_last_stage(whole.path)
+    _the_viewer_shows_one_run(whole.path)
+
+
+def _the_commands_use_the_last_stage(run: Path) -> None:
+    call = CliRunner().invoke
+    evaluated = call(app, ["evaluate", str(run), "--size", "4", "--json"])
+    assert evaluated.exit_code == 0, evaluated.output
+    stored = json.loads((run / "stages/3_mage/evaluations/after_test.json").read_text())
+    assert json.loads(evaluated.stdout)["evaluation"]["overall"] == stored["overall"]
+    checked = call(app, ["check", str(run)])
+    assert checked.exit_code == 0, checked.output
+    copy = run.with_name("copy")
+    shutil.copytree(run, copy)
+    weights = next((copy / "stages/2_gigpo/start").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    damaged = call(app, ["check", str(copy)])
+    assert damaged.exit_code == 1
+    assert "2_gigpo/start" in damaged.output.replace("\n", "")
+
+
+def _the_viewer_shows_one_run(run: Path) -> None:
+    library = Library([run.parent])
+    row = next(row for row in library.get("runs")["runs"] if row["title"] == run.name)
+    assert (row["state"], row["updates"], row["total"]) == ("finished", 4, 4)
+    shown = library.get(f"run/{row['id']}")
+    assert shown["metrics"]["update"] == [1, 2, 3, 4]
+    assert [one["update"] for one in shown["select"]] == [0, 1, 2, 2, 3, 4]
+    assert shown["borders"] == [
+        {"update": 0, "name": "start"},
+        {"update": 0, "name": "gigpo"},
+        {"update": 2, "name": "mage"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ("stages = []\n" + RECIPE.partition("[[stages]]")[0], "stages is empty"),
+        (RECIPE + '[[stages]]\nname = "start"\n', "two stages are called 'start'"),
+        (RECIPE + "[stages.play]\ngrups = 3\n", "stage 'mage': play.grups is unknown"),
+        (RECIPE + "[stages.plays]\ngroups = 3\n", "stage 'mage': [plays] is unknown"),
+        (RECIPE + '[[stages]]\nname = "a/b"\n', 'stages.name = "a/b": is not allowed here'),
+        (RECIPE + '[[stages]]\nname = "x"\nparts = ["gipgo"]\n', "there is no part 'gipgo'"),
+        (RECIPE + "[stages.learn]\nentropy_final = 0.1\nentropy = 0.0\n", "has no effect"),
+    ],
+)
+def test_a_wrong_stage_gives_one_message(tmp_path: Path, stages: str, message: str) -> None:
+    (tmp_path / "wrong.toml").write_text(stages)
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "wrong.toml"), "--runs", str(tmp_path)])
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "wrong.toml"]
+
+
+def test_the_command_line_changes_all_stages_or_one(recipe: Path) -> None:
+    chosen = load_recipe(recipe, ["--run.seed=7", "--stages.gigpo.run.updates=9"])
+    stages = chosen.in_stages()
+    assert [one.run.seed for one in stages.values()] == [7, 7, 7]
+    assert [one.run.updates for one in stages.values()] == [0, 9, 2]
+    assert chosen.run.updates == 2
+    with pytest.raises(ConfigError, match=r"there is no stage 'gipgo' \(did you mean 'gigpo'"):
+        load_recipe(recipe, ["--stages.gipgo.run.updates=9"])
+
+
+def test_a_recipe_with_stages_is_written_and_read_again(recipe: Path, tmp_path: Path) -> None:
+    chosen = load_recipe(recipe)
+    (tmp_path / "again.toml").write_text(chosen.toml())
+    assert load_recipe(tmp_path / "again.toml").in_stages() == chosen.in_stages()
