@@ -13,7 +13,7 @@ from mage.config.loading import load_recipe
 from mage.config.menus import menu
 from mage.config.recipe import Recipe
 
-SECTIONS = [field.alias or name for name, field in Recipe.model_fields.items()]
+SECTIONS = [field.alias or name for name, field in Recipe.sections().items()]
 
 
 def call(*words: str | Path) -> Result:
