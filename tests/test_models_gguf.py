@@ -12,11 +12,12 @@ from tokenizers import Tokenizer
 
 from mage.agent.chat import Chat
 from mage.models.loading import load_model
-from mage.models.sources import gguf
+from mage.models.sources import gguf, gguf_weights
 from mage.models.sources.gguf import check_model
 from mage.models.sources.gguf import write_gguf as convert
 from mage.models.sources.gguf_header import read_header
 from mage.models.sources.gguf_tokenizer import read_tokenizer
+from mage.models.sources.gguf_weights import default_dtype, read_weights
 from tests.models_toys import (
     TOKENIZER,
     TOKENS,
@@ -81,6 +82,25 @@ def test_bfloat16_weights_are_rounded_to_the_nearest_number(llama: Llama) -> Non
         torch.equal(after[name], tensor.bfloat16().float()) for name, tensor in before.items()
     )
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_large_models_are_written_as_bfloat16(
+    llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = read_header(write_gguf(*llama))
+    assert default_dtype(header) == "float32"
+    monkeypatch.setattr(gguf_weights, "_LARGE", 1000)
+    assert default_dtype(header) == "bfloat16"
+
+
+def test_pieces_of_a_tensor_give_the_same_numbers(
+    llama: Llama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = read_header(write_gguf(*llama))
+    whole = read_weights(header, "float32")
+    monkeypatch.setattr(gguf_weights, "_VALUES_AT_ONCE", 100)
+    pieces = read_weights(header, "float32")
+    assert all(torch.equal(pieces[name], tensor) for name, tensor in whole.items())
 
 
 def test_weights_have_the_permissions_of_the_config(llama: Llama) -> None:
@@ -206,7 +226,7 @@ def change(metadata: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_a_model_that_is_not_supported_or_damaged_is_refused_before_weights_are_read(
     changes: dict[str, Any], words: str, llama: Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gguf, "_write_weights", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(gguf_weights, "write_weights", lambda *_: pytest.fail("weights were read"))
     path, metadata, tensors = llama
     with pytest.raises(ValueError, match=words):
         converted(write_gguf(path, change(metadata, **changes), tensors))

@@ -192,9 +192,11 @@ def sources() -> dict[str, type[Source]]:
     from mage.models.sources.folder import Folder
     from mage.models.sources.gguf import Gguf
     from mage.models.sources.hub import Hub
+    from mage.models.sources.qwen import Qwen
     from mage.models.sources.smollm2 import Smollm2
 
-    return {"smollm2": Smollm2, "folder": Folder, "gguf": Gguf, "hub": Hub}
+    named = {"smollm2": Smollm2, "qwen2.5-1.5b": Qwen}
+    return {**named, "folder": Folder, "gguf": Gguf, "hub": Hub}
 
 
 def named_sources() -> dict[str, str]:

@@ -34,7 +34,8 @@ def add(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="smollm2, a .gguf file, a transformers folder, or ORG/NAME of the model hub.",
+            help="smollm2, qwen2.5-1.5b, a .gguf file, a transformers folder, or ORG/NAME of the "
+            "model hub.",
         ),
     ],
     name: Annotated[
@@ -50,7 +51,10 @@ def add(
     ] = None,
     dtype: Annotated[
         Dtype | None,
-        typer.Option(help="Number type on disk. Default: as in the source, or float32."),
+        typer.Option(
+            help="Number type on disk. Default: as in the source; GGUF: float32, bfloat16 from 1 B "
+            "parameters on."
+        ),
     ] = None,
     template: Annotated[
         Path | None,

@@ -20,7 +20,7 @@ class Source(ABC):
     """
 
     title: ClassVar[str]  # shown by `mage model list`
-    is_named: ClassVar[bool] = False  # True: one fixed model, added by the name of the file
+    is_named: ClassVar[bool] = False  # True: one fixed model, added by its name
 
     def __init__(self, what: str) -> None:
         self.what = what

@@ -1,23 +1,26 @@
-"""A GGUF file as a transformers folder, through transformers and the package `gguf`.
+"""A GGUF file as a transformers folder; numbers are dequantised by the package `gguf`.
 
-Three things are done here because the library does not do them: the header is checked before
-memory is allocated (gguf_header.py), every tensor is compared with the shapes that the config
-promises, and the tokenizer is written from the metadata (gguf_tokenizer.py; transformers' own
-conversion drops SmolLM2's split into single digits and takes the wrong end token).
+The header is checked before memory is allocated (gguf_header.py), and every tensor is compared with
+the shapes that the metadata promises. Config and weights come from gguf_weights.py, the tokenizer
+from gguf_tokenizer.py (transformers' own conversion drops SmolLM2's split into single digits and
+takes the wrong end token).
 """
 
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mage.config.errors import UserError
-from mage.models.sources.base import Dtype, Say, Source, copy_permissions
+from mage.models.sources.base import Dtype, Say, Source
 from mage.models.sources.gguf_header import Header, read_header
 from mage.models.sources.gguf_tokenizer import Tables, read_tokenizer, read_tokenizer_config
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_PACKAGES = ("gguf", "accelerate")  # transformers needs both to read a GGUF file
+_PACKAGES = ("gguf",)
 _LARGEST = 2**31
 
 
@@ -42,7 +45,9 @@ class Gguf(Source):
 def write_gguf(
     path: Path, folder: Path, dtype: Dtype | None, template: str | None, say: Say
 ) -> None:
-    """Write a GGUF file as a transformers folder. Weights are float32 unless `dtype` is given."""
+    """Write a GGUF file as a transformers folder. Without `dtype`: see `default_dtype`."""
+    from mage.models.sources.gguf_weights import default_dtype, write_weights  # loads torch
+
     path.stat()  # a missing file is reported first
     check_packages()
     say(f"reading {path.name}")
@@ -57,8 +62,10 @@ def write_gguf(
     _write_json(folder / "tokenizer.json", read_tokenizer(header.metadata, str(path)))
     _write_json(folder / "tokenizer_config.json", read_tokenizer_config(header.metadata))
     (folder / "chat_template.jinja").write_text(template)
-    say(f"writing the weights as {dtype or 'float32'}")
-    _write_weights(header, folder, dtype or "float32")
+    number = dtype or default_dtype(header)
+    say(f"writing the weights as {number}")
+    _make_config(header, number).save_pretrained(folder)
+    write_weights(header, folder, number, _head_width(header))
     _write_json(folder / "generation_config.json", _generation(header))
 
 
@@ -72,38 +79,30 @@ def check_packages() -> None:
         )
 
 
-def _write_weights(header: Header, folder: Path, dtype: Dtype) -> None:
-    """Config and weights, dequantised by transformers.
+def _make_config(header: Header, dtype: Dtype) -> "PreTrainedConfig":
+    """The config of transformers for the architecture, with the figures of the metadata."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-    The head width is passed because transformers does not read it from Qwen3 files.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
-    from transformers.utils import logging
-
-    path = header.path
+    kind, heads = header.metadata["general.architecture"], _count(header, "attention.head_count")
     width = {} if _is(header, "qwen2") else {"head_dim": _head_width(header)}
-    logging.disable_progress_bar()
-    try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path.parent,
-            gguf_file=path.name,
-            dtype=torch.float32,
-            quantization_config=GgufConfig(dequantize=True),
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            **width,
-        )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{path} cannot be read by transformers: {error}") from None
-    if info["missing_keys"] or info["mismatched_keys"]:
-        wrong = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-        raise UserError(f"{path} lacks {', '.join(wrong[:3])}: it is damaged or of another kind")
-    model.config.rms_norm_eps = round(model.config.rms_norm_eps, 12)  # 1e-5, not 9.99999974e-06
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
-    for weights in folder.glob("*.safetensors"):
-        copy_permissions(weights, folder / "config.json")
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=header.shapes["token_embd.weight"][0],
+        hidden_size=_count(header, "embedding_length"),
+        intermediate_size=_count(header, "feed_forward_length"),
+        num_hidden_layers=_count(header, "block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=_count(header, "attention.head_count_kv", heads),
+        max_position_embeddings=_count(header, "context_length"),
+        rope_theta=_number(header, "rope.freq_base"),
+        rms_norm_eps=round(_number(header, "attention.layer_norm_rms_epsilon"), 12),  # 1e-5
+        tie_word_embeddings="output.weight" not in header.shapes,
+        dtype=dtype,
+        **width,
+        **_token_ids(header),
+    )
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    return config
 
 
 def check_model(header: Header) -> None:
@@ -187,14 +186,26 @@ def _count(header: Header, key: str, default: int | None = None) -> int:
     return value
 
 
+def _number(header: Header, key: str) -> float:
+    """A positive number of the metadata."""
+    value = header.metadata.get(f"{header.metadata['general.architecture']}.{key}")
+    if not isinstance(value, float) or not 0 < value < _LARGEST:
+        raise UserError(f"{header.path} has {key} = {str(value)[:80]}: expected a positive number")
+    return value
+
+
 def _generation(header: Header) -> Tables:
     """generation_config.json. A reply ends at the end of text, or at a separate end of turn."""
-    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    found = {name: _token_id(header, key) for name, key in names.items()}
-    ids: dict[str, Any] = {name: number for name, number in found.items() if number is not None}
     ends = [_token_id(header, key) for key in ("eos", "eot")]
     chosen = list(dict.fromkeys(number for number in ends if number is not None))
-    return ids | ({"eos_token_id": chosen if len(chosen) > 1 else chosen[0]} if chosen else {})
+    last = {"eos_token_id": chosen if len(chosen) > 1 else chosen[0]} if chosen else {}
+    return _token_ids(header) | last
+
+
+def _token_ids(header: Header) -> dict[str, Any]:
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    found = {name: _token_id(header, key) for name, key in names.items()}
+    return {name: number for name, number in found.items() if number is not None}
 
 
 def _token_id(header: Header, key: str) -> int | None:

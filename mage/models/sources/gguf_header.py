@@ -1,13 +1,12 @@
 """The header of a GGUF file (versions 2 and 3): typed metadata and the table of tensors.
 
-The weights are read by transformers and the package `gguf`. That reader trusts the counts and
-lengths in the file, so a damaged or hostile file makes it fail with any exception or run for hours.
-This file therefore walks the header first, with every length compared with the size of the file.
-The tokenizer is made from the same metadata (see gguf_tokenizer.py).
+A damaged or hostile file may promise any count or length, so every length is compared with the
+size of the file. Config and weights (gguf_weights.py) and tokenizer (gguf_tokenizer.py) are made
+from it.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,25 @@ _MOST_AXES, _DEEPEST = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
+class Tensor:
+    """Shape (slowest axis first), number format, and the place of its first byte in the file."""
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
-    """Metadata as plain values, and the shape of every tensor (slowest axis first)."""
+    """Metadata as plain values, and the table of tensors."""
 
     path: Path
     metadata: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
+    tensors: dict[str, Tensor]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
 
 
 def read_header(path: Path) -> Header:
@@ -39,24 +51,20 @@ def read_header(path: Path) -> Header:
     data: np.ndarray[Any, Any] = np.memmap(path, np.uint8, "r")
     walk = _Walk(path, data)
     metadata = walk.metadata()
-    tensors = walk.tensors()
+    offsets = walk.tensors()
     step = metadata.get("general.alignment", 32)
     if not isinstance(step, int) or step < 1 or step & (step - 1):
         raise UserError(f"{path} has general.alignment = {step}: it must be a power of two")
     start = -(-walk.place // step) * step
+    tensors = {
+        name: replace(tensor, start=start + tensor.start) for name, tensor in offsets.items()
+    }
     for name, tensor in tensors.items():
-        _check_extent(path, name, tensor, start, len(data))
-    return Header(path, metadata, {name: tensor.shape for name, tensor in tensors.items()})
+        _check_extent(path, name, tensor, len(data))
+    return Header(path, metadata, tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    shape: tuple[int, ...]
-    kind: int
-    offset: int
-
-
-def _check_extent(path: Path, name: str, tensor: _Tensor, start: int, end_of_file: int) -> None:
+def _check_extent(path: Path, name: str, tensor: Tensor, end_of_file: int) -> None:
     """Check that the bytes of a tensor lie inside the file."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -71,7 +79,7 @@ def _check_extent(path: Path, name: str, tensor: _Tensor, start: int, end_of_fil
         raise UserError(
             f"{path}: tensor {name} of shape {tensor.shape} does not fill blocks of {elements}"
         )
-    end = start + tensor.offset + prod(tensor.shape) // elements * size
+    end = tensor.start + prod(tensor.shape) // elements * size
     if end > end_of_file:
         raise UserError(
             f"{path} is incomplete: tensor {name} ends at byte {end:,}, the file at "
@@ -103,8 +111,9 @@ class _Walk:
             found[key] = self._value(self._number("I"))
         return found
 
-    def tensors(self) -> dict[str, _Tensor]:
-        found: dict[str, _Tensor] = {}
+    def tensors(self) -> dict[str, Tensor]:
+        """The table of tensors; `start` still counts from the end of the header."""
+        found: dict[str, Tensor] = {}
         for _ in range(self.tensor_count):
             name, tensor = self._tensor()
             if name in found:
@@ -112,12 +121,12 @@ class _Walk:
             found[name] = tensor
         return found
 
-    def _tensor(self) -> tuple[str, _Tensor]:
+    def _tensor(self) -> tuple[str, Tensor]:
         name, axes = self._text(), self._number("I")
         if axes > _MOST_AXES:
             raise UserError(f"{self.path}: tensor {name[:80]!r} has {axes} axes: it is damaged")
         shape = tuple(self._number("Q") for _ in range(axes))
-        return name, _Tensor(shape[::-1], self._number("I"), self._number("Q"))
+        return name, Tensor(shape[::-1], self._number("I"), self._number("Q"))
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:

