@@ -8,6 +8,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -26,7 +28,11 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.3,
 }
-KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+KINDS = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
 
 
 def make_model(
@@ -36,6 +42,10 @@ def make_model(
     config, build = KINDS[kind]
     torch.manual_seed(seed)
     model: PreTrainedModel = build(config(**SMALL | changes)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):  # all zeros initially, which would hide a missing bias
+                weight.normal_(0, 0.3)
     return _exact(model) if exact else model
 
 

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -172,6 +174,16 @@ def test_greedy_replies_equal_those_of_transformers_generate(
     assert model.config._attn_implementation == "sdpa"
 
 
+def make_qwen2() -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):
+                weight.normal_(0, 0.2)
+    return model
+
+
 def make_biased_llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)).eval()
@@ -191,7 +203,7 @@ def through_modules(model: torch.nn.Module, chat: Chat) -> LocalEngine:
     return engine
 
 
-@pytest.mark.parametrize("make", [make_llama, make_qwen, make_biased_llama])
+@pytest.mark.parametrize("make", [make_llama, make_qwen, make_qwen2, make_biased_llama])
 def test_the_fused_forward_equals_the_modules(
     make: Callable[[], LlamaForCausalLM], chat: Chat
 ) -> None:
@@ -235,9 +247,7 @@ def test_only_plain_models_take_the_fused_forward(chat: Chat) -> None:
     scaled = LlamaConfig(
         **SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     )
-    foreign = Qwen2ForCausalLM(
-        Qwen2Config(**{name: size for name, size in SIZES.items() if name != "head_dim"})
-    )
+    foreign = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None))
     others = (
         get_peft_model(make_llama(), LoraConfig(r=4)),
         foreign,

@@ -21,7 +21,7 @@ from mage.learn.pack.tries import SplitCost, build_tree, common, prepare, split_
 from mage.types import Sample, TurnRef
 
 TOLERANCE = 1e-9
-MODELS = {kind: make_model(kind) for kind in ("llama", "qwen3")}
+MODELS = {kind: make_model(kind) for kind in ("llama", "qwen2", "qwen3")}
 
 
 def loss_and_gradients(

@@ -1,14 +1,16 @@
-"""The parameters of a plain Llama or Qwen3, for code that computes it without its modules."""
+"""The parameters of a plain Llama, Qwen2 or Qwen3, for code that runs without its modules."""
 
 from typing import Any, NamedTuple
 
 _PLAIN = {
     "transformers.models.llama.modeling_llama": "LlamaForCausalLM",
+    "transformers.models.qwen2.modeling_qwen2": "Qwen2ForCausalLM",
     "transformers.models.qwen3.modeling_qwen3": "Qwen3ForCausalLM",
 }
 _KNOWN = (
     "torch.nn.modules",
     "transformers.models.llama.",
+    "transformers.models.qwen2.",
     "transformers.models.qwen3.",
     "transformers.activations",
 )
@@ -54,7 +56,7 @@ def parts_of(layer: Any) -> LayerParts:
 
 
 def is_plain(model: Any) -> bool:
-    """Whether this is an unmodified Llama or Qwen3 of transformers, with one device and dtype."""
+    """Whether this is an unmodified model of these kinds, with one device and dtype."""
     if _PLAIN.get(type(model).__module__) != type(model).__name__:
         return False
     config = model.config
@@ -67,7 +69,7 @@ def is_plain(model: Any) -> bool:
 
 
 def _has_no_additions(module: Any) -> bool:
-    """No hooks, and only modules of torch and of these two models (no adapters, for example)."""
+    """No hooks, and only modules of torch and of these models (no adapters, for example)."""
     return type(module).__module__.startswith(_KNOWN) and not (
         module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
     )

@@ -21,7 +21,7 @@ class ModelShape:
     intermediate: int
     vocabulary: int
     tied: bool
-    plain: bool = True  # Llama or Qwen3, whose layers the learner compiles
+    plain: bool = True  # Llama, Qwen2 or Qwen3, whose layers the learner compiles
 
     @property
     def linear_weights(self) -> int:
@@ -100,7 +100,7 @@ def read_shape(folder: Path) -> ModelShape:
             intermediate=int(config["intermediate_size"]),
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", False)),
-            plain=config.get("model_type") in ("llama", "qwen3"),
+            plain=config.get("model_type") in ("llama", "qwen2", "qwen3"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(

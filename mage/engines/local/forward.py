@@ -1,4 +1,4 @@
-"""The decoder of a plain Llama or Qwen3 model as few large operations.
+"""The decoder of a plain Llama or Qwen model as few large operations.
 
 The cost of a step of a small model is the number of calls. Weights with the same input are
 concatenated into ONE tensor, and the module's parameters become views of it: queries, keys and

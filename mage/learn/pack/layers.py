@@ -1,4 +1,4 @@
-"""The layers of a plain Llama or Qwen3 model over a trie, as one compiled function for all layers.
+"""The layers of a plain Llama or Qwen model over a trie, as one compiled function for all layers.
 
 transformers runs a layer as about forty small operations. On a GPU a small model then spends most
 of its time launching kernels and moving memory. The parameters stay those of the module. Models
