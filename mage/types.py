@@ -1,6 +1,6 @@
 """The records. Every stage of the loop makes a new record from the previous one.
 
-    Turn -> Return -> Credit -> Sample -> Batch
+    Turn -> Return -> Credit -> Sample
 
 A `MetaEpisode` is the unit that is grouped, stored, shown and resumed. Axis suffixes: `_P` problems
 (groups), `_G` members of a group, `_T` tokens.
@@ -204,14 +204,3 @@ class Sample:
     choices: Choices
     kind: TurnKind
     where: TurnRef
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The samples of one optimizer step. Losses are means over ALL reply tokens of the batch."""
-
-    samples: tuple[Sample, ...]
-
-    @property
-    def reply_tokens(self) -> int:
-        return sum(len(sample.reply_ids) for sample in self.samples)

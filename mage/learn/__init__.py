@@ -1,1 +1,1 @@
-"""Floor 7: samples in, new weights out."""
+"""Learning: samples in, new weights out. Read learner.py, loss.py, trainable.py, then pack/."""

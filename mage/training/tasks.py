@@ -27,25 +27,27 @@ def draw_tasks(recipe: Recipe, update: int) -> list[list[Task]]:
 
 
 def _pool(recipe: Recipe, update: int) -> dict[str, float]:
-    """The shares of the opponents of an update; one that joins later has none before.
-
-    In a warm-up, whose updates have negative numbers, there are no copies for a league yet.
-    """
-    pool = population_of(recipe).pool("train")
-    later = {
-        name
-        for name in pool
-        if (update < 0 and find(name).trains_only) or 0 < update <= find(name).updates_before()
-    }
-    if not later:
-        return pool or {"": 1.0}
-    total = sum(share for name, share in pool.items() if name not in later)
-    if not total:
+    """The shares of the opponents of an update; a world with one agent has the opponent ""."""
+    pool = population_of(recipe).pool("train") or {"": 1.0}
+    present = {name: share for name, share in pool.items() if not _is_absent(name, update)}
+    if not present:
         raise UserError(
-            f"a warm-up cannot play against {', '.join(later)}: add another opponent to "
+            f"a warm-up cannot play against {', '.join(pool)}: add another opponent to "
             "opponents.train"
         )
-    return {name: share / total for name, share in pool.items() if name not in later}
+    if len(present) == len(pool):
+        return pool
+    total = sum(present.values())
+    return {name: share / total for name, share in present.items()}
+
+
+def _is_absent(name: str, update: int) -> bool:
+    """Whether an opponent has not joined yet. Updates of a warm-up have negative numbers."""
+    if not name:
+        return False
+    if update < 0:
+        return find(name).trains_only  # a league has no copies before training
+    return 0 < update <= find(name).updates_before()
 
 
 def _task(recipe: Recipe, player: tuple[str, int], seed: int) -> Task:

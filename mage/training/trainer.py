@@ -100,13 +100,20 @@ def _train(
     callback: Callback | None = None,
     stop: StopRequest | None = None,
 ) -> Metrics:
-    """Train on this rank. A rank that was started without a stop request handles SIGTERM itself."""
-    if stop is None:
+    """Train on this rank. Rank 0 and the ranks of torchrun have a callback and a stop request.
+
+    A process that rank 0 has started has neither; it handles SIGTERM itself.
+    """
+    if callback is None or stop is None:
         with StopSignals(signals=(signal.SIGTERM,)) as signals:
-            return _train(ranks, path, callback, signals)
+            return _train_rank(ranks, path, Callback(), signals)
+    return _train_rank(ranks, path, callback, stop)
+
+
+def _train_rank(ranks: Ranks, path: Path, callback: Callback, stop: StopRequest) -> Metrics:
     try:
         with stop.section(ranks), ranks.together():
-            trainer = Trainer(RunFolder.open(path), ranks, callback or Callback(), stop)
+            trainer = Trainer(RunFolder.open(path), ranks, callback, stop)
             trainer.resume()
     except RanksStopped:
         return _stopped(ranks, path)
@@ -146,7 +153,9 @@ class Trainer:
         self.best: tuple[float, int] | None = None
         self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
         self._saved: tuple[int, tuple[float, int] | None] | None = None
-        self._whole = True  # the weights are those after update `done`
+        self._weights_match = (
+            True  # the weights are those after update `done`, so they can be saved
+        )
         self.warnings = UpdateWarnings()
 
     def _make_league(self) -> LeagueTable | None:
@@ -184,11 +193,11 @@ class Trainer:
         try:
             return self._run()
         except RanksStopped:
-            if self._whole and self.done:
+            if self._weights_match and self.done:
                 self._save()
         except RankLost:
             alone = self.ranks.is_main and not self.learner.is_sharded
-            if alone and self._whole and self.done:
+            if alone and self._weights_match and self.done:
                 self._write_checkpoint()
             raise
         if self.ranks.is_main:
@@ -275,11 +284,11 @@ class Trainer:
         self.components.engine.release()
         if self.league is not None:
             self.league.release()
-        self._whole, before = False, self.learner.compilations()
+        self._weights_match, before = False, self.learner.compilations()
         with self.learner.reporting(self.callback.on_compile):
             learned = asdict(self.learner.update(samples, entropy=entropy, update=self.done))
         timer.add(before, self.learner.compilations())
-        self.done, self._whole = self.done + 1, True
+        self.done, self._weights_match = self.done + 1, True
         self.components.engine.refresh(self.done)  # evaluations come next, with the new weights
         return learned
 
@@ -366,7 +375,7 @@ class Trainer:
     def _conclude(self) -> Metrics:
         """Evaluate the best checkpoint on the final panel, with its memory and without it."""
         assert self.best is not None, "the select panel is played before the first update"
-        self._whole = False
+        self._weights_match = False  # a stop must not save the best weights as those of `done`
         chosen = checkpoint.best_whole(self.folder.checkpoints, self.best[1])
         self._warn(chosen.broken)
         assert chosen.path is not None, "the checkpoint of the last update was just written"

@@ -11,7 +11,7 @@ from typing import Any
 
 from mage.config.recipe import Recipe
 
-FIRST = 3  # updates over which a metric is averaged
+WINDOW = 3  # updates over which a metric is averaged
 LIMITS = {"illegal_rate": 0.5, "flat_groups": 0.8}  # shares above which there is a warning
 
 
@@ -41,7 +41,7 @@ class UpdateWarnings:
     """
 
     def __init__(self) -> None:
-        self.recent = deque[Mapping[str, Any]](maxlen=FIRST)
+        self.recent = deque[Mapping[str, Any]](maxlen=WINDOW)
         self.given: set[str] = set()
 
     def check(self, figures: Mapping[str, Any]) -> list[str]:
@@ -57,7 +57,7 @@ class UpdateWarnings:
 
     def _mean(self, name: str) -> float | None:
         values = [one[name] for one in self.recent if one.get(name) is not None]
-        return fmean(values) if len(values) == FIRST else None
+        return fmean(values) if len(values) == WINDOW else None
 
 
 def choice_warnings(recipe: Recipe, chosen_update: int) -> list[str]:
@@ -73,12 +73,12 @@ def choice_warnings(recipe: Recipe, chosen_update: int) -> list[str]:
 def _text(name: str, mean: float) -> str:
     if name == "illegal_rate":
         return (
-            f"{100 * mean:.0f} % of the replies of the last {FIRST} updates are not legal moves. "
+            f"{100 * mean:.0f} % of the replies of the last {WINDOW} updates are not legal moves. "
             "Teach the answer format first with `mage warmup` or warmup.first = true, or raise "
             "agent.max_tokens."
         )
     return (
-        f"{100 * mean:.0f} % of the groups of the last {FIRST} updates are flat: all members have "
+        f"{100 * mean:.0f} % of the groups of the last {WINDOW} updates are flat: all members have "
         "equal returns and teach nothing. Raise play.members or agent.temperature, or use easier "
         "tasks."
     )
