@@ -26,8 +26,8 @@ from transformers import (
 
 from mage.agent.chat import Chat
 from mage.config.sections import LearnOptions
-from mage.engines import ops
 from mage.engines.base import run
+from mage.engines.gpu import reference_ops as ops
 from mage.engines.gpu.state import Blocks, DeviceState
 from mage.engines.local import LocalEngine
 from mage.learn.imitate import supervised
