@@ -21,7 +21,7 @@ child_processes.START_METHOD = "forkserver"
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
         "mage.cli.verbs.train",
-        "mage.report.tensorboard",
+        "mage.report.loggers",
         "mage.api.report",
         "mage.training.trainer",
         "mage.engines.local",

@@ -3,11 +3,13 @@
 import csv
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from mage.api.report import write_report
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.config.recipe import build_recipe
@@ -15,9 +17,11 @@ from mage.environments.kuhn_poker import KuhnPoker
 from mage.evaluation.figures import summarise
 from mage.opponents.base import Population
 from mage.report.loggers import make_loggers
+from mage.report.run_results import read_run_results
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback, CallbackList
 from mage.training.trainer import train
+from tests.report_runs import make_run
 from tests.view_runs import STYLES, play
 
 TINY = (
@@ -29,6 +33,7 @@ TINY = (
     "--evaluate.final_size=6",
     "--run.evaluate_every=0",
 )
+TABLES = {"environments": {"name": "kuhn_poker"}, "opponents": {"train": STYLES}}
 
 
 class FakeTracker(ModuleType):
@@ -39,6 +44,7 @@ class FakeTracker(ModuleType):
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         for call in ("init", "log", "set_experiment", "start_run", "log_params", "log_metrics"):
             setattr(self, call, self._make(call, broken))
+        self.run = SimpleNamespace(summary={})
         self.end_run = lambda: None
         self.search_runs = lambda **options: []
 
@@ -52,17 +58,17 @@ class FakeTracker(ModuleType):
 
 
 def run_events(callback: Callback, folder: RunFolder) -> None:
-    """The events of one update and one evaluation, in the order of the trainer."""
+    """The events of one update and two evaluations, in the order of the trainer."""
     callback.on_start(folder, 0)
     metrics = {"update": 1, "score_1": 0.5, "kl": None}
     callback.on_update(1, 2, metrics, {"total": 1.5})
     evaluation = summarise(play("test", 6), KuhnPoker(), Population(train=STYLES), "test")
     callback.on_evaluation("select_000001", 1, evaluation)
+    callback.on_evaluation("after_test", 0, evaluation)
 
 
 def new_folder(path: Path) -> RunFolder:
-    tables = {"environments": {"name": "kuhn_poker"}, "opponents": {"train": STYLES}}
-    return RunFolder.create(path, build_recipe(tables))
+    return RunFolder.create(path, build_recipe(TABLES))
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
@@ -71,14 +77,20 @@ def test_wandb_and_trackio_get_config_and_figures(
 ) -> None:
     tracker = FakeTracker(name)
     monkeypatch.setitem(sys.modules, name, tracker)
+    monkeypatch.setenv("WANDB_PROJECT", "poker")
     warnings: list[str] = []
     run_events(CallbackList(make_loggers([name], warnings.append)), new_folder(tmp_path / "run"))
-    init, update, evaluation = tracker.calls
+    init, update, evaluation, *finals = tracker.calls
+    assert init[2]["project"] == "poker"
     assert init[2]["name"].startswith("run")
     assert init[2]["resume"] == "allow"
     assert init[2]["config"]["environments"]["name"] == "kuhn_poker"
     assert update[1:] == (({"train/score_1": 0.5, "time/total": 1.5},), {"step": 1})
     assert "select/score_3" in evaluation[1][0]
+    # wandb refuses the step of a final panel, which lies before the last update
+    final = tracker.run.summary if name == "wandb" else finals.pop()[1][0]
+    assert "after_test/score_3" in final
+    assert not finals
     assert warnings == []
 
 
@@ -89,7 +101,7 @@ def test_mlflow_gets_parameters_and_metrics(
     monkeypatch.setitem(sys.modules, "mlflow", tracker)
     run_events(CallbackList(make_loggers(["mlflow"], print)), new_folder(tmp_path / "run"))
     calls = [call for call, _, _ in tracker.calls]
-    assert calls == ["set_experiment", "start_run", "log_params", "log_metrics", "log_metrics"]
+    assert calls == ["set_experiment", "start_run", "log_params", *3 * ["log_metrics"]]
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
@@ -137,25 +149,58 @@ def test_a_failing_logger_is_reported_once_and_the_run_continues(
     assert warnings[0].startswith("logger wandb failed and is off: ")
 
 
-def test_the_csv_file_equals_the_metrics_also_after_a_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["csv", "tensorboard"])
+def test_a_file_equals_the_metrics_during_a_run_and_after_a_resume(
+    name: str, tmp_path: Path
+) -> None:
+    read = read_csv if name == "csv" else read_events
     folder = new_folder(tmp_path / "run")
+    (logger,) = make_loggers([name], pytest.fail)
+    logger.on_start(folder, 0)
     for update in (1, 2, 3):
         folder.append_metrics({"update": update, "score_1": update / 10, "kl": None})
+        logger.on_update(update, 3, folder.metrics()[-1], {"total": 1.0})
+        assert read(folder, "train/score_1")[-1] == (update, update / 10)
     folder.rewind(2)
-    (logger,) = make_loggers(["csv"], print)
     logger.on_start(folder, 2)
     logger.on_update(3, 3, {"update": 3, "score_1": 0.7}, {"total": 1.0})
+    assert read(folder, "train/score_1") == [(1, 0.1), (2, 0.2), (3, 0.7)]
+    assert read(folder, "time/total")[-1] == (3, 1.0)
+    assert read(folder, "train/kl") == [], "None is not a number"
+
+
+def read_csv(folder: RunFolder, name: str) -> list[tuple[int, float]]:
     with open(folder.path / "metrics.csv", newline="") as file:
-        rows = [tuple(row) for row in csv.reader(file)]
-    assert rows == [
-        ("update", "name", "value"),
-        ("1", "train/score_1", "0.1"),
-        ("2", "train/score_1", "0.2"),
-        ("3", "train/score_1", "0.7"),
-        ("3", "time/total", "1.0"),
-    ]
+        header, *rows = csv.reader(file)
+    assert header == ["update", "name", "value"]
+    return [(int(update), float(value)) for update, own, value in rows if own == name]
 
 
-def test_an_unknown_logger_is_refused() -> None:
+def read_events(folder: RunFolder, name: str) -> list[tuple[int, float]]:
+    found = EventAccumulator(str(folder.path / "tensorboard"))
+    found.Reload()
+    known = name in found.Tags()["scalars"]
+    return [(one.step, round(one.value, 6)) for one in found.Scalars(name)] if known else []
+
+
+@pytest.mark.e2e
+def test_events_of_a_report_equal_the_metrics_and_the_evaluations(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "demo-1", TABLES)
+    write_report(folder)
+    for name in ("score_3", "action_entropy", "episodes"):
+        assert read_events(folder, f"train/{name}") == [
+            (record["update"], pytest.approx(record[name], rel=1e-5, abs=1e-6))
+            for record in folder.metrics()
+        ]
+    assert read_events(folder, "time/total")[0] == (1, 2.5)
+    steps = [update for update, _ in read_events(folder, "select/score_3")]
+    assert steps == [update for update, _ in read_run_results(folder).selections]
+    assert read_events(folder, "select/ceiling_3")[0][1] == pytest.approx(0.238, abs=5e-4)
+    assert [step for step, _ in read_events(folder, "final_test/score_3")] == [0, 30]
+
+
+def test_loggers_are_words_with_commas_and_an_unknown_one_is_refused() -> None:
+    chosen = load_recipe("kuhn_poker", ["--run.loggers=wandb,csv"])
+    assert chosen.run.loggers == ("wandb", "csv")
     with pytest.raises(ConfigError, match=r"run\.loggers"):
         load_recipe("kuhn_poker", ["--run.loggers=['paper']"])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mage.report.curves import draw_curves
 from mage.report.drawing import LIGHT
+from mage.report.loggers import write_events
 from mage.report.run_results import read_run_results
-from mage.report.tensorboard import write_events
 from mage.report.transcripts import choose_sections, to_markdown
 from mage.run_folder import RunError, RunFolder, write_atomic
 from mage.viewer.export import collect, write_file

@@ -5,7 +5,7 @@ A menu section is a `Choice`: the name of an item and the options of that item.
 
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from mage.config.toml import Tables
 from mage.types import Split
@@ -82,8 +82,13 @@ class RunOptions(Section):
     loggers: tuple[Literal["tensorboard", "csv", "wandb", "trackio", "mlflow"], ...] = Field(
         ("tensorboard",),
         strict=False,
-        description="other tools that receive a copy of the figures",
+        description="other tools that receive a copy of the figures, as in tensorboard,wandb",
     )
+
+    @field_validator("loggers", mode="before")
+    @classmethod
+    def _split_words(cls, value: object) -> object:
+        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
 class ModelOptions(Section):

@@ -3,5 +3,4 @@
 run_results.py  the results of a run folder as records    values.py    figures as text
 curves.py       the picture (drawing.py, training_curves.py)    verdict.py  conclusions
 transcripts.py  a choice of meta-episodes as text    loggers.py    values of run.loggers
-tensorboard.py  events for TensorBoard
 """

@@ -2,22 +2,25 @@
 
 The run folder stays the source of all figures. A logger that fails is reported once and then
 switched off; it never stops a run. Weights & Biases, Trackio and MLflow are imported only if they
-are chosen, and their own settings (offline mode, server, account) apply.
+are chosen, and their own settings (project, offline mode, server, account) apply.
 """
 
 import csv
 import hashlib
 import importlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mage.evaluation.figures import Evaluation
-from mage.report.run_results import read_run_results
-from mage.report.tensorboard import TensorBoardCallback, flatten
+from mage.evaluation.figures import Cell, Evaluation
+from mage.report.run_results import DRAWS, PASS, REGRET, SCORE, SUCCESS, read_run_results
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback, Metrics
+
+if TYPE_CHECKING:  # loads torch
+    from torch.utils.tensorboard import SummaryWriter
 
 PROJECT = "mage"
 Figures = dict[str, float]
@@ -75,8 +78,7 @@ class FiguresCallback(Callback):
         self.log(update, {**numbers("train", metrics), **numbers("time", timing)})
 
     def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
-        section = "select" if name.startswith("select") else name
-        self.log(update, numbers(section, flatten(evaluation.overall)))
+        self.log(update, _numbers_of(name, evaluation.overall))
 
     def log(self, update: int, figures: Figures) -> None:
         """Take the figures of an update."""
@@ -94,6 +96,96 @@ def numbers(section: str, figures: Mapping[str, Any]) -> Figures:
         for name, value in figures.items()
         if isinstance(value, int | float) and name != "update"
     }
+
+
+def _numbers_of(name: str, cell: Cell) -> Figures:
+    """The overall figures of an evaluation; all select panels share the names of one curve."""
+    return numbers("select" if name.startswith("select") else name, flatten(cell))
+
+
+def flatten(cell: Cell) -> dict[str, float | None]:
+    """The figures of a cell by name and episode: score_1, score_1_low, ceiling_3, non_adapting."""
+    found: dict[str, float | None] = {
+        "non_adapting": cell.non_adapting,
+        "knows_opponent": cell.knows_opponent,
+    }
+    for figures in cell.episodes:
+        number = figures.episode
+        for measure in (SCORE, SUCCESS, PASS, DRAWS, REGRET):
+            estimate = measure.of(figures)
+            if estimate is not None:
+                parts = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
+                found |= {f"{measure.metric}_{number}{end}": value for end, value in parts.items()}
+        found |= {f"ceiling_{number}": figures.ceiling, f"illegal_{number}": figures.illegal}
+    return found
+
+
+def _history(folder: RunFolder) -> Iterator[tuple[int, Figures]]:
+    """All figures of a run so far, as the events of training gave them."""
+    results = read_run_results(folder)
+    for record in folder.timing():
+        yield record["update"], numbers("time", record)
+    for record in results.metrics:
+        yield record["update"], numbers("train", record)
+    for update, cell in results.selections:
+        yield update, _numbers_of("select", cell)
+    for (stage, split), found in results.finals.items():
+        update = 0 if stage == "before" else results.chosen_update or 0
+        yield update, _numbers_of(f"{stage}_{split}", found.overall)
+
+
+class TensorBoardCallback(FiguresCallback):
+    """RUN/tensorboard/. A resumed run rebuilds it from the run folder, so no update shows twice."""
+
+    def __init__(self) -> None:
+        self.writer: SummaryWriter | None = None
+
+    def on_start(self, folder: RunFolder, update: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        place, began = folder.path / "tensorboard", (folder.path / "recipe.toml").stat().st_mtime
+        for old in place.glob("events.out.tfevents.*"):
+            old.unlink()
+        # Step 0 makes a TensorBoard that shows this run drop what it has read.
+        self.writer = SummaryWriter(str(place), purge_step=0)
+        clock = {0: began}  # the approximate end of every update
+        for record in folder.timing():
+            clock[record["update"]] = began = began + record["total"]
+        for number, figures in _history(folder):
+            self._add(number, figures, clock.get(number, began))
+        self.writer.flush()
+
+    def log(self, update: int, figures: Figures) -> None:
+        assert self.writer is not None, "on_start comes first"
+        self._add(update, figures)
+        self.writer.flush()  # a killed run loses no events
+
+    def _add(self, update: int, figures: Figures, when: float | None = None) -> None:
+        assert self.writer is not None, "on_start comes first"
+        for name, value in figures.items():
+            self.writer.add_scalar(_tag(name), value, update, walltime=when)
+
+
+def _tag(name: str) -> str:
+    """Before and after training are two points of one curve.
+
+    >>> _tag("after_test/score_1"), _tag("emptied_test/score_1"), _tag("train/score_1")
+    ('final_test/score_1', 'final_test_emptied/score_1', 'train/score_1')
+    """
+    section, _, figure = name.partition("/")
+    stage, _, split = section.partition("_")
+    if stage == "emptied":
+        return f"final_{split}_emptied/{figure}"
+    return f"final_{split}/{figure}" if stage in ("before", "after") else name
+
+
+def write_events(folder: RunFolder) -> Path:
+    """Rebuild RUN/tensorboard/ from the run folder; returns the event file."""
+    logger = TensorBoardCallback()
+    logger.on_start(folder, 0)
+    assert logger.writer is not None, "on_start has made it"
+    logger.writer.close()
+    return max((folder.path / "tensorboard").glob("events.out.tfevents.*"))
 
 
 class CsvCallback(FiguresCallback):
@@ -115,15 +207,6 @@ class CsvCallback(FiguresCallback):
             csv.writer(file).writerows((update, name, value) for name, value in figures.items())
 
 
-def _history(folder: RunFolder) -> Iterator[tuple[int, Figures]]:
-    for record in folder.metrics():
-        yield record["update"], numbers("train", record)
-    for record in folder.timing():
-        yield record["update"], numbers("time", record)
-    for update, cell in read_run_results(folder).selections:
-        yield update, numbers("select", flatten(cell))
-
-
 class WandbCallback(FiguresCallback):
     """Weights & Biases, and Trackio, which has the same functions."""
 
@@ -141,7 +224,16 @@ class WandbCallback(FiguresCallback):
         else:  # Trackio finds the run to continue by its name only
             mark = hashlib.sha256(_identity(folder).encode()).hexdigest()[:6]
             options = {"name": f"{folder.path.name}-{mark}"}
-        self.module.init(project=PROJECT, config=folder.recipe.tables(), resume="allow", **options)
+        project = os.environ.get("WANDB_PROJECT", PROJECT)
+        config = folder.recipe.tables()
+        self.module.init(project=project, config=config, resume="allow", **options)
+
+    def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
+        if self.module.__name__ == "wandb" and not name.startswith("select"):
+            # The chosen update lies before the last one, and wandb refuses an earlier step.
+            self.module.run.summary.update(_numbers_of(name, evaluation.overall))
+        else:
+            super().on_evaluation(name, update, evaluation)
 
     def log(self, update: int, figures: Figures) -> None:
         self.module.log(figures, step=update)
@@ -161,7 +253,7 @@ class MlflowCallback(FiguresCallback):
 
     def on_start(self, folder: RunFolder, update: int) -> None:
         identity = _identity(folder)
-        self.module.set_experiment(PROJECT)
+        self.module.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
         self.module.end_run()  # an earlier run of this process, if one is open
         earlier = self.module.search_runs(
             filter_string=f"tags.`mage.run` = '{identity}'", output_format="list"
