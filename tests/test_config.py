@@ -517,7 +517,7 @@ def test_an_override_below_a_value_is_an_error(recipe_file: Path) -> None:
 def test_the_message_for_a_missing_recipe_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"there is no recipe 'nothing_like_it'.*mage/recipes/ has .*ends with \.toml",
+        match=r"there is no recipe 'nothing_like_it'.*the recipes are .*ends with \.toml",
     ):
         load_recipe("nothing_like_it")
     with pytest.raises(ConfigError, match=r"there is no recipe '.*gone\.toml': check the path"):

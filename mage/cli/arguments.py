@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
+from mage.api.menus import names
 from mage.cli.terminal import UsageError
 from mage.config.menus import find_item
 from mage.environments.base import SEATS, Environment
@@ -23,12 +24,17 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")
 ]
-Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option", metavar="KEY=VALUE", help="An option of the environment. Can be repeated."
+RecipeName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A name of `mage list recipes`, with parts: kuhn_poker+mage; or a file.",
     ),
 ]
+World = Annotated[
+    str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")
+]
+WorldOptions = Annotated[list[str] | None, typer.Option("--option", hidden=True)]
 
 
 def split_words(first: str | None, others: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -58,6 +64,36 @@ def _join_values(words: Sequence[str]) -> list[str]:
     return joined
 
 
+def need_recipe(name: str | None, advice: str = "") -> str:
+    """The name of the recipe; an error if none is given."""
+    if name is None:
+        raise UsageError(
+            f"no recipe is given. Name one of {names('recipes')}, or a .toml file. {advice}".strip()
+        )
+    return name
+
+
+def read_world(
+    first: str, others: Sequence[str], pairs: Sequence[str] | None
+) -> tuple[str, dict[str, str]]:
+    """The name of an environment or opponent and the options `--environments.KEY=VALUE`.
+
+    `pairs` holds those that were given as `--option KEY=VALUE`.
+    """
+    section = "--environments."
+    for word in (first, *others):
+        if word.startswith("-") and not word.startswith(section):
+            raise UsageError(
+                f"{word} is not an option of this command. --help lists them; an option of the "
+                f"environment is {section}key=value."
+            )
+    name, words = split_words(first, others)
+    if name is None:
+        raise UsageError("no name is given. `mage list` shows the environments and opponents.")
+    given = [*(word.removeprefix(section) for word in words), *(pairs or ())]
+    return name, read_pairs(given, section + "key=value:")
+
+
 def read_pairs(texts: Sequence[str] | None, flag: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts or ():
@@ -79,16 +115,11 @@ def make_environment(name: str, options: dict[str, str]) -> Environment:
         key = ".".join(map(str, fault["loc"]))
         if fault["type"] == "extra_forbidden":
             raise UsageError(
-                f"--option {key} is unknown. {name} has {', '.join(kind.model_fields)}."
+                f"--environments.{key} is unknown. {name} has {', '.join(kind.model_fields)}."
             ) from None
-        given = (
-            f"{key}={fault['input']}"
-            if key
-            else " ".join(f"{one}={value}" for one, value in options.items())
-        )
-        raise UsageError(
-            f"--option {given}: {fault['msg'].removeprefix('Value error, ')}"
-        ) from None
+        given = {key: fault["input"]} if key else options
+        shown = " ".join(f"--environments.{one}={value}" for one, value in given.items())
+        raise UsageError(f"{shown}: {fault['msg'].removeprefix('Value error, ')}") from None
 
 
 def check_opponent_of(world: Environment, name: str | None) -> str:

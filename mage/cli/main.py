@@ -33,23 +33,12 @@ from mage.cli.verbs import (
 )
 from mage.config.errors import EXIT_STOPPED, EXIT_USAGE, DeviceError, UserError
 
-VERBS = (
-    train,
-    cluster,
-    warmup,
-    evaluate,
-    ceilings,
-    reproduce,
-    play,
-    credit,
-    plan,
-    show,
-    view,
-    export,
-    catalog,
-    new,
-    model,
-)
+VERBS = {
+    "Train": (train, warmup, cluster, plan),
+    "Measure": (evaluate, ceilings, reproduce, credit),
+    "Look": (play, view, export),
+    "Recipes, items and models": (show, catalog, new, model),
+}
 
 
 class Verbs(TyperGroup):
@@ -115,8 +104,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _group in VERBS:
-    app.add_typer(_group.verbs)
+for _title, _files in VERBS.items():
+    for _file in _files:
+        for _command in (*_file.verbs.registered_commands, *_file.verbs.registered_groups):
+            if not isinstance(_command.rich_help_panel, str):
+                _command.rich_help_panel = _title
+        app.add_typer(_file.verbs)
 
 
 def main() -> None:

@@ -155,7 +155,7 @@ def _locate(name: str, folder: str = "recipes") -> Path:
     advice = (
         "check the path"
         if name.endswith(".toml")
-        else f"mage/{folder}/ has {', '.join(known) or 'none'}; a file of your own ends with .toml"
+        else f"the {folder} are {', '.join(known) or 'none'}; a file of your own ends with .toml"
     )
     raise ConfigError(
         f"there is no {folder.removesuffix('s')} {name!r}{did_you_mean(name, known)}: {advice}"

@@ -6,6 +6,7 @@ Items are imported on demand, so this file imports none of them. `menu` reads na
 import ast
 import importlib
 import inspect
+import itertools
 import re
 import typing
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def menu(folder: str) -> list[tuple[str, str]]:
     """
     if folder in FILES:
         return [
-            (path.stem, _first_line(path.read_text("utf-8").lstrip("# ")))
+            (path.stem, _first_sentence(path.read_text("utf-8")))
             for path in sorted(FILES[folder].glob("*.toml"))
         ]
     if folder not in MENUS:
@@ -234,6 +235,16 @@ def _class_name(node: ast.ClassDef) -> str | None:
         ):
             return str(line.value.value)
     return None
+
+
+def _first_sentence(toml: str) -> str:
+    """The first sentence of the comment at the head of a file.
+
+    >>> _first_sentence("# A game\\n# of two. It is short.\\n[run]")
+    'A game of two.'
+    """
+    head = itertools.takewhile(lambda line: line.startswith("#"), toml.splitlines())
+    return re.split(r"(?<=\.)\s", " ".join(line.strip("# ") for line in head))[0]
 
 
 def _first_line(text: str | None) -> str:

@@ -155,6 +155,16 @@ def list_models() -> list[Model]:
     ]
 
 
+def count_parameters(number: int) -> str:
+    """
+    >>> count_parameters(213_000), count_parameters(4_022_000_000)
+    ('0.2 M parameters', '4.0 B parameters')
+    """
+    return (
+        f"{number / 1e9:.1f} B parameters" if number >= 1e9 else f"{number / 1e6:.1f} M parameters"
+    )
+
+
 def read_model(folder: Path) -> Model:
     """Size and number format of a model, read from the file headers only."""
     tensors = [

@@ -15,7 +15,7 @@ from mage.config.recipe import Recipe
 from mage.engines.base import Engine
 from mage.memory.base import Memory
 from mage.models.arithmetic import reset_arithmetic
-from mage.models.base import base_folder, model_folder
+from mage.models.base import base_folder, count_parameters, model_folder, read_model
 from mage.models.loading import load_model, pick_device, pick_dtype
 from mage.models.shapes import read_shape
 from mage.play import PlaySetup
@@ -81,6 +81,15 @@ def build_components(recipe: Recipe) -> Components:
     model = load_model(folder, recipe.model.dtype, recipe.run.device)
     torch.set_num_threads(recipe.run.threads or _default_threads(model, recipe.run.workers))
     return Components(recipe, model, chat, recipe.engine()(model, chat), warnings)
+
+
+def describe_model(recipe: Recipe) -> str:
+    """Which model plays, its size and its device, in one line."""
+    if find_item("engines", recipe.engines.name).own_chat() is not None:
+        name = recipe.engines.options.get("model", "")
+        return f"model {name} behind the engine {recipe.engines.name}".replace("  ", " ")
+    size = count_parameters(read_model(base_folder(recipe)).parameters)
+    return f"model {recipe.model.path}, {size}, on {pick_device(recipe.run.device)}"
 
 
 def _check_thinking(recipe: Recipe) -> None:

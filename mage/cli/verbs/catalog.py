@@ -3,26 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from mage.api.menus import OPTIONS, names, read_menu
 from mage.cli.arguments import (
+    OVERRIDES,
     AsJson,
-    Options,
+    WorldOptions,
     check_opponent_of,
     make_environment,
     print_json,
-    read_pairs,
+    read_world,
 )
-from mage.cli.check_run import check_run_folder, is_run
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
 from mage.config.errors import ConfigError, did_you_mean
 from mage.config.menus import FILES, MENUS, find_item, menu
 from mage.environments.base import Environment, check
 from mage.opponents.base import Opponent, find, known
+from mage.run_folder import RunFolder
 
 verbs = typer.Typer()
 KINDS = (*MENUS, *FILES, OPTIONS)
@@ -70,8 +71,9 @@ def list_menus(
 # --- Contracts ------------------------------------------------------------------------------
 
 
-@verbs.command(name="check", epilog="Example: mage check kuhn_poker")
+@verbs.command(name="check", context_settings=OVERRIDES, epilog="Example: mage check kuhn_poker")
 def check_item(
+    ctx: typer.Context,
     name: Annotated[
         str, typer.Argument(metavar="NAME|RUN", help="An environment, an opponent or a run folder.")
     ],
@@ -81,7 +83,7 @@ def check_item(
             metavar="NAME", help="Environment to check an opponent in. Default: all that it plays."
         ),
     ] = None,
-    option: Options = None,
+    option: WorldOptions = None,
     games: Annotated[int, typer.Option(min=1, help="Number of random games.")] = 50,
     folder: Annotated[
         Path, typer.Option("--golden", metavar="FOLDER", help="Folder of the golden play-throughs.")
@@ -93,32 +95,42 @@ def check_item(
 ) -> None:
     """Test the contract of an environment or an opponent, or verify the files of a run.
 
-    The exit code is 1 if there is a fault.
+    The exit code is 1 if there is a fault. Options of the environment are
+    --environments.key=value.
     """
-    if is_run(name):
-        check_run_folder(Path(name), as_json)
-    options = read_pairs(option, "--option")
+    name, options = read_world(name, ctx.args, option)
+    if (Path(name) / "recipe.toml").is_file() or ("/" in name and Path(name).is_dir()):
+        from mage.api.check_run import check_run
+
+        run = check_run(RunFolder.open_whole(Path(name)))
+        _show_verdict(name, "run", run.faults, run.notes, as_json)
     opponent = _known_opponent(name)
     if opponent is None:
         if environment is not None:
             raise UsageError(f"--environment has no effect: {name} is an environment itself")
         path = folder / f"{'-'.join([name, *options.values()])}.txt"
-        faults, notes = _check_environment(make_environment(name, options), path, games, write)
-    else:
-        if write:
-            raise UsageError(
-                f"--write has no effect: {name} is an opponent. "
-                "Only environments have a golden play-through."
-            )
-        faults, notes = _check_opponent(
-            name, opponent, [environment] if environment else _plays(opponent), options, games
+        found = _check_environment(make_environment(name, options), path, games, write)
+        _show_verdict(name, "environment", *found, as_json)
+    if write:
+        raise UsageError(
+            f"--write has no effect: {name} is an opponent. "
+            "Only environments have a golden play-through."
         )
+    assert opponent is not None, "an environment has ended the command"
+    worlds = [environment] if environment else _plays(opponent)
+    found = _check_opponent(name, opponent, worlds, options, games)
+    _show_verdict(name, "opponent", *found, as_json)
+
+
+def _show_verdict(
+    name: str, kind: str, faults: Sequence[str], notes: Sequence[str], as_json: bool
+) -> NoReturn:
+    """Show what is wrong and end the command; exit code 1 if something is."""
     if as_json:
-        kind = "environment" if opponent is None else "opponent"
-        print_json({"name": name, "kind": kind, "faults": faults, "notes": notes})
+        print_json({"name": name, "kind": kind, "faults": list(faults), "notes": list(notes)})
     else:
-        verdict = f"{name}: {f'{len(faults)} faults' if faults else 'no faults'}"
-        for line in (*(f"fault: {fault}" for fault in faults), *notes, verdict):
+        count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}" if faults else "no faults"
+        for line in (*(f"fault: {fault}" for fault in faults), *notes, f"{name}: {count}"):
             console().print(line, markup=False, soft_wrap=True)
     raise typer.Exit(1 if faults else 0)
 

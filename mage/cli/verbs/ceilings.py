@@ -7,14 +7,17 @@ from typing import Annotated, Any, Literal
 import typer
 
 from mage.cli.arguments import (
+    OVERRIDES,
     AsJson,
-    Options,
     Seat,
+    World,
+    WorldOptions,
     check_opponent_of,
     find_seat,
     make_environment,
     print_json,
     read_pairs,
+    read_world,
 )
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
@@ -28,12 +31,12 @@ Objective = Literal["score", "win"]
 
 @verbs.command(
     name="ceilings",
+    context_settings=OVERRIDES,
     epilog="Example: mage ceilings rock_paper_scissors --population dirichlet-0.5 --throws 3",
 )
 def show_ceilings(
-    environment: Annotated[
-        str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")
-    ],
+    ctx: typer.Context,
+    environment: World,
     weights: Annotated[
         str | None, typer.Option(metavar="NAME=SHARE,...", help="The opponents and their shares.")
     ] = None,
@@ -57,11 +60,15 @@ def show_ceilings(
             "weight per episode.",
         ),
     ] = "score",
-    option: Options = None,
+    option: WorldOptions = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exact bounds: without adapting, the best learner's episode N, knowing the opponent."""
-    options = read_pairs(option, "--option") | ({} if throws is None else {"throws": str(throws)})
+    """Exact bounds: without adapting, the best learner's episode N, knowing the opponent.
+
+    Options of the environment are --environments.key=value.
+    """
+    environment, options = read_world(environment, ctx.args, option)
+    options |= {} if throws is None else {"throws": str(throws)}
     world = make_environment(environment, options)
     shares = _read_shares(weights, population)
     for name in shares:

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mage.api.menus import names
-from mage.cli.arguments import OVERRIDES, split_words
-from mage.cli.terminal import UsageError
+from mage.cli.arguments import OVERRIDES, RecipeName, need_recipe, split_words
 from mage.config.loading import load_recipe
 
 verbs = typer.Typer()
@@ -20,10 +18,7 @@ verbs = typer.Typer()
 )
 def cluster(
     ctx: typer.Context,
-    recipe: Annotated[
-        str | None,
-        typer.Argument(metavar="RECIPE", help="A name of `mage list recipes` or a .toml file."),
-    ] = None,
+    recipe: RecipeName = None,
     ranks: Annotated[
         int, typer.Option(min=1, help="Processes that share the work of an update.")
     ] = 1,
@@ -55,11 +50,8 @@ def cluster(
     share. Any option of the recipe can be changed with --section.option=value.
     """
     name, overrides = split_words(recipe, ctx.args)
-    if resume is None and name is None:
-        raise UsageError(
-            f"no recipe is given. Name one of {names('recipes')}, or a .toml file. "
-            "To continue a run, use --resume RUN."
-        )
+    if resume is None:
+        need_recipe(name, "To continue a run, use --resume RUN.")
     if name is not None:
         load_recipe(name, overrides)  # a mistake is reported before the cluster is used
     words = ["train", *([name] if name else []), *overrides, "--runs", str(runs.resolve())]

@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mage.cli import exact_table, population_table
-from mage.cli.arguments import (
-    OVERRIDES,
-    AsJson,
-    Keep,
-    make_notes,
-    print_json,
-    split_words,
-)
+from mage.cli import evaluate_tables as more_tables
+from mage.cli.arguments import OVERRIDES, AsJson, Keep, make_notes, print_json, split_words
 from mage.cli.terminal import PIPE, UsageError, console, say
 from mage.run_folder import RunFolder
 from mage.types import Split, Task
@@ -88,15 +81,15 @@ def evaluate(
     memory: MemoryOf = None,
     panel: Panel = "final",
     exact: IsExact = False,
-    players: exact_table.Players = 100,
+    players: more_tables.Players = 100,
     compare: Compare = None,
     tasks: Tasks = None,
-    population: population_table.Population = None,
-    throws: population_table.Throws = None,
-    matches: population_table.Matches = 2,
-    references: population_table.References = "",
-    agent: population_table.WithAgent = True,
-    page: population_table.Page = None,
+    population: more_tables.Population = None,
+    throws: more_tables.Throws = None,
+    matches: more_tables.Matches = 2,
+    references: more_tables.References = "",
+    agent: more_tables.WithAgent = True,
+    page: more_tables.Page = None,
     by: By = "",
     as_json: AsJson = False,
 ) -> None:
@@ -123,14 +116,14 @@ def evaluate(
 
     notes = None if memory is None else make_notes(memory)
     if population is not None:
-        changes |= population_table.throw_options(throws)
+        changes |= more_tables.throw_options(throws)
         candidate = find_candidate(name, overrides, checkpoint, say, changes)
-        population_table.show_population(
+        more_tables.show_population(
             candidate, population, matches, references, notes, agent, page, as_json
         )
     elif exact:
         candidate = find_candidate(name, overrides, checkpoint, say, changes)
-        exact_table.show_exact(candidate, split, notes, players, as_json)
+        more_tables.show_exact(candidate, split, notes, players, as_json)
     else:
         candidates = [find_candidate(one, overrides, checkpoint, say, changes) for one in chosen]
         _evaluate_panel(candidates, split, panel, size, memory, as_json, stored, tasks, shown_by)
@@ -284,8 +277,10 @@ def _play(
 ) -> "Evaluation":
     """Play a panel; a status line counts the tasks."""
     from mage.api.agents import play_panel
+    from mage.training.build import describe_model
 
     recipe = candidate.components.recipe
+    say(describe_model(recipe))
     count = (size or recipe.panel_size(panel)) * recipe.plays_of(panel)
     with console(stderr=True).status(
         f"{candidate.title}: playing {count:,} meta-episodes"

@@ -12,6 +12,7 @@ from mage.models.base import (
     EMBEDDED,
     SHIPPED,
     Model,
+    count_parameters,
     list_models,
     models_folder,
     named_sources,
@@ -185,4 +186,4 @@ def _row(one: Model) -> tuple[str, ...]:
 
 
 def _figures(one: Model) -> str:
-    return f"{one.parameters / 1e6:,.1f} M parameters, {one.bytes / 1e6:,.0f} MB ({one.dtype})"
+    return f"{count_parameters(one.parameters)}, {one.bytes / 1e6:,.0f} MB ({one.dtype})"

@@ -10,6 +10,7 @@ from mage.cli.terminal import console
 from mage.cli.terminal.tables import plain_table
 from mage.config.errors import EXIT_USAGE
 from mage.config.loading import load_recipe
+from mage.models.base import count_parameters
 from mage.models.shapes import PRESETS, find_shape
 from mage.training.memory_plan import GB, MemoryPlan, advice, plan_memory
 
@@ -56,14 +57,15 @@ def plan(
     """
     _, overrides = split_words(None, ctx.args)
     chosen = load_recipe(recipe, overrides)
-    shape = find_shape(model or chosen.model.path)
+    named = model or chosen.model.path
+    shape = find_shape(named)
     found = plan_memory(
         chosen, shape, gpu_memory * GB, half_precision=chosen.model.dtype != "float32"
     )
     if as_json:
         typer.echo(json.dumps(_figures(found, gpu_memory)))
     else:
-        _print(found, gpu_memory)
+        _print(found, gpu_memory, named)
     if not found.fits:
         raise typer.Exit(EXIT_USAGE)
 
@@ -88,11 +90,11 @@ def _figures(plan: MemoryPlan, memory: float) -> dict[str, Any]:
     }
 
 
-def _print(plan: MemoryPlan, memory: float) -> None:
+def _print(plan: MemoryPlan, memory: float, model: str) -> None:
     rows = [[name, f"{size:.1f}", PHASES[name]] for name, size in plan.parts().items()]
     rows += [["play", f"{plan.play / GB:.1f}", ""], ["learn", f"{plan.learn / GB:.1f}", ""]]
     title = (
-        f"{plan.shape.parameters / 1e9:.2f} B parameters; "
+        f"model {model}, {count_parameters(plan.shape.parameters)}; "
         f"{plan.usable / GB:.1f} of {memory:g} GB can be used"
     )
     out = console()

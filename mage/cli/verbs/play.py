@@ -10,16 +10,18 @@ import typer
 from mage.api.menus import names
 from mage.cli.arguments import (
     AGENT,
+    OVERRIDES,
     AsJson,
     Keep,
-    Options,
     Seat,
+    World,
+    WorldOptions,
     check_opponent_of,
     find_seat,
     make_environment,
     make_notes,
     print_json,
-    read_pairs,
+    read_world,
 )
 from mage.cli.terminal import UsageError, console, say
 from mage.config.menus import find_item
@@ -28,11 +30,13 @@ from mage.types import MetaEpisode, Task
 verbs = typer.Typer()
 
 
-@verbs.command(epilog="Example: mage play kuhn_poker --against conservative --seat second")
+@verbs.command(
+    context_settings=OVERRIDES,
+    epilog="Example: mage play kuhn_poker --against conservative --seat second",
+)
 def play(
-    environment: Annotated[
-        str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")
-    ],
+    ctx: typer.Context,
+    environment: World,
     against: Annotated[
         str | None,
         typer.Option(metavar="OPPONENT", help="A name of `mage list opponents`, or `agent`."),
@@ -45,7 +49,7 @@ def play(
         int | None,
         typer.Option(min=0, help="The same seed gives the same deals. Default: random."),
     ] = None,
-    option: Options = None,
+    option: WorldOptions = None,
     watch: Annotated[
         bool,
         typer.Option(
@@ -66,10 +70,13 @@ def play(
     memory: Annotated[Keep | None, typer.Option(help="The agent's memory.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play in the terminal against an opponent or against the agent, or watch an agent play."""
+    """Play in the terminal against an opponent or against the agent, or watch an agent play.
+
+    Options of the environment are --environments.key=value.
+    """
+    environment, options = read_world(environment, ctx.args, option)
     of_agent = {"--run": run, "--memory": memory, "--model": model}
     _check_play(environment, against, watch, as_json, of_agent)
-    options = read_pairs(option, "--option")
     world = make_environment(environment, options)
     opponent = "" if against == AGENT else check_opponent_of(world, against)
     place = find_seat(world, seat)
@@ -82,8 +89,10 @@ def play(
         console().print(f"(to play the same deals again: --seed {seed})", style="dim")
         return
     from mage.api.agents import find_player
+    from mage.training.build import describe_model
 
     components = find_player(environment, world, options, run, model, say).components
+    say(describe_model(components.recipe))
     notes = None if memory is None else make_notes(memory)
     setup = replace(components.play_setup(evaluating=True, memory=notes), episodes=episodes)
     if against == AGENT:

@@ -1,13 +1,11 @@
 """`mage show`: a recipe with every option."""
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
-from mage.api.menus import names
-from mage.cli.arguments import OVERRIDES, AsJson, print_json, split_words
-from mage.cli.terminal import UsageError, console
+from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print_json, split_words
+from mage.cli.terminal import console
 from mage.cli.terminal.tables import plain_table
 from mage.config.describe import Option, describe_recipe
 from mage.config.toml import show_value
@@ -21,10 +19,7 @@ verbs = typer.Typer()
 )
 def show(
     ctx: typer.Context,
-    recipe: Annotated[
-        str | None,
-        typer.Argument(metavar="RECIPE", help="A recipe, with parts: kuhn_poker+mage."),
-    ] = None,
+    recipe: RecipeName = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every option of a recipe: value, default, source and meaning.
@@ -33,9 +28,7 @@ def show(
     --section.option=value.
     """
     name, overrides = split_words(recipe, ctx.args)
-    if name is None:
-        raise UsageError(f"which recipe? There are {names('recipes')}, or a .toml file of your own")
-    found = describe_recipe(name, overrides)
+    found = describe_recipe(need_recipe(name), overrides)
     if as_json:
         print_json(
             {

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group
 
-from mage.api.menus import names
-from mage.cli.arguments import OVERRIDES, AsJson, print_json, split_words
+from mage.cli.arguments import (
+    OVERRIDES,
+    AsJson,
+    RecipeName,
+    need_recipe,
+    print_json,
+    split_words,
+)
 from mage.cli.terminal import UsageError, console
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
@@ -21,10 +27,6 @@ if TYPE_CHECKING:  # slow to load
     from mage.ranks.ranks import Ranks
 
 verbs = typer.Typer()
-Overridden = Annotated[
-    str | None,
-    typer.Argument(metavar="RECIPE", help="A name of `mage list recipes` or a .toml file."),
-]
 
 
 @verbs.command(
@@ -32,7 +34,7 @@ Overridden = Annotated[
 )
 def train(
     ctx: typer.Context,
-    recipe: Overridden = None,
+    recipe: RecipeName = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Continue this run folder.")
     ] = None,
@@ -55,13 +57,8 @@ def train(
         def open_folder(job: str = "") -> RunFolder:
             return _open_to_resume(path)
 
-    elif name is None:
-        raise UsageError(
-            f"no recipe is given. Name one of {names('recipes')}, or a .toml file. "
-            "To continue a run, use --resume RUN."
-        )
     else:
-        title = name
+        title = need_recipe(name, "To continue a run, use --resume RUN.")
 
         def open_folder(job: str = "") -> RunFolder:
             return _new_run(title, overrides, runs, job)
@@ -125,7 +122,7 @@ def _train(run: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> None:
     def say(line: str) -> None:
         err.print(line, markup=False, soft_wrap=True)
 
-    say(f"run folder {run.path}; loading the model")
+    say(f"run folder {run.path}")
     from mage.ranks.ranks import Ranks
     from mage.training.stages import begin_stages
 
@@ -141,6 +138,7 @@ def _train_folder(folder: RunFolder, run: RunFolder, is_new: bool, ranks: "Ranks
     from mage.ranks.stop import Stopped, StopSignals
     from mage.report.loggers import make_loggers
     from mage.report.run_results import read_run_results
+    from mage.training.build import describe_model
     from mage.training.callbacks import CallbackList
     from mage.training.trainer import train as train_run
 
@@ -150,6 +148,12 @@ def _train_folder(folder: RunFolder, run: RunFolder, is_new: bool, ranks: "Ranks
         StopSignals(display.say) as stop,
     ):
         try:
+            display.say(describe_model(folder.recipe))
+            if (cores := os.cpu_count() or 1) < folder.recipe.run.workers:
+                display.say(
+                    f"warning: run.workers = {folder.recipe.run.workers} on {cores} cores. More "
+                    "workers than cores are slower; lower run.workers."
+                )
             loggers = make_loggers(folder.recipe.run.loggers, display.say)
             train_run(folder.path, CallbackList([display, *loggers]), stop, ranks=ranks)
         except (Stopped, KeyboardInterrupt) as end:
@@ -184,7 +188,7 @@ def _has_begun(path: Path) -> bool:
     )
 
 
-@verbs.command(epilog="Example: mage report runs/demo-1")
+@verbs.command(epilog="Example: mage report runs/demo-1", rich_help_panel="Look")
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     as_json: AsJson = False,

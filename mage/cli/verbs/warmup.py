@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mage.api.menus import names
-from mage.cli.arguments import OVERRIDES, AsJson, print_json, split_words
+from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print_json, split_words
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
 from mage.config.loading import load_recipe
@@ -24,10 +23,7 @@ verbs = typer.Typer()
 )
 def warmup(
     ctx: typer.Context,
-    recipe: Annotated[
-        str | None,
-        typer.Argument(metavar="RECIPE", help="A name of `mage list recipes` or a .toml file."),
-    ] = None,
+    recipe: RecipeName = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder of the new model. Default: runs/RECIPE-warm."),
@@ -40,8 +36,7 @@ def warmup(
     --section.option=value.
     """
     name, overrides = split_words(recipe, ctx.args)
-    if name is None:
-        raise UsageError(f"no recipe is given. Name one of {names('recipes')}, or a .toml file.")
+    name = need_recipe(name)
     target = out or Path("runs") / f"{Path(name).stem}-warm"
     if target.exists():
         raise UsageError(
