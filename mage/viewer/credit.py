@@ -85,7 +85,7 @@ def _explain(row: _Row, rows: Sequence[_Row], estimator: str, options: dict[str,
         "advantage": credit.advantage,
         "parts": credit.parts,
         "compared": compared,
-        "sentences": _sentences(row, compared),
+        "sentences": _sentences(row, compared, options),
     }
 
 
@@ -153,15 +153,26 @@ def _part(name: str, row: _Row, rows: Sequence[_Row], value: Any) -> Json:
     }
 
 
-def _sentences(row: _Row, compared: Sequence[Json]) -> list[str]:
+def _sentences(row: _Row, compared: Sequence[Json], options: dict[str, Any]) -> list[str]:
     credit = row.credit
     terms = [f"{_signed(value)} ({name.replace('_', ' ')})" for name, value in credit.parts.items()]
     parts = " ".join([*terms[:1], *(f"{term[0]} {term[1:]}" for term in terms[1:])])
     return [
         f"Advantage {_signed(credit.advantage)} = {parts}.",
-        *(_part_sentence(row, part) for part in compared),
+        *(_part_sentence(row, part) + _weight_sentence(row, part, options) for part in compared),
         *([f"The reply itself cost {abs(credit.penalty):.2f}."] if credit.penalty else []),
     ]
+
+
+def _weight_sentence(row: _Row, part: Json, options: dict[str, Any]) -> str:
+    """Why a difference counts less or not at all: the weight of its part in the recipe."""
+    of_reflection = part["part"] == "episode" and row.credit.index < 0
+    name = "reflection_weight" if of_reflection else f"{part['part']}_weight"
+    weight = options.get(name, 1.0)
+    if weight == 1:
+        return ""
+    effect = "so this difference does not count" if weight == 0 else "which scales this difference"
+    return f" The recipe sets advantages.{name} = {weight:g}, {effect}."
 
 
 def _part_sentence(row: _Row, part: Json) -> str:

@@ -9,7 +9,7 @@
     ["c", "compare selected runs"],
     ["Enter", "open the row"],
     ["← →", "previous, next meta-episode"],
-    ["Esc", "back"],
+    ["Esc", "back; leave the search box"],
     ["r", "list of runs"],
     ["t", "dark or light"],
     ["?", "this help"],
@@ -26,6 +26,7 @@
   mage.useKeys = (keys) => {
     useEffect(() => {
       const press = (event) => {
+        if (event.key === "Escape" && event.target.matches("input, select")) event.target.blur();
         if (
           event.ctrlKey ||
           event.metaKey ||
@@ -65,6 +66,16 @@
     return html`<p class="problem">There is no page ${parts.join("/")}.</p>`;
   }
 
+  function titleOf([kind, id, tab, name, number]) {
+    const view = {episodes: "meta-episodes", strip: "adaptation", recipe: "recipe"}[tab];
+    const parts = {
+      run: tab === "meta" ? [`${mage.setName(name)} #${number}`, id] : [view, id],
+      compare: [`compare ${(id || "").split(",").join(" and ")}`],
+      table: [id],
+    }[kind];
+    return [...(parts || ["runs"]), "MAGE"].filter(Boolean).join(" · ");
+  }
+
   function Safe(props) {
     const [error, reset] = useErrorBoundary();
     useEffect(() => reset(), [props.address]);
@@ -97,7 +108,10 @@
       addEventListener("hashchange", change);
       return () => removeEventListener("hashchange", change);
     }, []);
-    const dark = theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    useEffect(() => {
+      document.title = titleOf(address.parts);
+    }, [address]);
+    const dark = mage.isDark();
     const swap = () => {
       const next = dark ? "light" : "dark";
       remember("mage-theme", next);
@@ -115,14 +129,14 @@
         <span class="grow"></span>${mage.isStatic && html`<span class="quiet">static copy</span>`}
         <button onClick=${swap} aria-label="Dark or light">${dark ? "☀" : "☾"}</button><button
           onClick=${() => setHelp(!help)} aria-label="Keys">?</button></header>
+      <main><${Safe} ...${address} address=${location.hash} /></main>
       ${
         help &&
         html`<div class="help" role="dialog" aria-label="Keys"><h2>Keys</h2>
           <dl>${KEYS.map(([key, text]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${text}</dd>
           </div>`)}</dl>
         <button onClick=${() => setHelp(false)}>Close</button></div>`
-      }
-      <main><${Safe} ...${address} address=${location.hash} /></main>`;
+      }`;
   }
 
   const theme = remember("mage-theme");

@@ -67,9 +67,9 @@
       )}</tbody></table></div>
       ${
         open !== null &&
-        html`<div class="sides"><div><h3>${names[0]}</h3><${mage.MetaBody} id=${first.id}
+        html`<div class="sides"><div><p class="side">${names[0]}</p><${mage.MetaBody} id=${first.id}
           name=${panel.first} number=${open} /></div>
-        <div><h3>${names[1]}</h3><${mage.MetaBody} id=${second.id} name=${panel.second}
+        <div><p class="side">${names[1]}</p><${mage.MetaBody} id=${second.id} name=${panel.second}
           number=${open} /></div></div>`
       }`;
   }
@@ -134,7 +134,7 @@
     const same = ids.length === 2 && ids[0] === ids[1];
     const coloured = (same ? runs.slice(0, 1) : runs).map((run, k) => ({
       ...run,
-      colour: mage.colours[k % mage.colours.length],
+      colour: mage.colour(k),
     }));
     const last = coloured[0].episodes;
     const pick = (
@@ -150,6 +150,7 @@
         !same &&
         html`<${mage.Plot}
           title=${`${coloured[0].percent ? "Success" : "Score"} of the last episode, over training`} percent=${coloured[0].percent} height=${320} sync="compare"
+          yLabel=${coloured[0].measure}
         lines=${coloured.flatMap((run) => [
           ...mage.metricLines([run, run], `${run.measure}_${run.episodes}`).slice(0, 1),
           ...[

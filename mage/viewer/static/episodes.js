@@ -74,7 +74,7 @@
         return title.startsWith("###")
           ? html`<details class="written"><summary>${mage.clean(title.slice(4))}</summary>
               <${mage.Text} text=${text} kind="block" /></details>`
-          : html`<h3>${mage.clean(title.slice(3))}</h3>${text && html`<p class="quiet">${mage.clean(text)}</p>`}`;
+          : html`<h2>${mage.clean(title.slice(3))}</h2>${text && html`<p class="quiet">${mage.clean(text)}</p>`}`;
       })}`;
   }
 
@@ -136,7 +136,7 @@
         <span class="quiet count"
           id="count">${rows.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} meta-episodes${loading ? ", loading …" : ""}${left > 0 ? `; ${left.toLocaleString("en")} more are not in this copy` : ""}</span>
       </div>
-      <${mage.VirtualList} rows=${sorted} selected=${at}
+      <${mage.VirtualList} rows=${sorted} selected=${at} label="Meta-episodes"
         columns=${`minmax(190px,2fr) minmax(110px,1.2fr) 70px ${Math.max(90, 15 * longest + 16)}px minmax(130px,1.3fr) 80px 70px 70px 80px`}
         header=${html`${[
           ["set", "set", "left"],
@@ -156,17 +156,19 @@
           row,
           k,
           on,
-        ) => html`<a class=${`vrow ${on ? "at" : ""}`} role="row" key=${`${row.set}/${row.number}`}
-          href=${open(row)}>
-          <span class="left"><small class="quiet">#${row.number}</small> ${mage.setName(row.set)} <small
+        ) => html`<div class=${`vrow ${on ? "at" : ""}`} role="row"
+          key=${`${row.set}/${row.number}`} onClick=${() => (location.hash = open(row))}>
+          <span role="cell" class="left"><a href=${open(row)}><small
+            class="quiet">#${row.number}</small> ${mage.setName(row.set)}</a> <small
             class="quiet">${row.set.startsWith("step") ? `g${row.group} m${row.member}` : ""}</small></span>
-          <span class="left">${mage.clean(row.opponent) || "–"}</span><span
-            class=${row.opponent ? "" : "quiet"}>${row.opponent ? mage.seat(row.seat) : "–"}</span>
-          <span class="left"><${mage.Cells} outcomes=${row.outcomes} scores=${row.scores} /></span>
-          <span>${scoresText(row.scores)}</span>
-          <span class=${row.gain > 0 ? "up" : row.gain < 0 ? "down" : "quiet"}>${mage.score(row.gain, Number.isInteger(row.gain) ? 0 : 2)}</span>
-          <span class=${row.illegal ? "down" : "quiet"}>${row.illegal}</span><span
-            class=${row.cut_off ? "down" : "quiet"}>${row.cut_off}</span><span>${row.tokens}</span>
-            </a>`} />`;
+          <span role="cell" class="left">${mage.clean(row.opponent) || "–"}</span>
+          <span role="cell" class=${row.opponent ? "" : "quiet"}>${row.opponent ? mage.seat(row.seat) : "–"}</span>
+          <span role="cell" class="left"><${mage.Cells} outcomes=${row.outcomes}
+            scores=${row.scores} /></span>
+          <span role="cell">${scoresText(row.scores)}</span>
+          <span role="cell" class=${row.gain > 0 ? "up" : row.gain < 0 ? "down" : "quiet"}>${brief(row.gain)}</span>
+          <span role="cell" class=${row.illegal ? "down" : "quiet"}>${row.illegal}</span>
+          <span role="cell" class=${row.cut_off ? "down" : "quiet"}>${row.cut_off}</span>
+          <span role="cell">${row.tokens}</span></div>`} />`;
   };
 })();

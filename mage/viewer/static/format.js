@@ -5,8 +5,17 @@
   const LONG = 20000; // characters of a text that are shown at first
 
   const sign = (text) => text.replace("-", "−");
-  mage.colours = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195"];
-  mage.episodeColours = ["#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#E69F00"];
+  // Colours of Okabe and Ito; on dark paper the dark ones are lighter.
+  const LIGHTER = {"#0072B2": "#5AA9E6", "#009E73": "#3CC29A", "#D55E00": "#FF8A3D", "#7A5195": "#B58BD6"};
+  mage.isDark = () =>
+    mage.theme ? mage.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const shade = (colour) => (mage.isDark() && LIGHTER[colour]) || colour;
+  const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195"];
+  const EPISODES = ["#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#0072B2"];
+  const STAGES = {after: "#0072B2", before: "#8A8F98", emptied: "#E69F00"};
+  mage.colour = (k) => shade(COLOURS[k % COLOURS.length]);
+  mage.episodeColour = (k) => shade(EPISODES[k % EPISODES.length]);
+  mage.stageColour = (stage) => shade(STAGES[stage]);
 
   // Digits without the sign of a zero: -0.001 with two digits is 0.00.
   const fixed = (value, digits) => {

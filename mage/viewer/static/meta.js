@@ -132,7 +132,7 @@
     };
     return html`<div
       class=${`turn ${turn.kind} ${turn.legal || turn.kind === "reflect" ? "" : "illegal"} ${focus ? "focus" : ""}`} id=${`turn-${number}-${index}`}>
-      ${title && html`<h4>${title}</h4>`}
+      ${title && html`<h3>${title}</h3>`}
       ${board}
       ${turn.kind === "play" && html`<details open=${!board}><summary>state</summary><${mage.Text}
         text=${turn.observation} /></details>`}
@@ -188,7 +188,7 @@
       credit=${credits[`${meta.number},${of},${index}`]} focus=${focus === `${of}.${index}`}
         key=${`${meta.number}.${of}.${index}`} />`;
     return html`<section class="column" aria-label=${`Episode ${number + 1}`}>
-      <header class=${episode.outcome}><h3>Episode ${number + 1}</h3><b>${episode.outcome}</b>
+      <header class=${episode.outcome}><h2>Episode ${number + 1}</h2><b>${episode.outcome}</b>
         <span>score ${mage.score(episode.score, 2)}, reward ${mage.score(episode.reward, 1)}${episode.ending !== "finished" ? `, ended by ${ENDINGS[episode.ending] || episode.ending}` : ""}</span></header>
       <details class="memory" open=${meta.memories[number] && meta.memories[number].length < 900}>
         <summary>Memory shown</summary><${mage.Text} text=${meta.memories[number]} /></details>

@@ -2,7 +2,6 @@
 "use strict";
 (function () {
   const {html} = htmPreact;
-  const COLOURS = {after: "#0072B2", before: "#8A8F98", emptied: "#E69F00"};
   const MEASURES = [
     ["score", "score", false],
     ["success", "success", true],
@@ -44,8 +43,7 @@
     const numbers = first.episodes.map((one) => one.episode);
     const lines = stages.map((one) => ({
       label: one.title,
-      colour: COLOURS[one.stage],
-      dots: true,
+      colour: mage.stageColour(one.stage),
       xs: one.overall.episodes.map((episode) => episode.episode),
       ys: ofEpisode(one, name, "value"),
       low: ofEpisode(one, name, "low"),
@@ -64,7 +62,7 @@
         ? [{label: "best without adapting", y: first.non_adapting}]
         : [];
     return html`<${mage.Plot} title=${`${percent ? "Success" : "Score"} by episode, ${mage.splitName(panel.split)} panel`}
-      note=${`${first.tasks.toLocaleString("en")} tasks, 95 % intervals.`} xLabel="episode"
+      note=${`${first.tasks.toLocaleString("en")} tasks, 95 % intervals.`} xLabel="episode" yLabel=${name}
       percent=${percent} height=${300} lines=${exact ? [...lines, best] : lines} bounds=${bounds} right=${true} />`;
   };
 

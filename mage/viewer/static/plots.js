@@ -25,16 +25,29 @@
     return [xs, ...columns];
   }
 
-  // Points with intervals, moved aside by some pixels so that several lines can be told apart.
+  const isNumber = (value) => value !== null && value !== undefined;
+
+  // A line with intervals, moved aside by some pixels so that several of them can be told apart.
+  // Line, points and bars move together; the points of a select panel have no line.
   function drawIntervals(u, line, ratio, aside) {
     const {ctx} = u;
     ctx.strokeStyle = ctx.fillStyle = line.colour;
-    ctx.lineWidth = 1.6 * ratio;
     ctx.setLineDash([]);
+    if (!line.points) {
+      ctx.lineWidth = 2 * ratio;
+      ctx.beginPath();
+      line.xs.forEach(
+        (x, k) =>
+          isNumber(line.ys[k]) &&
+          ctx.lineTo(u.valToPos(x, "x", true) + aside, u.valToPos(line.ys[k], "y", true)),
+      );
+      ctx.stroke();
+    }
+    ctx.lineWidth = 1.6 * ratio;
     line.xs.forEach((x, k) => {
-      if (line.ys[k] === null || line.ys[k] === undefined) return;
+      if (!isNumber(line.ys[k])) return;
       const left = u.valToPos(x, "x", true) + aside;
-      if (line.low[k] !== null && line.low[k] !== undefined) {
+      if (isNumber(line.low[k])) {
         ctx.globalAlpha = 0.5;
         ctx.beginPath();
         ctx.moveTo(left, u.valToPos(line.low[k], "y", true));
@@ -42,7 +55,6 @@
         ctx.stroke();
       }
       ctx.globalAlpha = 1;
-      if (!line.points) return;
       ctx.beginPath();
       ctx.arc(left, u.valToPos(line.ys[k], "y", true), 3.6 * ratio, 0, 2 * Math.PI);
       ctx.fill();
@@ -66,7 +78,7 @@
     });
   }
 
-  function drawExtras(u, {lines, bounds, borders, right}, format) {
+  function drawExtras(u, {lines, bounds = [], borders = [], right, percent}) {
     const {ctx} = u;
     ctx.save();
     ctx.beginPath();
@@ -95,7 +107,7 @@
         (other) =>
           other.y > bound.y && Math.abs(u.valToPos(other.y, "y", true) - y) < 18 * ratio,
       );
-      const text = `${bound.label} ${format(bound.y)}`;
+      const text = `${bound.label} ${mage.figure(bound.y, percent)}`;
       const base = close ? y + 14 * ratio : y - 5 * ratio;
       ctx.globalAlpha = 0.75;
       ctx.fillStyle = colour("--paper");
@@ -127,13 +139,15 @@
   }
 
   function options(props, size, onHover) {
-    const {lines, bounds = [], borders = [], right, percent, zero, sync, integer = true} = props;
-    const format = (value) => (percent ? mage.percent(value) : mage.short(value));
+    const {lines, bounds = [], percent, zero, sync, xLabel = "update", yLabel} = props;
     const axis = {
       stroke: colour("--quiet"),
       grid: {stroke: colour("--line"), width: 1},
       ticks: {show: false},
       font: "11px system-ui, sans-serif",
+      labelFont: "11px system-ui, sans-serif",
+      labelSize: 16,
+      labelGap: 2,
     };
     return {
       ...size,
@@ -159,11 +173,13 @@
           ...axis,
           grid: {show: false},
           size: 26,
-          incrs: integer ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] : undefined,
+          label: xLabel,
+          incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000],
         },
         {
           ...axis,
           size: 58,
+          label: yLabel,
           values: (u, values) =>
             values.map((value) =>
               percent ? `${Number((100 * value).toPrecision(3))} %` : mage.short(value),
@@ -176,14 +192,14 @@
           label: line.label,
           stroke: line.colour,
           alpha: line.faint ? 0.25 : 1,
-          width: line.points ? 0 : line.faint ? 1 : 2,
+          width: line.low ? 0 : line.faint ? 1 : 2, // drawIntervals draws lines with intervals
           dash: line.dash,
           spanGaps: true,
-          points: {show: line.dots || (!line.points && line.xs.length < 2), size: 6},
+          points: {show: !line.low && line.xs.length < 2, size: 6},
         })),
       ],
       hooks: {
-        draw: [(u) => drawExtras(u, {lines, bounds, borders, right}, format)],
+        draw: [(u) => drawExtras(u, props)],
         setCursor: [
           (u) =>
             onHover(
@@ -232,7 +248,8 @@
       ${note && html`<p class="quiet note">${note}</p>`}
       ${
         lines.length
-          ? html`<div class="canvas" ref=${place}>
+          ? html`<div class="canvas" ref=${place} role="img"
+              aria-label=${`${title}, by ${xLabel}: ${[...new Set(named.map((line) => line.label))].join(", ")}`}>
             ${
               hover &&
               html`<div class="tip"
@@ -260,7 +277,7 @@
       const table = name.startsWith("time:") ? run.timing : run.metrics;
       const values = table[name.replace("time:", "")];
       if (!values || values.every((value) => value === null)) return [];
-      const shade = run.colour || mage.colours[k % mage.colours.length];
+      const shade = run.colour || mage.colour(k);
       const line = {label: label || run.title, colour: shade, xs: table.update};
       return runs.length > 1
         ? [{...line, ys: mage.smooth(values)}]

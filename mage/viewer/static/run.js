@@ -12,7 +12,8 @@
   mage.RunHead = ({id, run, tab}) => html`
     <div class="bar"><h1>${mage.clean(run.title)}</h1><${mage.State} state=${run.state} /></div>
     <p class="quiet">${run.environment} · ${run.updates.toLocaleString("en")} of ${run.total.toLocaleString("en")} updates
-      · ${run.played.toLocaleString("en")} episodes of training · seed ${run.seed} · ${mage.duration(run.seconds)} of updates
+      · ${run.played.toLocaleString("en")} episodes of training · seed ${run.seed}
+      ${run.seconds > 0 && html` · ${mage.duration(run.seconds)} of updates`}
       ${run.chosen_update !== null && html` · chosen checkpoint: update ${run.chosen_update}`}</p>
     <nav class="tabs" aria-label="Views of this run">${TABS.map(
       ([name, title]) => html`<a
@@ -34,7 +35,7 @@
   function scoreLines(run) {
     const shown = mage.shownEpisodes(run);
     return shown.flatMap((k, place) => {
-      const shade = mage.episodeColours[place % mage.episodeColours.length];
+      const shade = mage.episodeColour(place);
       const base = {label: `episode ${k + 1}`, colour: shade};
       const values = run.metrics[`${run.measure}_${k + 1}`];
       const training = values
@@ -125,7 +126,7 @@
       ${
         run.updates > 0 &&
         html`<${mage.Plot} title=${`${run.percent ? "Success" : "Score"} by episode, over training`}
-        percent=${run.percent} height=${340} sync="run"
+        percent=${run.percent} height=${340} sync="run" yLabel=${run.measure}
         note="Lines: training, smoothed. Points: select panel with 95 % intervals. Drag to zoom, double-click to reset."
         lines=${scoreLines(run)} bounds=${mage.boundsOf(run)} borders=${run.borders} />`
       }

@@ -36,6 +36,10 @@
             .includes(word),
         ),
     );
+    // Runs of several folders may share a name; their ids differ.
+    const titles = (value ? value.runs : []).map((run) => run.title);
+    const titleOf = (run) =>
+      mage.clean(titles.indexOf(run.title) === titles.lastIndexOf(run.title) ? run.title : run.id);
     const {sorted, head} = mage.useSort(runs, "started", valueOf);
     const toggle = (id) =>
       setChosen(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]);
@@ -70,7 +74,7 @@
           (run, k) => html`<tr class=${k === at ? "at" : ""} key=${run.id} data-id=${run.id}>
           <td><input type="checkbox" aria-label=${`Select ${run.title}`}
             checked=${chosen.includes(run.id)} onChange=${() => toggle(run.id)} /></td>
-          <td class="left"><a href=${mage.link("run", run.id)}>${mage.clean(run.title)}</a>
+          <td class="left"><a href=${mage.link("run", run.id)}>${titleOf(run)}</a>
             ${run.warnings &&
             run.warnings.length > 0 && html` <span class="flag"
               title=${`${run.warnings.length} warnings`}>⚠ ${run.warnings.length}</span>`}</td>
@@ -81,7 +85,7 @@
               <td class="left"><${mage.State} state=${run.state} /></td>
               <td class="left"><${mage.Progress} done=${run.updates} total=${run.total} /></td>
               <td><${mage.Estimate} found=${run.score} percent=${run.percent} /></td>
-              <td>${mage.duration(run.seconds)}</td><td>${run.started === null ? "–" : mage.date(run.started)}</td>`
+              <td>${run.seconds ? mage.duration(run.seconds) : "–"}</td><td>${run.started === null ? "–" : mage.date(run.started)}</td>`
           }
         </tr>`,
         )}</tbody></table></div>`

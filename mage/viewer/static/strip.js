@@ -167,9 +167,9 @@
       <p class="quiet">Each column is ${found.tasks.some((task) => task.play) ? "one play of a task" : "a task"}; its cells are the episodes from top to bottom. Learning during play shows as columns that turn from lost to won.</p>
       ${opponents.map((opponent) => {
         const tasks = found.tasks.filter((task) => task.opponent === opponent);
-        return html`<section key=${opponent}><h3>${mage.clean(opponent) || "all tasks"} <small
+        return html`<section key=${opponent}><h2>${mage.clean(opponent) || "all tasks"} <small
           class="quiet">${count(tasks)}; won
-          ${[...Array(episodes).keys()].map((k) => ` ${mage.percent(share(tasks, k, "w"), 0)}`).join(" →")}</small></h3>
+          ${[...Array(episodes).keys()].map((k) => ` ${mage.percent(share(tasks, k, "w"), 0)}`).join(" →")}</small></h2>
           <${Block} id=${id} name=${name} tasks=${tasks} episodes=${episodes} sorted=${sorted}
             stored=${stored} whole=${whole} /></section>`;
       })}`;

@@ -7,18 +7,10 @@
   mage.useSort = (rows, first, valueOf) => {
     const [sort, setSort] = useState({by: first, down: true});
     const sorted = [...rows].sort((a, b) => {
-      const [x, y] = [valueOf(a, sort.by), valueOf(b, sort.by)];
-      const order =
-        x === y
-          ? 0
-          : x === null || x === undefined
-            ? 1
-            : y === null || y === undefined
-              ? -1
-              : x < y
-                ? -1
-                : 1;
-      return sort.down ? -order : order;
+      const [x, y] = [valueOf(a, sort.by) ?? null, valueOf(b, sort.by) ?? null];
+      if (x === y) return 0;
+      if (x === null || y === null) return x === null ? 1 : -1; // no value: last in both orders
+      return x < y === sort.down ? 1 : -1;
     });
     const order = (name) => (sort.by === name ? (sort.down ? "descending" : "ascending") : "none");
     const button = (
@@ -32,7 +24,7 @@
     return {sorted, head, button};
   };
 
-  mage.VirtualList = ({rows, render, header, selected = -1, height = "70vh", columns}) => {
+  mage.VirtualList = ({rows, render, header, label, selected = -1, height = "70vh", columns}) => {
     const place = useRef(null);
     const [view, setView] = useState({top: 0, height: 800});
     const read = () =>
@@ -50,11 +42,11 @@
     const last = Math.min(rows.length, Math.ceil((view.top + view.height) / ROW) + 8);
     return html`<div class="virtual" style=${`max-height:${height};--columns:${columns}`}
       ref=${place} onScroll=${read}
-        tabindex="0" role="table" aria-rowcount=${rows.length}>
+        tabindex="0" role="table" aria-label=${label} aria-rowcount=${rows.length + 1}>
       <div class="vrow vhead" role="row">${header}</div>
-      <div style=${`height:${first * ROW}px`}></div>
+      <div role="presentation" style=${`height:${first * ROW}px`}></div>
       ${rows.slice(first, last).map((row, k) => render(row, first + k, first + k === selected))}
-      <div style=${`height:${(rows.length - last) * ROW}px`}></div>
+      <div role="presentation" style=${`height:${(rows.length - last) * ROW}px`}></div>
     </div>`;
   };
 })();

@@ -132,7 +132,7 @@
         const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
         return {
           label: full(arm.label),
-          colour: mage.colours[k % mage.colours.length],
+          colour: mage.colour(k),
           xs: arm.curve.map((one) => one[0]),
           ys: arm.curve.map((one) => mean(one[1])),
           low: arm.curve.map((one) => Math.min(...one[1])),
@@ -176,6 +176,7 @@
       <${Figures} result=${result} /><${Pairs} result=${result} />
       <${mage.Plot}
         title=${`${{score: "Score", success: "Success", draws: "Draws"}[result.measure]} of the last episode, over training`} percent=${result.measure !== "score"} height=${280}
+        yLabel=${result.measure}
         note="Select panel: mean and range over seeds." lines=${curves(result)} />
       ${choices && html`<${Choices} choices=${choices} />`}
       ${result.budget_faults.map((one) => html`<p
