@@ -80,8 +80,11 @@ def test_success_is_counted_by_kind_of_task(tmp_path: Path) -> None:
 class Halves(Corridor):
     """Tasks with an even seed are of kind `a`, the others of kind `b`."""
 
-    def variant(self, task_seed: int) -> str:
-        return "ab"[task_seed % 2]
+    def episode_seed(self, task_seed: int, episode: int) -> int:
+        return task_seed
+
+    def task_kind(self, seed: int) -> str:
+        return "ab"[seed % 2]
 
 
 def test_mage_evaluate_shows_success_by_kind_of_task() -> None:

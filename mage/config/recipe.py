@@ -17,6 +17,11 @@ from mage.config.warmup_options import WarmupOptions
 class Recipe(Options):
     """The whole tree. `load_recipe` and `build_recipe` make it and check sections together."""
 
+    def flat(self) -> Tables:
+        """`tables` with one level: `section.option` -> value."""
+        tables = self.tables().items()
+        return {f"{section}.{key}": value for section, one in tables for key, value in one.items()}
+
     def tables(self) -> Tables:
         """Every option that has an effect, as plain values. Loading them gives an equal recipe."""
         fields = self.sections().items()

@@ -126,6 +126,10 @@ class Environment(BaseModel, ABC):
         """A label of the episode with this seed for tables, such as its task type; may be empty."""
         return ""
 
+    def variants(self) -> tuple[str, ...]:
+        """First words of the kinds that results report apart, such as `1 box`; empty = no such."""
+        return ()
+
     def check_data(self) -> None:
         """Raise ValueError if data files are missing or invalid. Runs before the model loads."""
 
@@ -155,14 +159,6 @@ class Environment(BaseModel, ABC):
     def instance_key(self, seed: int) -> Hashable:
         """Equal for two seeds exactly when an episode has the same instance."""
         return seed
-
-    def variants(self) -> tuple[str, ...]:
-        """Kinds of tasks that results report apart, such as numbers of boxes; empty = one kind."""
-        return ()
-
-    def variant(self, task_seed: int) -> str:
-        """Which of the `variants()` a task belongs to."""
-        return ""
 
     def episode_seed(self, task_seed: int, episode: int) -> int:
         """`same` replays one seed, `fresh` takes a new one in every episode."""

@@ -262,11 +262,8 @@ class MlflowCallback(FiguresCallback):
             self.module.start_run(run_id=earlier[0].info.run_id)
         else:
             self.module.start_run(run_name=folder.path.name, tags={"mage.run": identity})
-        tables = folder.recipe.tables().items()
-        flat = {
-            f"{section}.{key}": value for section, table in tables for key, value in table.items()
-        }
-        self.module.log_params({key: str(value)[:500] for key, value in flat.items()})
+        options = folder.recipe.flat().items()
+        self.module.log_params({key: str(value)[:500] for key, value in options})
 
     def log(self, update: int, figures: Figures) -> None:
         # MLflow allows letters, digits, and the signs _-./ and space in the name of a metric.

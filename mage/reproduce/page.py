@@ -1,7 +1,7 @@
 """The files of a reproduction: TABLE.html (the viewer in one file), TABLE.md and TABLE.json."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,7 @@ from mage.reproduce.text import conclude, show
 from mage.run_folder import versions, write_atomic, write_json
 from mage.viewer.export import write_file
 
-
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    title: str
-    note: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PageSection:
-    world: str
-    split: str
-    sentences: tuple[str, ...]
-    tables: tuple[TextTable, ...]
+Rows = Iterable[Sequence[str]]
 
 
 def write_page(plan: Plan, out: Path) -> list[Path]:
@@ -39,169 +25,121 @@ def write_page(plan: Plan, out: Path) -> list[Path]:
     data = [("runs", {"runs": [], "tables": []}), (f"table/{plan.name}", found)]
     return [
         write_file(out / f"{plan.name}.html", data, start=f"table/{plan.name}"),
-        write_atomic(out / f"{plan.name}.md", _markdown(plan, map(_section, results)).encode()),
+        write_atomic(out / f"{plan.name}.md", _markdown(plan, results).encode()),
         write_json(out / f"{plan.name}.json", found),
     ]
-
-
-def _section(result: WorldResult) -> PageSection:
-    tables = (
-        (_main_table(result), _episode_table(result), _pair_table(result), _budget_table(result))
-        if result.arms
-        else ()
-    )
-    return PageSection(result.title, result.split, tuple(conclude(result)), tables)
-
-
-def _main_table(result: WorldResult) -> TextTable:
-    paper = any(arm.paper is not None for arm in result.arms)
-    last = len(result.arms[0].episodes)
-    figures = (
-        f"score, episode {last}",
-        f"success, episode {last}",
-        f"draws, episode {last}",
-        f"Pass@{last}",
-        f"gain in {result.measure}, 1 to {last}",
-    )
-    header = ("arm", "seeds", "tasks", *figures)
-    rows = tuple(
-        (*_main_row(arm, result), *([_paper(arm)] if paper else [])) for arm in result.arms
-    )
-    return TextTable(
-        "Result",
-        f"{_range_note(result)}",
-        (*header, "seeds, lowest to highest", *(["the paper"] if paper else [])),
-        rows,
-    )
-
-
-def _main_row(arm: ArmResult, result: WorldResult) -> tuple[str, ...]:
-    one, scale, unit = (
-        arm.episodes[-1],
-        (1 if result.measure == "score" else 100),
-        ("" if result.measure == "score" else " %"),
-    )
-    digits = 1 if unit else 3
-    lowest, highest = scale * min(arm.by_seed), scale * max(arm.by_seed)
-    several = len(arm.by_seed) > 1
-    spread = f"{lowest:.{digits}f} to {highest:.{digits}f}{unit}" if several else "-"
-    rates = (show(rate, "success") for rate in (one.success, one.draws, one.pass_at))
-    return (
-        arm.label,
-        str(len(arm.seeds)),
-        f"{arm.tasks:,}",
-        show(one.score, "score"),
-        *rates,
-        show(arm.gain, result.measure, signed=True),
-        spread,
-    )
-
-
-def _range_note(result: WorldResult) -> str:
-    compared = f"The table compares the {result.measure} in the last episode."
-    if result.bounds is None:
-        return compared
-    best = _bound(result.bounds.learner[-1])
-    line = f"{result.bounds.non_adapting:.3f}"
-    return f"Best without adapting {line}, best learner {best}. {compared}"
-
-
-def _bound(value: float | None) -> str:
-    return "not known" if value is None else f"{value:.3f}"
-
-
-def _paper(arm: ArmResult) -> str:
-    return "-" if arm.paper is None else f"{100 * arm.paper:.1f} %"
-
-
-def _episode_table(result: WorldResult) -> TextTable:
-    header = ("arm", *(f"{one.episode}" for one in result.arms[0].episodes))
-    rows = tuple(
-        (arm.label, *(show(one.success, "success") for one in arm.episodes)) for arm in result.arms
-    )
-    return TextTable(
-        "Success in episode k", "Share of tasks that were won in this episode.", header, rows
-    )
-
-
-def _pair_table(result: WorldResult) -> TextTable:
-    rows = tuple(
-        (
-            f"{pair.second} minus {pair.first}",
-            str(pair.seeds),
-            show(pair.difference.difference, result.measure, signed=True),
-            f"{pair.difference.p_value:.4f}",
-            f"{pair.adjusted:.4f}",
-            "yes" if pair.is_real else "no",
-        )
-        for pair in sorted(result.pairs, key=lambda pair: pair.adjusted)
-    )
-    note = (
-        "In the last episode, paired by task and seed. "
-        "Holm's correction covers all pairs of this environment."
-    )
-    return TextTable(
-        "Differences",
-        note,
-        ("pair", "seeds", f"difference in {result.measure}", "p", "p, Holm", "significant"),
-        rows,
-    )
-
-
-def _budget_table(result: WorldResult) -> TextTable:
-    header = (
-        "arm",
-        "training episodes",
-        "training tokens",
-        "evaluation episodes",
-        "evaluation tokens",
-    )
-    rows = tuple(
-        (arm.label, *(f"{value:,.0f}" for value in asdict(arm.budget).values()))
-        for arm in result.arms
-    )
-    return TextTable(
-        "Budget",
-        "Means over runs. Tokens count moves, reflections and queries of the memory.",
-        header,
-        rows,
-    )
 
 
 def _model(plan: Plan) -> str:
     return plan.jobs[0].recipe.model.path if plan.jobs else "-"
 
 
-def _markdown(plan: Plan, sections: Iterable[PageSection]) -> str:
-    lines = [
-        f"# {plan.name}",
-        "",
-        f"{plan.table.title}. Model {_model(plan)}, scale {plan.scale}, "
-        f"seeds {', '.join(map(str, plan.seeds))}.",
-    ]
-    for section in sections:
-        lines += [
-            "",
-            f"## {section.world}, {section.split} panel",
-            "",
-            *(f"- {sentence}" for sentence in section.sentences),
-        ]
-        for table in section.tables:
-            lines += [
-                "",
-                f"### {table.title}",
-                "",
-                table.note,
-                "",
-                _row(table.header),
-                _row("---" for _ in table.header),
-                *map(_row, table.rows),
-            ]
+# --- Markdown
+
+
+def _markdown(plan: Plan, results: Sequence[WorldResult]) -> str:
+    seeds = ", ".join(map(str, plan.seeds))
+    about = f"{plan.table.title}. Model {_model(plan)}, scale {plan.scale}, seeds {seeds}."
+    lines = [f"# {plan.name}", "", about]
+    for result in results:
+        lines += ["", f"## {result.title}, {result.split} panel", ""]
+        lines += [f"- {sentence}" for sentence in conclude(result)]
+        if result.arms:
+            lines += [*_result_table(result), *_episode_table(result)]
+            lines += [*_pair_table(result), *_budget_table(result)]
     return "\n".join([*lines, "", paper_note(plan), ""])
 
 
-def _row(cells: Any) -> str:
-    return f"| {' | '.join(cells)} |"
+def _table(title: str, note: str, header: Sequence[str], rows: Rows) -> Iterator[str]:
+    yield from ("", f"### {title}", "", note, "")
+    for cells in (header, ["---"] * len(header), *rows):
+        yield f"| {' | '.join(cells)} |"
+
+
+def _result_table(result: WorldResult) -> Iterator[str]:
+    last, has_paper = (
+        len(result.arms[0].episodes),
+        any(arm.paper is not None for arm in result.arms),
+    )
+    figures = (f"{name}, episode {last}" for name in ("score", "success", "draws"))
+    gain = f"gain in {result.measure}, 1 to {last}"
+    header = ["arm", "seeds", "tasks", *figures, f"Pass@{last}", gain, "seeds, lowest to highest"]
+    rows = [
+        [*_result_row(arm, result), *([_paper_rate(arm)] if has_paper else [])]
+        for arm in result.arms
+    ]
+    compared = f"The table compares the {result.measure} in the last episode."
+    if result.bounds is not None:
+        best = result.bounds.learner[-1]
+        learner = "not known" if best is None else f"{best:.3f}"
+        line = f"Best without adapting {result.bounds.non_adapting:.3f}, best learner {learner}."
+        compared = f"{line} {compared}"
+    return _table("Result", compared, [*header, *(["the paper"] if has_paper else [])], rows)
+
+
+def _result_row(arm: ArmResult, result: WorldResult) -> list[str]:
+    one = arm.episodes[-1]
+    scale, digits, unit = (1, 3, "") if result.measure == "score" else (100, 1, " %")
+    low, high = scale * min(arm.by_seed), scale * max(arm.by_seed)
+    several = len(arm.by_seed) > 1
+    return [
+        arm.label,
+        str(len(arm.seeds)),
+        f"{arm.tasks:,}",
+        show(one.score, "score"),
+        *(show(rate, "success") for rate in (one.success, one.draws, one.pass_at)),
+        show(arm.gain, result.measure, signed=True),
+        f"{low:.{digits}f} to {high:.{digits}f}{unit}" if several else "-",
+    ]
+
+
+def _paper_rate(arm: ArmResult) -> str:
+    return "-" if arm.paper is None else f"{100 * arm.paper:.1f} %"
+
+
+def _episode_table(result: WorldResult) -> Iterator[str]:
+    header = ["arm", *(f"{one.episode}" for one in result.arms[0].episodes)]
+    rows = [
+        [arm.label, *(show(one.success, "success") for one in arm.episodes)] for arm in result.arms
+    ]
+    note = "Share of tasks that were won in this episode."
+    return _table("Success in episode k", note, header, rows)
+
+
+def _pair_table(result: WorldResult) -> Iterator[str]:
+    rows = [
+        [
+            f"{pair.second} minus {pair.first}",
+            str(pair.seeds),
+            show(pair.difference.difference, result.measure, signed=True),
+            f"{pair.difference.p_value:.4f}",
+            f"{pair.adjusted:.4f}",
+            "yes" if pair.is_real else "no",
+        ]
+        for pair in sorted(result.pairs, key=lambda pair: pair.adjusted)
+    ]
+    note = (
+        "In the last episode, paired by task and seed. "
+        "Holm's correction covers all pairs of this environment."
+    )
+    named = f"difference in {result.measure}"
+    header = ["pair", "seeds", named, "p", "p, Holm", "significant"]
+    return _table("Differences", note, header, rows)
+
+
+def _budget_table(result: WorldResult) -> Iterator[str]:
+    parts = [
+        f"{part} {unit}" for part in ("training", "evaluation") for unit in ("episodes", "tokens")
+    ]
+    rows = [
+        [arm.label, *(f"{value:,.0f}" for value in asdict(arm.budget).values())]
+        for arm in result.arms
+    ]
+    note = "Means over runs. Tokens count moves, reflections and queries of the memory."
+    return _table("Budget", note, ["arm", *parts], rows)
+
+
+# --- JSON
 
 
 def _json(

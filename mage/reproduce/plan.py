@@ -23,16 +23,10 @@ from mage.run_folder import RunError, RunFolder
 
 FIRST = 0  # the seed of arms without training
 _STAGES = 2  # final panels of a training besides that before it: after, without memory
-_IDLE = (
-    "name",
-    "device",
-    "threads",
-    "save_every",
-    "keep",
-    "episodes_every",
-    "keep_transcripts",
-    "loggers",
-)  # options of [run] that do not change results
+_IDLE = {  # options that do not change results
+    *("run.name", "run.device", "run.threads", "run.loggers"),
+    *("run.save_every", "run.keep", "run.episodes_every", "run.keep_transcripts"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +74,6 @@ class Plan:
     worlds: tuple[str, ...]
     seeds: tuple[int, ...]
     jobs: tuple[Job, ...]
-
-    @property
-    def core_seconds(self) -> float | None:
-        costs = [job.core_seconds for job in self.jobs]
-        return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 
 def make_plan(
@@ -232,12 +221,8 @@ def _check_same(folder: RunFolder, planned: Recipe) -> None:
 
 def figures_of(recipe: Recipe) -> Tables:
     """The options that change results: `section.option` -> value."""
-    flat = {
-        f"{section}.{name}": value
-        for section, table in recipe.tables().items()
-        for name, value in table.items()
-    }
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in flat.items()}
     return {
-        key: value for key, value in plain.items() if key not in {f"run.{name}" for name in _IDLE}
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in recipe.flat().items()
+        if key not in _IDLE
     }

@@ -193,12 +193,12 @@ def _check_split(job: Job, split: Split) -> None:
 
 
 def _rows(job: Job, folder: RunFolder, split: Split, variant: str) -> tuple[TaskRow, ...]:
-    """The rows of a panel; only those of one variant if it is given."""
+    """The rows of a panel; only those of one variant if it is given, by the first episode."""
     rows = read_tasks(folder.path / "evaluations" / f"after_{split}.tasks.jsonl")
     environment = job.recipe.environment().for_split(split)
-    return tuple(
-        row for row in rows if not variant or environment.variant(row.task.seed) == variant
-    )
+    firsts = [environment.episode_seed(row.task.seed, 0) for row in rows] if variant else []
+    kinds = [environment.task_kind(seed).partition(",")[0] for seed in firsts]
+    return tuple(row for row, kind in zip(rows, kinds) if kind == variant) if variant else rows
 
 
 class _Played:

@@ -4,7 +4,6 @@ library.py    finds runs and tables; answers a data path such as `run/ID/meta/NA
 runs.py       rows of the run list, one run    transcripts.py  stored meta-episodes, prompts
 credit.py     why a turn got its advantage     comparison.py   paired differences of two runs
 server.py     the local server                 export.py       folders and single files
-report.py     the report of `mage report`      dataset.py      turns with credit as a dataset
 static/       the page: plain scripts, no build step; vendor/ holds Preact with htm and uPlot
 
 The page reads the same data paths from the server and from an export, so both show the same views.

@@ -72,13 +72,5 @@ def _changed(a: Sequence[TaskRow], b: Sequence[TaskRow]) -> list[Json]:
 
 def differing_options(first: RunFolder, second: RunFolder) -> list[list[Any]]:
     """Options of the resolved recipes that differ: name, first value, second value."""
-    a, b = _flat(first), _flat(second)
+    a, b = first.recipe.flat(), second.recipe.flat()
     return [[key, a.get(key), b.get(key)] for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
-
-
-def _flat(folder: RunFolder) -> dict[str, Any]:
-    return {
-        f"{section}.{name}": value
-        for section, table in folder.recipe.tables().items()
-        for name, value in table.items()
-    }

@@ -15,8 +15,7 @@ from typing import Any
 from mage.run_folder import Json, RunError, RunFolder, newest_stage, read_json
 from mage.viewer.comparison import compare_runs
 from mage.viewer.credit import read_group_credit
-from mage.viewer.kinds import panel_kinds
-from mage.viewer.runs import describe_run, list_run, panel_tasks, read_text
+from mage.viewer.runs import describe_run, list_run, panel_kinds, panel_tasks, read_text
 from mage.viewer.transcripts import Transcripts
 
 DEPTH = 4  # levels of folders below a given folder in which runs are searched

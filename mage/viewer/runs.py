@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import asdict
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from mage.config.errors import ConfigError
 from mage.evaluation.compare import compare
 from mage.evaluation.figures import Cell, Evaluation
+from mage.evaluation.kinds import figures_by_kind
 from mage.evaluation.rows import TaskRow, finite
 from mage.opponents.base import population_of
 from mage.report.run_results import (
@@ -258,6 +260,25 @@ def panel_tasks(folder: RunFolder, name: str) -> Json:
             for row in panel_rows(folder, name)
         ],
     }
+
+
+def panel_kinds(folder: RunFolder, name: str) -> Json:
+    """Success and score of every kind and episode; no kinds if the environment has only one."""
+    if name not in panel_names(folder):
+        raise LookupError(name)
+    changed = folder.rows(name).stat().st_mtime_ns
+    return {"name": name, "kinds": _read_kinds(folder.path, name, changed)}
+
+
+@lru_cache(maxsize=64)
+def _read_kinds(run: Path, name: str, changed: int) -> list[Json]:
+    """Kept until the file changes, because worlds are generated to name their kinds."""
+    folder = RunFolder.open(run)
+    try:
+        kinds = figures_by_kind(folder.recipe.environment(), panel_rows(folder, name))
+        return [kind.to_json() for kind in kinds]
+    except (ConfigError, ValueError, OSError, IndexError):  # data of the environment is missing
+        return []
 
 
 def stored_names(folder: RunFolder) -> list[str]:

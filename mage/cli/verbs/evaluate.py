@@ -232,8 +232,7 @@ def _kinds(one: "Candidate", result: "Evaluation") -> dict[str, list[dict[str, A
 def _by_kind(one: "Candidate", result: "Evaluation") -> "list[Kind]":
     from mage.evaluation.kinds import figures_by_kind
 
-    world = one.components.recipe.environment().for_split(result.split)
-    return figures_by_kind(world, result.rows)
+    return figures_by_kind(one.components.recipe.environment(), result.rows)
 
 
 def _read_by(by: str) -> list[str]:

@@ -295,11 +295,6 @@ class Sokoban(SingleAgentEnvironment):
         several = len(self.boxes) > 1 and not self.levels
         return tuple(map(_count_boxes, self.boxes)) if several else ()
 
-    def variant(self, task_seed: int) -> str:
-        """By the room of the first episode."""
-        boxes = len(self.room(self.episode_seed(task_seed, 0)).boxes)
-        return _count_boxes(boxes) if self.variants() else ""
-
     def instance_key(self, seed: int) -> Hashable:
         return self.room(seed)
 
@@ -326,7 +321,7 @@ class Sokoban(SingleAgentEnvironment):
     def task_kind(self, seed: int) -> str:
         """Number of boxes, and the range of the solution length."""
         room = self.room(seed)
-        boxes = f"{len(room.boxes)} box{'es' if len(room.boxes) > 1 else ''}"
+        boxes = _count_boxes(len(room.boxes))
         if room.distances is None:
             return boxes
         moves = room.distance(room.player, room.boxes) or 0
