@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from mage.report.drawing import LIGHT, plot_style
+from mage.report.drawing import COLOURS as Colour
+from mage.report.drawing import plot_style
 from mage.run_folder import read_json
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +26,12 @@ WITH, WITHOUT, LEARNER, FIXED = (
     "best learner",
     "best without adapting",
 )
-COLOURS = {WITH: LIGHT.after, WITHOUT: LIGHT.emptied, LEARNER: LIGHT.ink, FIXED: LIGHT.quiet}
+COLOURS = {
+    WITH: Colour.after,
+    WITHOUT: Colour.emptied,
+    LEARNER: Colour.ink,
+    FIXED: Colour.quiet,
+}
 Curve = Sequence[dict[str, Any]]  # one estimate an episode: value, low, high
 
 
@@ -136,7 +142,7 @@ def draw_methods(panels: Sequence[Axes]) -> None:
         names = [name for name in METHODS if name in arms]
         for place, name in enumerate(names):
             one = arms[name]["episodes"][-1][found["measure"]]
-            colour = LIGHT.after if name in ("mage", "lamer") else LIGHT.before
+            colour = Colour.after if name in ("mage", "lamer") else Colour.before
             axes.plot([place] * 2, [one["low"], one["high"]], color=colour, linewidth=2.5)
             axes.plot(place, one["value"], "o", color=colour, markersize=8)
         if fixed is not None:
@@ -159,7 +165,7 @@ PICTURES: dict[str, Callable[[Sequence[Axes]], None]] = {
 
 def draw(folder: Path, kind: str = "svg") -> None:
     """Write every picture; an SVG has the same bytes each time."""
-    style = plot_style(LIGHT) | {"svg.hashsalt": "mage"}
+    style = plot_style() | {"svg.hashsalt": "mage"}
     for name, panels in PICTURES.items():
         with mpl.rc_context(style):
             figure = Figure(figsize=(12, 4.2))

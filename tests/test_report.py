@@ -15,7 +15,7 @@ from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.figures import summarise
 from mage.opponents.base import Population
 from mage.report.curves import draw_legend
-from mage.report.drawing import LIGHT, separate, smooth
+from mage.report.drawing import separate, smooth
 from mage.report.run_results import read_run_results
 from mage.report.transcripts import choose, describe
 from mage.run_folder import RunError, RunFolder
@@ -302,7 +302,7 @@ def test_the_legend_names_both_exact_lines_for_any_number_of_stages(
     axes = Figure().subplots()
     for name in (*stages, "best without adapting", "best learner"):
         axes.plot([0, 1], [0, 1], label=name)
-    draw_legend(axes, LIGHT)
+    draw_legend(axes)
     assert sorted(text.get_text() for text in axes.get_legend().get_texts()) == sorted(
         (*stages, "best without adapting", "best learner")
     )

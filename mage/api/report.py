@@ -7,7 +7,6 @@ results that exist and leaves out the others.
 from pathlib import Path
 
 from mage.report.curves import draw_curves
-from mage.report.drawing import LIGHT
 from mage.report.loggers import write_events
 from mage.report.run_results import read_run_results
 from mage.report.transcripts import choose_sections, to_markdown
@@ -23,7 +22,7 @@ def write_report(folder: RunFolder) -> list[Path]:
     results = read_run_results(folder)
     transcripts = to_markdown(results, choose_sections(results))
     place = _make_folder(folder.path / "report")
-    pictures = draw_curves(results, LIGHT)
+    pictures = draw_curves(results)
     return [
         *(write_atomic(place / f"curves.{kind}", data) for kind, data in pictures.items()),
         write_atomic(place / "transcripts.md", transcripts.encode()),

@@ -1,6 +1,6 @@
 """Results of a run for people: curves, transcripts, verdict, and copies for other tools.
 
 run_results.py  the results of a run folder as records    values.py    figures as text
-curves.py       the picture (drawing.py, training_curves.py)    verdict.py  conclusions
+curves.py       the picture, with drawing.py         verdict.py   conclusions
 transcripts.py  a choice of meta-episodes as text    loggers.py    values of run.loggers
 """

@@ -12,13 +12,13 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from mage.evaluation.figures import Cell
 from mage.evaluation.statistics import Estimate
 from mage.report.drawing import (
     DPI,
-    LIGHT,
-    Theme,
+    Colour,
     finish_axes,
     label_ends,
     limit_updates,
@@ -29,7 +29,6 @@ from mage.report.drawing import (
     write_text,
 )
 from mage.report.run_results import STAGES, TITLES, Measure, RunResults, Stage
-from mage.report.training_curves import draw_change, draw_entropy, draw_illegal, draw_lengths
 from mage.report.values import show
 
 WIDTH, HEIGHT = 1500, 1000
@@ -40,12 +39,12 @@ _SHOWN = 4  # episode positions in one panel; a reader cannot tell more of them 
 FORMATS: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}}
 
 
-def draw_curves(results: RunResults, theme: Theme = LIGHT) -> dict[str, bytes]:
+def draw_curves(results: RunResults) -> dict[str, bytes]:
     """The picture in every format: PNG for the screen, SVG for papers."""
-    with mpl.rc_context(plot_style(theme) | {"svg.hashsalt": "mage"}):
+    with mpl.rc_context(plot_style() | {"svg.hashsalt": "mage"}):
         figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI)
         FigureCanvasAgg(figure)
-        _draw(figure, results, theme)
+        _draw(figure, results)
         return {kind: _save(figure, kind) for kind in FORMATS}
 
 
@@ -55,19 +54,19 @@ def _save(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def _draw(figure: Figure, results: RunResults, theme: Theme) -> None:
+def _draw(figure: Figure, results: RunResults) -> None:
     top = figure.add_gridspec(
         1, 2, left=0.055, right=0.985, top=0.832, bottom=0.405, width_ratios=(1.5, 1), wspace=0.4
     )
     below = figure.add_gridspec(1, 4, left=0.055, right=0.985, top=0.295, bottom=0.06, wspace=0.26)
     figure.text(0.055, 0.965, _headline(results), fontsize=17, fontweight="bold", va="center")
-    figure.text(0.055, 0.932, _subtitle(results), fontsize=11.5, color=theme.quiet, va="center")
-    _draw_training(figure.add_subplot(top[0]), results, theme)
-    _draw_final(figure.add_subplot(top[1]), results, theme)
-    draw_entropy(figure.add_subplot(below[0]), results, theme)
-    draw_illegal(figure.add_subplot(below[1]), results, theme)
-    draw_lengths(figure.add_subplot(below[2]), results, theme)
-    draw_change(figure.add_subplot(below[3]), results, theme)
+    figure.text(0.055, 0.932, _subtitle(results), fontsize=11.5, color=Colour.quiet, va="center")
+    _draw_training(figure.add_subplot(top[0]), results)
+    _draw_final(figure.add_subplot(top[1]), results)
+    _draw_entropy(figure.add_subplot(below[0]), results)
+    _draw_illegal(figure.add_subplot(below[1]), results)
+    _draw_lengths(figure.add_subplot(below[2]), results)
+    _draw_change(figure.add_subplot(below[3]), results)
 
 
 def _headline(results: RunResults) -> str:
@@ -85,25 +84,25 @@ def _subtitle(results: RunResults) -> str:
 # --- What was learned
 
 
-def _draw_training(axes: Axes, results: RunResults, theme: Theme) -> None:
+def _draw_training(axes: Axes, results: RunResults) -> None:
     """Smoothed training scores, the select panel with intervals, and the two exact lines."""
     measure, shown = results.measure, _positions(results.episodes)
     axes.set_title(f"{measure.title.capitalize()} by episode, over training", pad=_pad(results))
     finish_axes(axes, "update", measure.percent)
     axes.set_ylabel(_unit(measure))
     ends: list[tuple[float, str, str]] = []
-    for colour, number in zip(theme.episodes, shown, strict=False):
+    for colour, number in zip(Colour.episodes, shown, strict=False):
         ends += _draw_position(
             axes, results, number, colour, offset=shown.index(number) - (len(shown) - 1) / 2
         )
     limit_updates(axes, results)
-    label_ends(axes, [*ends, *_draw_bounds(axes, results, theme)])
-    _draw_choice(axes, results, theme)
+    label_ends(axes, [*ends, *_draw_bounds(axes, results)])
+    _draw_choice(axes, results)
     if not ends:
-        show_empty(axes, theme, "nothing measured yet")
+        show_empty(axes, "nothing measured yet")
     else:
         note = "lines: training, smoothed  ·  points: select panel with 95 % intervals"
-        write_text(axes, note, (0, 1), (0, _pad(results) - 17), "axes fraction", color=theme.quiet)
+        write_text(axes, note, (0, 1), (0, _pad(results) - 17), "axes fraction", color=Colour.quiet)
 
 
 def _unit(measure: Measure) -> str:
@@ -181,7 +180,7 @@ def _draw_points(
     )
 
 
-def _draw_bounds(axes: Axes, results: RunResults, theme: Theme) -> list[tuple[float, str, str]]:
+def _draw_bounds(axes: Axes, results: RunResults) -> list[tuple[float, str, str]]:
     """The exact lines; returns their labels, which stand beside the lines like those of curves."""
     bounds = results.bounds
     if bounds is None or bounds.non_adapting is None:
@@ -190,15 +189,15 @@ def _draw_bounds(axes: Axes, results: RunResults, theme: Theme) -> list[tuple[fl
     lines = [(bounds.non_adapting, _BOUNDS[0], "--")]
     lines += [] if last is None else [(last, _BOUNDS[1], ":")]
     for height, _, dashes in lines:
-        axes.axhline(height, color=theme.ink, linewidth=1.3, linestyle=dashes, zorder=2)
-    return [(height, name, theme.ink) for height, name, _ in lines]
+        axes.axhline(height, color=Colour.ink, linewidth=1.3, linestyle=dashes, zorder=2)
+    return [(height, name, Colour.ink) for height, name, _ in lines]
 
 
-def _draw_choice(axes: Axes, results: RunResults, theme: Theme) -> None:
+def _draw_choice(axes: Axes, results: RunResults) -> None:
     """Mark the update whose checkpoint the final figures describe."""
     if results.chosen_update is None or not results.finished:
         return
-    axes.axvline(results.chosen_update, color=theme.quiet, linewidth=1, alpha=0.6, zorder=1)
+    axes.axvline(results.chosen_update, color=Colour.quiet, linewidth=1, alpha=0.6, zorder=1)
     right = results.chosen_update > 0.7 * axes.get_xlim()[1]
     words, side = f"chosen: update {results.chosen_update}", "right" if right else "left"
     shift = (-5 if right else 5, 0)
@@ -209,11 +208,11 @@ def _draw_choice(axes: Axes, results: RunResults, theme: Theme) -> None:
         shift,
         ("data", "axes fraction"),
         ha=side,
-        color=theme.quiet,
+        color=Colour.quiet,
     )
 
 
-def _draw_final(axes: Axes, results: RunResults, theme: Theme) -> None:
+def _draw_final(axes: Axes, results: RunResults) -> None:
     """The final panel by episode, for every stage, with the exact lines."""
     measure, splits = results.measure, results.splits
     split = splits[0] if splits else "test"
@@ -228,18 +227,18 @@ def _draw_final(axes: Axes, results: RunResults, theme: Theme) -> None:
     )
     finish_axes(axes, "episode", measure.percent)
     if not stages:
-        show_empty(axes, theme, "not measured yet")
+        show_empty(axes, "not measured yet")
         return
     for stage, cell in stages.items():
-        _draw_stage(axes, stage, cell, measure, theme)
+        _draw_stage(axes, stage, cell, measure)
     count = max(len(cell.episodes) for cell in stages.values())
     axes.set_xlim(0.5, count + 0.5)
     axes.set_xticks(range(1, count + 1))
-    _draw_final_bounds(axes, next(iter(stages.values())), measure, theme)
-    draw_legend(axes, theme)
+    _draw_final_bounds(axes, next(iter(stages.values())), measure)
+    draw_legend(axes)
 
 
-def draw_legend(axes: Axes, theme: Theme) -> None:
+def draw_legend(axes: Axes) -> None:
     """A legend with points in the first row and lines in the second (matplotlib fills columns)."""
     handles, labels = axes.get_legend_handles_labels()
     bounds = sum(label in _BOUNDS for label in labels)
@@ -263,7 +262,7 @@ def draw_legend(axes: Axes, theme: Theme) -> None:
         handletextpad=0.5,
         columnspacing=1.4,
         labelspacing=0.35,
-        labelcolor=theme.ink,
+        labelcolor=Colour.ink,
     )
 
 
@@ -274,18 +273,18 @@ def _tasks(cells: Iterable[Cell]) -> str:
 _MARKERS: dict[Stage, str] = {"before": "o", "after": "s", "emptied": "D"}
 
 
-def _draw_stage(axes: Axes, stage: Stage, cell: Cell, measure: Measure, theme: Theme) -> None:
+def _draw_stage(axes: Axes, stage: Stage, cell: Cell, measure: Measure) -> None:
     found = [
         (figures.episode, estimate)
         for figures in cell.episodes
         if (estimate := measure.of(figures))
     ]
     xs = [number + 0.2 * (STAGES.index(stage) - 1) for number, _ in found]
-    colour = theme.stage(stage)
+    colour = getattr(Colour, stage)
     marks = {
         "marker": _MARKERS[stage],
         "markersize": 8,
-        "markerfacecolor": colour if stage == "after" else theme.paper,
+        "markerfacecolor": colour if stage == "after" else Colour.paper,
     }
     axes.plot(xs, [estimate.value for _, estimate in found], color=colour, linewidth=1, alpha=0.5)
     _draw_points(
@@ -309,13 +308,13 @@ def _draw_stage(axes: Axes, stage: Stage, cell: Cell, measure: Measure, theme: T
 _BOUNDS = ("best without adapting", "best learner")
 
 
-def _draw_final_bounds(axes: Axes, cell: Cell, measure: Measure, theme: Theme) -> None:
+def _draw_final_bounds(axes: Axes, cell: Cell, measure: Measure) -> None:
     """The best score without adapting, and the best learner's score in every episode."""
     if measure.metric != "score" or cell.non_adapting is None:
         return
     axes.axhline(
         cell.non_adapting,
-        color=theme.ink,
+        color=Colour.ink,
         linewidth=1.3,
         linestyle="--",
         zorder=2,
@@ -331,7 +330,7 @@ def _draw_final_bounds(axes: Axes, cell: Cell, measure: Measure, theme: Theme) -
         axes.plot(
             ends,
             [height, height],
-            color=theme.ink,
+            color=Colour.ink,
             linewidth=1.8,
             linestyle=":",
             zorder=2,
@@ -341,3 +340,66 @@ def _draw_final_bounds(axes: Axes, cell: Cell, measure: Measure, theme: Theme) -
 
 def _estimate(cell: Cell, number: int, measure: Measure) -> Estimate | None:
     return measure.of(cell.episodes[number - 1]) if number <= len(cell.episodes) else None
+
+
+# --- The state of training
+
+
+def _draw_entropy(axes: Axes, results: RunResults) -> None:
+    lines = {"action_entropy": "action", "reflect_entropy": "reflection token"}
+    if not any(results.series("reflection_length")[1]):
+        del lines["reflect_entropy"]
+    _draw_metrics(axes, results, "Entropy (nats)", lines)
+
+
+def _draw_illegal(axes: Axes, results: RunResults) -> None:
+    _draw_metrics(axes, results, "Illegal replies", {"illegal_rate": ""}, percent=True)
+
+
+def _draw_lengths(axes: Axes, results: RunResults) -> None:
+    lines = {"reply_length": "reply", "reflection_length": "reflection"}
+    if not any(results.series("reflection_length")[1]):
+        del lines["reflection_length"]
+    _draw_metrics(axes, results, "Length (tokens)", lines)
+
+
+def _draw_change(axes: Axes, results: RunResults) -> None:
+    """Clipped tokens, or the gradient norm where nothing is clipped (one optimizer step)."""
+    if any(results.series("clip_fraction")[1]):
+        _draw_metrics(axes, results, "Clipped tokens", {"clip_fraction": ""}, percent=True)
+    else:
+        _draw_metrics(axes, results, "Norm of the gradient", {"gradient_norm": ""})
+
+
+def _draw_metrics(
+    axes: Axes, results: RunResults, title: str, lines: dict[str, str], percent: bool = False
+) -> None:
+    axes.set_title(title, fontsize=11, pad=9)
+    finish_axes(axes, "update", percent)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    names: list[tuple[str, str]] = []
+    for colour, (name, label) in zip(
+        (Colour.after, Colour.episodes[2]), lines.items(), strict=False
+    ):
+        updates, values = results.series(name)
+        if values:
+            axes.plot(updates, values, color=colour, linewidth=0.7, alpha=0.25)
+            axes.plot(updates, smooth(values), color=colour, linewidth=1.8)
+            names.append((label, colour))
+    if not names:
+        show_empty(axes, "no update yet")
+        return
+    limit_updates(axes, results)
+    if axes.dataLim.ymin >= 0:  # the axis of these metrics starts at 0
+        axes.set_ylim(0, 1.08 * axes.dataLim.ymax or (0.05 if percent else 1))
+    _name_lines(axes, [name for name in names if name[0]])
+
+
+def _name_lines(axes: Axes, names: Sequence[tuple[str, str]]) -> None:
+    """The names of the lines in their colours, to the right of the title."""
+    right = 0.0
+    for label, colour in reversed(names):
+        text = write_text(
+            axes, label, (1, 1), (-right, 9), "axes fraction", ha="right", fontsize=9, color=colour
+        )
+        right += text.get_window_extent().width * 72 / DPI + 9

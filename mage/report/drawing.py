@@ -6,7 +6,6 @@ a figure is made, drawn and released, and no global state changes.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,52 +13,31 @@ from matplotlib.axes import Axes
 from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mage.report.run_results import RunResults, Stage
+from mage.report.run_results import RunResults
 
 DPI = 100
 LABEL_GAP = 0.05  # smallest distance of two labels, as a fraction of the height of the panel
 
 
-@dataclass(frozen=True, slots=True)
-class Theme:
+class Colour:
     """The colours of a picture."""
 
-    paper: str
-    ink: str
-    quiet: str
-    grid: str
-    episodes: tuple[str, ...]
-    before: str
-    after: str
-    emptied: str
-
-    def stage(self, stage: Stage) -> str:
-        return {"before": self.before, "after": self.after, "emptied": self.emptied}[stage]
+    paper, ink, quiet, grid = "#ffffff", "#1c2024", "#60646c", "#e4e6ea"
+    episodes = ("#56B4E9", "#009E73", "#D55E00", "#0072B2")
+    before, after, emptied = "#80838d", "#0072B2", "#CC79A7"
 
 
-LIGHT = Theme(
-    "#ffffff",
-    "#1c2024",
-    "#60646c",
-    "#e4e6ea",
-    ("#56B4E9", "#009E73", "#D55E00", "#0072B2"),
-    "#80838d",
-    "#0072B2",
-    "#CC79A7",
-)
-
-
-def plot_style(theme: Theme) -> dict[str, object]:
+def plot_style() -> dict[str, object]:
     return {
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],
         "font.size": 11,
-        "text.color": theme.ink,
-        "figure.facecolor": theme.paper,
-        "savefig.facecolor": theme.paper,
-        "axes.facecolor": theme.paper,
-        "axes.edgecolor": theme.quiet,
-        "axes.labelcolor": theme.quiet,
+        "text.color": Colour.ink,
+        "figure.facecolor": Colour.paper,
+        "savefig.facecolor": Colour.paper,
+        "axes.facecolor": Colour.paper,
+        "axes.edgecolor": Colour.quiet,
+        "axes.labelcolor": Colour.quiet,
         "axes.titlesize": 12.5,
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
@@ -69,10 +47,10 @@ def plot_style(theme: Theme) -> dict[str, object]:
         "axes.grid": True,
         "axes.grid.axis": "y",
         "axes.axisbelow": True,
-        "grid.color": theme.grid,
+        "grid.color": Colour.grid,
         "grid.linewidth": 0.8,
-        "xtick.color": theme.quiet,
-        "ytick.color": theme.quiet,
+        "xtick.color": Colour.quiet,
+        "ytick.color": Colour.quiet,
         "xtick.major.size": 0,
         "ytick.major.size": 0,
     }
@@ -153,7 +131,9 @@ def separate(heights: Sequence[float], gap: float) -> list[float]:
     return [height - shift for height in moved]
 
 
-def show_empty(axes: Axes, theme: Theme, text: str) -> None:
+def show_empty(axes: Axes, text: str) -> None:
     axes.set_yticks([])
     axes.set_xticks([])
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=theme.quiet)
+    axes.text(
+        0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=Colour.quiet
+    )
