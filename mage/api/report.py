@@ -9,7 +9,7 @@ from pathlib import Path
 from mage.report.curves import draw_curves
 from mage.report.loggers import write_events
 from mage.report.run_results import read_run_results
-from mage.report.transcripts import choose_sections, to_markdown
+from mage.report.transcripts import write_transcripts
 from mage.run_folder import RunError, RunFolder, write_atomic
 from mage.viewer.export import collect, write_file
 from mage.viewer.library import Library
@@ -20,7 +20,7 @@ EPISODES = 24  # meta-episodes of each stored set in the page
 def write_report(folder: RunFolder) -> list[Path]:
     """Rewrite RUN/report/ and RUN/tensorboard/; returns the files, the picture first."""
     results = read_run_results(folder)
-    transcripts = to_markdown(results, choose_sections(results))
+    transcripts = write_transcripts(results)
     place = _make_folder(folder.path / "report")
     pictures = draw_curves(results)
     return [

@@ -1,4 +1,4 @@
-"""Transcripts as text: a choice of meta-episodes, each move by move with memory and result.
+"""Transcripts as Markdown: a choice of meta-episodes, move by move with memory and result.
 
 The choice holds the largest gains from the first to the last episode, the largest losses, and one
 meta-episode of every other opponent. Replies of the agent are quoted and never interpreted.
@@ -7,105 +7,61 @@ meta-episode of every other opponent. Replies of the agent are quoted and never 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from mage.environments.base import SEATS
 from mage.report.run_results import RunResults, Stage
 from mage.run_folder import RunFolder
-from mage.types import Episode, MetaEpisode, Split, Task, Turn
+from mage.types import Episode, MetaEpisode, Split, Turn
 
-Kind = Literal["memory", "sees", "replies", "opponent", "result", "reflects"]
 GAINS, LOSSES = 3, 2
+Picks = Sequence[tuple[str, MetaEpisode]]  # meta-episodes with the reason for their choice
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One event of an episode: its text, unchanged, and a remark for the reader."""
-
-    kind: Kind
-    text: str
-    remark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeText:
-    """One episode, line by line."""
-
-    number: int
-    headline: str
-    lines: tuple[Line, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """A chosen meta-episode: its opponent, why it was chosen, and its events."""
-
-    title: str
-    reason: str
-    details: str
-    episodes: tuple[EpisodeText, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Transcripts of a final panel or of a training update."""
-
-    title: str
-    note: str
-    transcripts: tuple[Transcript, ...]
+def write_transcripts(results: RunResults) -> str:
+    """One Markdown file: the final panels, the same task before training, and training."""
+    head = f"# Transcripts of {results.title} ({results.environment}, {results.updates:,} updates)"
+    sections = [*_panels(results)]
+    sections += _training(results.folder, all_kinds=not sections)
+    lines = [line for section in sections for line in section]
+    return "\n".join([head, "", *(lines or ["No episodes are stored yet.", ""])])
 
 
 # --- Choosing
 
 
-def choose_sections(results: RunResults) -> list[Section]:
-    """The final panels, the same task before training, and training, as far as they are stored."""
-    folder, sections = results.folder, []
+def _panels(results: RunResults) -> Iterator[list[str]]:
+    """The final panels after training, and the first chosen task before any update."""
     for split in results.splits:
-        after = _stored(folder, "after", split)
-        if after:
-            picks = choose(after)
-            note = (
-                f"Policy of update {results.chosen_update}, "
-                f"chosen among the first {len(after)} tasks of the panel."
-            )
-            sections.append(_section(f"After training, {split} panel", note, picks))
-            sections += _before(folder, split, picks[0][1].task)
-    return sections + _training(folder, all_kinds=not sections)
+        after = _stored(results.folder, "after", split)
+        if not after:
+            continue
+        picks = choose(after)
+        note = (
+            f"Policy of update {results.chosen_update}, "
+            f"chosen among the first {len(after)} tasks of the panel."
+        )
+        yield _section(f"After training, {split} panel", note, picks)
+        before = _stored(results.folder, "before", split)
+        same = [("same task", meta) for meta in before if meta.task == picks[0][1].task][:1]
+        if same:
+            note = "The first task above, before any update."
+            yield _section(f"Before training, {split} panel", note, same)
 
 
-def _before(folder: RunFolder, split: Split, task: Task) -> list[Section]:
-    """The first chosen task as the untrained agent played it."""
-    same = [meta for meta in _stored(folder, "before", split) if meta.task == task]
-    note = "The first task above, before any update."
-    return [
-        _section(f"Before training, {split} panel", note, [("same task", meta)])
-        for meta in same[:1]
-    ]
-
-
-def _training(folder: RunFolder, all_kinds: bool) -> list[Section]:
+def _training(folder: RunFolder, all_kinds: bool) -> Iterator[list[str]]:
     """The newest stored update: a full choice if there is no final panel, otherwise one example."""
     steps = folder.episode_steps()
     metas = folder.read_episodes(steps[-1]) if steps else []
-    if not metas:
-        return []
-    picks = choose(metas) if all_kinds else choose(metas)[:1]
-    return [
-        _section(
-            f"In training, update {steps[-1]}", f"Chosen among {len(metas)} meta-episodes.", picks
-        )
-    ]
+    if metas:
+        picks = choose(metas) if all_kinds else choose(metas)[:1]
+        note = f"Chosen among {len(metas)} meta-episodes."
+        yield _section(f"In training, update {steps[-1]}", note, picks)
 
 
 def _stored(folder: RunFolder, stage: Stage, split: Split) -> list[MetaEpisode]:
     name = f"{stage}_{split}"
-    return (
-        folder.read_episodes_of(name)
-        if (folder.path / "episodes" / f"{name}.jsonl.gz").is_file()
-        else []
-    )
+    is_there = (folder.path / "episodes" / f"{name}.jsonl.gz").is_file()
+    return folder.read_episodes_of(name) if is_there else []
 
 
 def choose(metas: Sequence[MetaEpisode]) -> list[tuple[str, MetaEpisode]]:
@@ -145,51 +101,52 @@ def gain(meta: MetaEpisode) -> float:
     return meta.episodes[-1].score - meta.episodes[0].score
 
 
-# --- Describing
+# --- Writing
 
 
-def _section(title: str, note: str, picks: Sequence[tuple[str, MetaEpisode]]) -> Section:
-    return Section(title, note, tuple(describe(meta, reason) for reason, meta in picks))
+def _section(title: str, note: str, picks: Picks) -> list[str]:
+    lines = [f"## {title}", "", note, ""]
+    for number, (reason, meta) in enumerate(picks, 1):
+        lines += describe(meta, reason, number)
+    return lines
 
 
-def describe(meta: MetaEpisode, reason: str) -> Transcript:
-    """A meta-episode as text, move by move."""
+def describe(meta: MetaEpisode, reason: str, number: int = 1) -> list[str]:
+    """The lines of a meta-episode, move by move."""
     task, scores = meta.task, ", ".join(f"{episode.score:+g}" for episode in meta.episodes)
-    against = (
-        f"against {task.opponent}, agent {SEATS[task.seat]}" if task.opponent else task.environment
-    )
-    details = (
-        f"{task.environment}, task seed {task.seed}, {task.split} split, "
-        f"policy version {meta.policy_version}"
-    )
-    episodes = tuple(_describe_episode(meta, number) for number in range(len(meta.episodes)))
-    return Transcript(
-        f"{against}: scores {scores}",
-        f"{reason} ({gain(meta):+g} from first to last)",
-        details,
-        episodes,
-    )
-
-
-def _describe_episode(meta: MetaEpisode, number: int) -> EpisodeText:
-    episode = meta.episodes[number]
-    after = meta.episodes[number + 1].reflection if number + 1 < len(meta.episodes) else None
+    against = f"against {task.opponent}, agent {SEATS[task.seat]}"
     lines = [
-        Line("memory", meta.memories[number]),
-        *_describe_moves(episode, meta.task.seat),
-        _describe_result(episode),
+        f"### {number}. {against if task.opponent else task.environment}: scores {scores}",
+        "",
+        f"Chosen as: {reason} ({gain(meta):+g} from first to last). {task.environment}, "
+        f"task seed {task.seed}, {task.split} split, policy version {meta.policy_version}.",
+        "",
     ]
+    for k, episode in enumerate(meta.episodes):
+        headline = f"**Episode {k + 1}: {episode.outcome}, score {episode.score:+g}**"
+        lines += [headline, "", *_describe_episode(meta, k), ""]
+    return lines
+
+
+def _describe_episode(meta: MetaEpisode, number: int) -> Iterator[str]:
+    episode = meta.episodes[number]
+    yield _line("Memory shown", meta.memories[number])
+    yield from _describe_moves(episode, meta.task.seat)
+    is_whole = episode.ending == "finished"
+    ending = "" if is_whole else f", ended by {episode.ending.replace('_', ' ')}"
+    result = f"{episode.outcome}, score {episode.score:+g}, reward {episode.reward:+g}{ending}"
+    yield _line("Result", episode.recap, result)
+    after = meta.episodes[number + 1].reflection if number + 1 < len(meta.episodes) else None
     if after is not None:
-        lines.append(Line("reflects", after.completion.text, _cut(after)))
-    return EpisodeText(number + 1, f"{episode.outcome}, score {episode.score:+g}", tuple(lines))
+        yield _line("Reflection", after.completion.text, _cut(after))
 
 
-def _describe_moves(episode: Episode, seat: int) -> Iterator[Line]:
+def _describe_moves(episode: Episode, seat: int) -> Iterator[str]:
     """The replies in order among the moves of all seats; a legal reply is the next own move."""
     turns = iter(episode.turns)
     for move in episode.moves:
         if move.seat != seat:
-            yield Line("opponent", move.action)
+            yield _line("Opponent", move.action)
             continue
         for turn in turns:
             yield from _describe_turn(turn)
@@ -199,86 +156,28 @@ def _describe_moves(episode: Episode, seat: int) -> Iterator[Line]:
         yield from _describe_turn(turn)
 
 
-def _describe_turn(turn: Turn) -> Iterator[Line]:
-    yield Line("sees", turn.observation)
-    read = (
-        "no action found, illegal"
-        if turn.action is None
-        else f"{'legal' if turn.legal else 'ILLEGAL'}: {turn.action}"
+def _describe_turn(turn: Turn) -> Iterator[str]:
+    yield _line("Sees", turn.observation)
+    read = f"{'legal' if turn.legal else 'ILLEGAL'}: {turn.action}"
+    remarks = (
+        "no action found, illegal" if turn.action is None else read,
+        f"penalty {turn.penalty:+g}" if turn.penalty else "",
+        _cut(turn),
     )
-    cost = f"penalty {turn.penalty:+g}" if turn.penalty else ""
-    yield Line("replies", turn.completion.text, ", ".join(filter(None, (read, cost, _cut(turn)))))
-
-
-def _describe_result(episode: Episode) -> Line:
-    ending = (
-        "" if episode.ending == "finished" else f", ended by {episode.ending.replace('_', ' ')}"
-    )
-    return Line(
-        "result",
-        episode.recap,
-        f"{episode.outcome}, score {episode.score:+g}, reward {episode.reward:+g}{ending}",
-    )
+    yield _line("Replies", turn.completion.text, ", ".join(filter(None, remarks)))
 
 
 def _cut(turn: Turn) -> str:
     return "cut off at the length limit" if turn.completion.finish == "length" else ""
 
 
-# --- Writing
-
-LABELS: dict[Kind, str] = {
-    "memory": "Memory shown",
-    "sees": "Sees",
-    "replies": "Replies",
-    "opponent": "Opponent",
-    "result": "Result",
-    "reflects": "Reflection",
-}
-
-
-def to_markdown(results: RunResults, sections: Sequence[Section]) -> str:
-    """All sections as one Markdown file."""
-    lines = [
-        f"# Transcripts of {results.title} ({results.environment}, {results.updates:,} updates)",
-        "",
-    ]
-    if not sections:
-        lines += ["No episodes are stored yet.", ""]
-    for section in sections:
-        lines += [f"## {section.title}", "", section.note, ""]
-        for number, transcript in enumerate(section.transcripts, 1):
-            lines += _markdown_transcript(number, transcript)
-    return "\n".join(lines)
-
-
-def _markdown_transcript(number: int, transcript: Transcript) -> list[str]:
-    lines = [
-        f"### {number}. {transcript.title}",
-        "",
-        f"Chosen as: {transcript.reason}. {transcript.details}.",
-        "",
-    ]
-    for episode in transcript.episodes:
-        lines += [
-            f"**Episode {episode.number}: {episode.headline}**",
-            "",
-            *(_markdown_line(line) for line in episode.lines),
-            "",
-        ]
-    return lines
-
-
-def _markdown_line(line: Line) -> str:
-    remark = f" ({line.remark})" if line.remark else ""
-    if not line.text.strip():
-        return f"- {LABELS[line.kind]}{remark}: empty"
-    if len(line.text.splitlines()) == 1 and "`" not in line.text:
-        return f"- {LABELS[line.kind]}{remark}: `{line.text}`"
-    return "\n  ".join([f"- {LABELS[line.kind]}{remark}:", "", *_fenced(line.text)])
-
-
-def _fenced(text: str) -> list[str]:
-    """A fenced block whose fence does not occur in the text."""
+def _line(label: str, text: str, remark: str = "") -> str:
+    """One event: its text, unchanged, and a remark for the reader."""
+    head = f"- {label} ({remark}):" if remark else f"- {label}:"
+    if not text.strip():
+        return f"{head} empty"
+    if len(text.splitlines()) == 1 and "`" not in text:
+        return f"{head} `{text}`"
+    # The fence must not occur in the text.
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return [fence, *text.splitlines(), fence]
+    return "\n  ".join([head, "", fence, *text.splitlines(), fence])
