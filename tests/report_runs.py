@@ -5,18 +5,11 @@ import random
 import re
 
 from mage.config.recipe import build_recipe
-from mage.environments.kuhn_poker import KuhnPoker
-from mage.evaluation.figures import summarise
-from mage.evaluation.panels import make_panel
-from mage.evaluation.rows import write_tasks
-from mage.memory.notes import Notes
-from mage.opponents.base import Population
-from mage.play import PlaySetup, play_groups
 from mage.run_folder import RunFolder
-from mage.types import MetaEpisode, Task
-from tests.toys import scripted_agent
+from mage.types import MetaEpisode
+from tests import view_runs
+from tests.view_runs import store
 
-STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 EVIL = "<script>alert('x')</script> ```\n# not a heading <action>bet</action>"
 
 
@@ -67,18 +60,7 @@ def answer(skill: str):
 
 
 def play(skill: str, split: str, size: int, keep: str = "both") -> list[MetaEpisode]:
-    play_setup = PlaySetup(KuhnPoker(), scripted_agent(answer(skill)), Notes(keep=keep))
-    panel = make_panel(KuhnPoker(), Population(train=STYLES), "test", size=size)
-    tasks = [Task(task.environment, task.seed, task.seat, task.opponent, split) for task in panel]
-    return play_groups(play_setup, [[task] for task in tasks], 0)
-
-
-def store(folder: RunFolder, name: str, metas: list[MetaEpisode]) -> None:
-    evaluation = summarise(metas, KuhnPoker(), Population(train=STYLES), "test")
-    folder.write_evaluation(name, evaluation.to_json())
-    if not name.startswith("select"):
-        write_tasks(folder.path / "evaluations" / f"{name}.tasks.jsonl", evaluation.rows)
-        folder.write_episodes_of(name, metas)
+    return view_runs.play(split, size, reply=answer(skill), keep=keep)
 
 
 def make_run(path, tables, updates: int = 40, size: int = 30) -> RunFolder:

@@ -21,7 +21,8 @@ from mage.report.transcripts import choose, describe
 from mage.run_folder import RunError, RunFolder
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 from tests import toys
-from tests.report_runs import STYLES, make_run, metrics_of, play, store
+from tests.report_runs import make_run, metrics_of, play
+from tests.view_runs import STYLES, store
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,15 @@ def _reply(prompt: str) -> str:
     return f"{HOSTILE} <action>{move}</action>"
 
 
-def play(split: str, size: int, members: int = 1) -> list[MetaEpisode]:
+def play(
+    split: str,
+    size: int,
+    members: int = 1,
+    reply: Callable[[str], str] = _reply,
+    keep: str = "both",
+) -> list[MetaEpisode]:
     """Kuhn poker by a scripted agent; the members of a group differ by a noisy copy of the task."""
-    play_setup = PlaySetup(KuhnPoker(), scripted_agent(_reply), Notes(keep="both"))
+    play_setup = PlaySetup(KuhnPoker(), scripted_agent(reply), Notes(keep=keep))
     panel = make_panel(KuhnPoker(), Population(train=STYLES), "test", size=size)
     tasks = [Task(one.environment, one.seed, one.seat, one.opponent, split) for one in panel]
     return play_groups(play_setup, [[task] * members for task in tasks], 0)
