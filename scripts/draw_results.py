@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from mage.report.drawing import COLOURS as Colour
-from mage.report.drawing import plot_style
+from mage.report.drawing import Colour, plot_style
 from mage.run_folder import read_json
 
 ROOT = Path(__file__).parents[1]
