@@ -142,3 +142,12 @@ def test_a_turn_of_the_demo_has_eight_tokens_and_other_texts_keep_their_characte
     assert len(chat.first(system_text(game), text)) == 15
     for other in (text, episode_text(RockPaperScissors(throws=7), 0, memory, 5, 9, "Throw 1.")):
         assert chat.decode(chat.encode(other)) == other
+
+
+def test_the_prompt_can_ask_for_a_sentence_before_the_action() -> None:
+    short, long = (system_text(KuhnPoker(), think) for think in (False, True))
+    sentence = "Each answer is one short sentence about what the opponent will do next"
+    assert sentence in long
+    assert sentence not in short
+    assert long.endswith("<action>pass</action>")
+    assert short.endswith("<action>pass</action>")

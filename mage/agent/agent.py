@@ -68,7 +68,8 @@ class Agent:
     """A model with its chat format and sampling parameters.
 
     `window`: latest turns that are shown in full; None = all; 0 = the present observation alone,
-    without any past turn. `fold`: see `History`.
+    without any past turn. `fold`: see `History`. `think_first`: the rules ask for one short
+    sentence before the action.
     """
 
     engine: Sampler
@@ -76,10 +77,15 @@ class Agent:
     sampling: SamplingOptions
     window: int | None = None
     fold: int = 1
+    think_first: bool = False
+
+    def system(self, environment: Environment) -> str:
+        """The system message: rules and answer format."""
+        return system_text(environment, self.think_first)
 
     def begin(self, environment: Environment, user: str) -> Ids:
         """The prompt of the first turn: rules and `user`."""
-        return self.chat.first(system_text(environment), user)
+        return self.chat.first(self.system(environment), user)
 
     def history(self) -> History:
         """The empty history of an episode."""
@@ -206,10 +212,13 @@ def _join(first: Completion, second: Completion) -> Completion:
     )
 
 
-def system_text(environment: Environment) -> str:
+def system_text(environment: Environment, think_first: bool = False) -> str:
     """Rules and answer format: the same for all tasks of an environment, so cached once."""
-    name = "system_game" if environment.multi_agent else "system_task"
-    return template(name).format(rules=environment.rules(), example=environment.example_action())
+    kind = "game" if environment.multi_agent else "task"
+    thought = template(f"thought_{kind}") + " " if think_first else ""
+    return template(f"system_{kind}").format(
+        rules=environment.rules(), thought=thought, example=environment.example_action()
+    )
 
 
 def random_move(state: State, rng: random.Random) -> str:

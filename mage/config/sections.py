@@ -158,6 +158,9 @@ class AgentOptions(Section):
         description="thoughts before the action, for chat templates with such a switch; "
         "auto = the template's default",
     )
+    think_first: bool = Field(
+        False, description="the prompt asks for one short sentence before the action"
+    )
     window: int | None = Field(
         None,
         ge=1,
@@ -175,9 +178,10 @@ class AgentOptions(Section):
     max_tokens: int = Field(256, ge=1, description="token limit of a reply with an action")
     reflection_tokens: int = Field(256, ge=1, description="token limit of a reflection")
 
-    def shown_turns(self) -> int | None:
-        """Past turns that a prompt shows in full; None = all."""
-        return self.window if self.past_turns else 0
+    def shown(self) -> tuple[int | None, int, bool]:
+        """What a prompt shows: past turns in full (None = all), turns folded at once, the request
+        for a sentence before the action."""
+        return self.window if self.past_turns else 0, self.fold, self.think_first
 
 
 class Stage(BaseModel):

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from mage.agent.agent import Agent, episode_text, illegal_text, reflect_text, system_text
+from mage.agent.agent import Agent, episode_text, illegal_text, reflect_text
 from mage.agent.chat import Ids
 from mage.agent.history import History, PastTurn, Prompt
 from mage.environments.base import Environment, State
@@ -243,7 +243,7 @@ async def reflect(setup: PlaySetup, ref: EpisodeRef, episode: Episode) -> Turn:
     """The agent's note on the finished episode: m_n ~ pi(. | x, episode n), true outcome shown."""
     environment, agent, seat = setup.environment, setup.agent, ref.task.seat
     user = reflect_text(environment, seat, ref.number + 1, setup.episodes, episode.recap)
-    prompt = agent.chat.first(system_text(environment), user)
+    prompt = agent.chat.first(agent.system(environment), user)
     completion = await agent.write(prompt, derive(ref.seed, ref.number, "reflect"))
     return Turn(
         kind="reflect",

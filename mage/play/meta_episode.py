@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from mage.agent.agent import system_text
 from mage.environments.base import State
 from mage.memory.base import Entry
 from mage.play.episode import EpisodeRef, PlaySetup, opening_text, play_episode, reflect
@@ -78,7 +77,7 @@ class _Questions:
 
     async def ask(self, text: str) -> str:
         agent = self.setup.agent
-        prompt = agent.chat.first(system_text(self.setup.environment), text)
+        prompt = agent.chat.first(agent.system(self.setup.environment), text)
         answer = await agent.write(prompt, derive(self.seed, "ask", text))
         self.tokens[-1] += len(answer.token_ids)
         return agent.read_text(answer)

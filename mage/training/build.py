@@ -49,7 +49,7 @@ class Components:
         own, recipe = self.recipe.agent, self.recipe
         draw = recipe.evaluation_sampler() if evaluating else recipe.training_sampler()
         sampling = SamplingOptions(*draw, own.max_tokens, own.reflection_tokens)
-        return Agent(self.engine, self.chat, sampling, own.shown_turns(), own.fold)
+        return Agent(self.engine, self.chat, sampling, *own.shown())
 
     def play_setup(self, evaluating: bool = False, memory: Memory | None = None) -> PlaySetup:
         """What meta-episodes need besides their task, in training or in evaluation."""

@@ -96,7 +96,7 @@ def _setting(recipe: Recipe, chat: Chat) -> PlaySetup:
     engine = ScriptedEngine(lambda request: "", chat.encode)
     return PlaySetup(
         environment=environment.for_split("train"),
-        agent=Agent(engine, chat, sampling, own.shown_turns(), own.fold),
+        agent=Agent(engine, chat, sampling, *own.shown()),
         memory=recipe.memory(),
         episodes=max(recipe.play.episodes, recipe.evaluation_episodes()),
         numbered=recipe.play.numbered,

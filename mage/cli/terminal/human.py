@@ -11,7 +11,6 @@ from typing import ClassVar
 from rich.console import Console
 from rich.text import Text
 
-from mage.agent.agent import system_text
 from mage.agent.chat import Ids
 from mage.cli.terminal import console as make_console
 from mage.engines.base import run
@@ -202,7 +201,7 @@ class _Shown:
 
     def __init__(self, setup: PlaySetup, console: Console) -> None:
         self.chat, self.console = setup.agent.chat, console
-        system = system_text(setup.environment)
+        system = setup.agent.system(setup.environment)
         self.rules = len(_common(self.chat.first(system, "a"), self.chat.first(system, "b")))
         self.before: tuple[Ids, Ids] = ((), ())  # the last prompt, alone and with its reply
 
