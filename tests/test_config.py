@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mage.config.errors import ConfigError
-from mage.config.loading import change_recipe, load_recipe
+from mage.config.loading import change_recipe, load_layers, load_recipe
 from mage.config.menus import find_item, menu
 from mage.config.recipe import Recipe, build_recipe
 from mage.config.sections import LearnOptions
@@ -716,3 +716,40 @@ def test_a_deleted_option_is_dropped_if_it_has_the_value_of_today_and_refused_ot
         else:
             with pytest.raises(ConfigError, match="per_position"):
                 load_recipe(recipe_file)
+
+
+def test_a_recipe_changes_the_options_of_its_base(tmp_path: Path) -> None:
+    (tmp_path / "first.toml").write_text('base = "kuhn_demo"\n[play]\ngroups = 3\n')
+    (tmp_path / "second.toml").write_text('base = "first.toml"\n[play]\nmembers = 4\n')
+    layers = load_layers(tmp_path / "second.toml", ["--run.seed=5"])
+    assert (layers.recipe.play.groups, layers.recipe.play.members) == (3, 4)
+    assert layers.recipe.run.updates == load_recipe("kuhn_demo").run.updates
+    sources = [layers.sources["play", "groups"], layers.sources["play", "members"]]
+    assert sources == ["base first", "recipe"]
+    assert layers.sources["run", "updates"] == "base kuhn_demo"
+    assert layers.sources["run", "seed"] == "command line"
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ('"wrong.toml"', r"based on each other \(wrong -> wrong\)"),
+        ('"other.toml"', r"based on each other \(wrong -> other -> wrong\)"),
+        ('"kuhn_pokr"', r"base = 'kuhn_pokr': there is no recipe .*did you mean 'kuhn_poker'"),
+        ("3", "base must be the name of a recipe"),
+    ],
+)
+def test_a_wrong_base_gives_one_message(tmp_path: Path, base: str, message: str) -> None:
+    (tmp_path / "wrong.toml").write_text(f"base = {base}\n")
+    (tmp_path / "other.toml").write_text('base = "wrong.toml"\n')
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipe(tmp_path / "wrong.toml")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_recipe_of_a_run_of_an_earlier_version_is_read() -> None:
+    """Written by commit 775f61b. Deleted options with their default values are ignored."""
+    path = Path(__file__).parent / "golden" / "recipe_of_775f61b.toml"
+    assert load_recipe(path) == load_recipe("kuhn_demo")
+    with pytest.raises(ConfigError, match=r"agent\.examples is unknown"):
+        load_recipe(path, ["--agent.examples=2"])
