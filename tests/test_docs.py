@@ -167,8 +167,12 @@ def check_recipe(name: str | None, overrides: list[str]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_recipes_in_pages_have_known_sections_and_options(page: Path) -> None:
     known = {item.name: {one.name for one in item.options} for item in mage.list("options")}
-    for block in blocks(page, "toml"):
-        for section, options in tomllib.loads(block).items():
+    recipes = [tomllib.loads(block) for block in blocks(page, "toml")]
+    stages = [stage for recipe in recipes for stage in recipe.pop("stages", [])]
+    for tables in (*recipes, *stages):
+        for section, options in tables.items():
+            if section in ("base", "name", "parts"):
+                continue
             assert section in known, f"{page}: [{section}]"
             if section in ("environments", "memory", "advantages", "engines", "opponents"):
                 continue  # the item decides; recipes of the package are loaded elsewhere

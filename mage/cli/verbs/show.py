@@ -8,6 +8,7 @@ from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print
 from mage.cli.terminal import console
 from mage.cli.terminal.tables import plain_table
 from mage.config.describe import Option, describe_recipe
+from mage.config.loading import load_recipe
 from mage.config.toml import show_value
 
 verbs = typer.Typer()
@@ -24,11 +25,12 @@ def show(
 ) -> None:
     """Show every option of a recipe: value, default, source and meaning.
 
-    The source is default, recipe, part NAME or command line. Any option can be changed with
-    --section.option=value.
+    The source is default, base NAME, recipe, part NAME or command line. Any option can be changed
+    with --section.option=value. Stages are listed with the options that they change.
     """
-    name, overrides = split_words(recipe, ctx.args)
-    found = describe_recipe(need_recipe(name), overrides)
+    given, overrides = split_words(recipe, ctx.args)
+    name = need_recipe(given)
+    found = describe_recipe(name, overrides)
     if as_json:
         print_json(
             {
@@ -42,6 +44,13 @@ def show(
         rows = [_row(option, one) for option, one in options.items()]
         header = ("option", "value", "default", "source", "meaning")
         out.print(plain_table(header, rows, f"[{section}]"))
+    for stage in load_recipe(name, overrides).stages:
+        rows = [
+            (f"{section}.{option}", _text(options[option]))
+            for section, options in stage.changes.items()
+            for option in options
+        ]
+        out.print(plain_table(("option", "value"), rows, f"stage {stage.name}"))
 
 
 def _row(option: str, one: Option) -> tuple[str, ...]:
