@@ -30,11 +30,11 @@ def test_each_layer_of_a_recipe_is_a_source() -> None:
         "returns.step_discount": (0.95, 0.95, "default"),
         "advantages.anchor": ("global", "global", "part lamer"),
         "learn.lr": (0.5, 3e-4, "command line"),
-        "engines.context": (1024, 2048, "recipe"),
+        "engines.context": (1024, 2048, "base kuhn_poker"),
         "engines.prefix_cache": (True, True, "default"),
-        "environments.name": ("kuhn_poker", None, "recipe"),
+        "environments.name": ("kuhn_poker", None, "base kuhn_poker"),
         "environments.max_turns": (6, 6, "default"),
-        "memory.keep": ("history", "reflections", "recipe"),
+        "memory.keep": ("history", "reflections", "base kuhn_poker"),
     }
     for key, expected in sources.items():
         section, option = key.split(".")
@@ -111,7 +111,7 @@ def test_list_options_prints_all_sections() -> None:
         (("show", "demo+lamr"), "did you mean 'lamer'?"),
         (("show", "demo", "--lern.lr=1"), "[lern] is unknown (did you mean 'learn'?)"),
         (("show", "demo", "--engines.slotz=1"), "did you mean 'slots'?"),
-        (("show",), "which recipe?"),
+        (("show",), "no recipe is given"),
         (("list", "optoins"), "did you mean 'options'?"),
     ],
 )
