@@ -18,19 +18,56 @@ MENUS = {
     "engines": "Engines",
     "advantages": "Estimators of advantages",
 }
+# The options that most people set, by section; the page begins with them.
+MOST_USED = {
+    "run": "name seed updates workers device evaluate_every",
+    "model": "path",
+    "environments": "name restart",
+    "opponents": "train",
+    "play": "episodes groups members",
+    "agent": "max_tokens reflection_tokens temperature window",
+    "memory": "name keep",
+    "engines": "name context slots",
+    "returns": "kind step_discount episode_discount",
+    "advantages": "name anchor step_weight",
+    "learn": "lr warmup decay minibatches kl entropy entropy_final lora_rank micro_tokens",
+    "evaluate": "size final_size splits episodes temperature",
+    "warmup": "first play steps lr",
+}
 HEAD = """# Options
 
 This page is written by `python scripts/write_options.py`. `mage show RECIPE` shows the value of
-every option of a recipe, and `mage list options` shows this list in the terminal.
+every option of a recipe, and `mage list options` shows this list in the terminal. Change an option
+with `--section.option=value`, for example `mage train demo --run.seed=2`.
 """
 
 
 def page() -> str:
     """The text of the page."""
-    sections = [_section(item) for item in mage.list("options")]
+    listed = mage.list("options")
+    sections = [_section(item) for item in listed]
     menus = [_menu(kind, title) for kind, title in MENUS.items()]
     files = [_files(kind) for kind in ("recipes", "parts")]
-    return "\n".join([HEAD, "## Sections of a recipe\n", *sections, *menus, *files])
+    return "\n".join(
+        [HEAD, _most_used(listed), "## All sections of a recipe\n", *sections, *menus, *files]
+    )
+
+
+def _most_used(sections: list[Item]) -> str:
+    """One table of the options that most people set."""
+    known = {(item.name, one.name): one for item in sections for one in item.options}
+    chosen = [(section, name) for section, names in MOST_USED.items() for name in names.split()]
+    rows = [
+        f"| `{section}.{name}` | {_cell(one.default)} | {_text(one.description)} |"
+        for section, name in chosen
+        for one in [known[section, name]]
+    ]
+    header = [
+        "## Options that most people set\n",
+        "| option | default | meaning |",
+        "|---|---|---|",
+    ]
+    return "\n".join([*header, *rows, ""])
 
 
 def _section(item: Item) -> str:
