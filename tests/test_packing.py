@@ -1,5 +1,6 @@
 """A packed batch equals the unpacked one: same logprobs, loss and gradient; no token twice."""
 
+import doctest
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +14,12 @@ from learn_toys import batches, make_model, make_sample, prepend, starts
 from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner
 from mage.learn.loss import token_logprobs
+from mage.learn.pack import packing
 from mage.learn.pack.attention import IMPLEMENTATIONS, attending, forest_mask, hidden_states
 from mage.learn.pack.layers import block_mask
 from mage.learn.pack.packer import check_packable
-from mage.learn.pack.packing import Layout, Shape, pack_forest, plan_forests, plan_rows, plan_tries
+from mage.learn.pack.packing import Layout, Shape, pack_forest
+from mage.learn.pack.plans import plan_forests, plan_rows, plan_tries
 from mage.learn.pack.tries import SplitCost, build_tree, common, prepare, split_tree
 from mage.types import Sample, TurnRef
 
@@ -157,11 +160,12 @@ def test_a_query_sees_exactly_its_own_prefix(batch: list[Sample]) -> None:
     """The keys that a reply's parent may see spell, in order, the text before the reply token."""
     packed = pack_forest([build_tree(prepare(batch))], dtype=torch.float64)
     assert packed.shape is not None
+    assert packed.ends is not None
     root, ids = packed.shape.root, packed.input_ids[0].numpy()
     visible = np.tril(np.ones((len(ids), len(ids)), dtype=bool))
     if packed.shape.trees:
         visible[root:] = (
-            forest_mask(packed.reach, packed.shape, repeats=1, dtype=torch.float64)[0, 0] == 0
+            forest_mask(packed.ends, packed.shape, repeats=1, dtype=torch.float64)[0, 0] == 0
         ).numpy()
     texts = {tuple(ids[visible[parent]]) for parent in packed.replies.parents.tolist()}
     expected = {
@@ -187,10 +191,11 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
         make_sample((9, 9, 3), (4,), kind="reflect"),
     ]
     packed = pack_forest([build_tree(prepare(turns))])
+    assert packed.ends is not None
     assert packed.shape == Shape(root=2, trees=1, width=6)
     assert packed.input_ids.tolist() == [[9, 9, 1, 5, 2, 6, 3, 4]]
     assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 5, 2, 3]]
-    assert packed.reach.tolist() == [[4, 4, 4, 4, 6, 6]]
+    assert packed.ends.tolist() == [[4, 4, 4, 4, 6, 6]]
     assert packed.replies.parents.tolist() == [2, 4, 6]
     assert packed.replies.targets.tolist() == [5, 6, 4]
     assert packed.replies.on_reflection.tolist() == [False, False, True]
@@ -198,7 +203,7 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
         [4],
         [[6, 7, 8]],
     )
-    mask = forest_mask(packed.reach, packed.shape, repeats=2, dtype=torch.float32)[0, 0] == 0
+    mask = forest_mask(packed.ends, packed.shape, repeats=2, dtype=torch.float32)[0, 0] == 0
     assert mask[::2].tolist() == mask[1::2].tolist(), "heads that share keys see the same"
     assert ["".join("x" if open_ else "." for open_ in line) for line in mask[::2].tolist()] == [
         "xxx.....",
@@ -208,6 +213,11 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
         "xx....x.",
         "xx....xx",
     ]
+
+
+def test_the_example_in_the_documentation_holds() -> None:
+    found = doctest.testmod(packing)
+    assert (found.failed, found.attempted > 0) == (0, True)
 
 
 @given(batch=batches, start=starts)

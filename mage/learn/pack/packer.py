@@ -10,16 +10,8 @@ from transformers import PreTrainedModel
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.pack.layers import line_length
-from mage.learn.pack.packing import (
-    Layout,
-    Packed,
-    pack_forest,
-    pack_rows,
-    pack_trie,
-    plan_forests,
-    plan_rows,
-    plan_tries,
-)
+from mage.learn.pack.packing import Layout, Packed, pack_forest, pack_rows, pack_trie
+from mage.learn.pack.plans import plan_forests, plan_rows, plan_tries
 from mage.learn.pack.tries import TRIE_EXCHANGE, Row
 
 

@@ -1,32 +1,22 @@
 """Samples to tensors. `pack_trie` and `pack_forest` compute shared tokens once; `pack_rows` pads.
 
-The samples form a prefix trie that is laid out depth first. If `end[j]` is one past the last token
-of j's subtree, query i may attend to key j exactly when `j <= i < end[j]`. Positions are depths.
-A trie is one line, for attention that skips empty blocks of the mask (CUDA). A forest is for dense
-masks (CPU): one ROOT (the common prefix of the micro-batch) and B trees padded to one width, so
-that attention computes B small squares instead of a large one.
+The samples form a prefix trie that is laid out depth first (`lay_out`). If `ends[j]` is one past
+the last token of j's subtree, query i may attend to key j exactly when `j <= i < ends[j]`.
+Positions are depths. A trie is one line, for attention that skips empty blocks of the mask (CUDA).
+A forest is for dense masks (CPU): one ROOT (the common prefix of the micro-batch) and B trees
+padded to one width, so that attention computes B small squares instead of a large one.
+`plans.py` decides which samples form a micro-batch.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 from typing import Literal
 
 import numpy as np
 import torch
 
-from mage.learn.pack.tries import (
-    EXCHANGE,
-    TRIE_EXCHANGE,
-    Row,
-    SplitCost,
-    Tree,
-    build_tree,
-    common,
-    root_of,
-    split_tree,
-)
+from mage.learn.pack.tries import Row, Tree, root_of
 from mage.types import Sample
 
 Layout = Literal["trie", "forest", "rows"]
@@ -66,97 +56,82 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A micro-batch. The meaning of `reach` depends on the layout.
+    """A micro-batch. L: tokens of a line; B trees of n tokens; W: tokens of the longest row.
 
-    Trie: `end` of every token [L]. Forest (with a `shape`): `end` of every token of a tree [B, n],
-    counted from the start of the tree. Rows: 1 for real tokens [rows, width].
+    | layout | `input_ids`, `positions` | `ends` | `real` | `shape` |
+    |---|---|---|---|---|
+    | trie | [1, L] | [L], from the start of the line | None | None |
+    | forest | [1, root + B n] | [B, n], from the start of each tree | None | given |
+    | rows | [rows, W] | None | [rows, W]: 1 for tokens, 0 for padding | None |
+
+    `tokens` counts the tokens without padding.
     """
 
     layout: Layout
     input_ids: torch.Tensor
     positions: torch.Tensor
-    reach: torch.Tensor
-    shape: Shape | None
     replies: ReplyTokens
     tokens: int
+    ends: torch.Tensor | None = None
+    real: torch.Tensor | None = None
+    shape: Shape | None = None
 
 
-def plan_forests(
-    rows: Sequence[Row],
-    *,
-    micro_tokens: int,
-    tree_tokens: int | None = None,
-    exchange: float = EXCHANGE,
-) -> list[list[Tree]]:
-    """Micro-batches of trees of similar size, each of about `micro_tokens` tokens with padding.
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeTokens:
+    """A tree in depth-first order, without the root.
 
-    Trees are built within a group: what groups share is the root, which is computed once anyway.
+    `ends` count from the start of the tree. `parents` has one array for each row: the flat
+    positions (in the whole micro-batch) of the tokens that predict its reply.
     """
-    if not rows:
-        return []
-    root = common(min(rows, key=attrgetter("key")), max(rows, key=attrgetter("key")))
-    groups: dict[int, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.sample.where.group, []).append(row)
-    split_cost = SplitCost(root, exchange, tree_tokens)
-    trees = [
-        tree for group in groups.values() for tree in split_tree(build_tree(group), split_cost)
-    ]
-    batches: list[list[Tree]] = []
-    room = 0
-    for tree in sorted(trees, key=attrgetter("size"), reverse=True):
-        if room < 1:
-            batches.append([])
-            room = max(1, (micro_tokens - root) // max(1, tree.size - root))
-        batches[-1].append(tree)
-        room -= 1
-    return batches
+
+    ids: np.ndarray
+    positions: np.ndarray
+    ends: np.ndarray
+    parents: list[np.ndarray]
 
 
-def plan_tries(
-    rows: Sequence[Row],
-    *,
-    micro_tokens: int,
-    tree_tokens: int | None = None,
-    exchange: float = TRIE_EXCHANGE,
-) -> list[list[Tree]]:
-    """Micro-batches of at most `micro_tokens` tokens, made of trees of one group each.
+def lay_out(tree: Tree, *, root: int, base: int) -> TreeTokens:
+    """Lay out a tree whose first token after the root gets the flat position `base`.
 
-    In the backward pass a key sums over all its queries in sequence, so the first keys of a large
-    tree delay the whole kernel. A tree is split where that costs more than the repeated prefix
-    (`exchange`, see `packer.trie_exchange_rate`), or where it exceeds `tree_tokens` if given.
+    Example: three rows of prompt and reply, 9 1 + 5, then 9 1 5 2 + 6, then 9 3 + 4. Rows 2 and 3
+    share three tokens and one token with the row before.
+
+    >>> from mage.learn.pack.tries import build_tree, prepare
+    >>> from mage.types import Sample, TurnRef
+    >>> texts = [((9, 1), (5,)), ((9, 1, 5, 2), (6,)), ((9, 3), (4,))]
+    >>> where = TurnRef(0, 0, 0, 0, "random")
+    >>> samples = [Sample(ask, reply, (0.0,), 1.0, (), "play", where) for ask, reply in texts]
+    >>> found = lay_out(build_tree(prepare(samples)), root=0, base=0)
+    >>> found.ids.tolist()
+    [9, 1, 5, 2, 6, 3, 4]
+    >>> found.positions.tolist()  # 3 follows 9 directly, so its depth is 1
+    [0, 1, 2, 3, 4, 1, 2]
+    >>> found.ends.tolist()  # all tokens follow 9; the branch that starts with 1 ends before 3
+    [7, 5, 5, 5, 5, 7, 7]
+    >>> [parents.tolist() for parents in found.parents]  # 1 predicts 5, 2 predicts 6, 3 predicts 4
+    [[1], [3], [5]]
     """
-    groups: dict[int, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.sample.where.group, []).append(row)
-    limit = None if tree_tokens is None else min(tree_tokens, micro_tokens)
-    split_cost = SplitCost(0, exchange, limit, most=micro_tokens)
-    trees = [
-        tree
-        for group in groups.values()
-        for tree in split_tree(build_tree(group, deepest_first=True), split_cost)
-    ]
-    batches: list[tuple[list[Tree], int]] = []
-    for tree in sorted(trees, key=attrgetter("size"), reverse=True):
-        place = next((n for n, (_, room) in enumerate(batches) if room >= tree.size), None)
-        if place is None:
-            batches.append(([tree], micro_tokens - tree.size))
-        else:
-            batches[place] = ([*batches[place][0], tree], batches[place][1] - tree.size)
-    return [batch for batch, _ in batches]
-
-
-def plan_rows(rows: Sequence[Row], *, micro_tokens: int) -> list[list[Row]]:
-    """Micro-batches of rows of similar length, each of at most `micro_tokens` tokens or one row."""
-    batches: list[list[Row]] = []
-    room = 0
-    for row in sorted(rows, key=lambda row: len(row.ids), reverse=True):
-        if room < 1:
-            batches.append([])
-            room = max(1, micro_tokens // len(row.ids))
-        batches[-1].append(row)
-        room -= 1
-    return batches
+    size = tree.size - root
+    ids, positions = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    ends = np.full(size, size)  # of the branches that no later row leaves
+    parents: list[np.ndarray] = []
+    # path[d] is the flat position of the current row's token at depth d. Tokens of the root have
+    # their depth as flat position in every tree.
+    path = np.arange(max(len(row.ids) for row in tree.rows))
+    written = previous_length = 0
+    for row, shared in zip(tree.rows, tree.shared, strict=True):
+        length, kept = len(row.ids), max(shared, root)
+        # 1. Close the branches that this row leaves: they end before its first new token.
+        ends[path[kept:previous_length] - base] = written
+        # 2. Append the tokens that this row does not share with the row before.
+        new = slice(written, written + length - kept)
+        ids[new], positions[new] = row.ids[kept:], np.arange(kept, length)
+        path[kept:length] = base + np.arange(new.start, new.stop)
+        # 3. Note the predictors: each reply token is predicted by the token before it.
+        parents.append(path[len(row.sample.prompt_ids) - 1 : length - 1].copy())
+        written, previous_length = new.stop, length
+    return TreeTokens(ids, positions, ends, parents)
 
 
 def pack_trie(
@@ -174,15 +149,18 @@ def pack_trie(
     parents: list[np.ndarray] = []
     base = 0
     for tree in trees:
-        own = ends[base : base + tree.size]
-        parents += _lay(tree, 0, base, ids, positions, own)
-        own += base
+        own, place = lay_out(tree, root=0, base=base), slice(base, base + tree.size)
+        ids[place], positions[place], ends[place] = own.ids, own.positions, base + own.ends
+        parents += own.parents
         base += tree.size
-    replies = _reply_tokens([row for tree in trees for row in tree.rows], parents, dtype, device)
-    flat, depths, reach = (
-        torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends)
+    return Packed(
+        layout="trie",
+        input_ids=torch.from_numpy(ids[None]).to(device),
+        positions=torch.from_numpy(positions[None]).to(device),
+        replies=_reply_tokens(_rows_of(trees), parents, dtype, device),
+        tokens=total,
+        ends=torch.from_numpy(ends).to(device),
     )
-    return Packed("trie", flat, depths, reach, None, replies, tokens=total)
 
 
 def pack_forest(
@@ -199,36 +177,24 @@ def pack_forest(
     # Padding attends to itself: a query without any key gives NaN, and NaN times zero is NaN.
     ends = np.tile(np.arange(1, width + 1), (len(trees), 1))
     parents: list[np.ndarray] = []
-    for block, tree in enumerate(trees):
-        parents += _lay(tree, root, root + block * width, ids, positions, ends[block])
-    replies = _reply_tokens([row for tree in trees for row in tree.rows], parents, dtype, device)
-    flat, depths, reach = (
-        torch.from_numpy(array).to(device) for array in (ids[None], positions[None], ends)
+    for block, (tree, size) in enumerate(zip(trees, sizes, strict=True)):
+        base = root + block * width
+        own, place = lay_out(tree, root=root, base=base), slice(base, base + size)
+        ids[place], positions[place], ends[block, :size] = own.ids, own.positions, own.ends
+        parents += own.parents
+    return Packed(
+        layout="forest",
+        input_ids=torch.from_numpy(ids[None]).to(device),
+        positions=torch.from_numpy(positions[None]).to(device),
+        replies=_reply_tokens(_rows_of(trees), parents, dtype, device),
+        tokens=root + sum(sizes),
+        ends=torch.from_numpy(ends).to(device),
+        shape=shape,
     )
-    return Packed("forest", flat, depths, reach, shape, replies, tokens=root + sum(sizes))
 
 
-def _lay(
-    tree: Tree, root: int, base: int, ids: np.ndarray, positions: np.ndarray, ends: np.ndarray
-) -> list[np.ndarray]:
-    """Write one tree at `base`; returns for every row the positions that predict its reply tokens.
-
-    `path[d]` is the flat position of the current row's token at depth d. A new row keeps the part
-    that it shares with the previous row.
-    """
-    parents = []
-    path = np.arange(max(len(row.ids) for row in tree.rows))
-    cursor = deepest = 0
-    ends[: tree.size - root] = tree.size - root
-    for row, shared in zip(tree.rows, tree.shared, strict=True):
-        length, kept = len(row.ids), max(shared, root)
-        ends[path[kept:deepest] - base] = cursor
-        new = slice(base + cursor, base + cursor + length - kept)
-        path[kept:length] = np.arange(new.start, new.stop)
-        ids[new], positions[new] = row.ids[kept:], np.arange(kept, length)
-        parents.append(path[len(row.sample.prompt_ids) - 1 : length - 1].copy())
-        cursor, deepest = cursor + length - kept, length
-    return parents
+def _rows_of(trees: Sequence[Tree]) -> list[Row]:
+    return [row for tree in trees for row in tree.rows]
 
 
 def pack_rows(
@@ -245,15 +211,13 @@ def pack_rows(
         for line, row in enumerate(rows)
     ]
     positions = np.broadcast_to(np.arange(width), ids.shape).copy()
-    lines, depths, reach = (torch.from_numpy(array).to(device) for array in (ids, positions, real))
     return Packed(
-        "rows",
-        lines,
-        depths,
-        reach,
-        None,
-        _reply_tokens(rows, parents, dtype, device),
+        layout="rows",
+        input_ids=torch.from_numpy(ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        replies=_reply_tokens(rows, parents, dtype, device),
         tokens=int(real.sum()),
+        real=torch.from_numpy(real).to(device),
     )
 
 
