@@ -178,9 +178,7 @@ def go(out: Path, *more: str) -> BaseProcess:
 
 
 @pytest.mark.e2e
-def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(tmp_path: Path) -> None:
     killed = go(tmp_path / "a", "--run.updates=4")
     metrics = tmp_path / "a" / "runs" / "kuhn_poker-lamer-seed0" / "metrics.jsonl"
     while killed.is_alive() and not (metrics.is_file() and metrics.stat().st_size):
@@ -206,9 +204,7 @@ def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(
 
 
 @pytest.mark.e2e
-def test_a_stopped_reproduction_reports_it_and_leaves_no_worker(
-    tmp_path: Path,
-) -> None:
+def test_a_stopped_reproduction_reports_it_and_leaves_no_worker(tmp_path: Path) -> None:
     runner = Runner(tiny_plan("mage"), tmp_path, LocalExecutor(1))
     assert not runner.run(
         ignore, lambda: (tmp_path / "kuhn_poker-mage-seed0" / "worker.log").is_file()

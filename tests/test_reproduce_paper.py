@@ -92,9 +92,7 @@ def test_memory_and_speed_options_do_not_hide_the_figures_of_the_paper() -> None
 
 
 @pytest.mark.e2e
-def test_rooms_with_one_and_three_boxes_have_separate_rows(
-    tmp_path: Path,
-) -> None:
+def test_rooms_with_one_and_three_boxes_have_separate_rows(tmp_path: Path) -> None:
     plan = make_plan(
         "ood",
         worlds=["sokoban"],

@@ -83,11 +83,7 @@ def _train_other(run: RunFolder, ranks: Ranks) -> None:
 
 
 def _agree_on_folder(
-    ranks: Ranks,
-    world: World,
-    name: str | None,
-    runs: Path,
-    open_folder: OpenFolder,
+    ranks: Ranks, world: World, name: str | None, runs: Path, open_folder: OpenFolder
 ) -> tuple[Path, bool]:
     """The run folder, and whether it is new. After a restart it is that of the first attempt."""
     found: tuple[Path, bool] | None = None

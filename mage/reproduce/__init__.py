@@ -3,6 +3,5 @@
 tables.py  which arms a table compares        scales.py         how large a run is
 plan.py    arm x environment x seed = runs    runner.py         runs what is missing
 worker.py  one run in its own process         results.py        figures and paired tests
-text.py    conclusions as sentences           action_shares.py  moves by state and episode
-page.py    the page, the table, the JSON
+page.py    conclusions, page, table, JSON     action_shares.py  moves by state and episode
 """

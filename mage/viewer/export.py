@@ -33,14 +33,7 @@ SCRIPTS = (
     "tables.js",
     "app.js",
 )
-STYLES = (
-    "vendor/uplot.css",
-    "base.css",
-    "views.css",
-    "meta.css",
-    "boards.css",
-    "narrow.css",
-)
+STYLES = ("vendor/uplot.css", "base.css", "views.css", "meta.css", "boards.css", "narrow.css")
 STATIC = {name: FOLDER / name for name in (*SCRIPTS, *STYLES)}
 TYPES = {".js": "text/javascript", ".css": "text/css"}
 EPISODES = 60  # meta-episodes of one stored set in an export, unless the user asks for more

@@ -33,8 +33,7 @@ Verdict = tuple[list[str], list[str]]  # faults and remarks
 @verbs.command(name="list", epilog="Example: mage list opponents")
 def list_menus(
     kind: Annotated[
-        str | None,
-        typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}. Default: all."),
+        str | None, typer.Argument(metavar="KIND", help=f"One of {', '.join(KINDS)}. Default: all.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -31,8 +31,7 @@ def cluster(
         Path | None, typer.Option(metavar="RUN", help="Continue this run folder.")
     ] = None,
     runs: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", help="Folder of new run folders, on shared storage."),
+        Path, typer.Option(metavar="FOLDER", help="Folder of new run folders, on shared storage.")
     ] = Path("runs"),
     max_restarts: Annotated[
         int, typer.Option(min=0, help="Restarts after a lost node or a killed rank.")

@@ -32,8 +32,7 @@ def credit(
         ),
     ],
     recipe: Annotated[
-        str,
-        typer.Option(metavar="RECIPE", help="A recipe, with parts: kuhn_poker+as_published."),
+        str, typer.Option(metavar="RECIPE", help="A recipe, with parts: kuhn_poker+as_published.")
     ],
     as_json: AsJson = False,
 ) -> None:

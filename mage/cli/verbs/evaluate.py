@@ -59,8 +59,7 @@ Compare = Annotated[
     ),
 ]
 By = Annotated[
-    str,
-    typer.Option(metavar="opponent,seat,kind", help="Also show figures by these, with commas."),
+    str, typer.Option(metavar="opponent,seat,kind", help="Also show figures by these, with commas.")
 ]
 Tasks = Annotated[
     Path | None,

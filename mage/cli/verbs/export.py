@@ -24,12 +24,7 @@ def export(
     ] = None,
 ) -> None:
     """Write the stored turns of a run, with returns and advantages, as a dataset."""
-    from mage.api.dataset import (
-        SUFFIXES,
-        sets_without_credit,
-        sets_without_moves,
-        write_dataset,
-    )
+    from mage.api.dataset import SUFFIXES, sets_without_credit, sets_without_moves, write_dataset
 
     folder = RunFolder.open(run)
     target = out or Path(f"{folder.path.resolve().name}-turns{SUFFIXES[form]}")

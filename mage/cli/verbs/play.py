@@ -46,8 +46,7 @@ def play(
     ] = "first",
     episodes: Annotated[int, typer.Option(min=1, help="Number of games.")] = 3,
     seed: Annotated[
-        int | None,
-        typer.Option(min=0, help="The same seed gives the same deals. Default: random."),
+        int | None, typer.Option(min=0, help="The same seed gives the same deals. Default: random.")
     ] = None,
     option: WorldOptions = None,
     watch: Annotated[

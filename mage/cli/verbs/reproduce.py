@@ -69,9 +69,7 @@ def reproduce(
     budget: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            metavar="EPISODES",
-            help="Training episodes of a run. Default: as in the scale.",
+            min=1, metavar="EPISODES", help="Training episodes of a run. Default: as in the scale."
         ),
     ] = None,
     jobs: Annotated[
@@ -85,8 +83,7 @@ def reproduce(
     out: Annotated[
         Path,
         typer.Option(
-            metavar="FOLDER",
-            help="Folder of runs and pages. Runs copied into its runs/ are used.",
+            metavar="FOLDER", help="Folder of runs and pages. Runs copied into its runs/ are used."
         ),
     ] = Path("reproduction"),
     dry_run: Annotated[

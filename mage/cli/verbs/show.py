@@ -18,11 +18,7 @@ verbs = typer.Typer()
     context_settings=OVERRIDES,
     epilog="Example: mage show paper_sokoban+mage+anchor_local --play.groups=4",
 )
-def show(
-    ctx: typer.Context,
-    recipe: RecipeName = None,
-    as_json: AsJson = False,
-) -> None:
+def show(ctx: typer.Context, recipe: RecipeName = None, as_json: AsJson = False) -> None:
     """Show every option of a recipe: value, default, source and meaning.
 
     The source is default, base NAME, recipe, part NAME or command line. Any option can be changed

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group
 
-from mage.cli.arguments import (
-    OVERRIDES,
-    AsJson,
-    RecipeName,
-    need_recipe,
-    print_json,
-    split_words,
-)
+from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print_json, split_words
 from mage.cli.terminal import UsageError, console
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe

@@ -22,8 +22,7 @@ def view(
         typer.Option(metavar="DIR", help="Write a static copy that opens from disk, then end."),
     ] = None,
     episodes: Annotated[
-        int,
-        typer.Option(min=1, help="Meta-episodes of each stored set in the static copy."),
+        int, typer.Option(min=1, help="Meta-episodes of each stored set in the static copy.")
     ] = 60,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 = any free port.")] = 0,
     open_browser: Annotated[
