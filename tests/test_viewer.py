@@ -161,6 +161,14 @@ def test_the_explanation_adds_up_to_the_stored_advantage(library: Library) -> No
         assert turn["sentences"][0].startswith("Advantage ")
 
 
+def test_the_explanation_names_a_weight_that_hides_a_difference(tmp_path: Path) -> None:
+    make_run(tmp_path / "one", updates=2, episode_weight=0.0)
+    turns = Library([tmp_path]).get("run/one/credit/step_000002/0")["turns"]
+    assert all(one["parts"]["episode"] == 0 for one in turns if one["place"][2] >= 0)
+    told = "The recipe sets advantages.episode_weight = 0, so this difference does not count."
+    assert {told in " ".join(one["sentences"]) for one in turns if one["place"][2] >= 0} == {True}
+
+
 def test_compared_turns_are_those_of_the_same_group_and_state(library: Library) -> None:
     found = library.get("run/one/credit/step_000006/0")
     metas = RunFolder.open(library.runs["one"]).read_episodes(6)

@@ -22,6 +22,7 @@ selenium = pytest.importorskip("selenium")
 from selenium import webdriver  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 DRIVER = shutil.which("chromedriver")
@@ -106,9 +107,12 @@ def test_the_list_shows_the_stored_scores_and_search_filters_it(visit: Any, runs
     rows = page.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
     assert len(rows) == 2
     assert all(last_score(runs / "one", "after_test") in row.text for row in rows)
-    page.find_element(By.CSS_SELECTOR, "input[type=search]").send_keys("two")
+    search = page.find_element(By.CSS_SELECTOR, "input[type=search]")
+    search.send_keys("two")
     rows = page.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
     assert [row.get_attribute("data-id") for row in rows] == ["two"]
+    search.send_keys(Keys.ESCAPE)
+    assert page.switch_to.active_element.tag_name == "body", "Esc leaves the search box"
 
 
 def test_selected_runs_open_in_a_comparison_with_their_differences(visit: Any) -> None:
@@ -129,7 +133,8 @@ def test_a_run_shows_warnings_figures_exact_lines_and_plots(visit: Any, runs: Pa
     assert last_score(runs / "one", "after_test") in text
     assert "+0.125" in text
     assert "+0.238" in text
-    assert len(page.find_elements(By.CSS_SELECTOR, ".plot canvas")) >= 3
+    assert len(page.find_elements(By.CSS_SELECTOR, ".plot [role=img][aria-label] canvas")) >= 3
+    assert page.title == "one · MAGE"
 
 
 def test_the_recipe_is_shown(visit: Any) -> None:

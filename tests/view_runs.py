@@ -53,7 +53,9 @@ def play(
     return play_groups(play_setup, [[task] * members for task in tasks], 0)
 
 
-def make_run(path: Path, *, updates: int = 6, name: str = "", lr: float = 1e-3) -> RunFolder:
+def make_run(
+    path: Path, *, updates: int = 6, name: str = "", lr: float = 1e-3, **advantages: float
+) -> RunFolder:
     """A finished run: metrics, two evaluations of the select panel, final panels, credit."""
     run = {"updates": updates} | ({"name": name} if name else {})
     tables = {
@@ -63,7 +65,7 @@ def make_run(path: Path, *, updates: int = 6, name: str = "", lr: float = 1e-3) 
         "learn": {"lr": lr},
         "memory": {"name": "notes", "keep": "both"},
         "returns": {"kind": "differential", "step_discount": 0.95, "episode_discount": 0.6},
-        "advantages": {"name": "gigpo"},
+        "advantages": {"name": "gigpo", **advantages},
     }
     folder = RunFolder.create(path, build_recipe(tables))
     for update in range(1, updates + 1):

@@ -54,10 +54,7 @@ def _panel(results: RunResults, split: Split) -> Iterator[str]:
     first = overall[stages[0]]
     for measure in (SCORE, SUCCESS):
         for k in range(len(first.episodes)):
-            values = [
-                show_estimate(measure.of(overall[one].episodes[k]), measure) for one in stages
-            ]
-            cells = [f"{one.text} ({one.interval})" if one.interval else one.text for one in values]
+            cells = [show_estimate(measure.of(overall[one].episodes[k]), measure) for one in stages]
             yield _row([measure.title, str(k + 1), *cells, *_bounds(first, k, measure is SCORE)])
     yield ""
     yield from (f"- {sentence}" for sentence in tell_verdict(overall, results.measure_of(split)))
@@ -67,7 +64,7 @@ def _panel(results: RunResults, split: Split) -> Iterator[str]:
 
 def _bounds(cell: Cell, k: int, of_score: bool) -> list[str]:
     values = (cell.non_adapting, cell.episodes[k].ceiling) if of_score else (None, None)
-    return [show_bound(value).text for value in values]
+    return [show_bound(value) for value in values]
 
 
 def _row(cells: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mage.evaluation.statistics import Estimate
 from mage.report.run_results import REGRET, SCORE, Measure
@@ -10,28 +9,25 @@ from mage.report.run_results import REGRET, SCORE, Measure
 NOTHING = "–"
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """The content of a table cell: a figure and its interval."""
-
-    text: str
-    interval: str = ""
-
-
 def show(value: float, measure: Measure) -> str:
     return f"{100 * value:.0f} %" if measure.percent else f"{value:+.3f}".replace("-", "−")
 
 
-def show_estimate(found: Estimate | None, measure: Measure, signed: bool = False) -> Value:
+def show_estimate(found: Estimate | None, measure: Measure, signed: bool = False) -> str:
+    """A figure with its interval in brackets, if it has one."""
     if found is None:
-        return Value(NOTHING)
+        return NOTHING
     write = _writer(measure, signed)
-    interval = f"{write(found.low)} to {write(found.high)}" if math.isfinite(found.low) else ""
-    return Value(f"{write(found.value)} %" if measure.percent else write(found.value), interval)
+    value = f"{write(found.value)} %" if measure.percent else write(found.value)
+    return (
+        f"{value} ({write(found.low)} to {write(found.high)})"
+        if math.isfinite(found.low)
+        else value
+    )
 
 
-def show_bound(value: float | None) -> Value:
-    return Value(NOTHING if value is None else show(value, SCORE))
+def show_bound(value: float | None) -> str:
+    return NOTHING if value is None else show(value, SCORE)
 
 
 def _writer(measure: Measure, signed: bool) -> Callable[[float], str]:

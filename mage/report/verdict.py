@@ -69,5 +69,4 @@ def _side(found: Estimate, line: float, above: str, below: str) -> str:
 
 
 def _text(found: Estimate, measure: Measure) -> str:
-    value = show_estimate(found, measure, signed=True)
-    return f"{value.text} ({value.interval})" if value.interval else value.text
+    return show_estimate(found, measure, signed=True)
