@@ -18,13 +18,13 @@ from mage.environments.base import Environment
 from mage.environments.sokoban import Sokoban
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.environments.webshop import WebShop
+from mage.learn.imitate.batches import expert_batches, held_out, own_batches, write_chunks
 from mage.learn.imitate.demonstrations import (
     Demonstration,
     Script,
     label_play,
     write_demonstrations,
 )
-from mage.learn.imitate.warmup import _expert_batches, _labelled_batches, _panel, write_chunks
 from mage.memory.notes import Notes
 from mage.models.base import base_folder
 from mage.play import PlaySetup
@@ -172,14 +172,14 @@ def test_a_won_episode_of_the_models_own_play_labels_the_next_one() -> None:
     assert second[1] == f"<action>{fresh.expert()}</action>"
 
 
-def test_labelled_batches_play_again_when_they_are_used_up() -> None:
+def test_batches_of_own_play_play_again_when_they_are_used_up() -> None:
     world = Sokoban()
     own = model_setup(world, lambda prompt: "<action>up</action>", episodes=1)
-    batches = _labelled_batches(own, tasks(world), WarmupOptions(batch=20), 0)
+    batches = own_batches(own, tasks(world), WarmupOptions(batch=20), 0)
     some = [next(batches) for _ in range(6)]
     assert {len(batch) for batch in some} == {20}
     assert own.agent.engine.policy_version >= 1, "the engine is refreshed before it plays again"
-    large = next(_labelled_batches(own, tasks(world), WarmupOptions(batch=200), 0))
+    large = next(own_batches(own, tasks(world), WarmupOptions(batch=200), 0))
     assert len(large) == 200, "several rounds of play fill one batch"
 
 
@@ -202,13 +202,13 @@ def test_only_what_follows_a_lost_first_episode_is_taught() -> None:
     assert {one.where.episode for one in found[1]} == {1, 2}
     options = WarmupOptions(batch=4, own_labels="after_loss")
     with pytest.raises(ValueError, match="nothing to teach"):
-        next(_labelled_batches(own, iter([games[0]] * 1000), options, 0))
+        next(own_batches(own, iter([games[0]] * 1000), options, 0))
 
 
 def test_turns_of_an_expert_episode_stay_together() -> None:
     world = Sokoban()
     script = Script(expert=True)
-    batches = _expert_batches(
+    batches = expert_batches(
         lambda chunks: write_chunks(play_setup(world), script, chunks), tasks(world), 30, 0
     )
     for batch in itertools.islice(batches, 20):
@@ -242,7 +242,7 @@ def test_an_environment_without_an_expert_gives_a_clear_message() -> None:
     world = TicTacToe()
     some = (Task(world.name, seed, 0, "random", "train") for seed in count())
     with pytest.raises(ValueError, match="tic_tac_toe has no expert; set"):
-        _panel(play_setup(world), some, 4, 0, Script(expert=True))
+        held_out(play_setup(world), some, 4, 0, Script(expert=True))
 
 
 def test_noise_without_expert_play_is_an_error() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from mage.config.recipe import Recipe
 from mage.learn import checkpoint
-from mage.learn.imitate.warmup import save_model
 from mage.learn.learner import Learner
 from mage.learn.trainable import Adapters, Trainable
 from mage.models.adapters import save_adapters
 from mage.models.base import base_folder, base_name, is_adapter, model_folder
+from mage.models.saving import save_model
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components, fit_to_gpu
 

@@ -12,7 +12,8 @@ from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
 
 if TYPE_CHECKING:  # slow to load
-    from mage.learn.imitate.warmup import Skill, Warmup
+    from mage.learn.imitate.skill import Skill
+    from mage.learn.imitate.warmup import Warmup
 
 verbs = typer.Typer()
 

@@ -48,6 +48,11 @@ def best_layout(model: PreTrainedModel, options: LearnOptions) -> Layout:
     return "trie" if model.device.type == "cuda" else "forest"
 
 
+def short_layout(options: LearnOptions) -> Layout:
+    """The layout for rows with short prompts: a forest is enough on every device."""
+    return "forest" if options.packed else "rows"
+
+
 def check_packable(model: PreTrainedModel) -> None:
     """Raise unless every layer has full attention: windows or recurrent states do not pack."""
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])

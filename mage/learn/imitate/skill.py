@@ -1,0 +1,90 @@
+"""How well a model follows the answer format, measured on held-out situations.
+
+Measured are the share of readable answers, the share of legal moves, and the entropy among the
+legal moves. Reinforcement learning needs that entropy to explore.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from mage.agent.agent import Agent
+from mage.config.sections import LearnOptions
+from mage.engines.base import run
+from mage.environments.base import named
+from mage.learn.imitate.demonstrations import Demonstration, facts_of
+from mage.learn.imitate.supervised import action_entropy
+from mage.learn.pack.packer import short_layout
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """How well a model follows the format. `entropy` is over the legal moves (nats).
+
+    `true_notes` is the share of notes that end by themselves and state only facts of the episode;
+    None without notes.
+    """
+
+    readable: float
+    legal: float
+    entropy: float
+    true_notes: float | None
+
+
+def measure(
+    model: PreTrainedModel,
+    agent: Agent,
+    moves: Sequence[Demonstration],
+    notes: Sequence[Demonstration],
+    learn: LearnOptions,
+) -> Skill:
+    """Sample a reply in every situation as in training. Seeds are equal before and after."""
+    limit = agent.engine.capacity
+    prompts = enumerate(demonstration.turn.prompt_ids for demonstration in moves)
+    replies = run((agent.reply(ids, number) for number, ids in prompts), limit=limit)
+    words = [agent.read(completion) for completion in replies]
+    legal = [
+        word is not None and named(word, demonstration.legal) is not None
+        for word, demonstration in zip(words, moves, strict=True)
+    ]
+    prompts = enumerate(demonstration.turn.prompt_ids for demonstration in notes)
+    written = run((agent.write(ids, number) for number, ids in prompts), limit=limit)
+    true = [
+        reply.finish == "eos" and _is_true(reply.text, demonstration)
+        for reply, demonstration in zip(written, notes, strict=True)
+    ]
+    asked = [demonstration.sample() for demonstration in moves]
+    return Skill(
+        readable=sum(word is not None for word in words) / len(words),
+        legal=sum(legal) / len(legal),
+        entropy=action_entropy(
+            model,
+            asked,
+            temperature=agent.sampling.temperature,
+            layout=short_layout(learn),
+            micro_tokens=learn.tokens_at_once,
+        ),
+        true_notes=sum(true) / len(true) if true else None,
+    )
+
+
+def _is_true(note: str, demonstration: Demonstration) -> bool:
+    """Whether a note states at least one fact, and only facts of its episode."""
+    said = facts_of(note)
+    return bool(said) and set(said) <= set(facts_of(demonstration.turn.observation))
+
+
+def uniform_entropy(moves: Sequence[Demonstration]) -> float:
+    """The entropy of uniformly random legal moves, in nats."""
+    return sum(math.log(len(demonstration.legal)) for demonstration in moves) / len(moves)
+
+
+def blind_share(moves: Sequence[Demonstration]) -> float:
+    """How often the move of another situation is legal."""
+    pairs = [(one, other) for one, other in itertools.permutations(moves, 2)]
+    return (
+        sum(other.turn.action in one.legal for one, other in pairs) / len(pairs) if pairs else 1.0
+    )
