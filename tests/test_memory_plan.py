@@ -52,16 +52,17 @@ def test_the_parts_of_all_weights_worked_by_hand() -> None:
     """4.02 B parameters: 2 bytes of weights, 4 of masters, 8 of AdamW, 4 + 2 of gradients."""
     found = plan("paper_alfworld", "qwen3-4b", 143)
     count = 4.022e9
-    bytes_of = (found.weights, found.masters, found.optimizer, found.gradients)
+    static = found.static
+    bytes_of = (static.weights, static.masters, static.optimizer, static.gradients)
     assert [part / count for part in bytes_of] == pytest.approx([2, 4, 8, 6], rel=1e-3)
-    assert found.reference == 0
-    assert found.slot == 8192 * 36 * 2 * 8 * 128 * 2
+    assert static.reference == 0
+    assert static.slot == 8192 * 36 * 2 * 8 * 128 * 2
 
 
 def test_a_kl_reference_is_a_copy_of_the_weights_unless_adapters_are_trained() -> None:
     found = plan("paper_tic_tac_toe", "qwen3-4b", 143, "--learn.kl=0.1")
-    assert found.reference == found.weights
-    assert plan("paper_tic_tac_toe", "qwen3-4b", 80, "--learn.lora_rank=16").reference == 0
+    assert found.static.reference == found.static.weights
+    assert plan("paper_tic_tac_toe", "qwen3-4b", 80, "--learn.lora_rank=16").static.reference == 0
 
 
 @pytest.mark.parametrize(
@@ -83,12 +84,13 @@ def test_each_copy_of_a_league_holds_a_model_and_a_pool(
     alike = (f"--learn.lora_rank={rank}", *engine)
     without = plan("paper_tic_tac_toe", "qwen3-8b", 2000, *alike)
     found = plan("paper_tic_tac_toe", "qwen3-8b", 2000, *alike, f"--opponents.train={pool}")
-    own = weight_bytes * 8.19e9 + without.sampler
-    assert found.copies * found.copy == pytest.approx(3 * own, rel=0.15 if rank else 0.005)
-    assert found.learn - without.learn == pytest.approx(3 * found.copy)
-    assert (found.engines, found.pool) == (4 * without.engines, 4 * without.pool)
+    static, alone = found.static, without.static
+    own = weight_bytes * 8.19e9 + alone.sampler
+    assert static.copies * static.copy == pytest.approx(3 * own, rel=0.15 if rank else 0.005)
+    assert found.learn - without.learn == pytest.approx(3 * static.copy)
+    assert (static.engines, found.pool) == (4 * alone.engines, 4 * without.pool)
     assert found.play - without.play == pytest.approx(
-        3 * (found.copy + without.engines + without.pool)
+        3 * (static.copy + alone.engines + without.pool)
     )
     assert set(found.parts()) - set(without.parts()) == {"league copies"}
 
@@ -100,7 +102,7 @@ def test_a_league_leaves_fewer_slots_and_is_a_row_of_the_table() -> None:
     found = plan("paper_tic_tac_toe", "qwen3-4b", 80, *words, pool)
     assert found.fits
     assert found.slots < without.slots
-    assert found.play <= found.usable < found.play + 3 * found.slot
+    assert found.play <= found.usable < found.play + 3 * found.static.slot
     command = ["plan", "paper_tic_tac_toe", "--model", "qwen3-4b", *words]
     tables = [CliRunner().invoke(app, [*command, *more]).output for more in ([], [pool])]
     assert ["league copies" in table for table in tables] == [False, True]

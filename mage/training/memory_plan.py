@@ -3,8 +3,10 @@
 Play and learning take turns. Both hold the weights, their float32 masters, the optimizer state and
 the KL reference, and the models of a league's copies. Learning also holds gradients and
 activations. Play also holds the key/value pools of the agent and of the copies, which are freed
-during learning. So the pools get what is left beside the static parts, and recompute and the
-micro-batch size are chosen so that learning fits.
+during learning. So the pools get what is left beside the parts of both phases, and recompute and
+the micro-batch size are chosen so that learning fits.
+
+`Static` has the bytes that the recipe and the model fix. `MemoryPlan` adds the choices.
 """
 
 from dataclasses import dataclass, replace
@@ -20,46 +22,51 @@ GB = 1e9
 # A card's memory that a run can use: the CUDA context and fragmentation take the rest.
 _USABLE, _CONTEXT = 0.94, 1.0 * GB
 # Candidates in order of speed: (recompute, tokens of a micro-batch).
-_WAYS = (
+_CANDIDATES = (
     (False, 16384), (False, 8192), (True, 16384), (False, 4096), (True, 8192), (True, 4096),
     (True, 2048),
 )  # fmt: skip
+_SIZES = tuple(sorted({tokens for _, tokens in _CANDIDATES}, reverse=True))
 _LOGITS_AT_ONCE = 2**28  # as in mage.learn.loss on CUDA
 _PREFILL_TOKENS = 8192  # as in mage.engines.local
+_ENGINE_BUFFERS = 0.5 * GB  # CUDA graphs and small tensors of an engine; an allowance
 _LEAST_SLOTS = 2
-# Measured on an H200 (docs/log): share of the bfloat16 peak that an update with recompute reaches.
-_PEAK_OPERATIONS = 989e12
-_UTILISATION = ((135e6, 0.10), (360e6, 0.18), (1.7e9, 0.33), (4e9, 0.34))
-_READ_SPEED = 3.0e12  # bytes per second while decoding, measured at 4 B
+
+_SUM_BYTES = 4  # sums of gradients and masters are float32
+_MOMENT_BYTES = 8  # AdamW: two float32 moments per trained number
+_LOGIT_BYTES = 8  # a logit and its gradient, each in float32 at most
+_HEAD_GRADIENT_BYTES = 6  # per weight: the float32 sum, and the half-precision product of one piece
+# A layer in its backward pass holds its activations and their gradients: 1.7 times the activations
+# alone. With this factor the plan is within 6 % of six peaks measured with recompute on an H200
+# (docs/log/2026-11-16.md, "One memory plan").
+_LAYER_PEAK = 1.7
+# Stored activations without recompute: 15 % more than `ModelShape.layer_values` counts. This is an
+# estimate that no GPU has confirmed (same place).
+_STORED_EXTRA = 1.15
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes of every part, what was chosen, and why."""
+class Static:
+    """Bytes that do not depend on the choices of a plan: those of one rank."""
 
     shape: ModelShape
+    value_bytes: int  # of one weight or activation: 2 in half precision, otherwise 4
+    lora_rank: int
     usable: float
     weights: float
     masters: float
     optimizer: float
     reference: float
     gradients: float
-    activations: float
-    engine: float
-    slot: float
-    slots: int
-    slots_asked: int
-    micro_tokens: int
-    recompute: bool
-    lora_rank: int
-    reasons: tuple[str, ...]
-    sampler: float = 0  # an engine with its own weights and pool (vLLM)
-    copies: int = 0  # frozen copies of a league that play at once, each in an engine of its own
-    copy: float = 0  # what one of them holds in both phases
+    engine: float  # memory of one engine besides its pool
+    slot: float  # one conversation in a key/value pool
+    sampler: float  # an engine with its own weights and pool (vLLM)
+    copies: int  # frozen copies of a league that play at once, each in an engine of its own
+    copy: float  # what one of them holds in both phases
 
     @property
-    def static(self) -> float:
-        """Held in both phases."""
+    def both_phases(self) -> float:
+        """Held in play and in learning."""
         own = self.weights + self.masters + self.optimizer + self.reference
         return own + self.sampler + self.copies * self.copy
 
@@ -68,18 +75,58 @@ class MemoryPlan:
         """Memory of the engines besides their pools: the agent's and one for each copy."""
         return (1 + self.copies) * self.engine
 
+    def pool(self, slots: int) -> float:
+        """The key/value pools of all engines; one slot of each is spare."""
+        return (1 + self.copies) * (slots + 1) * self.slot
+
+    def activations(self, *, recompute: bool, tokens: int) -> float:
+        return activation_bytes(
+            self.shape,
+            tokens,
+            recompute=recompute,
+            lora=bool(self.lora_rank),
+            value_bytes=self.value_bytes,
+        )
+
+    def learn(self, *, recompute: bool, tokens: int) -> float:
+        """All that learning holds, with micro-batches of `tokens` tokens."""
+        activations = self.activations(recompute=recompute, tokens=tokens)
+        return self.both_phases + self.gradients + activations
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What was chosen, why, and the bytes that follow."""
+
+    static: Static
+    recompute: bool
+    micro_tokens: int
+    slots: int
+    reasons: tuple[str, ...]
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.static.shape
+
+    @property
+    def usable(self) -> float:
+        return self.static.usable
+
+    @property
+    def activations(self) -> float:
+        return self.static.activations(recompute=self.recompute, tokens=self.micro_tokens)
+
     @property
     def pool(self) -> float:
-        """The key/value pools of all engines."""
-        return (1 + self.copies) * (self.slots + 1) * self.slot  # one slot is spare
+        return self.static.pool(self.slots)
 
     @property
     def play(self) -> float:
-        return self.static + self.engines + self.pool
+        return self.static.both_phases + self.static.engines + self.pool
 
     @property
     def learn(self) -> float:
-        return self.static + self.gradients + self.activations
+        return self.static.learn(recompute=self.recompute, tokens=self.micro_tokens)
 
     @property
     def peak(self) -> float:
@@ -91,31 +138,21 @@ class MemoryPlan:
 
     def parts(self) -> dict[str, float]:
         """Gigabytes of every part, in the order of the table."""
-        sampler = {"sampler": self.sampler / GB} if self.sampler else {}
-        league = {"league copies": self.copies * self.copy / GB} if self.copies else {}
+        static = self.static
+        sampler = {"sampler": static.sampler / GB} if static.sampler else {}
+        league = {"league copies": static.copies * static.copy / GB} if static.copies else {}
         return {
-            "weights": self.weights / GB,
-            "masters": self.masters / GB,
-            "optimizer": self.optimizer / GB,
-            "KL reference": self.reference / GB,
-            "gradients": self.gradients / GB,
+            "weights": static.weights / GB,
+            "masters": static.masters / GB,
+            "optimizer": static.optimizer / GB,
+            "KL reference": static.reference / GB,
+            "gradients": static.gradients / GB,
             "activations": self.activations / GB,
-            "engine": self.engines / GB,
+            "engine": static.engines / GB,
             "key/value pool": self.pool / GB,
             **sampler,
             **league,
         }
-
-    def learned_tokens(self) -> float:
-        """Computed tokens per second of learning, expected on an H200."""
-        operations = 6 * (self.shape.parameters - self.shape.embedding_weights)
-        speed = _utilisation(self.shape.parameters) * _PEAK_OPERATIONS / operations
-        return speed if self.recompute else speed * 4 / 3
-
-    def played_tokens(self) -> float:
-        """Expected tokens per second of play on an H200, with a quarter of the context."""
-        read = self.weights + self.slots * self.slot / 4
-        return self.slots / (read / _READ_SPEED)
 
 
 def plan_memory(
@@ -126,44 +163,53 @@ def plan_memory(
     half_precision: bool = True,
     ranks: int | None = None,
 ) -> MemoryPlan:
-    """The plan of a recipe for a card of `memory` bytes; `ranks` is run.workers by default.
+    """The plan of a recipe for a card of `memory` bytes; `ranks` is run.workers by default."""
+    static = _static_parts(
+        recipe, shape, memory, 2 if half_precision else 4, ranks or recipe.run.workers
+    )
+    recompute, micro_tokens, learn_reasons = _choose_learning(static, recipe.learn)
+    slots, slots_reason = _choose_slots(static, recipe)
+    return MemoryPlan(static, recompute, micro_tokens, slots, (*learn_reasons, slots_reason))
+
+
+def _static_parts(
+    recipe: Recipe, shape: ModelShape, memory: float, value_bytes: int, ranks: int
+) -> Static:
+    """The bytes that the recipe and the model fix.
 
     With learn.shard = "optimizer" every rank holds an equal part of masters and optimizer state,
     with "full" also of the gradients. vLLM holds its share of the card in both phases. A copy of a
     league has weights and masters, but neither optimizer state nor gradients.
     """
     learn = recipe.learn
-    share = 1 if learn.shard == "none" else ranks or recipe.run.workers
     adapters = bool(learn.lora_rank)
-    options = recipe.engines.options
-    number = 2 if half_precision else 4
-    slots, context = int(options.get("slots", 1024)), int(options.get("context", 2048))
-    needed = min(slots, recipe.play.groups * recipe.play.members)
+    sharers = 1 if learn.shard == "none" else ranks
+    weights = value_bytes * shape.parameters
+    masters = _masters(shape, learn, value_bytes)
+    gradients = _gradients(shape, learn, value_bytes)
     sampler = memory * sampler_share(recipe)
-    engine = 2 * _PREFILL_TOKENS * shape.layer_values * number + 0.5 * GB
-    masters = _masters(shape, learn, number)
-    plan = MemoryPlan(
+    prefill = 2 * _PREFILL_TOKENS * shape.layer_values * value_bytes
+    return Static(
         shape=shape,
-        usable=memory * _USABLE - _CONTEXT,
-        weights=number * shape.parameters,
-        masters=masters / (1 if adapters else share),
-        optimizer=8 * _trained(shape, learn) / share,
-        reference=number * shape.parameters if learn.kl and not learn.lora_rank else 0,
-        gradients=_gradients(shape, learn, number) / (share if learn.shard == "full" else 1),
-        activations=0,
-        engine=0 if sampler else engine,
-        slot=0 if sampler else context * shape.cached_values * number,
-        slots=needed,
-        slots_asked=slots,
-        micro_tokens=0,
-        recompute=False,
+        value_bytes=value_bytes,
         lora_rank=learn.lora_rank,
-        reasons=(),
+        usable=memory * _USABLE - _CONTEXT,
+        weights=weights,
+        masters=masters / (1 if adapters else sharers),
+        optimizer=_MOMENT_BYTES * _trained(shape, learn) / sharers,
+        reference=weights if learn.kl and not adapters else 0,
+        gradients=gradients / (sharers if learn.shard == "full" else 1),
+        engine=0 if sampler else prefill + _ENGINE_BUFFERS,
+        slot=0 if sampler else _context(recipe) * shape.cached_values * value_bytes,
         sampler=sampler,
         copies=_copies(recipe),
-        copy=number * shape.parameters + masters + sampler,
+        copy=weights + masters + sampler,
     )
-    return _choose_slots(_choose_way(plan, learn, number), recipe)
+
+
+def _context(recipe: Recipe) -> int:
+    """Tokens of a conversation."""
+    return int(recipe.engines.options.get("context", 2048))
 
 
 def sampler_share(recipe: Recipe) -> float:
@@ -186,104 +232,110 @@ def _trained(shape: ModelShape, learn: LearnOptions) -> int:
     return shape.lora_parameters(learn.lora_rank) if learn.lora_rank else shape.parameters
 
 
-def _masters(shape: ModelShape, learn: LearnOptions, number: int) -> float:
+def _masters(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> float:
     """Float32 copies of half-precision weights; with LoRA the weights without adapters and A, B."""
     if learn.lora_rank:
-        adapters = 8 * shape.lora_parameters(learn.lora_rank)  # now and at the start
-        return number * shape.layers * shape.linear_weights + adapters
-    return 4 * shape.parameters if number == 2 else 0
+        adapters = 2 * _SUM_BYTES * shape.lora_parameters(learn.lora_rank)  # now and at the start
+        return value_bytes * shape.layers * shape.linear_weights + adapters
+    return _SUM_BYTES * shape.parameters if value_bytes == 2 else 0
 
 
-def _gradients(shape: ModelShape, learn: LearnOptions, number: int) -> float:
-    """Float32 sums of what is trained, and the gradients of one micro-batch."""
+def _gradients(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> float:
+    """Float32 sums of what is trained, and the gradients of one micro-batch.
+
+    A float32 model sums in place.
+    """
     if learn.lora_rank:
-        return 4 * shape.lora_parameters(learn.lora_rank) + _ungraded(shape, number, lora=True)
-    return (4 if number == 4 else 4 + number) * shape.parameters
+        sums = _SUM_BYTES * shape.lora_parameters(learn.lora_rank)
+        return sums + _late_gradients(shape, value_bytes, lora=True)
+    return (_SUM_BYTES if value_bytes == 4 else _SUM_BYTES + value_bytes) * shape.parameters
 
 
-def _ungraded(shape: ModelShape, number: int, *, lora: bool) -> int:
-    """Gradients of weights in the module's precision, which do not exist before the backward pass.
+def _late_gradients(shape: ModelShape, value_bytes: int, *, lora: bool) -> int:
+    """Gradients of one micro-batch, which the backward pass makes layer by layer.
 
     The compiled layers give A and B of LoRA their gradient; other layers compute that of W.
     """
     if lora:
-        return 0 if shape.plain else number * shape.layers * shape.linear_weights
-    return number * shape.parameters
+        return 0 if shape.plain else value_bytes * shape.layers * shape.linear_weights
+    return value_bytes * shape.parameters
 
 
 def activation_bytes(
-    shape: ModelShape, tokens: int, *, recompute: bool, lora: bool, number: int = 2
+    shape: ModelShape, tokens: int, *, recompute: bool, lora: bool, value_bytes: int = 2
 ) -> float:
     """Activations of a micro-batch at the peak, minus what the gradients leave free there.
 
-    The peak is either at the start of the backward pass (all stored activations and the logits,
-    but no gradients of this micro-batch yet) or at its end (all gradients and one layer).
+    The peak is at the start of the backward pass (all stored activations and the logits, but no
+    gradients of this micro-batch yet), at its end (all gradients and one layer), or halfway.
     """
-    inside = tokens * shape.layer_values * number
-    stored = float(tokens * shape.hidden * shape.layers * number)
+    one_layer = tokens * shape.layer_values * value_bytes
+    stored = float(tokens * shape.hidden * shape.layers * value_bytes)  # the inputs of the layers
     if not recompute:
-        stored += 1.15 * inside * shape.layers
-    logits = _LOGITS_AT_ONCE * 8 + (0 if lora else shape.embedding_weights * 6)
-    ungraded = _ungraded(shape, number, lora=lora)
-    at_start, at_end = stored + logits - ungraded, 1.7 * inside
+        stored += _STORED_EXTRA * one_layer * shape.layers
+    head = 0 if lora else shape.embedding_weights * _HEAD_GRADIENT_BYTES
+    logits = _LOGITS_AT_ONCE * _LOGIT_BYTES + head
+    late = _late_gradients(shape, value_bytes, lora=lora)
+    at_start, at_end = stored + logits - late, _LAYER_PEAK * one_layer
     # Halfway, half of the layers have their gradients and half of the activations are left.
-    halfway = 0.5 * stored - 0.5 * ungraded + 1.7 * inside
+    halfway = 0.5 * stored - 0.5 * late + _LAYER_PEAK * one_layer
     return max(at_start, halfway, at_end)
 
 
-def _choose_way(plan: MemoryPlan, learn: LearnOptions, number: int) -> MemoryPlan:
-    """Recompute and micro-batch size: as given, else the fastest way that fits."""
-    ways = [
+def _choose_learning(static: Static, learn: LearnOptions) -> tuple[bool, int, list[str]]:
+    """Recompute, tokens of a micro-batch, and the reasons: as given, else the fastest that fits."""
+    candidates = _candidates(learn)
+    fitting = (
         (recompute, tokens)
-        for recompute in ((False, True) if learn.recompute is None else (learn.recompute,))
-        for tokens in (_sizes() if learn.micro_tokens is None else (learn.micro_tokens,))
-    ]
-    if learn.recompute is None and learn.micro_tokens is None:
-        ways = list(_WAYS)
-    for recompute, tokens in ways:
-        activations = activation_bytes(
-            plan.shape, tokens, recompute=recompute, lora=bool(plan.lora_rank), number=number
-        )
-        plan = replace(plan, activations=activations, recompute=recompute, micro_tokens=tokens)
-        if plan.learn <= plan.usable:
-            break
-    given = [
+        for recompute, tokens in candidates
+        if static.learn(recompute=recompute, tokens=tokens) <= static.usable
+    )
+    found = next(fitting, None)
+    recompute, tokens = found or candidates[-1]
+    reasons = [
         f"learn.{name} is given by the recipe"
         for name in ("recompute", "micro_tokens")
         if getattr(learn, name) is not None
     ]
-    reason = "the fastest way to learn that fits" if plan.learn <= plan.usable else "nothing fits"
-    return replace(plan, reasons=(*given, *([reason] if len(given) < 2 else [])))
+    if len(reasons) < 2:
+        reasons.append("the fastest way to learn that fits" if found else "nothing fits")
+    return recompute, tokens, reasons
 
 
-def _sizes() -> tuple[int, ...]:
-    return tuple(sorted({tokens for _, tokens in _WAYS}, reverse=True))
+def _candidates(learn: LearnOptions) -> list[tuple[bool, int]]:
+    """What the recipe allows, in order of speed; the last one needs the least memory."""
+    if learn.recompute is None and learn.micro_tokens is None:
+        return list(_CANDIDATES)
+    return [
+        (recompute, tokens)
+        for recompute in ((False, True) if learn.recompute is None else (learn.recompute,))
+        for tokens in (_SIZES if learn.micro_tokens is None else (learn.micro_tokens,))
+    ]
 
 
-def _choose_slots(plan: MemoryPlan, recipe: Recipe) -> MemoryPlan:
-    if plan.sampler:
-        reason = f"the engine holds {plan.sampler / GB:.0f} GB (engines.gpu_memory)"
-        return replace(plan, slots=plan.slots_asked, reasons=(*plan.reasons, reason))
-    room = (plan.usable - plan.static - plan.engines) / (1 + plan.copies)  # of one pool
-    slots = max(0, min(plan.slots, int(room // plan.slot) - 1))
+def _choose_slots(static: Static, recipe: Recipe) -> tuple[int, str]:
+    """The conversations that are played at once, and the reason."""
+    asked = int(recipe.engines.options.get("slots", 1024))
+    if static.sampler:
+        return asked, f"the engine holds {static.sampler / GB:.0f} GB (engines.gpu_memory)"
     groups, members = recipe.play.groups, recipe.play.members
-    if slots < plan.slots:
-        reason = f"{slots} of {plan.slots} slots fit; play runs {slots} conversations at a time"
-        reason += _shorter_context(plan, recipe, room)
-    else:
-        reason = f"{slots} slots: one for each of the {groups} x {members} meta-episodes"
-        if slots == plan.slots_asked < groups * members:
-            reason = f"{slots} slots, as in engines.slots"
-    return replace(plan, slots=slots, reasons=(*plan.reasons, reason))
+    needed = min(asked, groups * members)
+    room = (static.usable - static.both_phases - static.engines) / (1 + static.copies)  # of a pool
+    slots = max(0, min(needed, int(room // static.slot) - 1))
+    if slots < needed:
+        reason = f"{slots} of {needed} slots fit; play runs {slots} conversations at a time"
+        return slots, reason + _shorter_context(static, recipe, needed, room)
+    if slots == asked < groups * members:
+        return slots, f"{slots} slots, as in engines.slots"
+    return slots, f"{slots} slots: one for each of the {groups} x {members} meta-episodes"
 
 
-def _shorter_context(plan: MemoryPlan, recipe: Recipe, room: float) -> str:
+def _shorter_context(static: Static, recipe: Recipe, needed: int, room: float) -> str:
     """The context at which all slots would fit; empty if not even a reply would fit into it."""
-    context = int(recipe.engines.options.get("context", 2048))
-    fitting = int(room // (plan.slots + 1) * context / plan.slot) // 256 * 256
+    fitting = int(room // (needed + 1) * _context(recipe) / static.slot) // 256 * 256
     if fitting < 2 * recipe.agent.max_tokens:
         return ""
-    return f" (all {plan.slots} with engines.context = {fitting})"
+    return f" (all {needed} with engines.context = {fitting})"
 
 
 def advice(plan: MemoryPlan) -> list[str]:
@@ -291,13 +343,13 @@ def advice(plan: MemoryPlan) -> list[str]:
     if plan.fits:
         return []
     lines = []
-    if not plan.lora_rank:
+    if not plan.static.lora_rank:
         lines.append("train adapters: --learn.lora_rank=16")
     if plan.learn > plan.usable:
         if not plan.recompute:
             lines.append("recompute activations: --learn.recompute=true")
-        if plan.micro_tokens > _sizes()[-1]:
-            lines.append(f"smaller micro-batches: --learn.micro_tokens={_sizes()[-1]}")
+        if plan.micro_tokens > _SIZES[-1]:
+            lines.append(f"smaller micro-batches: --learn.micro_tokens={_SIZES[-1]}")
     elif plan.slots < _LEAST_SLOTS:
         lines.append("a shorter context: --engines.context")
     smallest = replace(plan, slots=_LEAST_SLOTS)
@@ -315,13 +367,8 @@ def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:
             f"What would make it fit:\n{ways}\n`mage plan` shows every part."
         )
     learn = {"micro_tokens": plan.micro_tokens, "recompute": plan.recompute}
-    slots = {} if plan.sampler else {"slots": plan.slots}
+    slots = {} if plan.static.sampler else {"slots": plan.slots}
     engine = EngineChoice(name=recipe.engines.name, **{**recipe.engines.options, **slots})
     return recipe.model_copy(
         update={"learn": recipe.learn.model_copy(update=learn), "engines": engine}
     )
-
-
-def _utilisation(parameters: float) -> float:
-    """Measured utilisation at the nearest model size."""
-    return min(_UTILISATION, key=lambda point: abs(point[0] - parameters))[1]

@@ -13,6 +13,7 @@ from mage.config.loading import load_recipe
 from mage.models.base import count_parameters
 from mage.models.shapes import PRESETS, find_shape
 from mage.training.memory_plan import GB, MemoryPlan, advice, plan_memory
+from mage.training.speed_estimates import learned_tokens, played_tokens
 
 verbs = typer.Typer()
 PHASES = {
@@ -83,8 +84,8 @@ def _figures(plan: MemoryPlan, memory: float) -> dict[str, Any]:
         "slots": plan.slots,
         "micro_tokens": plan.micro_tokens,
         "recompute": plan.recompute,
-        "play_tokens_per_second": plan.played_tokens(),
-        "learn_tokens_per_second": plan.learned_tokens(),
+        "play_tokens_per_second": played_tokens(plan),
+        "learn_tokens_per_second": learned_tokens(plan),
         "reasons": list(plan.reasons),
         "advice": advice(plan),
     }
@@ -107,8 +108,8 @@ def _print(plan: MemoryPlan, memory: float, model: str) -> None:
     for line in (
         f"chosen: {', '.join(choices)}",
         *(f"  {reason}" for reason in plan.reasons),
-        f"expected on an H200: {plan.played_tokens():,.0f} generated tokens/s in play, "
-        f"{plan.learned_tokens():,.0f} computed tokens/s in learning",
+        f"expected on an H200: {played_tokens(plan):,.0f} generated tokens/s in play, "
+        f"{learned_tokens(plan):,.0f} computed tokens/s in learning",
         "fits" if plan.fits else "does not fit; what would make it fit:",
         *(f"  {line}" for line in advice(plan)),
     ):
