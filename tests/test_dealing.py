@@ -11,7 +11,7 @@ from mage.config.sections import ReturnOptions
 from mage.credit.advantages.gigpo import estimate
 from mage.credit.samples import assign_credit, make_samples
 from mage.environments.kuhn_poker import KuhnPoker
-from mage.learn.minibatches import cut, split
+from mage.learn.minibatches import cut_by_rows, split_by_unit
 from mage.learn.pack.tries import Row, prepare
 from mage.memory.notes import Notes
 from mage.play import PlaySetup, play_groups
@@ -112,7 +112,7 @@ def test_advantages_are_those_of_one_process(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("parts", [1, 3, 9])
-@pytest.mark.parametrize("divide", [split, cut])
+@pytest.mark.parametrize("divide", [split_by_unit, cut_by_rows])
 def test_mini_batches_of_all_ranks_are_those_of_one_process(
     size: int,
     parts: int,

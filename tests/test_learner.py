@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner
-from mage.learn.minibatches import cut, split
+from mage.learn.minibatches import cut_by_rows, split_by_unit
 from mage.learn.pack.tries import Row, prepare
 from mage.models.adapters import linear_layers, save_adapters
 from mage.models.loading import load_model
@@ -353,7 +353,7 @@ def owners_of(lots: list[list[Row]], *names: str) -> list[set[tuple[int, ...]]]:
 
 def test_minibatches_keep_groups_whole_if_there_are_enough() -> None:
     rows = prepare(play(0, metas=10))  # five groups of two
-    lots = split(rows, 2, 5, Ranks())
+    lots = split_by_unit(rows, 2, 5, Ranks())
     assert sorted(map(len, owners_of(lots, "group"))) == [2, 3]
     assert not set.intersection(*owners_of(lots, "group"))
     assert sorted(row.offset for lot in lots for row in lot) == [row.offset for row in rows]
@@ -361,21 +361,21 @@ def test_minibatches_keep_groups_whole_if_there_are_enough() -> None:
 
 def test_minibatches_of_few_groups_keep_meta_episodes_whole_and_depend_on_the_seed() -> None:
     rows = prepare(play(0, metas=7))  # four groups
-    lots = split(rows, 5, 5, Ranks())
+    lots = split_by_unit(rows, 5, 5, Ranks())
     owners = owners_of(lots, "group", "member")
     assert sorted(map(len, owners)) == [1, 1, 1, 2, 2]
     assert len(set.union(*owners)) == 7
-    assert split(rows, 5, 5, Ranks()) == lots
-    assert split(rows, 5, 6, Ranks()) != lots
-    assert sum(map(bool, split(rows, 50, 5, Ranks()))) == 7
+    assert split_by_unit(rows, 5, 5, Ranks()) == lots
+    assert split_by_unit(rows, 5, 6, Ranks()) != lots
+    assert sum(map(bool, split_by_unit(rows, 50, 5, Ranks()))) == 7
 
 
 def test_minibatches_counted_in_rows_have_nearly_equal_sizes_up_to_the_limit() -> None:
     rows = prepare(play(0, metas=7))  # 28 rows: four for each meta-episode
-    parts = cut(rows, 3, 5, Ranks())
+    parts = cut_by_rows(rows, 3, 5, Ranks())
     assert sorted(map(len, parts)) == [9, 9, 10]
     assert sorted(row.offset for part in parts for row in part) == [row.offset for row in rows]
-    assert cut(rows, 3, 6, Ranks()) != parts
+    assert cut_by_rows(rows, 3, 6, Ranks()) != parts
 
 
 def test_an_update_takes_as_many_steps_as_the_rows_need() -> None:

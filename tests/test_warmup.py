@@ -274,18 +274,16 @@ SMALL = (
 
 @pytest.mark.e2e
 def test_the_verb_writes_a_model_that_can_be_trained_and_says_how(tmp_path: Path) -> None:
-    done = run_verb(*SMALL, "--agent.examples=1", "--out", str(tmp_path / "warm"), "--json")
+    done = run_verb(*SMALL, "--agent.temperature=0.9", "--out", str(tmp_path / "warm"), "--json")
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
-    command = "mage train kuhn_demo --engines.slots=32 --agent.examples=1"
+    command = "mage train kuhn_demo --engines.slots=32 --agent.temperature=0.9"
     assert said["train"] == f"{command} --model.path={tmp_path / 'warm'}"
     assert said["turns"] == 8
     assert len(said["losses"]) == 2
     assert not list(tmp_path.glob(".*"))
-    assert (
-        json.loads((tmp_path / "warm" / "warmup.json").read_text())["recipe"]["agent"]["examples"]
-        == 1
-    )
+    record = json.loads((tmp_path / "warm" / "warmup.json").read_text())
+    assert record["recipe"]["agent"]["temperature"] == 0.9
     before, after = (
         load_model(folder, "float32", "cpu").state_dict()
         for folder in (SHIPPED / "embedded", tmp_path / "warm")

@@ -29,7 +29,7 @@ from mage.learn.loss import (
     policy_loss,
     token_logprobs,
 )
-from mage.learn.minibatches import cut, split
+from mage.learn.minibatches import cut_by_rows, split_by_unit
 from mage.learn.pack.attention import attending, hidden_states
 from mage.learn.pack.compilation import compile_clock
 from mage.learn.pack.packer import Packer, best_layout, check_packable
@@ -112,7 +112,7 @@ class Learner:
         limit = self.options.minibatch_rows
         parts = ceil(self.ranks.total(len(rows)) / limit) if limit else self.options.minibatches
         sharing = self.ranks if self.ranks.deals_members else Ranks()
-        return (cut if limit else split)(rows, parts, seed, sharing)
+        return (cut_by_rows if limit else split_by_unit)(rows, parts, seed, sharing)
 
     def accumulate(
         self, rows: Sequence[Row], *, entropy: float, reference: torch.Tensor | None = None

@@ -16,29 +16,29 @@ from mage.ranks.ranks import Ranks
 from mage.types import Member
 
 
-def split(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> list[list[Row]]:
+def split_by_unit(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> list[list[Row]]:
     """Split the samples into `parts` mini-batches of similar size, in an order drawn from `seed`.
 
-    Whole groups stay together if there are enough of them, because their members share most of
-    their prompts and pack well. Otherwise whole meta-episodes stay together. Parts may be empty.
+    A unit stays together: a whole group if there are enough groups, because its members share most
+    of their prompts and pack well; otherwise a whole meta-episode. Parts may be empty.
     """
     sizes = _sizes(rows, ranks)
     by_group = len({group for group, _ in sizes}) >= parts
 
-    def unit(member: Member) -> tuple[int, ...]:
+    def unit_of(member: Member) -> tuple[int, ...]:
         return member[:1] if by_group else member
 
-    order = sorted({unit(member) for member in sizes})
+    order = sorted({unit_of(member) for member in sizes})
     random.Random(seed).shuffle(order)
     own: dict[tuple[int, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        own[unit(_member(row))].append(row)
+        own[unit_of(_member(row))].append(row)
     return [
-        [row for unit in order[start::parts] for row in own.get(unit, ())] for start in range(parts)
+        [row for unit in order[part::parts] for row in own.get(unit, ())] for part in range(parts)
     ]
 
 
-def cut(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> list[list[Row]]:
+def cut_by_rows(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> list[list[Row]]:
     """Cut the rows of all ranks into `parts` mini-batches whose lengths differ by at most one.
 
     A cut may divide a meta-episode.
@@ -53,7 +53,9 @@ def cut(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> list[list[R
     seen: Counter[Member] = Counter()
     for row in sorted(rows, key=lambda row: first[_member(row)]):
         member = _member(row)
-        batches[bisect_right(ends, first[member] + seen[member])].append(row)
+        # Counted over the rows of all ranks: one rank has all rows of a meta-episode, in order.
+        row_number = first[member] + seen[member]
+        batches[bisect_right(ends, row_number)].append(row)
         seen[member] += 1
     return batches
 
