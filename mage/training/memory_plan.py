@@ -36,12 +36,12 @@ _SUM_BYTES = 4  # sums of gradients and masters are float32
 _MOMENT_BYTES = 8  # AdamW: two float32 moments per trained number
 _LOGIT_BYTES = 8  # a logit and its gradient, each in float32 at most
 _HEAD_GRADIENT_BYTES = 6  # per weight: the float32 sum, and the half-precision product of one piece
-# A layer in its backward pass holds its activations and their gradients: 1.7 times the activations
-# alone. With this factor the plan is within 6 % of six peaks measured with recompute on an H200
-# (docs/log/2026-11-16.md, "One memory plan").
+# A layer in its backward pass holds its activations and gradients of some of them. With a factor of
+# 1.7 the plan is within 7 % of six peaks measured with recompute on an H200
+# (tests/test_memory_plan.py; docs/log/2026-11-16.md, "One memory plan").
 _LAYER_PEAK = 1.7
-# Stored activations without recompute: 15 % more than `ModelShape.layer_values` counts. This is an
-# estimate that no GPU has confirmed (same place).
+# Stored activations without recompute: 15 % more than `ModelShape.layer_values` counts. The log
+# calls this an estimate that no GPU has confirmed (same place).
 _STORED_EXTRA = 1.15
 
 
