@@ -146,7 +146,7 @@ def test_kept_results_show_their_figures_and_texts() -> None:
 
 def test_kept_results_without_summary_are_stopped_runs() -> None:
     rows = {row["id"]: row for row in Library([RESULTS]).get("runs")["runs"]}
-    assert rows["gigpo_seed1"]["state"] == "stopped"
+    assert rows["smollm2_sokoban_long.gigpo_seed1"]["state"] == "stopped"
 
 
 def test_kept_task_rows_give_the_strip_and_the_paired_differences_of_the_run(
