@@ -208,6 +208,7 @@ def draw_loop() -> Picture:
 # The files of every world; {} is the condition. `score` and `exact` have exact bounds.
 WORLDS = {
     "Rock-paper-scissors, SmolLM2": ("smollm2_rps/evaluations/{}_test", "score"),
+    "Rock-paper-scissors, Qwen2.5-1.5B": ("qwen_rps/both_seed1/evaluations/{}_test", "score"),
     "Rock-paper-scissors, 0.1 M parameters": ("demo/evaluations/{}_test", "score"),
     "Kuhn poker, three styles, SmolLM2": ("smollm2_kuhn_poker_seed1/exact_test{}", "exact"),
     "Rock-paper-scissors, reflections": ("smollm2_rps_reflections/evaluations/{}_test", "score"),
