@@ -73,3 +73,13 @@ def test_every_part_fits_the_paper_recipe_and_the_small_one(part: str) -> None:
     for base in (world, f"paper_{world}"):
         parts = f"mage+{part}" if part.startswith(("anchor", "grouping")) else part
         assert load_recipe(f"{base}+{parts}").toml()
+
+
+def test_a_part_may_hold_options_for_one_environment(tmp_path: Path) -> None:
+    part = tmp_path / "mine.toml"
+    part.write_text("[learn]\nlr = 0.5\n[worlds.sokoban.environments]\nboxes = 1\n")
+    assert load_recipe(f"sokoban+{part}").environment().boxes == (1,)
+    assert load_recipe(f"tic_tac_toe+{part}").learn.lr == 0.5
+    part.write_text("[worlds.sokobann.play]\nepisodes = 2\n")
+    with pytest.raises(ConfigError, match=r"worlds\.sokobann names no environment \(did you"):
+        load_recipe(f"sokoban+{part}")

@@ -2,7 +2,7 @@
 
 `base = "NAME"` at the top of a file names the recipe whose options it changes. A part
 (`mage/recipes/parts/`, or a file) holds what a method or an ablation changes in any recipe:
-`kuhn_poker+mage+anchor_local`.
+`kuhn_poker+mage+anchor_local`. Its tables `[worlds.sokoban.play]` hold in Sokoban only.
 """
 
 import tomllib
@@ -56,7 +56,7 @@ def load_layers(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Laye
         # Report errors of the file itself here. Below, a part may remove the effect of an option.
         build_recipe(tables, Origin(str(path), resolved=is_based, own=own))
     changed: list[str] = []
-    contents = [_read_toml(_locate(part, "parts")) for part in parts]
+    contents = [_read_part(part, tables) for part in parts]
     _keep_earlier_stages(tables, {section for content in contents for section in content})
     for part, content in zip(parts, contents, strict=True):
         changed += (keys := put_on(tables, content))
@@ -91,7 +91,7 @@ def _read_chain(path: Path) -> tuple[Tables, tuple[str, ...], dict[tuple[str, st
             sources, tables, keys, "recipe" if file == path else f"base {file.stem}"
         )
     if isinstance(tables.get("stages"), list):
-        tables["stages"] = [_with_parts(stage) for stage in tables["stages"]]
+        tables["stages"] = [_with_parts(stage, tables) for stage in tables["stages"]]
     return tables, tuple(keys), sources
 
 
@@ -121,13 +121,13 @@ def _find_base(base: Any, file: Path) -> Path:
         raise ConfigError(f"{file}: base = {base!r}: {error}") from None
 
 
-def _with_parts(stage: Any) -> Any:
+def _with_parts(stage: Any, tables: Tables) -> Any:
     """A stage whose `parts` are replaced by their options."""
     if not isinstance(stage, dict) or not isinstance(names := stage.get("parts", []), list):
         return stage
     found: Tables = {}
     for name in names:
-        put_on(found, _read_toml(_locate(str(name), "parts")))
+        put_on(found, _read_part(str(name), tables))
     put_on(found, {key: value for key, value in stage.items() if key != "parts"})
     return found
 
@@ -160,6 +160,25 @@ def _locate(name: str, folder: str = "recipes") -> Path:
     raise ConfigError(
         f"there is no {folder.removesuffix('s')} {name!r}{did_you_mean(name, known)}: {advice}"
     )
+
+
+def _read_part(name: str, tables: Tables) -> Tables:
+    """The options of a part: those for every environment, then those for the recipe's one."""
+    path = _locate(name, "parts")
+    content = _read_toml(path)
+    worlds = content.pop("worlds", {})
+    if not isinstance(worlds, dict) or not all(isinstance(one, dict) for one in worlds.values()):
+        raise ConfigError(f"{path}: worlds must hold tables, as in [worlds.sokoban.play]")
+    known = [title for title, _ in menu("environments")]
+    for world in worlds:
+        if world not in known and "." not in world:
+            raise ConfigError(
+                f"{path}: worlds.{world} names no environment{did_you_mean(world, known)}: they "
+                f"are {', '.join(known)}"
+            )
+    chosen = tables.get("environments", {})
+    put_on(content, worlds.get(chosen.get("name"), {}) if isinstance(chosen, dict) else {})
+    return content
 
 
 def _read_toml(path: Path) -> Tables:
