@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from mage.report.drawing import Colour, plot_style
+from mage.report.drawing import Colour, new_figure, number_episodes, save_figure
+from mage.reproduce.tables import TITLES
 from mage.run_folder import read_json
 
 ROOT = Path(__file__).parents[1]
@@ -69,9 +67,7 @@ def draw_bounds(axes: Axes, fixed: float, learner: Sequence[float | None]) -> No
 def finish(axes: Axes, title: str, unit: str, episodes: int, word: str = "episode") -> None:
     axes.set_title(title, fontsize=11.5)
     axes.set_ylabel(unit)
-    axes.set_xlabel(word)
-    axes.set_xticks(range(1, episodes + 1))
-    axes.set_xlim(0.6, episodes + 0.4)
+    number_episodes(axes, episodes, word)
 
 
 def against_ceilings(axes: Axes, folder: str, title: str, unit: str, word: str) -> None:
@@ -125,7 +121,7 @@ def draw_worlds(panels: Sequence[Axes]) -> None:
         finish(axes, title, "share of tasks won", 10)
 
 
-METHODS = {"grpo": "GRPO", "gigpo": "GiGPO", "lamer": "LaMer", "mage": "MAGE", "final": "final"}
+METHODS = {name: TITLES[name] for name in ("grpo", "gigpo", "lamer", "mage")} | {"final": "final"}
 
 
 def draw_methods(panels: Sequence[Axes]) -> None:
@@ -164,19 +160,14 @@ PICTURES: dict[str, Callable[[Sequence[Axes]], None]] = {
 
 def draw(folder: Path, kind: str = "svg") -> None:
     """Write every picture; an SVG has the same bytes each time."""
-    style = plot_style() | {"svg.hashsalt": "mage"}
     for name, panels in PICTURES.items():
-        with mpl.rc_context(style):
-            figure = Figure(figsize=(12, 4.2))
-            FigureCanvasAgg(figure)
+        with new_figure(12, 4.2) as figure:
             axes = figure.subplots(1, 3)
             panels(axes)
             figure.tight_layout(rect=(0, 0.09, 1, 1), w_pad=2.5)
             handles, labels = axes[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
-            figure.savefig(
-                folder / f"{name}.{kind}", metadata={"Date": None} if kind == "svg" else None
-            )
+            (folder / f"{name}.{kind}").write_bytes(save_figure(figure, kind))
 
 
 if __name__ == "__main__":

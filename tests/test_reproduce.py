@@ -305,8 +305,13 @@ def test_the_page_holds_tables_and_pictures_in_one_file(reproduced: tuple[Plan, 
     assert "default-src 'none'" in text, "the page may not load anything"
     assert str(out) not in text
     lines = table.read_text()
-    for expected in ("mage minus gigpo", "training tokens", "Success in episode k", "p, Holm"):
+    for expected in (
+        *("mage minus gigpo", "training tokens", "Success in episode k", "p, Holm"),
+        *("Pass@k, test panel", "Pass@k, ood panel", "State-action pairs by episode"),
+        *("Differences in Pass@3", "Differences in score in episode 3", "Reflections by trial"),
+    ):
         assert expected in lines, expected
+    assert "the paper," not in lines, "runs of the embedded model stand alone"
     found = json.loads(figures.read_text())
     (world,) = found["results"]
     assert [(arm["label"], arm["tasks"], arm["seeds"]) for arm in world["arms"]] == [
@@ -316,7 +321,19 @@ def test_the_page_holds_tables_and_pictures_in_one_file(reproduced: tuple[Plan, 
     ]
     assert "| gigpo | 2 | 12 |" in lines
     assert found["title"] == plan.table.title
-    assert re.match(r"\d of 3 pairs of arms differ significantly", found["sentences"][0][0])
+    assert re.match(
+        r"\d of 3 pairs of arms differ significantly in Pass@3", found["sentences"][0][0]
+    )
+    assert (world["measure"], world["second"]["measure"]) == ("pass_at", "score")
+    drawn = found["pictures"][0]
+    assert {kind: len(texts) for kind, texts in drawn.items()} == {
+        "curves": 2,  # in and out of domain
+        "choices": 3,  # one an arm
+        "habits": 2,
+    }
+    files = sorted(path.name for path in (out / "pictures").iterdir())
+    assert files[-2:] == [f"table1_kuhn_poker_test_habits_{k}.svg" for k in (1, 2)]
+    assert all(f"(pictures/{name})" in lines for name in files)
     arms = found["choices"][0]["arms"]
     assert [arm["label"] for arm in arms] == ["reflexion", "gigpo", "mage"]
 
@@ -339,7 +356,7 @@ def test_figures_equal_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:
         ("gigpo", "mage", 2),
     ]
     assert world.bounds is not None
-    # docs, method, section 7: the mean of both seats
+    # The mean of both seats, as `mage ceilings kuhn_poker` says (docs/worlds.md).
     assert world.bounds.non_adapting == pytest.approx(0.125, abs=1e-4)
     assert world.budget_faults == ()
 

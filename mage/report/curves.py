@@ -5,12 +5,9 @@ Lines carry their names at their ends instead of a legend.
 
 import math
 from collections.abc import Iterable, Sequence
-from io import BytesIO
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -18,11 +15,13 @@ from mage.evaluation.figures import Cell
 from mage.evaluation.statistics import Estimate
 from mage.report.drawing import (
     DPI,
+    FORMATS,
     Colour,
     finish_axes,
     label_ends,
     limit_updates,
-    plot_style,
+    new_figure,
+    save_figure,
     show_empty,
     smooth,
     text_box,
@@ -35,23 +34,11 @@ WIDTH, HEIGHT = 1500, 1000
 _SHOWN = 4  # episode positions in one panel; a reader cannot tell more of them apart
 
 
-# The formats of the picture, with the details left out that would make two equal pictures differ.
-FORMATS: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}}
-
-
 def draw_curves(results: RunResults) -> dict[str, bytes]:
     """The picture in every format: PNG for the screen, SVG for papers."""
-    with mpl.rc_context(plot_style() | {"svg.hashsalt": "mage"}):
-        figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI)
-        FigureCanvasAgg(figure)
+    with new_figure(WIDTH / DPI, HEIGHT / DPI) as figure:
         _draw(figure, results)
-        return {kind: _save(figure, kind) for kind in FORMATS}
-
-
-def _save(figure: Figure, kind: str) -> bytes:
-    buffer = BytesIO()
-    figure.savefig(buffer, format=kind, metadata=FORMATS[kind])
-    return buffer.getvalue()
+        return {kind: save_figure(figure, kind) for kind in FORMATS}
 
 
 def _draw(figure: Figure, results: RunResults) -> None:

@@ -5,17 +5,24 @@ a figure is made, drawn and released, and no global state changes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
 from itertools import pairwise
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mage.report.run_results import RunResults
 
 DPI = 100
+# The formats of a picture, with the details left out that would make two equal pictures differ.
+FORMATS: dict[str, dict[str, None]] = {"png": {"Software": None}, "svg": {"Date": None}}
 LABEL_GAP = 0.05  # smallest distance of two labels, as a fraction of the height of the panel
 
 
@@ -56,6 +63,22 @@ def plot_style() -> dict[str, object]:
     }
 
 
+@contextmanager
+def new_figure(width: float, height: float, **style: object) -> Iterator[Figure]:
+    """A figure of this size in inches; the style holds inside the block, where it is saved."""
+    with mpl.rc_context(plot_style() | {"svg.hashsalt": "mage"} | style):
+        figure = Figure(figsize=(width, height), dpi=DPI)
+        FigureCanvasAgg(figure)
+        yield figure
+
+
+def save_figure(figure: Figure, kind: str) -> bytes:
+    """The picture as bytes, the same each time."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format=kind, metadata=FORMATS.get(kind))
+    return buffer.getvalue()
+
+
 def text_box(axes: Axes) -> dict[str, Any]:
     """The background of text that may overlap a line."""
     return {"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 1.0, "alpha": 0.8}
@@ -74,6 +97,13 @@ def finish_axes(axes: Axes, label: str, percent: bool) -> None:
     axes.margins(x=0.01, y=0.08)
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+
+
+def number_episodes(axes: Axes, episodes: int, word: str = "episode") -> None:
+    """The x axis of a picture with one place for every episode."""
+    axes.set_xlabel(word)
+    axes.set_xticks(range(1, episodes + 1))
+    axes.set_xlim(0.6, episodes + 0.4)
 
 
 def limit_updates(axes: Axes, results: RunResults) -> None:

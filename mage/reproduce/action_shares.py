@@ -1,8 +1,14 @@
 """Which moves agents make in which states, by episode (paper, Appendix E), from stored transcripts.
 
-The rows are the most frequent states over all arms, with the most frequent moves in each state.
+The rows are the most frequent states over all arms, with the most frequent moves in each state. In
+environments whose states hardly repeat over tasks the rows are rare; the two measures still hold:
+
+repeats  share of the turns of an episode whose pair of state and move the SAME task had in the
+         episode before. Near 1: a fixed path, which the paper calls a tunnel.
+entropy  of the pairs of an episode over all tasks, in nats. Near 0: one pair everywhere.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,20 +16,38 @@ from pathlib import Path
 
 import numpy as np
 
+from mage.evaluation.statistics import Estimate, mean
 from mage.reproduce.plan import Plan, is_done, open_runs
-from mage.types import MetaEpisode, Split
+from mage.types import Episode, MetaEpisode, Split
 
 _STATES, _MOVES = 6, 3
+ILLEGAL = "(illegal)"
 Count = Counter[tuple[int, str, str]]  # (episode from 0, state, move) -> count
 
 
 @dataclass(frozen=True, slots=True)
+class Habit:
+    """The pairs of state and move in one episode (from 1); the first episode repeats nothing."""
+
+    episode: int
+    turns: int
+    pairs: int
+    repeats: Estimate | None
+    entropy: float
+
+
+@dataclass(frozen=True, slots=True)
 class ArmChoices:
-    """`shares[row, episode]`: share of the move among all moves in the state; nan if none."""
+    """`shares[row, episode]`: share of the move among all moves in the state; nan if none.
+
+    `frequencies[row, episode]`: share of the pair of state and move among all turns.
+    """
 
     label: str
     meta_episodes: int
     shares: np.ndarray
+    frequencies: np.ndarray
+    habits: tuple[Habit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,38 +56,49 @@ class WorldChoices:
     arms: tuple[ArmChoices, ...]
 
 
-def read_choices(plan: Plan, world: str, split: Split, runs: Path) -> WorldChoices | None:
-    """The choices of all finished runs of an environment; None if there are none."""
-    there = open_runs(plan, runs)
-    counts: dict[str, list[Count]] = {}
-    for job in plan.jobs:
-        if job.world == world and job.name in there and is_done(there[job.name]):
-            name = f"after_{split}"
-            if (there[job.name].path / "episodes" / f"{name}.jsonl.gz").is_file():
-                counts.setdefault(job.arm.label, []).extend(
-                    map(count_choices, there[job.name].read_episodes_of(name))
-                )
-    if not counts:
+def read_choices(metas: dict[str, list[MetaEpisode]]) -> WorldChoices | None:
+    """The choices in the meta-episodes of every arm; None if there are none."""
+    if not any(metas.values()):
         return None
-    totals = {label: _sum(found) for label, found in counts.items()}
+    totals = {label: _sum(map(count_choices, found)) for label, found in metas.items()}
     rows = _choose_rows(_sum(totals.values()))
     episodes = 1 + max(episode for total in totals.values() for episode, _, _ in total)
     return WorldChoices(
         rows,
         tuple(
-            ArmChoices(label, len(counts[label]), shares(total, rows, episodes))
+            ArmChoices(
+                label,
+                len(metas[label]),
+                shares(total, rows, episodes),
+                frequencies(total, rows, episodes),
+                measure_habits(metas[label], total, episodes),
+            )
             for label, total in totals.items()
         ),
     )
 
 
+def stored_metas(plan: Plan, world: str, split: Split, runs: Path) -> dict[str, list[MetaEpisode]]:
+    """The stored meta-episodes of the final panel, by label, of all finished runs."""
+    there = open_runs(plan, runs)
+    found: dict[str, list[MetaEpisode]] = {}
+    for job in plan.jobs:
+        if job.world == world and job.name in there and is_done(there[job.name]):
+            name = f"after_{split}"
+            if (there[job.name].path / "episodes" / f"{name}.jsonl.gz").is_file():
+                found.setdefault(job.arm.label, []).extend(there[job.name].read_episodes_of(name))
+    return found
+
+
 def count_choices(meta: MetaEpisode) -> Count:
     """Counts of moves by episode and state; illegal replies count as `(illegal)`."""
     return Counter(
-        (k, turn.anchor, str(turn.action) if turn.legal else "(illegal)")
-        for k, episode in enumerate(meta.episodes)
-        for turn in episode.turns
+        (k, *pair) for k, episode in enumerate(meta.episodes) for pair in _pairs_of(episode)
     )
+
+
+def _pairs_of(episode: Episode) -> list[tuple[str, str]]:
+    return [(turn.anchor, str(turn.action) if turn.legal else ILLEGAL) for turn in episode.turns]
 
 
 def shares(count: Count, rows: Sequence[tuple[str, str]], episodes: int) -> np.ndarray:
@@ -80,6 +115,55 @@ def shares(count: Count, rows: Sequence[tuple[str, str]], episodes: int) -> np.n
             for state, move in rows
         ]
     )
+
+
+def frequencies(count: Count, rows: Sequence[tuple[str, str]], episodes: int) -> np.ndarray:
+    """The share of each pair among all turns of an episode; 0 if the episode has no turn."""
+    turns = _turns(count)
+    return np.array(
+        [
+            [count[k, state, move] / max(1, turns[k]) for k in range(episodes)]
+            for state, move in rows
+        ]
+    )
+
+
+def measure_habits(metas: Sequence[MetaEpisode], count: Count, episodes: int) -> tuple[Habit, ...]:
+    """Repeats and entropy by episode."""
+    turns = _turns(count)
+    return tuple(
+        Habit(
+            k + 1,
+            turns[k],
+            sum(episode == k for episode, _, _ in count),
+            _repeats(metas, k),
+            _entropy([times for (episode, _, _), times in count.items() if episode == k]),
+        )
+        for k in range(episodes)
+    )
+
+
+def _turns(count: Count) -> Counter[int]:
+    turns: Counter[int] = Counter()
+    for (episode, _, _), times in count.items():
+        turns[episode] += times
+    return turns
+
+
+def _repeats(metas: Sequence[MetaEpisode], k: int) -> Estimate | None:
+    """The mean over tasks of the share of turns in episode k that episode k - 1 had as well."""
+    found = []
+    for meta in metas:
+        if 0 < k < len(meta.episodes) and meta.episodes[k].turns:
+            before = set(_pairs_of(meta.episodes[k - 1]))
+            now = _pairs_of(meta.episodes[k])
+            found.append(sum(pair in before for pair in now) / len(now))
+    return mean(found) if found else None
+
+
+def _entropy(times: Sequence[int]) -> float:
+    total = sum(times)
+    return -math.fsum(one / total * math.log(one / total) for one in times) if total else 0.0
 
 
 def _choose_rows(total: Count) -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,9 @@
 """The requirements of scale `paper`, and whether a run has the settings of the paper.
 
-The paper's figures are for Qwen3-4B. They are shown beside a run only if the recipe of the run is
-the paper's: other options that change results, or another model, hide them.
+The paper's figures are for Qwen3-4B, all weights trained. They are shown beside a run only if its
+recipe is `paper_X` with the part of a method of the paper, which is the published experiment:
+our part `ours`, other options that change results, or another model hide them. What still differs
+in `paper_X` itself is on the page docs/differences.md.
 """
 
 import re
@@ -17,11 +19,14 @@ GET_MODEL = (
 )
 # Options that change memory and speed, or the choice of checkpoints, but not the experiment.
 _TECHNICAL = re.compile(
-    r"run\.(?!updates$)|engines\.|model\.|environments\.(data|tagger)$"
+    r"run\.(?!updates$)|engines\.(?!context$)|model\.|environments\.(data|tagger)$"
     r"|evaluate\.(size|select_split)$"
     r"|learn\.(tree_tokens|micro_tokens|packed|recompute)$"
 )
 _GENERATED = ("", "generated")
+_CONTEXT = "engines.context"  # a shorter one cuts prompts
+# The published weights alone: not Qwen3-4B-Base, -Instruct-2507, -AWQ or another size.
+_PAPER_MODEL = re.compile(r"qwen3-?4b", re.IGNORECASE)
 
 
 def find_missing(plan: Plan) -> list[str]:
@@ -53,16 +58,20 @@ def _missing_model(plan: Plan) -> list[str]:
 
 
 def find_differences(job: Job) -> list[str]:
-    """The options in which a run differs from the paper's experiment, and the model if it does."""
+    """The options in which a run differs from the published experiment, and the model if it does.
+
+    The other side is `paper_X` with the parts of the arm, never the recipe of the run itself.
+    """
     own, wanted = figures_of(job.recipe), figures_of(paper_recipe(job.world, job.arm))
     keys = [
         key
         for key in sorted({*own, *wanted})
         if own.get(key) != wanted.get(key) and not _TECHNICAL.match(key)
+        if key != _CONTEXT or own[key] < wanted[key]
     ]
     if job.recipe.environments.options.get("data", "-") in _GENERATED:
         keys.append("environments.data")
-    if not re.search(r"qwen3-?4b", Path(job.recipe.model.path).name, re.IGNORECASE):
+    if not _PAPER_MODEL.fullmatch(Path(job.recipe.model.path).name):
         keys.append("model.path")
     return keys
 
@@ -81,6 +90,6 @@ def paper_note(plan: Plan) -> str:
             f"beside runs with other settings; here these differ: {', '.join(keys)}."
         )
     return (
-        "The paper's figures are for Qwen3-4B, 128 tasks, one run: "
-        "a standard error of about four points."
+        "The paper's figures are for Qwen3-4B, 128 tasks, one run: a standard error of about four "
+        "points. What still differs from the paper's experiment: docs/differences.md."
     )

@@ -2,7 +2,8 @@
 
 Rates have Wilson intervals over tasks (seeds are averaged first). Scores and paired differences
 have bootstrap intervals over tasks AND seeds. A difference is significant if its own interval
-excludes zero and Holm's correction over all pairs of the environment agrees.
+excludes zero and Holm's correction over all pairs of the environment agrees. The tables of the
+paper compare Pass@k, so a second comparison shows the last episode itself.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from mage.evaluation.statistics import Difference, Estimate, crossed_bootstrap, 
 from mage.report.run_results import read_evaluation
 from mage.reproduce.paper import find_differences
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
-from mage.reproduce.tables import Arm, MeasureName
+from mage.reproduce.tables import TABLES, Arm, MeasureName
 from mage.run_folder import RunFolder
 from mage.seeds import derive
 from mage.types import Split, Task
@@ -36,6 +37,7 @@ class EpisodeResult:
     success: Estimate
     draws: Estimate
     pass_at: Estimate
+    draw_at: Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class ArmResult:
     """A line of the table.
 
     `by_seed`: the measure in the last episode for every seed. `curve`: the same on the select
-    panel, by update.
+    panel, by update. `paper`: the paper's rates where they are known, as (episode, rate).
     """
 
     label: str
@@ -65,7 +67,7 @@ class ArmResult:
     by_seed: tuple[float, ...]
     budget: Budget
     curve: tuple[tuple[int, tuple[float, ...]], ...]
-    paper: float | None
+    paper: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,14 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """All pairs of arms in one measure; Holm's correction covers them."""
+
+    measure: MeasureName
+    pairs: tuple[Pair, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Bounds:
     """Exact best scores: without adapting, and of the best learner in every episode."""
 
@@ -105,7 +115,8 @@ class Bounds:
 class WorldResult:
     """The results of one environment, or of one variant of it (1 box, 3 boxes).
 
-    `missing` names runs that are not finished.
+    `second` compares the last episode alone, where the table compares Pass@k or Draw@k. `missing`
+    names runs that are not finished.
     """
 
     world: str
@@ -114,6 +125,7 @@ class WorldResult:
     measure: MeasureName
     arms: tuple[ArmResult, ...]
     pairs: tuple[Pair, ...]
+    second: Comparison | None
     bounds: Bounds | None
     missing: tuple[str, ...]
     budget_faults: tuple[str, ...]
@@ -144,45 +156,118 @@ def _read_world(
 ) -> WorldResult:
     jobs = [job for job in plan.jobs if job.world == world]
     _check_split(jobs[0], split)
-    held = {
-        arm: [(job, there[job.name]) for job in jobs if job.arm == arm and job.name in there]
-        for arm in dict.fromkeys(job.arm for job in jobs)
-    }
-    held = {arm: found for arm, found in held.items() if found}
+    held = _held(jobs, there)
     folders = [folder for found in held.values() for _, folder in found]
     bounds = next(filter(None, (_bounds(folder, split) for folder in folders)), None)
-    measure = plan.table.measures.get((world, split)) or ("score" if bounds else "success")
-    played = {
-        arm: _Played(
-            [(job.seed, _rows(job, folder, split, variant)) for job, folder in found],
-            found[0][0].trains,
-        )
-        for arm, found in held.items()
-    }
+    by_episode: MeasureName = "score" if bounds else "success"
+    measure = plan.table.measure_of(world, split) or by_episode
+    played = _played(held, split, variant)
     arms = tuple(
-        _arm(arm, played[arm], found, measure, _paper_rate(plan, found[0][0], variant, split))
+        _arm(arm, played[arm], found, measure, _paper_rates(plan, found[0][0], variant, split))
         for arm, found in held.items()
     )
-    pairs = _pairs(played, measure)
     return WorldResult(
         world,
         variant,
         split,
         measure,
         arms,
-        pairs,
+        _pairs(played, measure),
+        _second(played, measure, by_episode),
         bounds,
         tuple(job.name for job in jobs if job.name not in there),
         _budget_faults(arms),
     )
 
 
-def _paper_rate(plan: Plan, job: Job, variant: str, split: Split) -> float | None:
-    """The paper's rate for an arm; None if the settings of the run are not the paper's."""
-    key = f"{job.world}, {variant}" if variant else job.world
-    rate = plan.table.paper.get(key, {}).get(job.arm.label)
-    is_shown = plan.scale == "paper" and split == plan.table.split
-    return None if not is_shown or rate is None or find_differences(job) else rate
+_Held = dict[Arm, list[tuple[Job, RunFolder]]]
+
+
+def _held(jobs: Sequence[Job], there: dict[str, RunFolder]) -> _Held:
+    """The finished runs of every arm that has one."""
+    found = {
+        arm: [(job, there[job.name]) for job in jobs if job.arm == arm and job.name in there]
+        for arm in dict.fromkeys(job.arm for job in jobs)
+    }
+    return {arm: runs for arm, runs in found.items() if runs}
+
+
+def _played(held: _Held, split: Split, variant: str) -> "dict[Arm, _Played]":
+    return {
+        arm: _Played(
+            [(job.seed, _rows(job, folder, split, variant)) for job, folder in found],
+            found[0][0].trains,
+        )
+        for arm, found in held.items()
+    }
+
+
+def _second(
+    played: "dict[Arm, _Played]", measure: MeasureName, by_episode: MeasureName
+) -> Comparison | None:
+    if measure not in ("pass_at", "draw_at"):
+        return None
+    last: MeasureName = "draws" if measure == "draw_at" else by_episode
+    return Comparison(last, _pairs(played, last))
+
+
+# --- Curves over episodes
+
+
+@dataclass(frozen=True, slots=True)
+class ArmCurve:
+    """A measure of one arm after 1, 2, ... episodes, and the paper's points where known."""
+
+    label: str
+    trains: bool
+    values: tuple[Estimate, ...]
+    paper: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePanel:
+    """Pass@k (or Draw@k) over the episodes of one panel, for all arms."""
+
+    split: Split
+    variant: str
+    measure: MeasureName
+    arms: tuple[ArmCurve, ...]
+
+
+def read_curves(plan: Plan, world: str, runs: Path) -> list[CurvePanel]:
+    """The curves of an environment in and out of domain, of all finished runs."""
+    jobs = [job for job in plan.jobs if job.world == world]
+    there = {name: folder for name, folder in open_runs(plan, runs).items() if is_done(folder)}
+    held = _held(jobs, there)
+    return [
+        _curve_panel(plan, world, variant, split, held)
+        for split in jobs[0].recipe.evaluate.splits
+        for variant in _variants(plan, world, split)
+        if held
+    ]
+
+
+def _curve_panel(plan: Plan, world: str, variant: str, split: Split, held: _Held) -> CurvePanel:
+    # `ood` knows for every table that only draws can be reached against MCTS-1000.
+    wanted = TABLES["ood"].measure_of(world, split)
+    measure: MeasureName = "draw_at" if wanted == "draw_at" else "pass_at"
+    arms = []
+    for arm, played in _played(held, split, variant).items():
+        values = played.measured(measure)
+        rates = tuple(_rate(values[:, :, k]) for k in range(values.shape[2]))
+        paper = _paper_rates(plan, held[arm][0][0], variant, split)
+        arms.append(ArmCurve(arm.label, played.trains, rates, paper))
+    return CurvePanel(split, variant, measure, tuple(arms))
+
+
+def _paper_rates(plan: Plan, job: Job, variant: str, split: Split) -> tuple[tuple[int, float], ...]:
+    """The paper's rates for an arm; none if the settings of the run are not the paper's."""
+    key = (f"{job.world}, {variant}" if variant else job.world, split)
+    tables = (plan.table, TABLES["ood"]) if plan.name == "table1" else (plan.table,)
+    rates = next((one for table in tables if (one := table.paper.get(key))), {})
+    if plan.scale != "paper" or job.arm.label not in rates or find_differences(job):
+        return ()
+    return tuple(rates[job.arm.label].items())
 
 
 def _check_split(job: Job, split: Split) -> None:
@@ -221,7 +306,10 @@ class _Played:
         self.success, self.drawn = (
             self._by_task(outcomes == outcome) for outcome in ("won", "drawn")
         )
-        self.passed = self._by_task(np.maximum.accumulate(outcomes == "won", axis=2))
+        self.passed, self.drawn_once = (
+            self._by_task(np.maximum.accumulate(outcomes == outcome, axis=2))
+            for outcome in ("won", "drawn")
+        )
 
     def _by_task(self, values: np.ndarray) -> np.ndarray:
         """The mean over the plays of each task, from [seed, row, episode]."""
@@ -230,7 +318,14 @@ class _Played:
         return split.mean(axis=1)
 
     def measured(self, measure: MeasureName) -> np.ndarray:
-        return {"score": self.score, "success": self.success, "draws": self.drawn}[measure]
+        found: dict[MeasureName, np.ndarray] = {
+            "score": self.score,
+            "success": self.success,
+            "draws": self.drawn,
+            "pass_at": self.passed,
+            "draw_at": self.drawn_once,
+        }
+        return found[measure]
 
 
 def _arm(
@@ -238,7 +333,7 @@ def _arm(
     played: _Played,
     runs: Sequence[tuple[Job, RunFolder]],
     measure: MeasureName,
-    paper: float | None,
+    paper: tuple[tuple[int, float], ...],
 ) -> ArmResult:
     values = played.measured(measure)
     gain = crossed_bootstrap(values[:, :, -1] - values[:, :, 0], seed=_seed_of("gain")).difference
@@ -263,6 +358,7 @@ def _episode(played: _Played, k: int) -> EpisodeResult:
         success=_rate(played.success[:, :, k]),
         draws=_rate(played.drawn[:, :, k]),
         pass_at=_rate(played.passed[:, :, k]),
+        draw_at=_rate(played.drawn_once[:, :, k]),
     )
 
 
@@ -294,7 +390,8 @@ def _curve(
         for name in folder.evaluation_names():
             if name.startswith("select_"):
                 figures = read_evaluation(folder, name).overall.episodes[-1]
-                estimate = getattr(figures, measure)
+                # Select panels store no Draw@k; the draws of the last episode are the nearest.
+                estimate = getattr(figures, "draws" if measure == "draw_at" else measure)
                 assert estimate is not None, "the select panel plays every episode"
                 found.setdefault(int(name.removeprefix("select_")), []).append(estimate.value)
     return tuple((update, tuple(values)) for update, values in sorted(found.items()))

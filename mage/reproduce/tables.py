@@ -1,7 +1,7 @@
-"""The tables: arms, environments and the figures of the paper (docs, method, section 8).
+"""The tables: arms, environments, what is compared, and the figures of the paper (Qwen3-4B).
 
 An arm is the recipe of an environment plus parts (`mage/recipes/parts/`). So all arms of a table
-share environment, model, panels and budget.
+share environment, model and panels.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,10 @@ Name = Literal[
     "stopping",
     "published",
 ]
-MeasureName = Literal["score", "success", "draws"]
+# Score, success and draws are those of one episode. Pass@k and Draw@k count tasks that were won, or
+# drawn, at least once in the first k episodes.
+MeasureName = Literal["score", "success", "draws", "pass_at", "draw_at"]
+Curve = Mapping[int, float]  # episode k, from 1 -> rate
 GAMES = ("kuhn_poker", "tic_tac_toe")
 WORLDS = (*GAMES, "alfworld", "sokoban", "webshop")
 
@@ -37,10 +40,11 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`paper` holds the rates of the paper (Qwen3-4B): environment -> label -> rate.
+    """`paper` holds the known rates of the paper, in the measure that the table compares.
 
-    A key may name a variant of the environment: "sokoban, 1 box". `measures` sets what is compared
-    in an environment, `more_splits` adds further panels.
+    Its keys are an environment and a panel; the environment may be a variant: "sokoban, 1 box".
+    `measure` is what is compared, `measures` the exceptions; without either it is the score where
+    its exact bounds are known, else success. `more_splits` adds further panels.
     """
 
     title: str
@@ -48,8 +52,12 @@ class Table:
     worlds: tuple[str, ...] = WORLDS
     split: Split = "test"
     more_splits: tuple[Split, ...] = ()
+    measure: MeasureName | None = None
     measures: Mapping[tuple[str, Split], MeasureName] = field(default_factory=dict)
-    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    paper: Mapping[tuple[str, Split], Mapping[str, Curve]] = field(default_factory=dict)
+
+    def measure_of(self, world: str, split: Split) -> MeasureName | None:
+        return self.measures.get((world, split), self.measure)
 
 
 def _arms(*labels: str) -> tuple[Arm, ...]:
@@ -65,30 +73,71 @@ _TABLE1 = {
     "sokoban": (0.383, 0.438, 0.367, 0.336, 0.602, 0.719, 0.688, 0.773),
     "webshop": (0.039, 0.039, 0.000, 0.000, 0.711, 0.797, 0.703, 1.000),
 }
-# MCTS with 1,000 simulations hardly ever loses, so the paper reports the rate of draws.
-_DRAWS: Mapping[tuple[str, Split], MeasureName] = {("tic_tac_toe", "ood"): "draws"}
+_LAST = 10  # episodes of the paper's evaluation: Table 1 holds Pass@10
+# MAGE at earlier episodes: section 4.2 of the paper (WebShop, Sokoban) and Figure 7 (Kuhn poker).
+_MAGE_CURVES: Mapping[str, Curve] = {
+    "kuhn_poker": {1: 0.594, _LAST: 0.656},
+    "tic_tac_toe": {_LAST: 0.672},
+    "alfworld": {_LAST: 0.914},
+    "sokoban": {1: 0.406, _LAST: 0.773},
+    "webshop": {1: 0.664, 5: 1.0, _LAST: 1.0},
+}
+# MCTS with 1,000 simulations hardly ever loses, so the paper reports draws, at least one in k.
+_DRAWS: Mapping[tuple[str, Split], MeasureName] = {("tic_tac_toe", "ood"): "draw_at"}
+_MAGE_DRAWS: Curve = {1: 0.812, _LAST: 1.0}
+
+# Names of arms on pages and pictures.
+TITLES = {
+    "react": "ReAct",
+    "reflexion": "Reflexion",
+    "amem": "A-MEM",
+    "memento": "Memento",
+    "grpo": "GRPO",
+    "gigpo": "GiGPO",
+    "lamer": "LaMer",
+    "mage": "MAGE",
+    "final": "weighted final",
+    "differential": "differential (MAGE)",
+    "cumulative": "cumulative (LaMer)",
+    "single": "single episodes",
+    "stationary": "one opponent in a group",
+    "mixed": "mixed opponents",
+    "global": "global anchors",
+    "local": "local anchors",
+}
+
+
+def _table1() -> dict[tuple[str, Split], dict[str, Curve]]:
+    labels = [arm.label for arm in METHODS]
+    return {
+        (world, "test"): {
+            label: _MAGE_CURVES[world] if label == "mage" else {_LAST: rate}
+            for label, rate in zip(labels, rates, strict=False)
+        }
+        for world, rates in _TABLE1.items()
+    }
+
 
 TABLES: Mapping[Name, Table] = {
     "table1": Table(
         "Every method on the opponents and tasks of its own domain",
         METHODS,
-        paper={
-            world: dict(zip((arm.label for arm in METHODS), rates, strict=False))
-            for world, rates in _TABLE1.items()
-        },
+        measure="pass_at",
+        paper=_table1(),
     ),
     "ood": Table(
         "The same runs on opponents and tasks that training never met",
         METHODS,
         split="ood",
+        measure="pass_at",
         measures=_DRAWS,
         paper={
-            "kuhn_poker": {"mage": 0.508},
-            "tic_tac_toe": {"mage": 1.0},
-            "alfworld": {"mage": 0.789},
-            "sokoban, 1 box": {"mage": 0.914},
-            "sokoban, 3 boxes": {"mage": 0.461},
-            "webshop": {"gigpo": 0.688, "mage": 0.961},
+            ("kuhn_poker", "ood"): {"mage": {_LAST: 0.508}},
+            ("tic_tac_toe", "ood"): {"mage": _MAGE_DRAWS},
+            ("alfworld", "ood"): {"mage": {_LAST: 0.789}},
+            ("sokoban, 1 box", "ood"): {"mage": {_LAST: 0.914}},
+            ("sokoban, 3 boxes", "ood"): {"mage": {_LAST: 0.461}},
+            ("webshop", "ood"): {"gigpo": {_LAST: 0.688}, "mage": {_LAST: 0.961}},
         },
     ),
     "rewards": Table(
@@ -99,6 +148,11 @@ TABLES: Mapping[Name, Table] = {
             Arm("single", ("mage", "returns_single")),
             Arm("final", ("final",)),
         ),
+        measure="pass_at",
+        paper={
+            (world, "test"): {"differential": _MAGE_CURVES[world]}
+            for world in ("alfworld", "webshop")
+        },
     ),
     "returns": Table(
         "Returns of the methods against opponents that training never meets",
@@ -115,18 +169,25 @@ TABLES: Mapping[Name, Table] = {
         ),
         worlds=("tic_tac_toe",),
         more_splits=("ood",),
+        measure="pass_at",
         measures=_DRAWS,
-        paper={"tic_tac_toe": {"full": 0.672, "pattern-skewed": 0.578}},
+        paper={
+            ("tic_tac_toe", "test"): {"full": {_LAST: 0.672}, "pattern-skewed": {_LAST: 0.578}},
+            ("tic_tac_toe", "ood"): {"full": _MAGE_DRAWS},
+        },
     ),
     "grouping": Table(
         "Whether members of a group meet one opponent",
         (Arm("stationary", ("mage",)), Arm("mixed", ("mage", "grouping_mixed"))),
         worlds=GAMES,
-        paper={"tic_tac_toe": {"stationary": 0.672, "mixed": 0.547}},
+        measure="pass_at",
+        paper={("tic_tac_toe", "test"): {"stationary": {_LAST: 0.672}, "mixed": {_LAST: 0.547}}},
     ),
     "anchor": Table(
         "Which turns are compared with each other",
         (Arm("global", ("mage",)), Arm("local", ("mage", "anchor_local"))),
+        measure="pass_at",
+        paper={("kuhn_poker", "test"): {"global": _MAGE_CURVES["kuhn_poker"], "local": {1: 0.336}}},
     ),
     "memory": Table(
         "What is carried from episode to episode",
