@@ -94,6 +94,17 @@ def _import_item(folder: str, name: str) -> tuple[ModuleType, str | None]:
     )
 
 
+def find_object(path: str) -> Any:
+    """What a dotted path names in another package: a class, a function or any other object."""
+    module, _, name = path.rpartition(".")
+    if not module:
+        raise ConfigError(f"{path!r} is not a dotted path such as my_lab.maze.Maze")
+    found = getattr(_import(module), name, None)
+    if found is None:
+        raise ConfigError(f"{module} has no {name!r}")
+    return found
+
+
 def _import(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)

@@ -1,0 +1,150 @@
+"""What all adapters to other people's environments share: random state, arguments, errors.
+
+Foreign code often draws from the global generators of `random` and numpy. Every episode has global
+states of its own, which are put in place for each call and taken out after it. So an episode does
+not depend on what runs beside it, and nothing outside sees the calls.
+"""
+
+import json
+import random
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mage.config.errors import UserError
+
+Found = TypeVar("Found")
+LARGEST_SEED = 2**31  # many environments pass the seed to numpy's old generator
+
+
+class ForeignCalls:
+    """Calls to one foreign object, with global random numbers that belong to this episode only."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name = name
+        self.states = random.Random(seed).getstate(), _numpy_state(seed)
+
+    def __call__(
+        self, what: str, function: Callable[..., Found], *args: Any, **named: Any
+    ) -> Found:
+        """The result of a call. Its exceptions become one message that names the place."""
+        before = random.getstate(), np.random.get_state()
+        _set_states(*self.states)
+        try:
+            return function(*args, **named)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{self.name}: {what} failed: {type(error).__name__}: {error} ({_place(error)})"
+            ) from error
+        finally:
+            self.states = random.getstate(), np.random.get_state()
+            _set_states(*before)
+
+
+def _numpy_state(seed: int) -> Any:
+    return np.random.RandomState(seed % 2**32).get_state()
+
+
+def _set_states(plain: Any, numpy: Any) -> None:
+    random.setstate(plain)
+    np.random.set_state(numpy)
+
+
+def _place(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}, line {last.lineno}"
+
+
+def small_seed(seed: int) -> int:
+    """The seed in the range that every library accepts."""
+    return seed % LARGEST_SEED
+
+
+def missing_package(package: str, extra: str) -> UserError:
+    """The message for a package of an extra that is not installed."""
+    return UserError(f"{package} is not installed: pip install 'mage-rl[{extra}]'")
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """Keyword arguments from one line; values are JSON, or words as they are.
+
+    A line that begins with a brace is a JSON object, for values that contain commas.
+
+    >>> read_arguments("map_name=8x8, is_slippery=false, size=4")
+    {'map_name': '8x8', 'is_slippery': False, 'size': 4}
+    >>> read_arguments('{"desc": ["SF", "FG"]}')
+    {'desc': ['SF', 'FG']}
+    """
+    if text.lstrip().startswith("{"):
+        return _read_object(text)
+    found = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not key.isidentifier() or key in found:
+            raise UserError(
+                f"{pair!r} is not an argument: write name=value with commas between, "
+                "and each name only once"
+            )
+        found[key] = _read_value(value)
+    return found
+
+
+def _read_object(text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except ValueError as error:
+        raise UserError(f"the arguments {text!r} are not a JSON object: {error}") from None
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def split_words(value: object) -> object:
+    """Accept a string such as `left,right` where several words are expected."""
+    if not isinstance(value, str):
+        return value
+    return tuple(word for word in (part.strip() for part in value.split(",")) if word)
+
+
+def show_value(value: Any) -> str:
+    """An observation as text: strings as they are, numbers short, mappings as lines.
+
+    >>> show_value({"place": np.array([1, 2]), "speed": 0.12345})
+    'place: [1, 2]\\nspeed: 0.123'
+    """
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {show_value(one)}" for key, one in value.items())
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(plain, list | tuple):
+        return f"[{', '.join(show_value(one) for one in plain)}]"
+    return f"{plain:.3g}" if isinstance(plain, float) else str(plain)
+
+
+def check_seeds(name: str, observe: Callable[[int], str]) -> None:
+    """Refuse an environment whose two resets with one seed show two different observations.
+
+    Members of a group would play different tasks, and the group baseline would be wrong.
+    """
+    for seed in (11, 12):
+        first, second = observe(seed), observe(seed)
+        if first != second:
+            raise UserError(
+                f"{name} ignores the seed: two resets with seed {seed} show "
+                f"{_short(first)!r} and {_short(second)!r}. Members of a group would play "
+                "different tasks. Draw all random numbers of the environment from the seed of reset"
+            )
+
+
+def _short(text: str, most: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}..."
