@@ -522,6 +522,21 @@ def test_a_run_is_evaluated_at_the_given_checkpoint(run: Path) -> None:
     assert "Allowed are best, latest" in refused("evaluate", run, "--checkpoint 77")
 
 
+def test_memories_are_swapped_and_written_by_another_agent(run: Path, place: Path) -> None:
+    words = ("evaluate", run, "--size 8 --episodes 2 --json")
+    kept, swapped = (json.loads(call(*words, more).stdout) for more in ("", "--memory swapped"))
+    assert swapped["memory"] == "swapped"
+    first = [one["evaluation"]["overall"]["episodes"][0] for one in (kept, swapped)]
+    assert first[0]["score"] == first[1]["score"]
+    other = json.loads(call(*words, "--writer", place / "small.toml").stdout)
+    assert other["writer"] == str(place / "small.toml")
+    assert other["evaluation"]["overall"]["episodes"][0]["score"] == first[0]["score"]
+    assert "plays no panel" in refused("evaluate", run, "--exact --memory swapped")
+    assert "plays no panel" in refused("evaluate", run, "--population cfr --writer", run)
+    assert "holds no reflections" in refused_late(*words, "--memory none --writer", run)
+    assert "nothing can be swapped" in refused_late(*words, "--memory swapped --memory.keep=none")
+
+
 def test_an_evaluation_needs_no_state_of_the_optimizer(copy: Path) -> None:
     for path in (copy / "checkpoints").glob("*/optimizer.safetensors"):
         path.unlink()

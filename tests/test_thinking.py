@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -225,6 +226,26 @@ def test_thoughts_enter_neither_memory_nor_history_nor_anchor(
     notes = meta.memories[1]
     assert "Note 1: A note xxx" in notes
     assert notes.count("x") < 2000, "a stored reflection has at most 2,000 characters"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_sentence_that_the_rules_ask_for_stays_in_the_history(asked: bool) -> None:
+    """Thoughts between tags and replies without an action are never kept."""
+    chat = byte_chat()
+    replies = iter(("I begin. <action>1</action>", "no", "<think>x</think><action>9</action>"))
+
+    def reply(prompt: str) -> str:
+        return next(replies, "<action>0</action>")
+
+    agent = replace(agent_of(chat, reply), think_first=asked)
+    setup = PlaySetup(TicTacToe(max_turns=5), agent, Notes(keep="none"), episodes=1)
+    task = Task("tic_tac_toe", 5, 0, "pattern-0", "train")
+    turns = play_groups(setup, [[task]], seed=1)[0].episodes[0].turns
+    assert ("one short sentence" in text_of(chat, turns[0].prompt_ids)) == asked
+    last = text_of(chat, turns[-1].prompt_ids)
+    assert ("I begin. <action>1</action><|end|>" in last) == asked
+    assert "<action>?</action>" in last
+    assert "<think>" not in last
 
 
 def test_a_prompt_that_opens_a_thought_closes_it_in_the_history() -> None:

@@ -1,8 +1,9 @@
 """The agent: what the model sees and how its reply is read.
 
 Prompts are append-only: rules and answer format (system message), then instance, memory, and the
-turns of this episode. The history keeps only the action of a past reply, without thoughts. The LAST
-complete <action> after the end of thinking counts.
+turns of this episode. The history keeps only the action of a past reply, without thoughts, unless
+the rules ask for a sentence before the action. The LAST complete <action> after the end of thinking
+counts.
 """
 
 import random
@@ -69,7 +70,7 @@ class Agent:
 
     `window`: latest turns that are shown in full; None = all; 0 = the present observation alone,
     without any past turn. `fold`: see `History`. `think_first`: the rules ask for one short
-    sentence before the action.
+    sentence before the action, and the history keeps it.
     """
 
     engine: Sampler
@@ -174,11 +175,21 @@ class Agent:
         return self.chat.encode(f"{self.chat.thought_end}<action>{action}</action>")
 
     def past_reply(self, completion: Completion, action: str | None) -> Ids:
-        """A past reply in the history: its action only (the sampled ids if it was no more)."""
+        """A past reply in the history: its action only (the sampled ids if it was no more).
+
+        With `think_first` it is the whole reply: a history of bare actions would teach the model
+        by example to leave the sentence out. A reply without an action is shown as `?`.
+        """
         shown = "?" if action is None else action
+        if self.think_first and action is not None and self._is_plain(completion):
+            return completion.token_ids
         if completion.text == f"<action>{shown}</action>" and not self.chat.opens_thought:
             return completion.token_ids
         return self.action_reply(shown)
+
+    def _is_plain(self, completion: Completion) -> bool:
+        """Whether a reply ends with its action and has no thoughts between tags."""
+        return completion.finish == "stop" and self.read_text(completion) == completion.text
 
 
 @lru_cache(maxsize=TEXTS_KEPT)
@@ -215,9 +226,12 @@ def _join(first: Completion, second: Completion) -> Completion:
 def system_text(environment: Environment, think_first: bool = False) -> str:
     """Rules and answer format: the same for all tasks of an environment, so cached once."""
     kind = "game" if environment.multi_agent else "task"
-    thought = template(f"thought_{kind}") + " " if think_first else ""
+    asked = {
+        word: template(f"{word}_{kind}") + " " if think_first else ""
+        for word in ("thought", "sentence")
+    }
     return template(f"system_{kind}").format(
-        rules=environment.rules(), thought=thought, example=environment.example_action()
+        rules=environment.rules(), example=environment.example_action(), **asked
     )
 
 

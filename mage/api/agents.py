@@ -5,7 +5,7 @@ An agent is a run at one of its checkpoints, or the untrained model of a recipe.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from mage.environments.base import Environment
 from mage.evaluation.figures import Evaluation
 from mage.evaluation.panels import PanelName, recipe_panel
 from mage.evaluation.run import evaluate_panel
+from mage.evaluation.swapped import evaluate_swapped
 from mage.memory.base import Memory
 from mage.models.base import (
     atomic_folder,
@@ -26,8 +27,9 @@ from mage.models.base import (
     shipped_adapters,
 )
 from mage.opponents.base import population_of
+from mage.play import PlaySetup
 from mage.run_folder import RunError, RunFolder
-from mage.training.build import Components, build_components
+from mage.training.build import Components, build_components, fit_to_gpu
 from mage.training.weights import Say, load_weights, save_weights
 from mage.types import Split
 
@@ -72,7 +74,8 @@ def find_candidate(
         return load_run(folder, recipe, which or "best", say)
     if which is not None:
         raise RunError(f"--checkpoint {which} has no effect: {name} is not a run folder")
-    return Candidate(name, 0, build_components(load_recipe(name, overrides).changed(**changes)))
+    recipe = load_recipe(name, overrides).changed(**changes)
+    return Candidate(name, 0, build_components(fit_to_gpu(recipe, 1)))
 
 
 def find_player(
@@ -177,16 +180,38 @@ def play_panel(
     size: int | None,
     memory: Memory | None,
     on_played: Callable[[int], None] = lambda done: None,
+    *,
+    swapped: bool = False,
+    writer: Candidate | None = None,
 ) -> Evaluation:
-    """A candidate's figures on a fixed panel."""
+    """A candidate's figures on a fixed panel.
+
+    `swapped`: every task is played with the memory of another one. `writer` writes the reflections
+    instead of the candidate.
+    """
     recipe = candidate.components.recipe
-    return evaluate_panel(
-        candidate.components.play_setup(evaluating=True, memory=memory),
-        population_of(recipe),
-        recipe_panel(recipe, split, panel, size),
-        panel,
+    setup = candidate.components.play_setup(evaluating=True, memory=memory)
+    if writer is not None:
+        setup = _with_writer(setup, writer)
+    common = dict[str, Any](
         plays=recipe.plays_of(panel),
         with_ceilings=recipe.evaluate.ceilings,
         on_played=on_played,
-        transcripts=0,
-    )[0]
+    )
+    tasks = recipe_panel(recipe, split, panel, size)
+    if swapped:
+        return evaluate_swapped(setup, population_of(recipe), tasks, panel, **common)
+    return evaluate_panel(setup, population_of(recipe), tasks, panel, transcripts=0, **common)[0]
+
+
+def _with_writer(setup: PlaySetup, writer: Candidate) -> PlaySetup:
+    """The setup in which another agent writes the reflections."""
+    own, other = setup.environment.name, writer.components.recipe.environments.name
+    if own != other:
+        raise RunError(f"the writer {writer.title} plays {other}, not {own}")
+    if not setup.memory.reflects:
+        raise RunError(
+            "a writer has no effect: this memory holds no reflections. Use --memory reflections "
+            "or --memory both"
+        )
+    return replace(setup, writer=writer.components.agent(evaluating=True))

@@ -130,16 +130,21 @@ def evaluate(
     panel: PanelName = "final",
     size: int | None = None,
     episodes: int | None = None,
-    memory: Keep | Memory | None = None,
+    memory: Keep | Memory | Literal["swapped"] | None = None,
+    writer: Source | None = None,
 ) -> Evaluation:
     """Play a fixed panel and compute all figures with their 95 % intervals.
 
     A recipe is evaluated with its untrained model. `memory` replaces the memory of the recipe;
-    "none" is the control condition without memory.
+    "none" is the control condition without memory, "swapped" shows every task the memory of
+    another one. `writer`: another run or recipe writes the reflections.
     """
     candidate = _find(source, checkpoint, episodes)
-    held = find_item("memory", "notes")(keep=memory) if isinstance(memory, str) else memory
-    return play_panel(candidate, split, panel, size, held)
+    by_whom = None if writer is None else _find(writer, None, episodes)
+    swapped = memory == "swapped"
+    held = None if swapped else memory
+    held = find_item("memory", "notes")(keep=held) if isinstance(held, str) else held
+    return play_panel(candidate, split, panel, size, held, swapped=swapped, writer=by_whom)
 
 
 def play_one(

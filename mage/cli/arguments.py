@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Seat = Literal["first", "second"]
 Keep = Literal["none", "reflections", "history", "both"]
+Control = Literal["none", "reflections", "history", "both", "swapped"]  # memories of an evaluation
 AGENT = "agent"
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -159,7 +159,9 @@ class AgentOptions(Section):
         "auto = the template's default",
     )
     think_first: bool = Field(
-        False, description="the prompt asks for one short sentence before the action"
+        False,
+        description="the prompt asks for one short sentence before the action, and the history of "
+        "the episode keeps it",
     )
     window: int | None = Field(
         None,

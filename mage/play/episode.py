@@ -23,7 +23,8 @@ class PlaySetup:
     """Everything that a meta-episode needs besides its task.
 
     `rivals` are opponents that exist in this process only, by the name in the task: the frozen
-    copies of a league.
+    copies of a league. `writer` writes the reflections; None = the agent itself. `shown` has the
+    texts that meta-episodes see instead of their own memory, one per episode, by group.
     """
 
     environment: Environment
@@ -35,6 +36,8 @@ class PlaySetup:
     illegal_penalty: float = 0.5
     length_penalty: float = 0.0
     rivals: Mapping[str, Opponent] = field(default_factory=dict)
+    writer: Agent | None = None
+    shown: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def meet(self, task: Task) -> Opponent:
         """The player on the other side of a task."""
@@ -241,7 +244,7 @@ def _mean_known(values: Sequence[float | None]) -> float | None:
 
 async def reflect(setup: PlaySetup, ref: EpisodeRef, episode: Episode) -> Turn:
     """The agent's note on the finished episode: m_n ~ pi(. | x, episode n), true outcome shown."""
-    environment, agent, seat = setup.environment, setup.agent, ref.task.seat
+    environment, agent, seat = setup.environment, setup.writer or setup.agent, ref.task.seat
     user = reflect_text(environment, seat, ref.number + 1, setup.episodes, episode.recap)
     prompt = agent.chat.first(agent.system(environment), user)
     completion = await agent.write(prompt, derive(ref.seed, ref.number, "reflect"))

@@ -6,7 +6,7 @@ from functools import partial
 
 from mage.environments.base import State
 from mage.memory.base import Entry
-from mage.play.episode import EpisodeRef, PlaySetup, opening_text, play_episode, reflect
+from mage.play.episode import EpisodeRef, PlaySetup, Recall, opening_text, play_episode, reflect
 from mage.seeds import derive
 from mage.types import Episode, MetaEpisode, Task, Turn
 
@@ -23,8 +23,10 @@ async def play_meta_episode(
     """Play N episodes of one task, with a reflection after each episode except the last.
 
     `on_episode` is called after every episode: number from 0, memory shown, episode. `on_start` is
-    called with the first state of every episode.
+    called with the first state of every episode. A group in `setup.shown` sees those texts and
+    writes no reflections.
     """
+    texts = setup.shown.get(group)
     setup = replace(setup, environment=setup.environment.for_split(task.split))
     notebook, questions = setup.memory.open(), _Questions(setup, seed)
     episodes: list[Episode] = []
@@ -33,7 +35,9 @@ async def play_meta_episode(
     for number in range(setup.episodes):
         ref = EpisodeRef(task, number, seed)
         questions.tokens.append(0)
-        recall = partial(notebook.show, ask=questions.ask)
+        recall = (
+            partial(notebook.show, ask=questions.ask) if texts is None else _show(texts[number])
+        )
         episode, memory = await play_episode(setup, ref, recall, reflection, on_start)
         episodes.append(episode)
         memories.append(memory)
@@ -41,6 +45,8 @@ async def play_meta_episode(
             on_episode(number, memory, episode)
         if number + 1 == setup.episodes or (setup.stop_on_success and episode.outcome == "won"):
             break
+        if texts is not None:
+            continue
         reflection = await reflect(setup, ref, episode) if setup.memory.reflects else None
         entry = make_entry(setup, task.seat, number, episode, reflection)
         await notebook.add(entry, questions.ask)
@@ -61,8 +67,18 @@ def make_entry(
     """An episode as the memory keeps it."""
     first = episode.turns[0].observation if episode.turns else ""
     opening = opening_text(setup.environment, seat, first)
-    note = "" if reflection is None else setup.agent.read_note(reflection.completion)
+    writer = setup.writer or setup.agent
+    note = "" if reflection is None else writer.read_note(reflection.completion)
     return Entry(number + 1, opening, episode.recap, episode.outcome, note)
+
+
+def _show(text: str) -> Recall:
+    """A memory that shows this text, whatever the opening is."""
+
+    async def recall(opening: str) -> str:
+        return text
+
+    return recall
 
 
 class _Questions:

@@ -2,14 +2,15 @@
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from mage.cli import evaluate_tables as more_tables
-from mage.cli.arguments import OVERRIDES, AsJson, Keep, make_notes, print_json, split_words
+from mage.cli.arguments import OVERRIDES, AsJson, Control, make_notes, print_json, split_words
 from mage.cli.terminal import PIPE, UsageError, console, say
 from mage.run_folder import RunFolder
 from mage.types import Split, Task
@@ -38,7 +39,19 @@ Episodes = Annotated[
     int | None, typer.Option(min=1, help="Episodes per meta-episode. Default: as in the recipe.")
 ]
 MemoryOf = Annotated[
-    Keep | None, typer.Option(help="Memory instead of the recipe's. none: always empty.")
+    Control | None,
+    typer.Option(
+        help="Memory instead of the recipe's. none: always empty. swapped: each task sees the "
+        "memory of another opponent or instance of the panel."
+    ),
+]
+Writer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN|RECIPE",
+        help="Another agent writes the reflections, the best checkpoint of a run or the untrained "
+        "model of a recipe. RUN|RECIPE reads them.",
+    ),
 ]
 Panel = Annotated[
     PanelName,
@@ -78,6 +91,7 @@ def evaluate(
     size: Size = None,
     episodes: Episodes = None,
     memory: MemoryOf = None,
+    writer: Writer = None,
     panel: Panel = "final",
     exact: IsExact = False,
     players: more_tables.Players = 100,
@@ -108,12 +122,14 @@ def evaluate(
         _check_exists(one)
     _check_files(stored, tasks)
     shown_by = _read_by(by)
-    of_panel = bool(compare or size or tasks)
+    if writer is not None:
+        _check_exists(writer)
+    of_panel = bool(compare or size or tasks or writer or memory == "swapped")
     of_population = bool(throws or references or page)
     _check_options(population, exact, of_panel, of_population, panel, bool(agent or references))
     from mage.api.agents import find_candidate
 
-    notes = None if memory is None else make_notes(memory)
+    notes = _notes(memory)
     if population is not None:
         changes |= more_tables.throw_options(throws)
         candidate = find_candidate(name, overrides, checkpoint, say, changes)
@@ -125,7 +141,16 @@ def evaluate(
         more_tables.show_exact(candidate, split, notes, players, as_json)
     else:
         candidates = [find_candidate(one, overrides, checkpoint, say, changes) for one in chosen]
-        _evaluate_panel(candidates, split, panel, size, memory, as_json, stored, tasks, shown_by)
+        by_whom = find_candidate(writer, overrides, None, say, changes) if writer else None
+        play = partial(_play, split=split, panel=panel, size=size, memory=memory, writer=by_whom)
+        _evaluate_panel(
+            candidates, play, split, panel, size, memory, by_whom, as_json, stored, tasks, shown_by
+        )
+
+
+def _notes(memory: Control | None) -> Any:
+    """The memory that replaces the recipe's; None = the recipe's."""
+    return None if memory in (None, "swapped") else make_notes(memory)
 
 
 def _check_options(
@@ -143,18 +168,24 @@ def _check_options(
         raise UsageError("--no-agent leaves nobody to play. Add --references.")
     if population is not None and (exact or of_panel):
         raise UsageError(
-            "--population plays no panel. Leave out --exact, --compare, --size and --tasks."
+            "--population plays no panel. Leave out --exact, --compare, --size, --tasks, --writer "
+            "and --memory swapped."
         )
     if exact and (of_panel or panel != "final"):
-        raise UsageError("--exact plays no panel. Leave out --compare, --size, --tasks, --panel.")
+        raise UsageError(
+            "--exact plays no panel. Leave out --compare, --size, --tasks, --panel, --writer and "
+            "--memory swapped."
+        )
 
 
 def _evaluate_panel(
     candidates: Sequence["Candidate"],
+    play: Callable[["Candidate"], "Evaluation"],
     split: Split,
     panel: PanelName,
     size: int | None,
-    memory: Keep | None,
+    memory: Control | None,
+    writer: "Candidate | None",
     as_json: bool,
     stored: Path | None,
     tasks: Path | None,
@@ -169,22 +200,23 @@ def _evaluate_panel(
     from mage.evaluation.panels import recipe_panel
     from mage.evaluation.rows import read_tasks, write_tasks
 
-    notes = None if memory is None else make_notes(memory)
     rows = None if stored is None else read_tasks(stored)
     if stored is not None and rows is not None:
         recipe = candidates[0].components.recipe
         _check_tasks(stored, rows, recipe_panel(recipe, split, panel, size))
-    found = [_play(candidate, split, panel, size, notes) for candidate in candidates]
+    found = [play(candidate) for candidate in candidates]
     other = found[1] if len(found) == 2 else rows
     paired = None if other is None else compare(other, found[0])
     held = memory or "as in the recipe"
     if as_json:
         plays = candidates[0].components.recipe.plays_of(panel)
-        about = {"split": split, "panel": panel, "memory": held, "plays": plays}
+        about: dict[str, Any] = {"split": split, "panel": panel, "memory": held, "plays": plays}
+        about |= {} if writer is None else {"writer": writer.title}
         _print_evaluations(candidates, found, paired, about | _named(stored))
     else:
         title = stored.name if stored is not None else candidates[-1].title
         what = f"{panel} {split} panel, memory {held}"
+        what += "" if writer is None else f", notes by {writer.title}"
         _show_evaluations(candidates, found, paired, title, what, by)
     if tasks is not None:  # last: if the disk is full, the figures are shown already
         write_tasks(tasks, found[0].rows)
@@ -271,7 +303,12 @@ def _check_exists(name: str) -> None:
 
 
 def _play(
-    candidate: "Candidate", split: Split, panel: PanelName, size: int | None, memory: Any
+    candidate: "Candidate",
+    split: Split,
+    panel: PanelName,
+    size: int | None,
+    memory: Control | None,
+    writer: "Candidate | None",
 ) -> "Evaluation":
     """Play a panel; a status line counts the tasks."""
     from mage.api.agents import play_panel
@@ -287,7 +324,16 @@ def _play(
         def show_progress(done: int) -> None:
             status.update(f"{candidate.title}: meta-episode {done:,} of {count:,}")
 
-        return play_panel(candidate, split, panel, size, memory, show_progress)
+        return play_panel(
+            candidate,
+            split,
+            panel,
+            size,
+            _notes(memory),
+            show_progress,
+            swapped=memory == "swapped",
+            writer=writer,
+        )
 
 
 def _show_evaluations(
