@@ -70,6 +70,8 @@ def test_the_resolved_recipe_contains_the_defaults_of_menu_items(recipe_file: Pa
         "max_turns": 6,
         "reward_scale": 5.0,
         "game": "kuhn_poker",
+        "pay": "chips",
+        "forfeits": True,
     }
     assert tables["advantages"]["step_weight"] == 1.0
     assert tables["returns"]["episode_discount"] == 0.6
@@ -152,8 +154,9 @@ def test_evaluation_uses_the_episodes_of_training_unless_given(recipe_file: Path
 
 
 def test_evaluation_uses_the_seats_of_training_unless_given(recipe_file: Path) -> None:
-    assert load_recipe(recipe_file, ["--play.seats=second"]).evaluation_seats() == "second"
-    assert load_recipe(recipe_file, ["--evaluate.seats=first"]).evaluation_seats() == "first"
+    assert load_recipe(recipe_file, ["--play.seats=second"]).evaluation_seats("test") == "second"
+    first = load_recipe(recipe_file, ["--evaluate.seats=first"])
+    assert first.evaluation_seats("test") == first.evaluation_seats("ood") == "first"
 
 
 def test_change_recipe_drops_options_that_lose_their_effect(recipe_file: Path) -> None:

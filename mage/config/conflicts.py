@@ -147,6 +147,7 @@ _EFFECTS = (
     _Effect("play", "seats", _SINGLE_AGENT, _multi_agent),
     _Effect("play", "grouping", _SINGLE_AGENT, _multi_agent),
     _Effect("evaluate", "seats", _SINGLE_AGENT, _multi_agent),
+    _Effect("evaluate", "ood_seats", _SINGLE_AGENT, _multi_agent),
     _Effect("opponents", "train", _SINGLE_AGENT, _multi_agent),
     _Effect("opponents", "test", _SINGLE_AGENT, _multi_agent),
     _Effect("opponents", "ood", _SINGLE_AGENT, _multi_agent),

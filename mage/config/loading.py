@@ -2,7 +2,8 @@
 
 `base = "NAME"` at the top of a file names the recipe whose options it changes. A part
 (`mage/recipes/parts/`, or a file) holds what a method or an ablation changes in any recipe:
-`kuhn_poker+mage+anchor_local`. Its tables `[worlds.sokoban.play]` hold in Sokoban only.
+`kuhn_poker+mage+anchor_local`. Its tables `[when.sokoban.play]` hold in Sokoban only,
+`[when.published.advantages]` in recipes with the estimator `published` only.
 """
 
 import tomllib
@@ -14,8 +15,10 @@ from typing import Any
 from mage.config.errors import ConfigError, Origin, did_you_mean
 from mage.config.menus import FILES, menu
 from mage.config.recipe import Recipe, build_recipe, choose_item, list_options, put_on
-from mage.config.retired import drop_retired
+from mage.config.retired import PARTS, drop_retired
 from mage.config.toml import Tables, show_key
+
+_CASES = ("environments", "advantages")  # sections whose items [when.NAME] may name
 
 
 def change_recipe(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
@@ -56,7 +59,7 @@ def load_layers(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Laye
         # Report errors of the file itself here. Below, a part may remove the effect of an option.
         build_recipe(tables, Origin(str(path), resolved=is_based, own=own))
     changed: list[str] = []
-    contents = [_read_part(part, tables) for part in parts]
+    contents = _read_parts(parts, tables)
     _keep_earlier_stages(tables, {section for content in contents for section in content})
     for part, content in zip(parts, contents, strict=True):
         changed += (keys := put_on(tables, content))
@@ -126,8 +129,8 @@ def _with_parts(stage: Any, tables: Tables) -> Any:
     if not isinstance(stage, dict) or not isinstance(names := stage.get("parts", []), list):
         return stage
     found: Tables = {}
-    for name in names:
-        put_on(found, _read_part(str(name), tables))
+    for content in _read_parts(map(str, names), tables):
+        put_on(found, content)
     put_on(found, {key: value for key, value in stage.items() if key != "parts"})
     return found
 
@@ -148,6 +151,8 @@ def _locate(name: str, folder: str = "recipes") -> Path:
     if path.is_file():
         return path
     known = [title for title, _ in menu(folder)]
+    if folder == "parts" and name in PARTS:
+        raise ConfigError(f"the part {name!r} is gone: {PARTS[name]}")
     if folder == "recipes" and name in dict(menu("parts")):
         raise ConfigError(
             f"{name} is a part of a recipe: write it after a recipe, as in kuhn_poker+{name}"
@@ -162,23 +167,37 @@ def _locate(name: str, folder: str = "recipes") -> Path:
     )
 
 
+def _read_parts(names: Iterable[str], tables: Tables) -> list[Tables]:
+    """The options of parts that are put on these tables one after the other."""
+    now, contents = dict(tables), list[Tables]()
+    for name in names:
+        contents.append(_read_part(name, now))
+        put_on(now, contents[-1])
+    return contents
+
+
 def _read_part(name: str, tables: Tables) -> Tables:
-    """The options of a part: those for every environment, then those for the recipe's one."""
+    """The options of a part: those for every recipe, then those for recipes like this one."""
     path = _locate(name, "parts")
     content = _read_toml(path)
-    worlds = content.pop("worlds", {})
-    if not isinstance(worlds, dict) or not all(isinstance(one, dict) for one in worlds.values()):
-        raise ConfigError(f"{path}: worlds must hold tables, as in [worlds.sokoban.play]")
-    known = [title for title, _ in menu("environments")]
-    for world in worlds:
-        if world not in known and "." not in world:
+    cases = content.pop("when", {})
+    if not isinstance(cases, dict) or not all(isinstance(one, dict) for one in cases.values()):
+        raise ConfigError(f"{path}: when must hold tables, as in [when.sokoban.play]")
+    known = [title for menu_name in _CASES for title, _ in menu(menu_name)]
+    for case, changes in cases.items():
+        if case not in known and "." not in case:
             raise ConfigError(
-                f"{path}: worlds.{world} names no environment{did_you_mean(world, known)}: they "
-                f"are {', '.join(known)}"
+                f"{path}: when.{case} names neither an environment nor an estimator"
+                f"{did_you_mean(case, known)}: they are {', '.join(known)}"
             )
-    chosen = tables.get("environments", {})
-    put_on(content, worlds.get(chosen.get("name"), {}) if isinstance(chosen, dict) else {})
+        if case in [_item_name(tables, section) for section in _CASES]:
+            put_on(content, changes)
     return content
+
+
+def _item_name(tables: Tables, section: str) -> Any:
+    chosen = tables.get(section, {})
+    return chosen.get("name") if isinstance(chosen, dict) else None
 
 
 def _read_toml(path: Path) -> Tables:

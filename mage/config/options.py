@@ -83,9 +83,10 @@ class Options(Section):
         )
         return partial(item, **options)
 
-    def evaluation_seats(self) -> Seats:
-        """Seats of the agent in evaluation."""
-        return self.evaluate.seats or self.play.seats
+    def evaluation_seats(self, split: Split) -> Seats:
+        """Seats of the agent in the evaluation of a split."""
+        seats = self.evaluate.seats or self.play.seats
+        return self.evaluate.ood_seats or seats if split == "ood" else seats
 
     def final_tasks(self, split: Split) -> int:
         """Tasks of the final panel of a split; 0 if the split has none."""

@@ -13,6 +13,10 @@ from mage.config.sections import Choice, Stage
 from mage.config.toml import Tables, dump_toml, show_key, without_none
 from mage.config.warmup_options import WarmupOptions
 
+# Options that a table with another `kind` keeps, with their defaults: a method changes what is
+# paid, not how it counts.
+_OF_EVERY_KIND: dict[str, Tables] = {"returns": {"propagation": "code", "penalties": True}}
+
 
 class Recipe(Options):
     """The whole tree. `load_recipe` and `build_recipe` make it and check sections together."""
@@ -74,14 +78,22 @@ class Recipe(Options):
 def put_on(tables: Tables, changes: Tables) -> list[str]:
     """Put the options of a part, a base's recipe or a stage into the tables; return their keys.
 
-    A table that chooses an item or a kind replaces the whole section. A value that is not a table
-    is kept: the check of the whole recipe reports it.
+    A table that chooses an item or a kind replaces the whole section, except options that say how
+    every kind is counted. A value that is not a table is kept: the check of the whole recipe
+    reports it.
     """
     for section, options in changes.items():
         new = not isinstance(options, dict) or "kind" in options
         new = new or ("name" in options and section != "run")
         known = tables.get(section, {})
-        tables[section] = options if new or not isinstance(known, dict) else known | options
+        if not isinstance(options, dict) or not isinstance(known, dict):
+            tables[section] = options
+        elif new:
+            kept = _OF_EVERY_KIND.get(section, {})
+            own = {key: known[key] for key in kept if known.get(key, kept[key]) != kept[key]}
+            tables[section] = own | options
+        else:
+            tables[section] = known | options
     return [f"{show_key(section)}.{show_key(option)}" for section, option in list_options(changes)]
 
 

@@ -1,7 +1,8 @@
-"""Options that earlier versions had, so that their run folders and recipes can still be read.
+"""Options and parts that earlier versions had, so that their files can still be read.
 
 A resolved recipe names every option. Where a deleted option has the value that is now the only
-behaviour, it is dropped. Any other value is refused as an unknown option.
+behaviour, it is dropped. Any other value is refused as an unknown option. The name of a deleted
+part is refused with the advice in `PARTS`.
 """
 
 from typing import Any
@@ -17,6 +18,10 @@ RETIRED: dict[tuple[str, str, str], Any] = {
     ("advantages", "gigpo", "sample_std"): False,
     ("agent", "", "examples"): 0,
     ("learn", "", "beta1"): 0.9,
+}
+# name of a deleted part -> what to write instead
+PARTS = {
+    "failure_zero": "write --environments.failure_reward=0 after the recipe",
 }
 
 

@@ -297,6 +297,11 @@ class LearnOptions(Section):
     entropy_final: float = Field(
         0.0, ge=0, description="weight of the action entropy at the last update, reached linearly"
     )
+    token_entropy: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the mean entropy of reply tokens over the vocabulary, as published",
+    )
     reflect_from: int = Field(
         0,
         ge=0,
@@ -391,6 +396,9 @@ class EvaluateOptions(Section):
     episodes: int = Field(0, ge=0, le=100, description="episodes in a meta-episode; 0 = as in play")
     seats: Seats | None = Field(
         None, description="seat of the agent in evaluation; not given = as in play"
+    )
+    ood_seats: Seats | None = Field(
+        None, description="seat of the agent out of domain; not given = as in seats"
     )
     select_split: Split = Field(
         "test", description="split of the select panel; it shares no instance with the final panel"

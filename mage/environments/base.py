@@ -122,6 +122,10 @@ class Environment(BaseModel, ABC):
     def forfeit_score(self) -> float:
         """The score of an agent that gives no legal move: at most the score of the worst loss."""
 
+    def forfeits_at_limit(self) -> bool:
+        """Whether an agent that reaches the turn limit with an illegal reply loses the episode."""
+        return True
+
     def task_kind(self, seed: int) -> str:
         """A label of the episode with this seed for tables, such as its task type; may be empty."""
         return ""

@@ -71,9 +71,17 @@ class KuhnPoker(OpenSpiel):
         6, ge=1, description="replies the agent may give in one episode, illegal ones included"
     )
     reward_scale: float = Field(5.0, gt=0, description="task reward of an episode = scale x chips")
+    pay: Literal["chips", "result"] = Field(
+        "chips",
+        description="task reward = scale x chips, or scale x (1 for a win, -1 for a loss)",
+    )
 
     def start(self, seed: int) -> KuhnPokerState:
         return KuhnPokerState(self, seed)
+
+    def reward(self, score: float) -> float:
+        paid = score if self.pay == "chips" else float((score > 0) - (score < 0))
+        return super().reward(paid)
 
     def rules(self) -> str:
         return _RULES

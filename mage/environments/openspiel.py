@@ -125,6 +125,11 @@ class OpenSpiel(Environment):
     max_turns: int = Field(
         100, ge=1, description="replies the agent may give in one episode, illegal ones included"
     )
+    forfeits: bool = Field(
+        True,
+        description="the turn limit is a loss after any illegal reply; false = it pays 0, as in "
+        "the paper",
+    )
 
     @field_validator("game")
     @classmethod
@@ -162,6 +167,9 @@ class OpenSpiel(Environment):
 
     def example_action(self) -> str:
         return self.start(0).legal()[0]
+
+    def forfeits_at_limit(self) -> bool:
+        return self.forfeits
 
     @property
     def forfeit_score(self) -> float:

@@ -82,7 +82,7 @@ def recipe_panel(
         population_of(recipe),
         split,
         size=size or recipe.panel_size(name),
-        seats=recipe.evaluation_seats(),
+        seats=recipe.evaluation_seats(split),
         name=name,
         episodes=recipe.evaluation_episodes(),
         final_size=recipe.final_tasks(split),

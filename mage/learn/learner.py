@@ -154,6 +154,7 @@ class Learner:
             head,
             replies.targets,
             temperature=self.temperature,
+            entropy_learns=learns and self.options.token_entropy > 0,
         )
         choices = choice_entropies(
             hidden.index_select(0, replies.choice_parents),

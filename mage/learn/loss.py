@@ -29,7 +29,7 @@ class Scores(NamedTuple):
     """What the network says about a micro-batch, all at the sampling temperature."""
 
     logprobs: Tensor  # of the reply tokens
-    entropies: Tensor  # over the vocabulary at the reply tokens, without gradient
+    entropies: Tensor  # over the vocabulary at the reply tokens
     choices: Tensor  # entropies among the legal moves, where these diverge
 
 
@@ -90,21 +90,22 @@ def token_logprobs(
     *,
     temperature: float,
     at_once: int | None = None,
+    entropy_learns: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Logprob of each target and the entropy of its distribution, from hidden states [T, width].
 
-    The entropy has no gradient. Logits are computed in pieces, and again in the backward pass, so
-    they are never all in memory.
+    The entropy has a gradient with `entropy_learns` only. Logits are computed in pieces, and again
+    in the backward pass, so they are never all in memory.
     """
     bias = getattr(head, "bias", None)
     length = max(
         1, (at_once or LOGITS_AT_ONCE.get(hidden.device.type, 2**24)) // head.weight.shape[0]
     )
     if len(targets) <= length and hidden.device.type == "cpu":
-        logprobs, entropies, _ = _score_logits(head(hidden), targets, temperature)
-        return logprobs, entropies.detach()
+        logprobs, entropies, _ = _score_logits(head(hidden), targets, temperature, entropy_learns)
+        return logprobs, entropies
     scored: tuple[Tensor, Tensor] = _Scored.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, bias, targets, temperature, length
+        hidden, head.weight, bias, targets, temperature, length, entropy_learns
     )
     return scored
 
@@ -121,6 +122,7 @@ class _Scored(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         length: int,
+        entropy_learns: bool,
     ) -> tuple[Tensor, Tensor]:
         score = _compiled(_score_logits, hidden.device.type)
         pieces = [
@@ -128,15 +130,19 @@ class _Scored(torch.autograd.Function):
             for states, wanted in _pieces(length, hidden, targets)
         ]
         logprobs, entropies, sums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, sums)
+        kept = (entropies,) if entropy_learns else ()
+        ctx.save_for_backward(hidden, weight, bias, targets, sums, *kept)
         ctx.temperature, ctx.length = temperature, length
-        ctx.mark_non_differentiable(entropies)
+        if not entropy_learns:
+            ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, sums = ctx.saved_tensors
+        hidden, weight, bias, targets, sums, *kept = ctx.saved_tensors
         logits_gradient = _compiled(_logits_gradient, hidden.device.type)
+        entropy_gradient = _compiled(_entropy_gradient, hidden.device.type)
+        of_entropy = [*kept, gradients[1]] if kept else []
         grad_hidden = torch.empty_like(hidden)
         # With LoRA the head is frozen and needs no gradient.
         grad_weight = (
@@ -144,11 +150,13 @@ class _Scored(torch.autograd.Function):
         )
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=sums.dtype)
         start = 0
-        for states, wanted, exponents, grad_output in _pieces(
-            ctx.length, hidden, targets, sums, gradients[0]
+        for states, wanted, exponents, grad_output, *entropy in _pieces(
+            ctx.length, hidden, targets, sums, gradients[0], *of_entropy
         ):
             logits = linear(states, weight, bias)
             grad_logits = logits_gradient(logits, wanted, exponents, grad_output, ctx.temperature)
+            if kept:
+                grad_logits += entropy_gradient(logits, exponents, *entropy, ctx.temperature)
             grad_hidden[start : start + len(states)] = grad_logits @ weight
             if grad_weight is not None:
                 grad_weight += grad_logits.t() @ states
@@ -162,6 +170,7 @@ class _Scored(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
@@ -170,13 +179,13 @@ def _pieces(length: int, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _score_logits(
-    logits: Tensor, targets: Tensor, temperature: float
+    logits: Tensor, targets: Tensor, temperature: float, entropy_learns: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logprobs of the targets, entropies, and log-sum-exps, one of each per row."""
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     sums = wide.logsumexp(-1)
     chosen = wide.gather(-1, targets[:, None]).squeeze(-1) - sums
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_learns and torch.is_grad_enabled()):
         entropies = sums - ((wide - sums[:, None]).exp() * wide).sum(-1)
     return chosen, entropies, sums
 
@@ -188,6 +197,16 @@ def _logits_gradient(
     wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
     slope = is_target.to(wide.dtype) - (wide - sums[:, None]).exp()
+    return (slope * (grad_output / temperature)[:, None]).to(logits.dtype)
+
+
+def _entropy_gradient(
+    logits: Tensor, sums: Tensor, entropies: Tensor, grad_output: Tensor, temperature: float
+) -> Tensor:
+    """Gradient of the entropies, weighted with the incoming gradient: -p (log p + H)."""
+    wide = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    logprobs = wide - sums[:, None]
+    slope = -logprobs.exp() * (logprobs + entropies[:, None])
     return (slope * (grad_output / temperature)[:, None]).to(logits.dtype)
 
 
@@ -246,9 +265,10 @@ def policy_loss(
 ) -> tuple[Tensor, BatchSums]:
     """Loss of one micro-batch and the sums for its diagnostics.
 
-    The entropy bonus is over legal moves: the sum of the choices is, by the chain rule, an unbiased
-    estimate of the entropy of the whole action. An entropy over the vocabulary rewards illegal
-    tokens, until most moves are illegal. `reference` holds the logprobs of the KL reference.
+    The bonus `entropy` is over legal moves: the sum of the choices is, by the chain rule, an
+    unbiased estimate of the entropy of the whole action. An entropy over the vocabulary rewards
+    illegal tokens, until most moves are illegal; `options.token_entropy` is the weight of that one,
+    which the published code uses. `reference` holds the logprobs of the KL reference.
     """
     difference = scores.logprobs - replies.old_logprobs
     log_ratio = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
@@ -258,7 +278,10 @@ def policy_loss(
     kl = torch.zeros_like(policy)
     if reference is not None:
         kl = low_variance_kl(scores.logprobs, reference).sum()
-    loss = (policy + options.kl * kl - entropy * bonus) / normaliser
+    loss = policy + options.kl * kl - entropy * bonus
+    if options.token_entropy:
+        loss = loss - options.token_entropy * scores.entropies.sum()
+    loss = loss / normaliser
     with torch.no_grad():
         return loss, BatchSums.of(
             {"tokens": len(replies), "plays": replies.plays},

@@ -1,6 +1,7 @@
-"""CFR: OpenSpiel's CFR+ average policy, solved once per process.
+"""CFR: average policies of OpenSpiel's solvers, solved once per process.
 
-Moves are sampled from it: the argmax of an equilibrium policy is not an equilibrium.
+`cfr` samples its moves. `cfr_argmax` always makes the most likely one, as the player of the
+published code does: that is a pure strategy and not an equilibrium.
 """
 
 from collections.abc import Mapping
@@ -16,9 +17,10 @@ from mage.opponents.base import Opponent, is_kind_of
 
 
 @cache
-def solve(game: str, iterations: int) -> Any:
-    """The average policy after this number of CFR+ iterations."""
-    solver = pyspiel.CFRPlusSolver(load_game(game))
+def solve(game: str, iterations: int, plus: bool = True) -> Any:
+    """The average policy after this number of iterations of CFR+, or of plain CFR."""
+    kind = pyspiel.CFRPlusSolver if plus else pyspiel.CFRSolver
+    solver = kind(load_game(game))
     for _ in range(iterations):
         solver.evaluate_and_update_policy()
     return solver.tabular_average_policy()
@@ -39,3 +41,16 @@ class CounterfactualRegret(Opponent):
         average = solve(state.environment.spiel_game(), self.iterations)
         chances = average.action_probabilities(state.spiel)
         return {state.word(action): chance for action, chance in chances.items() if chance > 0}
+
+
+class CounterfactualRegretArgmax(CounterfactualRegret):
+    """The most likely move of CFR's average policy on a small OpenSpiel game, as published."""
+
+    name: ClassVar[str] = "cfr_argmax"
+    iterations: int = Field(1000, ge=1)
+
+    def policy(self, state: State, seat: int) -> Mapping[str, float]:
+        assert isinstance(state, OpenSpielState), "CFR needs an OpenSpiel game"
+        average = solve(state.environment.spiel_game(), self.iterations, plus=False)
+        chances = average.action_probabilities(state.spiel)
+        return {state.word(max(chances, key=lambda action: chances[action])): 1.0}

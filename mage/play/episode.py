@@ -214,9 +214,8 @@ def _finish(
     reflection: Turn | None,
 ) -> Episode:
     over = ending == "finished"
-    score = (
-        state.scores()[seat] if over else environment.forfeit_score if ending == "illegal" else 0.0
-    )
+    lost = ending == "illegal" and environment.forfeits_at_limit()
+    score = state.scores()[seat] if over else environment.forfeit_score if lost else 0.0
     return Episode(
         turns=tuple(turns),
         reflection=reflection,
@@ -232,7 +231,8 @@ def _finish(
 
 def recap_text(environment: Environment, state: State, seat: int, ending: Ending) -> str:
     """What the agent is told about an episode. The rest of an unfinished game is not shown."""
-    notes = {"finished": [], "illegal": [FORFEITED]}.get(ending, [RAN_OUT])
+    forfeited = [FORFEITED] if environment.forfeits_at_limit() else [RAN_OUT]
+    notes = {"finished": [], "illegal": forfeited}.get(ending, [RAN_OUT])
     known = ending == "finished" or not environment.multi_agent
     return " ".join([*notes, *([state.recap(seat)] if known else [])])
 

@@ -1,13 +1,14 @@
-"""The credit of the published code of MAGE, to measure what its choices change.
+"""The credit of the published code of MAGE, which the recipes `paper_*` use.
 
-It is GiGPO (`gigpo.py`) with these differences. Use it with `returns.penalties = false`, as the
-part `as_published` does; `tests/test_credit.py` compares it with outputs of the published code.
+It is GiGPO (`gigpo.py`) with these differences. Use it with `returns.penalties = false`, as these
+recipes do; `tests/test_credit.py` compares it with outputs of the published code.
 
 - A baseline is the mean over ROWS, the own row included: long episodes have more weight.
 - All episode positions share it: a late episode gets credit for its position.
 - An episode scores its meta-reward r_n and the penalty of the row, not its return.
 - A reflection scores 0, so it gets a negative advantage in a good group. Reflections are compared
   with each other in the step advantage.
+- The anchor of a turn contains the opponent's name, so `grouping = "mixed"` pools episodes only.
 - `mean_std` divides by the deviation of the sample (n - 1).
 """
 
@@ -15,25 +16,40 @@ from collections.abc import Hashable, Sequence
 from statistics import fmean, stdev
 
 from mage.credit.advantages.base import SMALLEST_DEVIATION, Normalise, by_key
-from mage.credit.advantages.gigpo import StepWeight
+from mage.credit.advantages.gigpo import Anchor, Grouping, StepWeight
 from mage.types import Credit, Return
 
 
 def estimate(
-    returns: Sequence[Return], *, normalise: Normalise = "mean", step_weight: StepWeight = 1.0
+    returns: Sequence[Return],
+    *,
+    anchor: Anchor = "global",
+    grouping: Grouping = "stationary",
+    normalise: Normalise = "mean",
+    step_weight: StepWeight = 1.0,
 ) -> list[Credit]:
     """Credits in the order of the returns."""
     scores = [
         (item.meta_reward if item.where.index >= 0 else 0.0) + item.turn.penalty for item in returns
     ]
-    groups = [item.where.group for item in returns]
-    states = [(item.where.group, item.turn.kind, item.turn.anchor) for item in returns]
+    groups = [
+        (item.where.group, item.where.opponent if grouping == "stationary" else "")
+        for item in returns
+    ]
+    states = [_state(item, anchor) for item in returns]
     episode = _against_rows(scores, groups, normalise)
     step = _against_rows([item.value for item in returns], states, normalise)
     return [
         Credit.of(item, episode=own, step=step_weight * other)
         for item, own, other in zip(returns, episode, step, strict=True)
     ]
+
+
+def _state(item: Return, anchor: Anchor) -> Hashable:
+    """What turns must share to be compared; `local` compares turns of one episode only."""
+    where = item.where
+    episode = where.episode if anchor == "local" else None
+    return where.group, where.opponent, item.turn.kind, item.turn.anchor, episode
 
 
 def _against_rows(

@@ -82,7 +82,9 @@ class AlfworldState(State):
         )
 
     def anchor(self, seat: int) -> str:
-        """Position, inspected receptacles and everything that has changed."""
+        """Position, inspected receptacles and everything that has changed; or the text alone."""
+        if self.environment.anchor == "text":
+            return self.answer
         world, game = self.world, self.world.game
         here = " ".join(game.receptacles[r] for r in game.here[world.at]) or "the middle"
         held = "nothing" if world.held is None else game.objects[world.held]
@@ -175,6 +177,11 @@ class Alfworld(SingleAgentEnvironment):
     )
     receptacles: int = Field(8, ge=3, le=13, description="most receptacles in a generated room")
     objects: int = Field(12, ge=2, le=100, description="objects in a generated room")
+    anchor: Literal["state", "text"] = Field(
+        "state",
+        description="turns compared with each other have the same state (all that was seen and "
+        "changed), or the same text (the last answer of the world, as published)",
+    )
     idle: bool = Field(
         True, description="also offer commands that change nothing: look, examine, inventory, help"
     )

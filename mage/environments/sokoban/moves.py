@@ -3,9 +3,11 @@
 import itertools
 import re
 from functools import cache
+from typing import Literal
 
 from mage.environments.sokoban.rooms import MOVES
 
+Surplus = Literal["refuse", "cut"]
 _LONGEST = 100  # characters of an action
 _SPELLINGS = {
     **{move: move for move in MOVES},
@@ -23,11 +25,15 @@ def all_actions(most: int) -> tuple[str, ...]:
     )
 
 
-def read_moves(written: str, most: int) -> str | None:
-    """Parse moves with or without commas, as words, first letters or arrows."""
-    if len(written) > _LONGEST:
+def read_moves(written: str, most: int, surplus: Surplus = "refuse") -> str | None:
+    """Parse moves with or without commas, as words, first letters or arrows.
+
+    More than `most` moves are no action, or only the first ones count (`surplus`).
+    """
+    if len(written) > _LONGEST and surplus == "refuse":
         return None
     marked = re.sub("([↑↓←→⬆⬇⬅➡])\N{VARIATION SELECTOR-16}?", r" \1 ", written.lower())
     words = [_SPELLINGS.get(word) for word in re.split("[ ,]+", marked.strip(" ,."))]
-    found = " ".join(word for word in words if word is not None)
-    return found if None not in words and found in all_actions(most) else None
+    if None in words or (len(words) > most and surplus == "refuse"):
+        return None
+    return " ".join(word for word in words[:most] if word is not None) or None

@@ -1,8 +1,8 @@
 """The Sokoban environment: rooms as text, up to three moves a turn.
 
 Some pushes cannot be undone: a box in a corner stays there. So the recap of an episode names the
-move after which the room was lost. The next attempt at the same room can use this. The recap never
-shows the solution.
+move after which the room was lost, unless `verdict = false`. The next attempt at the same room can
+use this. The recap never shows the solution.
 """
 
 from collections.abc import Hashable
@@ -12,8 +12,9 @@ from pydantic import Field, field_validator, model_validator
 
 from mage.config.errors import UserError
 from mage.environments.base import SingleAgentEnvironment, State
+from mage.environments.sokoban.lengths import NATURAL, SIZE, natural_lengths
 from mage.environments.sokoban.levels import level_files, pick_level
-from mage.environments.sokoban.moves import all_actions, read_moves
+from mage.environments.sokoban.moves import Surplus, all_actions, read_moves
 from mage.environments.sokoban.rooms import (
     LARGEST_TABLE,
     MOST_BOXES,
@@ -57,7 +58,7 @@ class SokobanState(State):
         return all_actions(self.environment.turn_moves)
 
     def read(self, written: str) -> str | None:
-        return read_moves(written, self.environment.turn_moves)
+        return read_moves(written, self.environment.turn_moves, self.environment.surplus)
 
     def apply(self, action: str) -> None:
         """Make the moves; moves after the end of the episode are ignored."""
@@ -173,6 +174,8 @@ class SokobanState(State):
         if self.solved:
             return f"You solved the room in {count} move{'s' if count != 1 else ''}."
         done = f"Boxes on targets at the end: {self._done()} of {len(self.boxes)}."
+        if not self.environment.verdict:
+            return f"{done} The room was not solved. You lost."
         if self.dead_since is not None:
             move = f"move {self.dead_since} ({self.moves[self.dead_since - 1][0]})"
             if self.environment.recap == "turns" and self.environment.stop_when_lost:
@@ -217,6 +220,11 @@ class Sokoban(SingleAgentEnvironment):
     )
     shortest: int = Field(5, ge=1, description="minimum length of the shortest solution in moves")
     longest: int = Field(21, ge=1, description="maximum length of the shortest solution in moves")
+    lengths: Literal["uniform", "natural"] = Field(
+        "uniform",
+        description="solution lengths from shortest to longest: uniform = equally frequent; "
+        "natural = as frequent as in rooms of the published generator (6x6, 1 to 3 boxes)",
+    )
     part: Literal["all", "train", "test"] = Field(
         "all",
         description="all rooms, training rooms, or the held-out fifth; the split sets it",
@@ -228,6 +236,10 @@ class Sokoban(SingleAgentEnvironment):
     )
     ood_levels: str = Field("", description="with levels: Boxoban file or folder out of domain")
     turn_moves: int = Field(3, ge=1, le=3, description="maximum number of moves in one action")
+    surplus: Surplus = Field(
+        "refuse",
+        description="an answer with more moves: refuse = not legal; cut = the first ones count",
+    )
     view: View = Field(
         "map",
         description="map = a drawing of the room; words = positions of boxes, targets and "
@@ -237,6 +249,11 @@ class Sokoban(SingleAgentEnvironment):
         "moves",
         description="what the memory tells of an attempt: moves = a list of all moves; turns = "
         "the answers with the numbers of their turns, which the room then shows too",
+    )
+    verdict: bool = Field(
+        True,
+        description="the recap says after which move the room could not be solved any more; "
+        "false = only whether it was solved",
     )
     stop_when_lost: bool = Field(
         True, description="end an episode when the room can no longer be solved"
@@ -279,17 +296,16 @@ class Sokoban(SingleAgentEnvironment):
         """The room of an episode with this seed."""
         if self.levels:
             return pick_level(self.levels, self.part, seed)
-        spread = self.longest - self.shortest + 1
+        spread = self._lengths_of_a_number()
         boxes = self.boxes[seed // spread % len(self.boxes)]
-        return nearest_room(
-            self.size,
-            boxes,
-            self.shortest,
-            self.longest,
-            self.shortest + seed % spread,
-            seed,
-            self.part,
-        )
+        moves = self.shortest + seed % spread
+        if self.lengths == "natural":
+            moves = natural_lengths(boxes, self.shortest, self.longest)[seed % spread]
+        return nearest_room(self.size, boxes, self.shortest, self.longest, moves, seed, self.part)
+
+    def _lengths_of_a_number(self) -> int:
+        """Strata of rooms with one number of boxes: solution lengths, or equal shares of them."""
+        return NATURAL if self.lengths == "natural" else self.longest - self.shortest + 1
 
     def variants(self) -> tuple[str, ...]:
         several = len(self.boxes) > 1 and not self.levels
@@ -348,7 +364,7 @@ class Sokoban(SingleAgentEnvironment):
 
     def strata(self) -> int:
         """One stratum per solution length and number of boxes."""
-        return 1 if self.levels else (self.longest - self.shortest + 1) * len(self.boxes)
+        return 1 if self.levels else self._lengths_of_a_number() * len(self.boxes)
 
     def stratum(self, seed: int) -> int:
         return seed % self.strata()
@@ -364,6 +380,8 @@ def _check_rooms(world: Sokoban) -> None:
             f"longest = {world.longest} moves do not fit into max_turns = "
             f"{world.max_turns} turns of {world.turn_moves}; lower longest or raise max_turns"
         )
+    if world.lengths == "natural":
+        _check_lengths(world)
     inside = (world.size - 2) ** 2
     for boxes in (*world.boxes, *world.ood_boxes):
         if boxes + 2 >= inside or count_states(inside, boxes) > LARGEST_TABLE:
@@ -373,13 +391,27 @@ def _check_rooms(world: Sokoban) -> None:
             )
 
 
+def _check_lengths(world: Sokoban) -> None:
+    known = (*world.boxes, *world.ood_boxes)
+    if world.size != SIZE or not all(natural_lengths(boxes, 1, 99) for boxes in known):
+        raise UserError(
+            f"lengths = 'natural' is known for {SIZE}x{SIZE} rooms with 1 to 3 boxes: use "
+            "lengths = 'uniform', or another size and number of boxes"
+        )
+    if not all(natural_lengths(boxes, world.shortest, world.longest) for boxes in known):
+        raise UserError(
+            f"no room of the published generator takes {world.shortest} to {world.longest} moves: "
+            "widen shortest and longest, or use lengths = 'uniform'"
+        )
+
+
 def _count_boxes(count: int) -> str:
     return "1 box" if count == 1 else f"{count} boxes"
 
 
 def _check_levels(world: Sokoban) -> None:
     fields = type(world).model_fields
-    for name in ("size", "boxes", "ood_boxes", "shortest", "longest"):
+    for name in ("size", "boxes", "ood_boxes", "shortest", "longest", "lengths"):
         if getattr(world, name) != fields[name].default:
             raise UserError(f"{name} has no effect with levels: it is for generated rooms")
     for path in filter(None, (world.levels, world.ood_levels)):

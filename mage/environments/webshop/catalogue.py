@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from mage.seeds import derive
 Arrays = dict[str, npt.NDArray[Any]]
 GoalKind = Literal["synthetic", "human"]
 NO_LIMIT = 1_000_000.0
+HELD_OUT = 20  # one product in so many is held out for the split out of domain
 _FORMAT = 3  # version of the compiled files
 _SHUFFLE = 233  # WebShop's own seed
 # Generated catalogues up to this size are not cached: they take a third of a second.
@@ -88,6 +90,7 @@ class Catalogue:
         self.find = lru_cache(maxsize=4096)(self._find)
         self.search = lru_cache(maxsize=1024)(self._search)
         self.first_texts = lru_cache(maxsize=4)(self._first_texts)
+        self.by_product = lru_cache(maxsize=4)(self._by_product)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -112,9 +115,9 @@ class Catalogue:
             self.kind,
         )
 
-    def weights(self, places: range) -> npt.NDArray[np.float64]:
+    def weights(self, places: Sequence[int]) -> npt.NDArray[np.float64]:
         """WebShop's sampling weights of these goals. Rare attributes weigh more."""
-        numbers = self.order[places.start : places.stop]
+        numbers = self.order[np.asarray(places)]
         found: npt.NDArray[np.float64] = self.owner_weights[
             np.searchsorted(self.firsts, numbers, side="right") - 1
         ]
@@ -128,6 +131,18 @@ class Catalogue:
     def _first_texts(self, count: int) -> frozenset[str]:
         """The instructions of the first goals."""
         return frozenset(self.goal(place).text for place in range(count))
+
+    def _by_product(self, start: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Places from `start` on with goals of held-out products, and with goals of all others.
+
+        A hash of the asin holds out one product in `HELD_OUT`.
+        """
+        names = [self.asins.bytes(int(number)) for number in self.owners]
+        held = np.array([zlib.crc32(name) % HELD_OUT == 0 for name in names], bool)
+        places = np.arange(start, self.goals)
+        owners = np.searchsorted(self.firsts, self.order[places], side="right") - 1
+        is_held = held[owners]
+        return tuple(places[is_held].tolist()), tuple(places[~is_held].tolist())
 
     def _product(self, number: int) -> Product:
         return _decode(self.records.bytes(number))

@@ -1,7 +1,7 @@
 """The WebShop environment: options, splits and rules."""
 
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import ClassVar, Literal
 
@@ -28,6 +28,8 @@ from mage.types import Outcome, Split
 
 # Panels cover splits up to this size evenly: 500 test tasks are the 500 test goals.
 _STRATA = 1_000
+SHORTEST_PAGE = 200  # characters of a page with a limit
+NO_LIMIT = 10**9  # characters
 _RULES = (
     "You shop in a web store. Each task asks for a product with certain attributes, options "
     "and a price limit. "
@@ -82,8 +84,16 @@ class WebShop(SingleAgentEnvironment):
     test_goals: int = Field(
         500, ge=1, description="goals of the test split: the first ones of the fixed shuffle"
     )
+    ood: Literal["goals", "products"] = Field(
+        "goals",
+        description="goals of the ood split: goals = the next ones of the shuffle, almost all for "
+        "products that are trained on; products = those of held-out products, one in twenty, "
+        "which no training goal asks for",
+    )
     dev_goals: int = Field(
-        1000, ge=1, description="goals of the ood split: the next ones; the rest is for training"
+        1000,
+        ge=1,
+        description="with ood = 'goals': goals of the ood split; the rest is for training",
     )
     observation: Mode = Field(
         "text_rich",
@@ -94,16 +104,30 @@ class WebShop(SingleAgentEnvironment):
     )
     per_page: int = Field(10, ge=1, le=50, description="products on a page of results")
     page_limit: int = Field(
-        3000, ge=200, description="maximum characters of a page; the page says what was cut"
+        3000,
+        ge=0,
+        description="maximum characters of a page (at least 200); the page says what was cut; "
+        "0 = pages are never cut",
     )
     long_page_limit: int = Field(
-        3750, ge=200, description="maximum characters of a page in the ood split"
+        3750,
+        ge=0,
+        description="maximum characters of a page in the ood split (at least 200); 0 = no limit",
+    )
+    anchor: Literal["state", "text"] = Field(
+        "state",
+        description="turns compared with each other have the same state (search words and chosen "
+        "options included), or the same text of the page, as published",
     )
     list_actions: bool = Field(
         True, description="list all possible actions below every page, as in the paper's prompt"
     )
     recap_limit: int = Field(
         2000, ge=400, description="maximum characters of a recap; pages are shortened"
+    )
+    score_parts: bool = Field(
+        True,
+        description="the recap of a purchase lists the parts of its score; false = the score only",
     )
     pay: Literal["solved", "graded"] = Field(
         "solved",
@@ -135,6 +159,13 @@ class WebShop(SingleAgentEnvironment):
             raise UserError(
                 f"{' and '.join(idle)} has no effect with data: it is for generated catalogues"
             )
+        for name in ("page_limit", "long_page_limit"):
+            if 0 < getattr(self, name) < SHORTEST_PAGE:
+                raise UserError(f"{name} must be 0 (no limit) or at least {SHORTEST_PAGE}")
+        if self.ood == "products" and "dev_goals" in self.model_fields_set:
+            default = type(self).model_fields["dev_goals"].default
+            if self.dev_goals != default:
+                raise UserError("dev_goals has no effect with ood = 'products'")
         if self.draw == "weighted" and self.goals == "human":
             raise UserError(
                 "draw = 'weighted' has no effect with goals = 'human', which all have the "
@@ -156,6 +187,8 @@ class WebShop(SingleAgentEnvironment):
             self.tagger_now,
             self.list_actions,
             self.recap_limit,
+            self.anchor,
+            self.score_parts,
         )
         return WebShopState(view, self.catalogue(), self.goal(seed))
 
@@ -213,8 +246,10 @@ class WebShop(SingleAgentEnvironment):
         found._split = split
         return found
 
-    def places(self) -> range:
+    def places(self) -> Sequence[int]:
         """The places of the split in the fixed shuffle of goals."""
+        if self.ood == "products":
+            return self._places_by_product()
         held, count = self.test_goals + self.dev_goals, self.catalogue().goals
         if count <= held:
             where = self.data or "the generated catalogue"
@@ -228,6 +263,21 @@ class WebShop(SingleAgentEnvironment):
             "train": range(held, count),
         }[self._split]
 
+    def _places_by_product(self) -> Sequence[int]:
+        """As `places`: the ood split has the goals of held-out products behind the test goals."""
+        held, others = self.catalogue().by_product(self.test_goals)
+        if not held or not others:
+            where = self.data or "the generated catalogue"
+            raise UserError(
+                f"{where} has too few products to hold some out: take more, or use ood = 'goals'"
+            )
+        return {"test": range(self.test_goals), "ood": held, "train": others}[self._split]
+
+    def _earlier_goals(self) -> int:
+        """The goals of earlier splits are the first ones of the shuffle: their number."""
+        dev = self.dev_goals if self.ood == "goals" and self._split == "train" else 0
+        return 0 if self._split == "test" else self.test_goals + dev
+
     def goal(self, seed: int) -> Goal:
         """The goal of an episode.
 
@@ -235,10 +285,8 @@ class WebShop(SingleAgentEnvironment):
         splits.
         """
         places, catalogue = self.places(), self.catalogue()
-        taken, first = (
-            catalogue.first_texts(places.start),
-            self._weighted(seed) if self._is_weighted else seed,
-        )
+        taken = catalogue.first_texts(self._earlier_goals())
+        first = self._weighted(seed) if self._is_weighted else seed
         for step in range(len(places)):
             goal = catalogue.goal(places[(first + step) % len(places)])
             if goal.text not in taken:
@@ -251,7 +299,7 @@ class WebShop(SingleAgentEnvironment):
     def instances(self) -> int | None:
         places, catalogue = self.places(), self.catalogue()
         texts = {catalogue.goal(place).text for place in places}
-        return len(texts - set(catalogue.first_texts(places.start)))
+        return len(texts - set(catalogue.first_texts(self._earlier_goals())))
 
     def instance_key(self, seed: int) -> Hashable:
         return self.goal(seed).text
@@ -280,7 +328,7 @@ class WebShop(SingleAgentEnvironment):
 
     @property
     def page_limit_now(self) -> int:
-        return self.long_page_limit if self._split == "ood" else self.page_limit
+        return (self.long_page_limit if self._split == "ood" else self.page_limit) or NO_LIMIT
 
     @property
     def tagger_now(self) -> Literal["spacy", "bundled"]:
@@ -288,5 +336,5 @@ class WebShop(SingleAgentEnvironment):
 
 
 @lru_cache(maxsize=4)
-def _ends_of_weights(catalogue: Catalogue, places: range) -> npt.NDArray[np.float64]:
+def _ends_of_weights(catalogue: Catalogue, places: Sequence[int]) -> npt.NDArray[np.float64]:
     return np.cumsum(catalogue.weights(places))

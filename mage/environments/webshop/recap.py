@@ -37,20 +37,23 @@ def describe_text(name: str, product: Product) -> str:
 
 
 def describe_purchase(
-    product: Product, chosen: Mapping[str, str], reward: Reward, goal: Goal
+    product: Product, chosen: Mapping[str, str], reward: Reward, goal: Goal, parts: bool = True
 ) -> str:
-    """The purchase, its score and the parts of the score."""
+    """The purchase, its score and the parts of the score, if wanted."""
     picked = ", ".join(f"{name}: {value}" for name, value in chosen.items())
     bought = f"You bought {product.asin}, {shorten(product.title, 80)}, {product.price_tag}"
     if picked:
         bought += f" ({shorten(picked, 80)})"
-    parts = [
+    score = f"{bought}. Score {reward.score:.2f} of 1"
+    if not parts:
+        return f"{score}."
+    listed = [
         f"type {reward.type:g}",
         f"attributes {reward.attributes} of {len(goal.attributes)}",
         f"options {reward.options} of {len(goal.options)}",
         f"price {'within the limit' if reward.price else 'too high'}",
     ]
-    return f"{bought}. Score {reward.score:.2f} of 1: {', '.join(parts)}."
+    return f"{score}: {', '.join(listed)}."
 
 
 def write_recap(task: str, steps: Sequence[Step], result: str, limit: int) -> str:

@@ -7,6 +7,7 @@ tag in the agent's reply: click[prev].
 
 import json
 import re
+import sys
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -46,6 +47,8 @@ class ShopView:
     tagger: Literal["spacy", "bundled"]
     actions: bool
     recap_limit: int
+    anchor: Literal["state", "text"]
+    score_parts: bool
 
 
 class WebShopState(State):
@@ -108,6 +111,8 @@ class WebShopState(State):
         return f"{pages.render(self.pieces(), mode, limit - len(actions) - 1)}\n{actions}"
 
     def anchor(self, seat: int) -> str:
+        if self.view.anchor == "text":
+            return pages.render(self.pieces(), self.view.observation, sys.maxsize)
         chosen = ", ".join(f"{name}: {value}" for name, value in sorted(self.options.items()))
         parts = (self.page, self.words and f"{self.words} page {self.number}", self.asin, chosen)
         return f"goal {self.goal.number} | {' | '.join(part for part in parts if part)}"
@@ -118,7 +123,9 @@ class WebShopState(State):
     def recap(self, seat: int) -> str:
         result = "You bought nothing. Score 0 of 1."
         if self.reward is not None:
-            result = describe_purchase(self._product(), self.options, self.reward, self.goal)
+            result = describe_purchase(
+                self._product(), self.options, self.reward, self.goal, self.view.score_parts
+            )
         return write_recap(self.goal.text, self.steps, result, self.view.recap_limit)
 
     def expert(self) -> str | None:
