@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.models.shapes import PRESETS, find_shape, read_shape
-from mage.training.memory_plan import GB, advice, apply_plan, plan_memory
+from mage.training.memory_plan import GB, plan_memory
+from mage.training.plan_advice import advice, apply_plan
 
 # Measured on an H200 with recompute and 16,384 tokens at once (docs/log): peak GB of an update.
 MEASURED = (
@@ -169,9 +170,72 @@ def test_a_plan_that_does_not_fit_says_what_would_make_it_fit() -> None:
     recipe = load_recipe("paper_alfworld")
     found = plan_memory(recipe, PRESETS["qwen3-4b"], 40 * GB)
     assert not found.fits
-    assert any("lora_rank=16" in line for line in advice(found))
+    assert any("--learn.lora_rank=16" in one.words for one in advice(found))
     with pytest.raises(ValueError, match=r"--learn\.lora_rank=16"):
         apply_plan(recipe, found)
+
+
+CARDS = ((1, 80), (8, 80), (1, 24), (1, 141))
+
+
+@pytest.mark.parametrize("world", ["alfworld", "webshop", "sokoban", "kuhn_poker", "tic_tac_toe"])
+def test_every_piece_of_advice_fits_when_it_is_applied(world: str) -> None:
+    """The model of the recipe is Qwen3-4B, whose shape needs no download."""
+    for gpus, memory in CARDS:
+        cards = ["--gpus", str(gpus), "--gpu-memory", str(memory)]
+        words = ["plan", f"paper_{world}", "--model", "Qwen/Qwen3-4B", *cards]
+        shown = CliRunner().invoke(app, words)
+        assert shown.output.startswith("model Qwen/Qwen3-4B, 4.0 B parameters, on ")
+        recipe = load_recipe(f"paper_{world}")
+        found = plan_memory(recipe, PRESETS["qwen3-4b"], memory * GB, ranks=gpus)
+        assert shown.exit_code == (0 if found.fits else 2)
+        assert found.fits == (memory == 141)
+        assert len(advice(found)) >= (0 if found.fits else 3)
+        for one in advice(found):
+            assert str(one) in shown.output
+            applied = CliRunner().invoke(app, [*words, *one.words])
+            assert applied.exit_code == 0, (one, applied.output)
+
+
+def test_eight_cards_of_80_gb_train_all_weights_with_a_divided_optimizer() -> None:
+    words = ["plan", "paper_alfworld", "--model", "Qwen/Qwen3-4B", "--json", "--gpus"]
+    alone, shared = (
+        json.loads(CliRunner().invoke(app, [*words, gpus, "--learn.shard=optimizer"]).output)
+        for gpus in ("1", "8")
+    )
+    assert (alone["fits"], shared["fits"]) == (False, True)
+    assert (alone["gpus"], shared["gpus"]) == (1, 8)
+    for part in ("masters", "optimizer"):
+        assert shared["parts"][part] == pytest.approx(alone["parts"][part] / 8)
+
+
+def test_given_options_that_do_not_fit_are_advised_against() -> None:
+    given = ("--learn.recompute=false", "--learn.micro_tokens=16384", "--learn.lora_rank=16")
+    found = plan("paper_alfworld", "qwen3-4b", 80, *given)
+    assert not found.fits
+    assert {one.words[0] for one in advice(found)} >= {
+        "--learn.recompute=true",
+        "--learn.micro_tokens=2048",
+    }
+
+
+def test_every_stage_has_a_plan(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(
+        'base = "paper_kuhn_poker"\n[[stages]]\nname = "start"\n[stages.learn]\nlora_rank = 16\n'
+        '[[stages]]\nname = "whole"\n'
+    )
+    words = ["plan", str(path), "--model", "qwen3-4b"]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 2
+    assert "stage start" in shown.output
+    assert "stage whole" in shown.output
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    assert {name: one["fits"] for name, one in found["stages"].items()} == {
+        "start": True,
+        "whole": False,
+    }
+    assert not found["fits"]
 
 
 def test_the_verb_prints_a_table_or_json_and_fails_where_nothing_fits() -> None:

@@ -190,33 +190,6 @@ def test_a_folder_with_a_missing_file_is_refused(
     assert list(models.glob("*")) == []
 
 
-def test_a_name_on_the_hub_is_fetched_by_huggingface_hub(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda name, allow_patterns: str(EMBEDDED)
-    )
-    assert add_model("some-lab/Small-Chat").model.origin == "some-lab/Small-Chat on the model hub"
-    assert find_model("Small-Chat") == models / "Small-Chat"
-
-
-def test_without_a_network_the_hub_is_one_clear_message(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    def fail(name: str, allow_patterns: list[str]) -> str:
-        raise LocalEntryNotFoundError(
-            "Got: ConnectError: no such host\nPlease check your internet connection."
-        )
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    told = call("model", "add", "some-lab/small").stderr
-    assert "there is no folder some-lab/small here, and the model hub cannot be reached" in told
-    assert "(ConnectError: no such host)" in told
-    assert "Traceback" not in told
-
-
 def test_a_given_template_replaces_the_one_in_the_file(models: Path, gguf: Path) -> None:
     add_model(str(gguf), name="tiny", template=f"\n{TEMPLATE}")
     assert (models / "tiny" / "chat_template.jinja").read_text() == f"\n{TEMPLATE}"

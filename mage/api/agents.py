@@ -33,6 +33,7 @@ from mage.training.build import Components, build_components, fit_to_gpu
 from mage.training.weights import Say, load_weights, save_weights
 from mage.types import Split
 
+OnRecipe = Callable[[Recipe], None]  # told about the recipe of an agent before it is loaded
 RECIPE = "recipe.toml"
 # Recipes of the embedded models that were made for one environment; the first one is the default.
 # Other environments use the model `embedded`.
@@ -63,19 +64,29 @@ def find_candidate(
     which: str | None,
     say: Say = warn,
     changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    on_recipe: OnRecipe = lambda recipe: None,
 ) -> Candidate:
     """A run folder at a checkpoint (`best`, `latest`, a number), or a recipe before training.
 
-    `overrides` are words of the command line, `changes` sections with other options.
+    `overrides` are words of the command line, `changes` sections with other options. `on_recipe`
+    is called before anything is loaded.
     """
-    if Path(name).is_dir():
-        folder = RunFolder.open(name)
-        recipe = change_recipe(folder.recipe, overrides).changed(**changes)
-        return load_run(folder, recipe, which or "best", say)
-    if which is not None:
+    is_run = Path(name).is_dir()
+    if which is not None and not is_run:
         raise RunError(f"--checkpoint {which} has no effect: {name} is not a run folder")
-    recipe = load_recipe(name, overrides).changed(**changes)
+    recipe = _recipe_at(name, overrides).changed(**changes)
+    recipe.environment().check_data()  # before a model is downloaded
+    on_recipe(recipe)
+    if is_run:
+        return load_run(RunFolder.open(name), recipe, which or "best", say)
     return Candidate(name, 0, build_components(fit_to_gpu(recipe, 1)))
+
+
+def _recipe_at(name: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe of a run folder, or a recipe by its name, with changes of the command line."""
+    if Path(name).is_dir():
+        return change_recipe(RunFolder.open(name).recipe, overrides)
+    return load_recipe(name, overrides)
 
 
 def find_player(
@@ -85,6 +96,7 @@ def find_player(
     run: Path | None,
     model: str | None,
     say: Say = warn,
+    on_recipe: OnRecipe = lambda recipe: None,
 ) -> Candidate:
     """The agent for an environment: the best checkpoint of `run`, else `model` as it is.
 
@@ -93,12 +105,19 @@ def find_player(
     """
     given = {option: getattr(world, option) for option in options}
     if run is None:
-        model = model or _best_model(name, say)
-        return Candidate(model, 0, build_components(_recipe_of(name, world, given, model)))
+        notes: list[str] = []
+        model = model or _best_model(name, notes.append)
+        recipe = _recipe_of(name, world, given, model)
+        on_recipe(recipe)
+        for line in notes:
+            say(line)
+        return Candidate(model, 0, build_components(recipe))
     folder = RunFolder.open(run)
     if folder.recipe.environments.name != name:
         raise RunError(f"{run} was trained on {folder.recipe.environments.name}, not on {name}")
-    return load_run(folder, folder.recipe.changed(environments=given), "best", say)
+    recipe = folder.recipe.changed(environments=given)
+    on_recipe(recipe)
+    return load_run(folder, recipe, "best", say)
 
 
 def _best_model(name: str, say: Say) -> str:

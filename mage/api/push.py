@@ -46,6 +46,6 @@ def _card(folder: RunFolder, repo: str, update: int, target: Path) -> str:
         read_run_results(folder),
         name=repo,
         update=update,
-        base=folder.recipe.model.path,
+        base=folder.recipe.model.path.partition("@")[0],
         adapters=(target / "adapter_config.json").is_file(),
     )

@@ -18,7 +18,7 @@ from mage.evaluation.figures import Evaluation
 from mage.evaluation.frames import make_frame
 from mage.evaluation.panels import PanelName, check_panel_sizes
 from mage.memory.base import Memory
-from mage.models.base import base_folder
+from mage.models.base import base_folder, pin_model
 from mage.opponents.base import find
 from mage.play import play_meta_episode
 from mage.ranks.ranks import Ranks
@@ -78,14 +78,19 @@ Source = Run | Recipe | str | Path  # a run, a run folder, or a recipe
 
 
 def create_run(recipe: Recipe, runs: str | Path, title: str, job: str = "") -> RunFolder:
-    """A new run folder. Data, panels and context are checked before the folder is created."""
+    """A new run folder. Data, panels and context are checked before the folder is created.
+
+    A model of the hub is downloaded, and its commit is written into the recipe of the run.
+    """
+    for stage in recipe.in_stages().values() or (recipe,):
+        stage.environment().check_data()
+    recipe = pin_model(recipe)
     for stage in recipe.in_stages().values() or (recipe,):
         _check_run(stage)
     return RunFolder.create(choose_path(runs, recipe, title), recipe, job)
 
 
 def _check_run(recipe: Recipe) -> None:
-    recipe.environment().check_data()
     if recipe.run.updates and (taken := recipe.final_tasks(recipe.evaluate.select_split)):
         options = recipe.evaluate
         check_panel_sizes(recipe.environment(), options.select_split, options.size, taken)

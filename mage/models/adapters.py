@@ -15,6 +15,7 @@ from mage.config.errors import UserError
 from mage.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from mage.models.checks import read_object, read_tensors
 from mage.models.sources.base import copy_permissions
+from mage.models.sources.hub import read_hub_id
 
 _PREFIX = "base_model.model."  # PEFT's prefix of every tensor name
 _LARGEST_RANK = 65_536
@@ -53,10 +54,12 @@ def save_adapters(
     targets = sorted(
         {name.removesuffix(".weight").rpartition(".")[0].rpartition(".")[2] for name in masters}
     )
+    hub = read_hub_id(base)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": hub.name if hub else base,
+        **({"revision": hub.revision} if hub and hub.revision else {}),
         "r": rank,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from mage.config.menus import PACKAGE
 from mage.config.recipe import Recipe
 from mage.models.checks import read_object, read_tensors
 from mage.models.sources.base import Source
+from mage.models.sources.hub import HubId, fetch_snapshot, find_snapshot, origin_of, read_hub_id
 from mage.run_folder.files import sync_files, sync_folder
 
 # Models in the package: for Kuhn poker and Tic-Tac-Toe, for Sokoban and ALFWorld, for short and for
@@ -59,10 +61,11 @@ def models_folder() -> Path:
     return Path(os.environ.get("MAGE_MODELS") or "~/.cache/mage/models").expanduser()
 
 
-def find_model(path: str) -> Path:
+def find_model(path: str, *, download: bool = True) -> Path:
     """The folder that `model.path` means.
 
-    Searched in this order: embedded models, folders, shipped adapters, added models.
+    Searched in this order: embedded models, folders, shipped adapters, the model hub, added models.
+    A model of the hub is downloaded if it is not here, unless `download` is false.
     """
     if path in EMBEDDED:
         return SHIPPED / path
@@ -71,6 +74,8 @@ def find_model(path: str) -> Path:
         return folder
     if path in shipped_adapters():
         return SHIPPED / "adapters" / path
+    if (hub := read_hub_id(path)) and not Path(path).exists():
+        return _find_of_hub(hub, download)
     if not _NAME.fullmatch(path):
         raise UserError(f"{folder} has no config.json")
     restore_folder(models_folder() / path)
@@ -85,14 +90,52 @@ def find_model(path: str) -> Path:
     return models_folder() / path
 
 
-def model_folder(recipe: Recipe) -> Path:
+def _find_of_hub(model: HubId, download: bool) -> Path:
+    """A model that was added from the hub, else the hub's own cache, else a download."""
+    if added := _added_from_hub(model):
+        return added
+    found = fetch_snapshot(model) if download else find_snapshot(model)
+    if found is None:
+        raise UserError(f"{model} is not on this machine")
+    return found
+
+
+def _added_from_hub(model: HubId) -> Path | None:
+    """The added model that comes from this model and revision of the hub."""
+    for note in sorted(models_folder().glob(f"[!.]*/{ORIGIN}")):
+        origin = str(read_object(note).get("origin", ""))
+        if origin == origin_of(model) or (
+            model.revision is None and origin.startswith(f"{model.name}@")
+        ):
+            return note.parent
+    return None
+
+
+def pin_model(recipe: Recipe) -> Recipe:
+    """The recipe with the commit of its model on the hub in model.path.
+
+    So a resumed run uses the same weights after the hub has got newer ones.
+    """
+    path = recipe.model.path
+    if (hub := read_hub_id(path)) is None or hub.is_pinned or Path(path).exists():
+        return recipe
+    folder = model_folder(recipe)
+    note = folder / ORIGIN
+    if not note.is_file():
+        return recipe.changed(model={"path": str(HubId(hub.name, folder.name))})
+    origin = str(read_object(note).get("origin", "")).split(" ")[0]
+    return recipe.changed(model={"path": origin or path})
+
+
+def model_folder(recipe: Recipe, *, download: bool = True) -> Path:
     """The folder of a recipe's starting weights: a whole model or adapters."""
-    return _folder_of(recipe, find_model, recipe.model.path)
+    return _folder_of(recipe, partial(find_model, download=download), recipe.model.path)
 
 
-def base_folder(recipe: Recipe) -> Path:
+def base_folder(recipe: Recipe, *, download: bool = True) -> Path:
     """The folder of a recipe's whole model, with the tokenizer."""
-    return _folder_of(recipe, base_of, model_folder(recipe))
+    folder = model_folder(recipe, download=download)
+    return _folder_of(recipe, partial(base_of, download=download), folder)
 
 
 def _folder_of(recipe: Recipe, find: Callable[[What], Path], what: What) -> Path:
@@ -107,16 +150,18 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
-def base_of(folder: Path) -> Path:
+def base_of(folder: Path, *, download: bool = True) -> Path:
     """The folder of the whole model: this folder, or the base model of its adapters."""
     if not is_adapter(folder):
         return folder
     name = base_name(folder, "")
     try:
-        return find_model(name)
-    except ValueError:
+        return find_model(name, download=download)
+    except ValueError as error:
+        reason = f" ({error})" if read_hub_id(name) else ""
         raise UserError(
-            f"the adapters in {folder} need the model {name}: get it with mage model add {name}"
+            f"the adapters in {folder} need the model {name}: get it with mage model add "
+            f"{name}{reason}"
         ) from None
 
 
@@ -124,10 +169,12 @@ def base_name(folder: Path, path: str) -> str:
     """The `model.path` of the whole model: `path`, or the base model of the adapters."""
     if not is_adapter(folder):
         return path
-    name = read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    config = read_object(folder / ADAPTER_CONFIG)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(name, str) or not name:
         raise UserError(f"{folder / ADAPTER_CONFIG} has no base_model_name_or_path")
-    return name
+    hub = read_hub_id(name)
+    return str(HubId(name, revision)) if hub and isinstance(revision, str) else name
 
 
 def shipped_adapters() -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mage.config.errors import UserError
 from mage.models.base import base_of, find_model
+from mage.models.sources.hub import fetch_config, read_hub_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +74,46 @@ PRESETS = {
 }
 
 
+_PUBLISHERS = {"qwen": "qwen3-", "huggingfacetb": "smollm2-"}
+
+
+def known_shape(model: str) -> ModelShape | None:
+    """The preset that a name or a model of the hub has; None if it is not known.
+
+    >>> known_shape("Qwen/Qwen3-4B@main") == known_shape("qwen3-4b") == PRESETS["qwen3-4b"]
+    True
+    """
+    hub = read_hub_id(model)
+    publisher, _, name = hub.name.lower().partition("/") if hub else ("", "", model.lower())
+    if hub and not name.startswith(_PUBLISHERS.get(publisher, " ")):
+        return None
+    return PRESETS.get(name.removesuffix("-instruct").removesuffix("-base"))
+
+
 def find_shape(model: str) -> ModelShape:
-    """The shape of a preset, of a model folder or of a model of `mage model list`."""
-    if model.lower() in PRESETS:
-        return PRESETS[model.lower()]
+    """The shape of a preset, of a model folder, of an added model or of a model of the hub.
+
+    Presets need no files, and of other models of the hub only config.json is fetched.
+    """
+    if (known := known_shape(model)) and not Path(model).exists():
+        return known
     try:
-        folder = base_of(find_model(model))
+        folder = _config_folder(model)
     except ValueError as error:
         known = ", ".join(PRESETS)
         raise UserError(f"{error}; preset shapes, which need no weights, are {known}") from None
     return read_shape(folder)
+
+
+def _config_folder(model: str) -> Path:
+    """The folder of the config.json of a whole model."""
+    hub = read_hub_id(model)
+    try:
+        return base_of(find_model(model, download=hub is None))
+    except ValueError:
+        if hub is None or Path(model).exists():
+            raise
+        return fetch_config(hub)
 
 
 def read_shape(folder: Path) -> ModelShape:

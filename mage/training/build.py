@@ -18,9 +18,11 @@ from mage.models.arithmetic import reset_arithmetic
 from mage.models.base import base_folder, count_parameters, model_folder, read_model
 from mage.models.loading import load_model, pick_device, pick_dtype
 from mage.models.shapes import read_shape
+from mage.models.sources.hub import read_hub_id
 from mage.play import PlaySetup
 from mage.training.context import check_context
-from mage.training.memory_plan import GB, apply_plan, plan_memory
+from mage.training.memory_plan import GB, plan_memory
+from mage.training.plan_advice import apply_plan
 
 _SMALL_MODEL = 1_000_000  # parameters
 
@@ -89,7 +91,9 @@ def describe_model(recipe: Recipe) -> str:
         name = recipe.engines.options.get("model", "")
         return f"model {name} behind the engine {recipe.engines.name}".replace("  ", " ")
     size = count_parameters(read_model(base_folder(recipe)).parameters)
-    return f"model {recipe.model.path}, {size}, on {pick_device(recipe.run.device)}"
+    hub = read_hub_id(recipe.model.path)
+    name = hub.short if hub else recipe.model.path
+    return f"model {name}, {size}, on {pick_device(recipe.run.device)}"
 
 
 def _check_thinking(recipe: Recipe) -> None:

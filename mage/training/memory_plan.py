@@ -9,12 +9,11 @@ the micro-batch size are chosen so that learning fits.
 `Static` has the bytes that the recipe and the model fix. `MemoryPlan` adds the choices.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mage.config.errors import UserError
 from mage.config.menus import engine_fields
 from mage.config.recipe import Recipe
-from mage.config.sections import EngineChoice, LearnOptions
+from mage.config.sections import LearnOptions
 from mage.models.shapes import ModelShape
 from mage.opponents.base import find, population_of
 
@@ -30,7 +29,7 @@ _SIZES = tuple(sorted({tokens for _, tokens in _CANDIDATES}, reverse=True))
 _LOGITS_AT_ONCE = 2**28  # as in mage.learn.loss on CUDA
 _PREFILL_TOKENS = 8192  # as in mage.engines.local
 _ENGINE_BUFFERS = 0.5 * GB  # CUDA graphs and small tensors of an engine; an allowance
-_LEAST_SLOTS = 2
+LEAST_SLOTS = 2
 
 _SUM_BYTES = 4  # sums of gradients and masters are float32
 _MOMENT_BYTES = 8  # AdamW: two float32 moments per trained number
@@ -95,9 +94,21 @@ class Static:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is planned: a recipe and a model on `ranks` cards of `memory` bytes each."""
+
+    recipe: Recipe
+    shape: ModelShape
+    memory: float
+    half_precision: bool
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """What was chosen, why, and the bytes that follow."""
 
+    request: PlanRequest
     static: Static
     recompute: bool
     micro_tokens: int
@@ -134,7 +145,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.peak <= self.usable and self.slots >= _LEAST_SLOTS
+        return self.peak <= self.usable and self.slots >= LEAST_SLOTS
 
     def parts(self) -> dict[str, float]:
         """Gigabytes of every part, in the order of the table."""
@@ -164,12 +175,21 @@ def plan_memory(
     ranks: int | None = None,
 ) -> MemoryPlan:
     """The plan of a recipe for a card of `memory` bytes; `ranks` is run.workers by default."""
-    static = _static_parts(
-        recipe, shape, memory, 2 if half_precision else 4, ranks or recipe.run.workers
+    return plan_request(
+        PlanRequest(recipe, shape, memory, half_precision, ranks or recipe.run.workers)
     )
+
+
+def plan_request(request: PlanRequest) -> MemoryPlan:
+    """The plan of a request: the choices that are fastest among those that fit."""
+    recipe = request.recipe
+    value_bytes = 2 if request.half_precision else 4
+    static = _static_parts(recipe, request.shape, request.memory, value_bytes, request.ranks)
     recompute, micro_tokens, learn_reasons = _choose_learning(static, recipe.learn)
     slots, slots_reason = _choose_slots(static, recipe)
-    return MemoryPlan(static, recompute, micro_tokens, slots, (*learn_reasons, slots_reason))
+    return MemoryPlan(
+        request, static, recompute, micro_tokens, slots, (*learn_reasons, slots_reason)
+    )
 
 
 def _static_parts(
@@ -336,39 +356,3 @@ def _shorter_context(static: Static, recipe: Recipe, needed: int, room: float) -
     if fitting < 2 * recipe.agent.max_tokens:
         return ""
     return f" (all {needed} with engines.context = {fitting})"
-
-
-def advice(plan: MemoryPlan) -> list[str]:
-    """What would make a plan fit that does not."""
-    if plan.fits:
-        return []
-    lines = []
-    if not plan.static.lora_rank:
-        lines.append("train adapters: --learn.lora_rank=16")
-    if plan.learn > plan.usable:
-        if not plan.recompute:
-            lines.append("recompute activations: --learn.recompute=true")
-        if plan.micro_tokens > _SIZES[-1]:
-            lines.append(f"smaller micro-batches: --learn.micro_tokens={_SIZES[-1]}")
-    elif plan.slots < _LEAST_SLOTS:
-        lines.append("a shorter context: --engines.context")
-    smallest = replace(plan, slots=_LEAST_SLOTS)
-    card = (max(smallest.play, plan.learn) + _CONTEXT) / _USABLE / GB
-    return [*lines, f"a card with {card:.0f} GB, or a smaller model"]
-
-
-def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:
-    """The recipe with the choices of a plan; raises if the plan does not fit."""
-    if not plan.fits:
-        needed, there = plan.peak / GB, plan.usable / GB
-        ways = "\n".join(f"  {line}" for line in advice(plan))
-        raise UserError(
-            f"the run needs {needed:.1f} GB of GPU memory, but {there:.1f} GB can be used. "
-            f"What would make it fit:\n{ways}\n`mage plan` shows every part."
-        )
-    learn = {"micro_tokens": plan.micro_tokens, "recompute": plan.recompute}
-    slots = {} if plan.static.sampler else {"slots": plan.slots}
-    engine = EngineChoice(name=recipe.engines.name, **{**recipe.engines.options, **slots})
-    return recipe.model_copy(
-        update={"learn": recipe.learn.model_copy(update=learn), "engines": engine}
-    )

@@ -151,7 +151,7 @@ def _cached_moves(run: Path, name: str, changed: int) -> dict[tuple[int, int], l
 def _load_tokenizer(folder: RunFolder) -> Tokenizer | None:
     """The tokenizer of the model; None if the model is not on this machine."""
     try:
-        path = base_folder(folder.recipe) / "tokenizer.json"
+        path = base_folder(folder.recipe, download=False) / "tokenizer.json"
     except (ConfigError, ValueError, OSError):
         return None
     return Tokenizer.from_file(str(path)) if path.is_file() else None

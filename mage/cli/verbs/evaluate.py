@@ -128,20 +128,26 @@ def evaluate(
     of_population = bool(throws or references or page)
     _check_options(population, exact, of_panel, of_population, panel, bool(agent or references))
     from mage.api.agents import find_candidate
+    from mage.training.build import describe_model
+
+    def find(one: str, at: str | None = checkpoint) -> "Candidate":
+        return find_candidate(
+            one, overrides, at, say, changes, lambda recipe: say(describe_model(recipe))
+        )
 
     notes = _notes(memory)
     if population is not None:
         changes |= more_tables.throw_options(throws)
-        candidate = find_candidate(name, overrides, checkpoint, say, changes)
+        candidate = find(name)
         more_tables.show_population(
             candidate, population, matches, references, notes, agent, page, as_json
         )
     elif exact:
-        candidate = find_candidate(name, overrides, checkpoint, say, changes)
+        candidate = find(name)
         more_tables.show_exact(candidate, split, notes, players, as_json)
     else:
-        candidates = [find_candidate(one, overrides, checkpoint, say, changes) for one in chosen]
-        by_whom = find_candidate(writer, overrides, None, say, changes) if writer else None
+        candidates = [find(one) for one in chosen]
+        by_whom = find(writer, None) if writer else None
         play = partial(_play, split=split, panel=panel, size=size, memory=memory, writer=by_whom)
         _evaluate_panel(
             candidates, play, split, panel, size, memory, by_whom, as_json, stored, tasks, shown_by
@@ -312,10 +318,8 @@ def _play(
 ) -> "Evaluation":
     """Play a panel; a status line counts the tasks."""
     from mage.api.agents import play_panel
-    from mage.training.build import describe_model
 
     recipe = candidate.components.recipe
-    say(describe_model(recipe))
     count = (size or recipe.panel_size(panel)) * recipe.plays_of(panel)
     with console(stderr=True).status(
         f"{candidate.title}: playing {count:,} meta-episodes"

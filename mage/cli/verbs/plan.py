@@ -12,7 +12,8 @@ from mage.config.errors import EXIT_USAGE
 from mage.config.loading import load_recipe
 from mage.models.base import count_parameters
 from mage.models.shapes import PRESETS, find_shape
-from mage.training.memory_plan import GB, MemoryPlan, advice, plan_memory
+from mage.training.memory_plan import GB, MemoryPlan, plan_memory
+from mage.training.plan_advice import advice
 from mage.training.speed_estimates import learned_tokens, played_tokens
 
 verbs = typer.Typer()
@@ -32,7 +33,7 @@ PHASES = {
 
 @verbs.command(
     context_settings=OVERRIDES,
-    epilog="Example: mage plan paper_alfworld --model qwen3-4b --learn.lora_rank=16",
+    epilog="Example: mage plan paper_alfworld --gpus 8 --learn.shard=optimizer",
 )
 def plan(
     ctx: typer.Context,
@@ -43,12 +44,20 @@ def plan(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="A folder, a name of `mage model list`, or a shape: " + ", ".join(PRESETS) + ".",
+            help="A folder, a name of `mage model list`, ORG/NAME of the model hub, or a shape: "
+            + ", ".join(PRESETS)
+            + ". Default: the model of the recipe.",
         ),
     ] = None,
     gpu_memory: Annotated[
-        float, typer.Option(metavar="GB", min=1.0, help="Memory of the GPU in GB.")
+        float, typer.Option(metavar="GB", min=1.0, help="Memory of each GPU in GB.")
     ] = 80.0,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="GPUs, one rank each; learn.shard divides memory among them."
+        ),
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Show how much GPU memory a training run needs, and what would make it fit.
@@ -58,16 +67,26 @@ def plan(
     """
     _, overrides = split_words(None, ctx.args)
     chosen = load_recipe(recipe, overrides)
-    named = model or chosen.model.path
-    shape = find_shape(named)
-    found = plan_memory(
-        chosen, shape, gpu_memory * GB, half_precision=chosen.model.dtype != "float32"
-    )
+    stages = chosen.in_stages() or {"": chosen}
+    named = {name: model or stage.model.path for name, stage in stages.items()}
+    found = {
+        name: plan_memory(
+            stage,
+            find_shape(named[name]),
+            gpu_memory * GB,
+            half_precision=stage.model.dtype != "float32",
+            ranks=gpus,
+        )
+        for name, stage in stages.items()
+    }
+    fits = all(one.fits for one in found.values())
     if as_json:
-        typer.echo(json.dumps(_figures(found, gpu_memory)))
+        figures = {name: _figures(one, gpu_memory) for name, one in found.items()}
+        typer.echo(json.dumps({"fits": fits, "stages": figures} if chosen.stages else figures[""]))
     else:
-        _print(found, gpu_memory, named)
-    if not found.fits:
+        for name, one in found.items():
+            _print(one, gpu_memory, named[name], name)
+    if not fits:
         raise typer.Exit(EXIT_USAGE)
 
 
@@ -75,6 +94,7 @@ def _figures(plan: MemoryPlan, memory: float) -> dict[str, Any]:
     return {
         "fits": plan.fits,
         "gpu_memory": memory,
+        "gpus": plan.request.ranks,
         "usable": plan.usable / GB,
         "parameters": plan.shape.parameters,
         "parts": plan.parts(),
@@ -87,18 +107,22 @@ def _figures(plan: MemoryPlan, memory: float) -> dict[str, Any]:
         "play_tokens_per_second": played_tokens(plan),
         "learn_tokens_per_second": learned_tokens(plan),
         "reasons": list(plan.reasons),
-        "advice": advice(plan),
+        "advice": [str(one) for one in advice(plan)],
     }
 
 
-def _print(plan: MemoryPlan, memory: float, model: str) -> None:
+def _print(plan: MemoryPlan, memory: float, model: str, stage: str) -> None:
     rows = [[name, f"{size:.1f}", PHASES[name]] for name, size in plan.parts().items()]
     rows += [["play", f"{plan.play / GB:.1f}", ""], ["learn", f"{plan.learn / GB:.1f}", ""]]
+    ranks, ways = plan.request.ranks, advice(plan)
+    cards = f"{ranks} GPUs of {memory:g} GB" if ranks > 1 else f"a GPU of {memory:g} GB"
     title = (
-        f"model {model}, {count_parameters(plan.shape.parameters)}; "
-        f"{plan.usable / GB:.1f} of {memory:g} GB can be used"
+        f"model {model}, {count_parameters(plan.shape.parameters)}, on {cards}, of which "
+        f"{plan.usable / GB:.1f} GB{' each' if ranks > 1 else ''} can be used"
     )
     out = console()
+    if stage:
+        title = f"{title}; stage {stage}"
     out.print(plain_table(("part", "GB", "needed in"), rows, title=title))
     choices = [
         f"recompute {'on' if plan.recompute else 'off'}",
@@ -110,7 +134,15 @@ def _print(plan: MemoryPlan, memory: float, model: str) -> None:
         *(f"  {reason}" for reason in plan.reasons),
         f"expected on an H200: {played_tokens(plan):,.0f} generated tokens/s in play, "
         f"{learned_tokens(plan):,.0f} computed tokens/s in learning",
-        "fits" if plan.fits else "does not fit; what would make it fit:",
-        *(f"  {line}" for line in advice(plan)),
+        _verdict(plan.fits, bool(ways)),
+        *(f"  {one}" for one in ways),
     ):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _verdict(fits: bool, has_advice: bool) -> str:
+    if fits:
+        return "fits"
+    return (
+        f"does not fit; {'what would make it fit:' if has_advice else 'nothing tried makes it fit'}"
+    )

@@ -62,8 +62,9 @@ def play(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER",
-            help="Model of the agent, without --run. Default: the best one on this machine.",
+            metavar="MODEL",
+            help="Model of the agent, without --run: a folder, a name of `mage model list`, or "
+            "ORG/NAME of the model hub. Default: the best one on this machine.",
         ),
     ] = None,
     memory: Annotated[Keep | None, typer.Option(help="The agent's memory.")] = None,
@@ -90,8 +91,9 @@ def play(
     from mage.api.agents import find_player
     from mage.training.build import describe_model
 
-    components = find_player(environment, world, options, run, model, say).components
-    say(describe_model(components.recipe))
+    components = find_player(
+        environment, world, options, run, model, say, lambda recipe: say(describe_model(recipe))
+    ).components
     notes = None if memory is None else make_notes(memory)
     setup = replace(components.play_setup(evaluating=True, memory=notes), episodes=episodes)
     if against == AGENT:

@@ -115,13 +115,10 @@ def _train(run: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> None:
     def say(line: str) -> None:
         err.print(line, markup=False, soft_wrap=True)
 
-    say(f"run folder {run.path}")
     from mage.ranks.ranks import Ranks
     from mage.training.stages import begin_stages
 
     for folder in begin_stages(run, ranks or Ranks(), say):
-        if run.recipe.stages:
-            say(f"stage {folder.path.name} of {len(run.recipe.stages)}")
         _train_folder(folder, run, is_new, ranks)
 
 
@@ -142,6 +139,9 @@ def _train_folder(folder: RunFolder, run: RunFolder, is_new: bool, ranks: "Ranks
     ):
         try:
             display.say(describe_model(folder.recipe))
+            display.say(f"run folder {run.path}")
+            if run.recipe.stages:
+                display.say(f"stage {folder.path.name} of {len(run.recipe.stages)}")
             if (cores := os.cpu_count() or 1) < folder.recipe.run.workers:
                 display.say(
                     f"warning: run.workers = {folder.recipe.run.workers} on {cores} cores. More "

@@ -1,0 +1,156 @@
+"""What would make a memory plan fit that does not. Every piece of advice was planned and fits."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from mage.config.errors import ConfigError, UserError
+from mage.config.loading import change_recipe
+from mage.config.recipe import Recipe
+from mage.config.sections import EngineChoice
+from mage.models.shapes import PRESETS
+from mage.training.memory_plan import GB, MemoryPlan, PlanRequest, plan_request
+
+_CARDS = (16, 24, 32, 40, 48, 80, 96, 141, 180, 288)  # GB of common cards
+_COUNTS = (2, 4, 8, 16, 32, 64)
+_SHARDS = ("optimizer", "full")
+_ADAPTERS: tuple[str, ...] = ("--learn.lora_rank=16",)
+_MOST = 3  # combinations of options that are shown
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A change that makes a plan fit; `words` are those of `mage plan`."""
+
+    title: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.title}: {' '.join(self.words)}"
+
+
+def advice(plan: MemoryPlan) -> list[Advice]:
+    """What would make a plan fit; empty if it fits, or if nothing that was tried fits."""
+    if plan.fits:
+        return []
+    request = plan.request
+    options = _options(request)
+    more = [] if options and request.ranks > 1 else _more_cards(request)
+    return [*options, *more, *_larger_card(request), *_smaller(request)]
+
+
+def _options(request: PlanRequest) -> list[Advice]:
+    """Single options of the recipe; if none is enough, two together, then three."""
+    known = _changes(request.recipe, request.ranks)
+    for count in (1, 2, 3):
+        found = [
+            Advice(
+                " and ".join(one.title for one in chosen),
+                tuple(word for one in chosen for word in one.words),
+            )
+            for chosen in itertools.combinations(known, count)
+            if _fits_with(request, chosen)
+        ]
+        if found:  # of several sizes of a change, the smallest change comes first
+            return list({one.title: one for one in reversed(found)}.values())[::-1][:_MOST]
+    return []
+
+
+def _changes(recipe: Recipe, ranks: int) -> list[Advice]:
+    """The options that save memory in this recipe."""
+    learn, context = recipe.learn, int(recipe.engines.options.get("context", 2048))
+    found = []
+    if not learn.lora_rank:
+        found.append(Advice("train adapters", _ADAPTERS))
+    if ranks > 1:
+        found += [
+            Advice(f"divide the {what} among the cards", (f"--learn.shard={name}",))
+            for name, what in zip(_SHARDS, ("optimizer state", "training state"), strict=True)
+            if name != learn.shard and learn.shard != "full"
+        ]
+    if learn.recompute is False:
+        found.append(Advice("recompute activations", ("--learn.recompute=true",)))
+    if learn.micro_tokens is not None:
+        found.append(Advice("smaller micro-batches", ("--learn.micro_tokens=2048",)))
+    if recipe.model.dtype == "float32":
+        found.append(Advice("half precision", ("--model.dtype=bfloat16",)))
+    # A prompt needs room beside the longest reply. A run checks this before it starts.
+    shorter = (context // 2 // 256 * 256, context // 4 // 256 * 256)
+    return found + [
+        Advice("a shorter context", (f"--engines.context={size}",))
+        for size in shorter
+        if size >= 2 * recipe.agent.max_tokens and "context" in recipe.engines.options
+    ]
+
+
+def _fits_with(request: PlanRequest, chosen: Sequence[Advice]) -> bool:
+    words = [word for one in chosen for word in one.words]
+    keys = [word.partition("=")[0] for word in words]
+    if len(set(keys)) < len(keys):
+        return False
+    try:
+        recipe = change_recipe(request.recipe, words)
+    except ConfigError:  # for example adapters with learn.shard = "full"
+        return False
+    half = recipe.model.dtype != "float32"
+    return plan_request(replace(request, recipe=recipe, half_precision=half)).fits
+
+
+def _more_cards(request: PlanRequest) -> Iterator[Advice]:
+    """The smallest number of cards at which dividing the state is enough."""
+    for count, shard in itertools.product(_COUNTS, _SHARDS):
+        words = (f"--learn.shard={shard}",)
+        wider = replace(request, ranks=count)
+        if count > request.ranks and _fits_with(wider, [Advice("", words)]):
+            yield Advice(f"{count} cards, one rank each", ("--gpus", str(count), *words))
+            return
+
+
+def _larger_card(request: PlanRequest) -> Iterator[Advice]:
+    """The smallest card at which the recipe fits, and with adapters, if they need a larger one."""
+    larger = [replace(request, memory=card * GB) for card in _CARDS if card * GB > request.memory]
+    for words in ((), _ADAPTERS):
+        if words and (request.recipe.learn.lora_rank or _fits_with(request, [Advice("", words)])):
+            return
+        found = next((one for one in larger if _fits_with(one, [Advice("", words)])), None)
+        if found is not None:
+            size = f"{found.memory / GB:.0f}"
+            title = f"{'train adapters on ' if words else ''}cards with {size} GB"
+            yield Advice(title, (*words, "--gpu-memory", size))
+
+
+def _smaller(request: PlanRequest) -> Iterator[Advice]:
+    """The largest preset shape below the present one that fits."""
+    sizes = sorted(PRESETS.items(), key=lambda item: item[1].parameters, reverse=True)
+    for name, shape in sizes:
+        smaller = shape.parameters < 0.9 * request.shape.parameters
+        if smaller and plan_request(replace(request, shape=shape)).fits:
+            yield Advice("a smaller model", ("--model", name))
+            return
+
+
+def explain_misfit(plan: MemoryPlan) -> str:
+    """The message for a run that does not fit."""
+    needed, there = plan.peak / GB, plan.usable / GB
+    ways = [f"  {one}" for one in advice(plan)]
+    told = ["What would make it fit:", *ways] if ways else ["No change that was tried fits."]
+    return "\n".join(
+        [
+            f"the run needs {needed:.1f} GB of GPU memory, but {there:.1f} GB can be used. "
+            + told[0],
+            *told[1:],
+            "`mage plan` shows every part.",
+        ]
+    )
+
+
+def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:
+    """The recipe with the choices of a plan; raises if the plan does not fit."""
+    if not plan.fits:
+        raise UserError(explain_misfit(plan))
+    learn = {"micro_tokens": plan.micro_tokens, "recompute": plan.recompute}
+    slots = {} if plan.static.sampler else {"slots": plan.slots}
+    engine = EngineChoice(name=recipe.engines.name, **{**recipe.engines.options, **slots})
+    return recipe.model_copy(
+        update={"learn": recipe.learn.model_copy(update=learn), "engines": engine}
+    )
