@@ -100,8 +100,8 @@ def find_shape(model: str) -> ModelShape:
     try:
         folder = _config_folder(model)
     except ValueError as error:
-        known = ", ".join(PRESETS)
-        raise UserError(f"{error}; preset shapes, which need no weights, are {known}") from None
+        names = ", ".join(PRESETS)
+        raise UserError(f"{error}; preset shapes, which need no weights, are {names}") from None
     return read_shape(folder)
 
 

@@ -11,17 +11,15 @@ from pathlib import Path
 
 from mage.config.errors import ConfigError
 from mage.models.base import model_folder
+from mage.models.shapes import known_shape
 from mage.reproduce.plan import Job, Plan, figures_of, paper_recipe
 
-GET_MODEL = (
-    "a model: add --model NAME. The paper's model is Qwen3-4B: "
-    "`mage model add Qwen/Qwen3-4B --name qwen3-4b`, then --model qwen3-4b"
-)
+GET_MODEL = "a real model: leave out --model, or name one with --model NAME (docs/models.md)"
 # Options that change memory and speed, or the choice of checkpoints, but not the experiment.
 _TECHNICAL = re.compile(
     r"run\.(?!updates$)|engines\.(?!context$)|model\.|environments\.(data|tagger)$"
     r"|evaluate\.(size|select_split)$"
-    r"|learn\.(tree_tokens|micro_tokens|packed|recompute)$"
+    r"|learn\.(tree_tokens|micro_tokens|packed|recompute|shard)$"
 )
 _GENERATED = ("", "generated")
 _CONTEXT = "engines.context"  # a shorter one cuts prompts
@@ -30,10 +28,19 @@ _PAPER_MODEL = re.compile(r"qwen3-?4b", re.IGNORECASE)
 
 
 def find_missing(plan: Plan) -> list[str]:
-    """What a plan at scale `paper` needs and does not have, with the way to get it."""
+    """What a plan at scale `paper` needs and does not have, with the way to get it.
+
+    A model of the hub is downloaded if all data is here.
+    """
     if plan.scale != "paper":
         return []
-    missing = [*_missing_model(plan)]
+    data = missing_data(plan)
+    return [*missing_model(plan, download=not data), *data]
+
+
+def missing_data(plan: Plan) -> list[str]:
+    """The official data that the environments of a plan need and that is not here."""
+    missing: list[str] = []
     for world in plan.worlds:
         job = next(job for job in plan.jobs if job.world == world)
         try:
@@ -46,12 +53,18 @@ def find_missing(plan: Plan) -> list[str]:
     return missing
 
 
-def _missing_model(plan: Plan) -> list[str]:
+def missing_model(plan: Plan, *, download: bool) -> list[str]:
+    """Why the model of a plan cannot be used; empty if it can.
+
+    Without `download` a model of the hub with a known shape counts as available.
+    """
     recipe = plan.jobs[0].recipe
     if recipe.model.path.startswith("embedded"):
         return [GET_MODEL]
+    if not download and known_shape(recipe.model.path):
+        return []
     try:
-        model_folder(recipe)
+        model_folder(recipe, download=download)
     except ConfigError as error:
         return [f"the model {recipe.model.path}: {error}"]
     return []
@@ -71,7 +84,7 @@ def find_differences(job: Job) -> list[str]:
     ]
     if job.recipe.environments.options.get("data", "-") in _GENERATED:
         keys.append("environments.data")
-    if not _PAPER_MODEL.fullmatch(Path(job.recipe.model.path).name):
+    if not _PAPER_MODEL.fullmatch(Path(job.recipe.model.path.partition("@")[0]).name):
         keys.append("model.path")
     return keys
 

@@ -116,7 +116,7 @@ def fetch_config(model: HubId) -> Path:
 def _download(model: HubId, patterns: tuple[str, ...], say: Say) -> Path:
     from httpx import HTTPError
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
