@@ -1,4 +1,4 @@
-"""Ceilings agree with the method page, OpenSpiel, published constants and brute force."""
+"""Ceilings agree with values computed by hand, OpenSpiel, published constants and brute force."""
 
 from functools import cache
 from itertools import product
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import mage.evaluation.exact.beliefs
 import mage.evaluation.exact.game_tree
 import mage.opponents.search
+from mage.config.loading import load_recipe
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
@@ -23,7 +24,9 @@ from mage.evaluation.exact.ceilings import (
     opening_values,
     optimum,
 )
-from mage.opponents.base import find
+from mage.evaluation.exact.replayed import RARE, at_least_once, panel_bound, pass_bound, win_chances
+from mage.evaluation.panels import make_panel
+from mage.opponents.base import find, population_of
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 KUHN, TIC_TAC_TOE = KuhnPoker(), TicTacToe()
@@ -230,7 +233,7 @@ def test_chances_to_win_tic_tac_toe_are_those_of_the_method_page(opponent, first
 
 @pytest.mark.e2e
 def test_the_first_player_wins_about_six_games_in_ten_against_mcts_100(monkeypatch):
-    """Method page: .59. Fewer searches a state are faster; the estimate is a little higher."""
+    """Known value: .59. Fewer searches a state are faster; the estimate is a little higher."""
     monkeypatch.setattr(mage.opponents.search, "_POLICY_DRAWS", 50)
     assert 0.56 < best_response.__wrapped__(TIC_TAC_TOE, "mcts-100", 0, "win") < 0.66
 
@@ -260,3 +263,37 @@ def test_the_best_opening_has_the_value_of_the_best_response() -> None:
     assert max(worth.values()) == best_response(TicTacToe(), "pattern-0", 0, "win") == 1.0
     with pytest.raises(ValueError, match="no exact value"):
         opening_values(KuhnPoker(), "conservative")
+
+
+# --- Pass@k of a replayed deal
+
+
+@pytest.mark.parametrize(("seat", "expected"), [(0, 0.6167), (1, 0.55)])
+def test_pass_at_k_of_a_replayed_deal_does_not_grow_against_fixed_styles(
+    seat: int, expected: float
+) -> None:
+    """The three styles are deterministic, so a deal is won at once or never."""
+    game = KuhnPoker(restart="same")
+    for episodes in (1, 10):
+        assert pass_bound(game, STYLES, seat, episodes) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_card_that_cannot_win_is_lost_in_every_episode() -> None:
+    """By hand: the first seat beats CFR only with the higher card, or by a bluff with the J."""
+    chances = dict(zip(DEALS, win_chances(KuhnPoker(restart="same"), "cfr", 0), strict=True))
+    assert chances[2, 0] == chances[2, 1] == chances[1, 0] == 1.0
+    assert max(chances[0, 2], chances[1, 2]) < RARE
+    assert chances[0, 1] == pytest.approx(2 / 3, abs=0.01)
+
+
+def test_the_bound_of_a_panel_is_the_mean_over_its_own_deals() -> None:
+    recipe = load_recipe("paper_kuhn_poker")
+    tasks = make_panel(recipe.environment(), population_of(recipe), "test", size=12, episodes=3)
+    chances = [
+        win_chances(recipe.environment(), task.opponent, task.seat)[
+            recipe.environment().stratum(recipe.environment().episode_seed(task.seed, 0))
+        ]
+        for task in tasks
+    ]
+    expected = sum(at_least_once(p, 10) for p in chances) / 12
+    assert panel_bound(recipe.environment(), tasks, 10) == pytest.approx(expected)

@@ -164,7 +164,7 @@ def test_training_ends_with_table_ceilings_and_paths(trained: Any, run: Path) ->
         "best learner",
     ):
         assert title in trained.stdout
-    # method.md section 7, mean of both seats: non-adapting .125, Bayes-optimal third episode .238
+    # Mean of both seats: non-adapting .125, Bayes-optimal third episode .238
     assert re.search(r"\n\s+3 .*\+0\.125 +\+0\.238", trained.stdout)
     for line in ("plot", "page", "summary", "run folder"):
         assert Path(re.search(rf"^{line} +(.+)$", trained.stdout, re.MULTILINE)[1].strip()).exists()  # type: ignore[index]
@@ -751,7 +751,7 @@ def test_menus_are_listed_with_their_options() -> None:
     ("seat", "expected"),
     [("first", (0.0833, 0.2426, 0.2833)), ("second", (0.1667, 0.2333, 0.2667))],
 )
-def test_ceilings_equal_the_figures_of_method_md(seat: str, expected: tuple[float, ...]) -> None:
+def test_ceilings_equal_the_known_figures(seat: str, expected: tuple[float, ...]) -> None:
     words = ("ceilings kuhn_poker --seat", seat, "--episodes 3 --weights", STYLES)
     told = json.loads(call(*words, "--json").stdout)
     assert (
@@ -759,6 +759,14 @@ def test_ceilings_equal_the_figures_of_method_md(seat: str, expected: tuple[floa
         == expected
     )
     assert f"{expected[1]:+.4f}" in call(*words).stdout
+
+
+def test_ceilings_of_pass_at_k_need_a_replayed_deal() -> None:
+    words = "ceilings kuhn_poker --population cfr --objective pass --episodes 10 --seat second"
+    told = json.loads(call(words, "--environments.restart=same --json").stdout)
+    assert told["pass_at"]["10"] == pytest.approx(0.666, abs=1e-3)
+    assert "4 of 6" in call(words, "--environments.restart=same").stdout
+    assert "--environments.restart=same" in refused(words)
 
 
 def test_ceilings_of_a_weighted_sum_are_shown_by_episode() -> None:
@@ -788,7 +796,7 @@ def test_a_tree_too_large_for_a_learner_gives_best_responses(
     )
     assert told["bayes_final"] is None
     assert "more than 20,000 positions" in told["note"]
-    # method.md section 7: .995 against random, 1 against a pattern
+    # .995 against random, 1 against a pattern
     assert told["best_response"] == pytest.approx({"random": 0.9948, "pattern-0": 1.0}, abs=1e-4)
     assert told["knows_opponent"] == pytest.approx(0.9974, abs=1e-4)
 

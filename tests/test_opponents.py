@@ -1,4 +1,4 @@
-"""Opponents behave as the method page says: styles, patterns, search, equilibrium."""
+"""Opponents behave as docs/opponents.md says: styles, patterns, search, equilibrium."""
 
 import random
 from collections import Counter

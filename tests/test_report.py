@@ -86,7 +86,7 @@ def test_the_page_holds_figures_ceilings_curves_and_recipe(finished):
     run = page_data(finished)[f"run/{finished.path.name}"]
     stages = {one["stage"]: one["overall"] for one in run["panels"][0]["stages"]}
     last = read_run_results(finished).finals["after", "test"].overall.episodes[-1]
-    # docs, method, section 7: mean of both seats, .125 without adapting and .238 for the
+    # Mean of both seats, .125 without adapting and .238 for the
     # third episode of the best learner.
     assert stages["after"]["non_adapting"] == pytest.approx(0.125, abs=1e-4)
     assert stages["after"]["episodes"][2]["ceiling"] == pytest.approx(0.238, abs=5e-4)

@@ -156,5 +156,5 @@ def test_pictures_are_whole_svg_files_with_names_and_the_same_bytes() -> None:
     assert {"ReAct", "MAGE", "Pass@k, out of domain, 1 box"} <= words
     choices = read_choices({"mage": [meta((0.0, 0.0))]})
     assert choices is not None
-    drawn = [draw_choices(choices.arms[0], choices.rows, "#0072B2"), *draw_habits(choices)]
+    drawn = [*draw_choices(choices), *draw_habits(choices)]
     assert [ElementTree.fromstring(one).tag for one in drawn] == [f"{SVG}svg"] * 3

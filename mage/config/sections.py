@@ -236,7 +236,7 @@ class EstimatorChoice(Choice):
 
 
 class ReturnOptions(Section):
-    """[returns]: the return of a turn (method page, section 2)."""
+    """[returns]: the return of a turn (docs/concepts.md)."""
 
     kind: Literal["differential", "cumulative", "single", "final"] = Field(
         "differential", description="reward at the end of each episode"
@@ -268,7 +268,7 @@ class ReturnOptions(Section):
 
 
 class LearnOptions(Section):
-    """[learn]: the loss and the optimizer (method page, section 5)."""
+    """[learn]: the loss and the optimizer (docs/concepts.md)."""
 
     lr: float = Field(3e-4, gt=0, le=1, description="learning rate of AdamW")
     beta2: float = Field(0.99, ge=0, lt=1, description="AdamW: decay of the squared gradient")

@@ -1,7 +1,7 @@
 """Scripted players: pattern, biased and random players of Tic-Tac-Toe; three Kuhn poker styles.
 
-Method page, section 6. A pattern player takes the first empty cell of its list; it does not look
-for wins or blocks.
+A pattern player takes the first empty cell of its list; it does not look for wins or blocks.
+docs/opponents.md describes all of them.
 """
 
 import math

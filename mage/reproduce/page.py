@@ -13,7 +13,7 @@ from mage.evaluation.rows import finite
 from mage.evaluation.statistics import Estimate
 from mage.reproduce.action_shares import Habit, WorldChoices, read_choices, stored_metas
 from mage.reproduce.paper import paper_note
-from mage.reproduce.pictures import PALETTE, draw_choices, draw_curves, draw_habits
+from mage.reproduce.pictures import draw_choices, draw_curves, draw_habits
 from mage.reproduce.plan import Plan
 from mage.reproduce.reflections import RULE, Quote, quote_reflections
 from mage.reproduce.results import (
@@ -88,12 +88,7 @@ def _draw(section: Section) -> Pictures:
     choices = section.choices
     return Pictures(
         tuple(draw_curves(panel) for panel in section.curves),
-        tuple(
-            draw_choices(arm, choices.rows, PALETTE[k % len(PALETTE)])
-            for k, arm in enumerate(choices.arms)
-        )
-        if choices
-        else (),
+        tuple(draw_choices(choices)) if choices else (),
         tuple(draw_habits(choices)) if choices else (),
     )
 
@@ -161,7 +156,11 @@ def name_measure(measure: MeasureName, episode: int) -> str:
 def _difference(pair: Pair, measure: MeasureName) -> str:
     verdict = "significant" if pair.is_real else "not significant"
     shown = show(pair.difference.difference, measure, signed=True)
-    return f"{shown}, Holm p {pair.adjusted:.3f}, {pair.seeds} seeds: {verdict}"
+    return f"{shown}, Holm p {pair.adjusted:.3f}, {_seeds(pair)}: {verdict}"
+
+
+def _seeds(pair: Pair) -> str:
+    return f"{pair.seeds} seed" + ("s" if pair.seeds != 1 else "")
 
 
 def _against_bounds(arm: ArmResult, result: WorldResult) -> str:

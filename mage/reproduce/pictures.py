@@ -6,6 +6,7 @@ A picture is narrow, so that a phone shows it whole and a wide screen shows seve
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
@@ -21,14 +22,22 @@ from mage.reproduce.action_shares import ArmChoices, WorldChoices
 from mage.reproduce.results import ArmCurve, CurvePanel
 from mage.reproduce.tables import TITLES
 
-PALETTE = (
-    *("#60646c", "#56B4E9", "#7A5195", "#1c2024", "#CC79A7"),
-    *("#009E73", "#D55E00", "#0072B2", "#E69F00"),
-)
+# Colours that colour-blind readers can tell apart; a method has the same one on every picture.
+_COLOURS = {
+    **{"mage": "#0072B2", "lamer": "#D55E00", "gigpo": "#009E73", "grpo": "#CC79A7"},
+    **{"final": "#E69F00", "reflexion": "#56B4E9", "react": "#80838d"},
+    **{"amem": "#7A5195", "memento": "#1c2024"},
+}
+_OTHERS = tuple(_COLOURS.values())
 _WIDTH, _HEIGHT = 5.2, 3.9  # inches
 _SPREAD = 0.34  # width of the place in which the intervals of all arms stand side by side
-_LARGEST = 260.0  # points^2 of a circle that stands for all turns of an episode
+_LARGEST = 13.0  # points: diameter of the circle of the most frequent pair
 _TEXT = {"svg.fonttype": "none", "font.size": 10, "axes.titlesize": 11}
+
+
+def colours_of(labels: Sequence[str]) -> list[str]:
+    """One colour an arm."""
+    return [_COLOURS.get(one, _OTHERS[k % len(_OTHERS)]) for k, one in enumerate(labels)]
 
 
 def draw_curves(panel: CurvePanel) -> str:
@@ -38,9 +47,9 @@ def draw_curves(panel: CurvePanel) -> str:
         episodes = max(len(arm.values) for arm in panel.arms)
         finish_axes(axes, "", percent=True)
         ends = []
-        for k, arm in enumerate(panel.arms):
+        colours = colours_of([arm.label for arm in panel.arms])
+        for k, (arm, colour) in enumerate(zip(panel.arms, colours, strict=True)):
             aside = _SPREAD * (k / max(1, len(panel.arms) - 1) - 0.5)
-            colour = PALETTE[k % len(PALETTE)]
             _draw_arm(axes, arm, colour, aside)
             ends.append((arm.values[-1].value, TITLES.get(arm.label, arm.label), colour))
         number_episodes(axes, episodes, "episode k")
@@ -87,14 +96,30 @@ def _draw_arm(axes: Axes, arm: ArmCurve, colour: str, aside: float) -> None:
         )
 
 
-def draw_choices(arm: ArmChoices, rows: Sequence[tuple[str, str]], colour: str) -> str:
+def draw_choices(choices: WorldChoices) -> list[str]:
+    """One picture an arm; circles of all arms have one scale."""
+    largest = max(float(arm.frequencies.max(initial=0.0)) for arm in choices.arms) or 1.0
+    colours = colours_of([arm.label for arm in choices.arms])
+    return [
+        _draw_choices(arm, choices.rows, colour, largest)
+        for arm, colour in zip(choices.arms, colours, strict=True)
+    ]
+
+
+def _draw_choices(
+    arm: ArmChoices, rows: Sequence[tuple[str, str]], colour: str, largest: float
+) -> str:
     """Episode x pair of state and move; the area of a circle is the frequency of the pair."""
     with new_figure(2.9, 2.9, **_TEXT) as figure:
-        axes = figure.add_axes((0.13, 0.15, 0.84, 0.74))
+        axes = figure.add_axes((0.17, 0.15, 0.8, 0.74))
         count, episodes = arm.frequencies.shape
-        for row in range(count):
-            areas = [_LARGEST * share for share in arm.frequencies[row]]
-            axes.scatter(range(1, episodes + 1), [row + 1] * episodes, areas, colour, linewidths=0)
+        # Diameters in steps of half a point: circles of one size are one shape in the file.
+        sizes = np.round(2 * _LARGEST * np.sqrt(arm.frequencies / largest)) / 2
+        for size in sorted(set(sizes[sizes > 0].tolist())):
+            places, episode = np.nonzero(sizes == size)
+            axes.plot(
+                episode + 1, places + 1, "o", color=colour, markersize=size, mew=0, alpha=0.85
+            )
         for row in range(1, count):
             if rows[row][0] != rows[row - 1][0]:
                 axes.axhline(row + 0.5, color=Colour.grid, linewidth=0.8)
@@ -126,14 +151,15 @@ def _draw_habit(
     with new_figure(_WIDTH, _HEIGHT - 0.5, **_TEXT) as figure:
         axes = figure.add_axes((0.12, 0.15, 0.64, 0.73))
         finish_axes(axes, "", percent=percent)
-        for k, line in enumerate(lines):
-            axes.plot(range(1, len(line) + 1), line, color=PALETTE[k % len(PALETTE)], marker=".")
+        colours = colours_of([arm.label for arm in choices.arms])
+        for line, colour in zip(lines, colours, strict=True):
+            axes.plot(range(1, len(line) + 1), line, color=colour, marker=".")
         number_episodes(axes, max(map(len, lines)))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.set_title(title)
         ends = [
-            (line[-1], TITLES.get(arm.label, arm.label), PALETTE[k % len(PALETTE)])
-            for k, (arm, line) in enumerate(zip(choices.arms, lines, strict=True))
+            (line[-1], TITLES.get(arm.label, arm.label), colour)
+            for arm, line, colour in zip(choices.arms, lines, colours, strict=True)
             if not math.isnan(line[-1])
         ]
         label_ends(axes, ends)

@@ -55,9 +55,9 @@ def show_ceilings(
     objective: Annotated[
         str,
         typer.Option(
-            metavar="score|win|W1,W2,...",
-            help="Mean score of an episode, probability to win it, or a sum of scores with one "
-            "weight per episode.",
+            metavar="score|win|pass|W1,W2,...",
+            help="Mean score of an episode, probability to win it, a sum of scores with one weight "
+            "per episode, or Pass@N where every episode replays one deal.",
         ),
     ] = "score",
     option: WorldOptions = None,
@@ -74,6 +74,9 @@ def show_ceilings(
     for name in shares:
         check_opponent_of(world, name)
     given = {"environment": environment, "seat": seat, "weights": shares}
+    if objective == "pass":
+        _show_pass(world, shares, find_seat(world, seat), episodes, given, as_json)
+        return
     if _is_fixed_throws(world, shares) and objective == "score":
         _show_throws(world, shares, episodes, given, as_json)
         return
@@ -97,6 +100,36 @@ def _is_fixed_throws(world: Environment, shares: Mapping[str, float]) -> bool:
 
     name, *others = shares
     return not others and dirichlet_alpha(world, name) is not None
+
+
+def _show_pass(
+    world: Environment,
+    shares: Mapping[str, float],
+    seat: int,
+    episodes: int,
+    given: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """The largest Pass@k of a replayed deal, and how many deals can be won at all."""
+    from mage.evaluation.exact.replayed import count_winnable, pass_bound, win_chances
+
+    if world.restart != "same":
+        raise UsageError(
+            "--objective pass is the bound of a deal that every episode replays: add "
+            "--environments.restart=same"
+        )
+    bounds = {k: pass_bound(world, shares, seat, k) for k in (1, episodes)}
+    chances = {name: win_chances(world, name, seat) for name in shares}
+    if as_json:
+        found = {"pass_at": bounds, "win_chances": chances}
+        print_json(given | {"objective": "pass", "episodes": episodes} | found)
+        return
+    rows = [(f"largest Pass@{k}", f"{value:.4f}") for k, value in bounds.items()]
+    rows += [
+        (f"deals that can be won against {name}", f"{count_winnable(found)} of {len(found)}")
+        for name, found in chances.items()
+    ]
+    console().print(plain_table((f"{world.name}, agent {given['seat']}", "replayed deal"), rows))
 
 
 def _show_throws(
@@ -179,7 +212,8 @@ def _read_objective(text: str, episodes: int) -> tuple[Objective, tuple[float, .
         counts = tuple(float(word) for word in text.split(","))
     except ValueError:
         raise UsageError(
-            f"--objective {text}: allowed are score, win, or one weight an episode, as in .25,.25,1"
+            f"--objective {text}: allowed are score, win, pass, or one weight an episode, as in "
+            ".25,.25,1"
         ) from None
     if (
         len(counts) != episodes

@@ -156,7 +156,7 @@ def ceilings(
 ) -> Ceilings:
     """The bounds against a weighted population, for a small OpenSpiel game with fresh deals.
 
-    Worked example (method page, section 7): Kuhn poker, {"conservative": .3, "aggressive": .3,
+    Worked example: Kuhn poker, {"conservative": .3, "aggressive": .3,
     "intermediate": .4}, first seat, three episodes. The best policy that does not adapt gets
     .0833, the best learner's third episode .2426, and a player that knows the opponent .2833.
     Beliefs about pure strategies are few. Against mixed ones (cfr, random) their number grows fast

@@ -176,8 +176,8 @@
         .filter(Boolean)
         .join(" / ");
     return html`<h3>Moves by state and episode</h3>
-      ${pictures && html`<p class="quiet">A row of a picture is a pair of state and move, listed below. The area of a circle is the share of the pair among all turns of the episode.</p>
-      <div class="pictures small">${pictures.choices.map((svg, k) => html`<${Picture} svg=${svg}
+      ${pictures && html`<p class="quiet">A row of a picture is a pair of state and move, listed below. The area of a circle is the share of the pair among all turns of the episode; the largest circle of all methods is ${mage.percent(Math.max(...choices.arms.flatMap((arm) => arm.frequencies.flat())), 0)}.</p>
+      <div class="pictures each">${pictures.choices.map((svg, k) => html`<${Picture} svg=${svg}
         title=${`Pairs of state and move by episode, ${full(choices.arms[k].label)}`} />`)}</div>
       <p class="quiet">Repeated pairs: share of turns whose pair of state and move the same task had in the episode before. Entropy: of all pairs of an episode.</p>
       <div class="pictures">${pictures.habits.map((svg, k) => html`<${Picture} svg=${svg}
