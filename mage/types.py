@@ -14,6 +14,7 @@ Outcome = Literal["won", "lost", "drawn"]
 Ending = Literal["finished", "illegal", "turn_limit", "error"]
 Finish = Literal["stop", "eos", "length", "overflow"]  # overflow: the prompt did not fit
 Split = Literal["train", "test", "ood"]
+PromptStyle = Literal["chat", "published"]  # how the agent is spoken to (docs/prompts.md)
 Member = tuple[int, int]  # number of the group, number in the group
 # (position in the reply, the tokens that legal moves have there)
 Choices = tuple[tuple[int, tuple[int, ...]], ...]
@@ -109,7 +110,8 @@ class Episode:
     the mean loss of a turn against the best play, over the turns after which success was still
     possible. It is None if there is no such turn or if the environment does not know it. `gains`
     are the shares of `reward` that were scored after each turn, in environments that score every
-    turn; empty in all others.
+    turn; empty in all others. `review` is what the agent reads about the episode when it reflects,
+    if that is not the recap. It is not stored with transcripts.
     """
 
     turns: tuple[Turn, ...]
@@ -122,6 +124,7 @@ class Episode:
     recap: str
     regret: float | None = None
     gains: tuple[float, ...] = ()
+    review: str = field(default="", compare=False, metadata=UNSTORED)
 
     @property
     def replies(self) -> tuple[Turn, ...]:

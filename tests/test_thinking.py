@@ -10,6 +10,7 @@ from toys import byte_chat
 
 from mage.agent.agent import Agent, SamplingOptions, read_action
 from mage.agent.chat import Chat, Thinking
+from mage.agent.styles import style_of
 from mage.agent.thoughts import is_thinking, without_thoughts
 from mage.config.loading import load_recipe
 from mage.engines.base import ScriptedEngine, run
@@ -146,7 +147,7 @@ def test_a_reply_that_is_cut_off_while_thinking_has_no_action(template: str, who
     (completion,) = run([agent.reply(chat.first("Rules.", "Go."), 1)])
     assert agent.is_cut_off(completion)
     assert agent.read(completion) is None
-    assert agent.read_note(completion) == ""
+    assert style_of(agent).read_note(agent, completion) == ""
 
 
 def test_a_long_reply_without_a_thought_is_not_cut_off() -> None:

@@ -1,9 +1,9 @@
-"""The agent: what the model sees and how its reply is read.
+"""The agent: a model with its chat format, and how its reply is read.
 
-Prompts are append-only: rules and answer format (system message), then instance, memory, and the
-turns of this episode. The history keeps only the action of a past reply, without thoughts, unless
-the rules ask for a sentence before the action. The LAST complete <action> after the end of thinking
-counts.
+Chat prompts are append-only: rules and answer format (system message), then instance, memory, and
+the turns of this episode. The history keeps only the action of a past reply, without thoughts,
+unless the rules ask for a sentence before the action. The LAST complete <action> after the end of
+thinking counts. `mage.agent.styles` has the two styles.
 """
 
 import random
@@ -19,7 +19,7 @@ from mage.agent.prompts import template
 from mage.agent.thoughts import CLOSE as THOUGHT_END
 from mage.agent.thoughts import is_thinking, without_thoughts
 from mage.environments.base import Environment, State
-from mage.types import Choices, Completion, Request
+from mage.types import Choices, Completion, PromptStyle, Request
 
 CLOSE = "</action>"
 _ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
@@ -70,7 +70,8 @@ class Agent:
 
     `window`: latest turns that are shown in full; None = all; 0 = the present observation alone,
     without any past turn. `fold`: see `History`. `think_first`: the rules ask for one short
-    sentence before the action, and the history keeps it.
+    sentence before the action, and the history keeps it. `prompts`: the style in which the agent
+    is spoken to.
     """
 
     engine: Sampler
@@ -79,6 +80,7 @@ class Agent:
     window: int | None = None
     fold: int = 1
     think_first: bool = False
+    prompts: PromptStyle = "chat"
 
     def system(self, environment: Environment) -> str:
         """The system message: rules and answer format."""
@@ -90,9 +92,12 @@ class Agent:
 
     def history(self) -> History:
         """The empty history of an episode."""
+        return History(self.chat, self.window, self.room(), self.fold)
+
+    def room(self) -> int | None:
+        """The largest prompt that leaves room for a reply of full length; None = no limit."""
         context = self.engine.context
-        room = None if context is None else context - self.sampling.max_tokens
-        return History(self.chat, self.window, room, self.fold)
+        return None if context is None else context - self.sampling.max_tokens
 
     async def reply(self, prompt_ids: Ids, seed: int) -> Completion:
         """A reply up to its action. A closing tag inside a thought does not end the reply."""
@@ -165,10 +170,6 @@ class Agent:
     def read_text(self, completion: Completion) -> str:
         """Free text without thoughts."""
         return without_thoughts(completion.text, self.chat.opens_thought)
-
-    def read_note(self, completion: Completion) -> str:
-        """A reflection as memories store it: without thoughts, one line, of limited length."""
-        return " ".join(self.read_text(completion).split())[:LONGEST_NOTE]
 
     def action_reply(self, action: str) -> Ids:
         """An action as a reply without thoughts; a thought that the prompt began is closed."""

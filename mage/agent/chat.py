@@ -11,7 +11,7 @@ thought, and a reply in the history starts with `thought_end`.
 """
 
 import json
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,12 +28,14 @@ _MARKS = ("\u2460system\u2460", "\u2461user\u2461", "\u2462reply\u2462", "\u2463
 
 # Texts repeat within an update, seldom later. A page of 2,000 tokens takes 80 kB.
 TEXTS_KEPT = 8192
+_MESSAGES_KEPT = 512  # whole prompts: members of a group share their first ones
 
 
 class Chat:
     """Text to ids and back for one model.
 
     pieces of a chat:  first(system, user) reply_ids next(user) reply_ids next(user) ...
+    a single message:  alone(user)
     """
 
     opens_thought: bool = False  # the prompt ends inside a thought
@@ -49,6 +51,7 @@ class Chat:
     ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
+        self._source = template, special, thinking
         self._cut(_render_with(template, special, thinking))
         self.opens_thought = is_thinking(self._user_to_reply)
         if thinking == "on" and not self.opens_thought:
@@ -56,6 +59,7 @@ class Chat:
         self.thought_end = f"\n{CLOSE}\n\n" if self.opens_thought else ""
         self.encode = lru_cache(maxsize=TEXTS_KEPT)(self._encode)
         self.decode = lru_cache(maxsize=TEXTS_KEPT)(self._decode)
+        self.alone = lru_cache(maxsize=_MESSAGES_KEPT)(self._encode_alone)
 
     @classmethod
     def load(cls, folder: str | Path, thinking: Thinking = "auto") -> "Chat":
@@ -84,6 +88,20 @@ class Chat:
     def next(self, user: str) -> Ids:
         """The text after a reply: its end, the next message, the start of the next reply."""
         return self.encode(self._reply_to_user + user + self._user_to_reply)
+
+    def _encode_alone(self, user: str) -> Ids:
+        """A chat of one user message, without a system message of ours."""
+        before, after = self._around_user
+        return self._encode(before + user + after)
+
+    @cached_property
+    def _around_user(self) -> tuple[str, str]:
+        """The template's text before and after a single user message."""
+        rendered = _render(*self._source, roles=("user",))
+        if rendered.count(_MARKS[0]) != 1:
+            raise UserError("the chat template does not show a single user message once")
+        before, after = rendered.split(_MARKS[0])
+        return before, after
 
     def _encode(self, text: str) -> Ids:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
@@ -135,14 +153,14 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _render(template: str, special: dict[str, str], thinking: Thinking = "auto") -> str:
-    system, user, reply, again = _MARKS
-    messages = [
-        {"role": "system", "content": system},
-        {"role": "user", "content": user},
-        {"role": "assistant", "content": reply},
-        {"role": "user", "content": again},
-    ]
+def _render(
+    template: str,
+    special: dict[str, str],
+    thinking: Thinking = "auto",
+    roles: tuple[str, ...] = ("system", "user", "assistant", "user"),
+) -> str:
+    marked = zip(roles, _MARKS, strict=False)
+    messages = [{"role": role, "content": mark} for role, mark in marked]
     switch = {} if thinking == "auto" else {"enable_thinking": thinking == "on"}
     values = {"messages": messages, "add_generation_prompt": True, **special, **switch}
     return render_template(template, values)

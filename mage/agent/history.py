@@ -105,11 +105,12 @@ def folded_line(actions: Sequence[str | None]) -> str:
     >>> folded_line(["open drawer 1", None])
     '(Turns 2 to 3 are not shown. Actions: open drawer 1; ?)'
     """
-    names = [_short(action) for action in actions]
+    names = [short(action or "?") for action in actions]
     turns = "Turn 2 is" if len(names) == 1 else f"Turns 2 to {len(names) + 1} are"
     return template("folded").format(turns=turns, actions="; ".join(names))
 
 
-def _short(action: str | None) -> str:
-    text = " ".join((action or "?").split())
+def short(action: str) -> str:
+    """An action in one line of limited length."""
+    text = " ".join(action.split())
     return text if len(text) <= _ACTION_LENGTH else f"{text[:_ACTION_LENGTH]}.."

@@ -83,6 +83,12 @@ _EFFECTS = (
         "while run.episodes_every = 0",
         lambda r: r.run.episodes_every > 0,
     ),
+    *(
+        _Effect(
+            "agent", name, 'with agent.prompts = "published"', lambda r: r.agent.prompts == "chat"
+        )
+        for name in ("fold", "think_first", "past_turns")
+    ),
     _Effect("agent", "window", "with agent.past_turns = false", lambda r: r.agent.past_turns),
     _Effect("agent", "fold", "with agent.past_turns = false", lambda r: r.agent.past_turns),
     _Effect(

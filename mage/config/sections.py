@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from mage.config.toml import Tables
-from mage.types import Split
+from mage.types import PromptStyle, Split
 
 Seats = Literal["first", "second", "both"]
 
@@ -149,6 +149,11 @@ class PlayOptions(Section):
 class AgentOptions(Section):
     """[agent]: prompt options, and how replies are sampled in training."""
 
+    prompts: PromptStyle = Field(
+        "chat",
+        description="chat = rules in a system message and a chat that grows; published = one user "
+        "message a turn with the content of the published prompts (docs/prompts.md)",
+    )
     temperature: float = Field(
         1.0, gt=0, le=10, description="sampling temperature; loss and logprobs use the same"
     )
@@ -181,10 +186,11 @@ class AgentOptions(Section):
     max_tokens: int = Field(256, ge=1, description="token limit of a reply with an action")
     reflection_tokens: int = Field(256, ge=1, description="token limit of a reflection")
 
-    def shown(self) -> tuple[int | None, int, bool]:
+    def shown(self) -> tuple[int | None, int, bool, PromptStyle]:
         """What a prompt shows: past turns in full (None = all), turns folded at once, the request
-        for a sentence before the action."""
-        return self.window if self.past_turns else 0, self.fold, self.think_first
+        for a sentence before the action, and its style."""
+        window = self.window if self.past_turns else 0
+        return window, self.fold, self.think_first, self.prompts
 
 
 class Stage(BaseModel):

@@ -82,6 +82,64 @@ class State(ABC):
         return None
 
 
+class Wording:
+    """An environment in the words of the published prompts (`agent.prompts`, docs/prompts.md).
+
+    This class takes the environment's own texts, so an environment needs no second prompt. A world
+    of the paper has a subclass with the content of its published prompt. Moves have two spellings
+    then: the one of the state (`State.legal`) and the one of the agent.
+    """
+
+    boards: ClassVar[int | None] = None  # latest observations in a prompt for a move; None = all
+    reviewed: ClassVar[int | None] = None  # latest turns that a reflection sees; None = all
+
+    def __init__(self, environment: "Environment") -> None:
+        self.environment = environment
+
+    def task(self, seat: int) -> str:
+        """Role, rules and goal. Reflections begin with it too, so it names no answer format."""
+        return f"{self.environment.rules()} {self.environment.instance(seat)}"
+
+    def opening(self, state: State, seat: int) -> str:
+        """What this seat sees when the episode begins."""
+        return f"At the start:\n{self.view(state, seat)}"
+
+    def view(self, state: State, seat: int) -> str:
+        """What this seat sees after its last move, or at the end of the episode."""
+        return state.recap(seat) if state.turn() is None else state.observe(seat)
+
+    def review(self, state: State, seat: int, training: bool) -> str:
+        """A view in the request for a reflection."""
+        return self.view(state, seat)
+
+    def past(self, view: str) -> str:
+        """A view that is no longer the latest one."""
+        return view
+
+    def choices(self, state: State) -> str:
+        """The list of possible moves; empty if the task tells them."""
+        return ""
+
+    def answer(self) -> str:
+        """What to think about, what to choose and how to write it."""
+        return (
+            "First think step by step about the present situation. Then choose your action and "
+            f"write it like this: <action>{self.environment.example_action()}</action>"
+        )
+
+    def word(self, action: str) -> str:
+        """A legal move of the state as the agent writes it."""
+        return action
+
+    def words(self, state: State) -> tuple[str, ...]:
+        """All legal moves as the agent writes them."""
+        return tuple(map(self.word, state.legal()))
+
+    def read(self, state: State, written: str) -> str | None:
+        """The legal move of the state that the agent has written; None if it is none."""
+        return state.read(written)
+
+
 class Environment(BaseModel, ABC):
     """A world and its options. A class in a file of this folder is found by the file's name."""
 
@@ -125,6 +183,10 @@ class Environment(BaseModel, ABC):
     def forfeits_at_limit(self) -> bool:
         """Whether an agent that reaches the turn limit with an illegal reply loses the episode."""
         return True
+
+    def wording(self) -> Wording:
+        """The words of the published prompts; an environment of its own needs none."""
+        return Wording(self)
 
     def task_kind(self, seed: int) -> str:
         """A label of the episode with this seed for tables, such as its task type; may be empty."""

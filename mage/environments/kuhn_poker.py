@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from mage.environments.base import State, Wording
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
 
 CARDS = ("J", "Q", "K")
@@ -20,6 +21,28 @@ _RULES = (
     "You take turns to pass or to bet 1 more chip. A pass after a bet gives up the pot; "
     "a bet after a bet calls it. "
     "If nobody gives up, the cards are shown and the higher card wins the pot."
+)
+
+_NAMES = ("Jack", "Queen", "King")
+_TASK = """You are an expert at Kuhn poker.
+
+Rules:
+- Two players, player 0 and player 1, use three cards: King (K) beats Queen (Q), and Queen beats \
+Jack (J).
+- Before the cards are dealt, each player puts 1 chip into the pot. Each gets one card that only \
+this player sees; nobody sees the third card.
+- The players act in turn, player 0 first. PASS adds nothing to the pot, BET adds 1 chip.
+- A PASS after a BET of the other player gives the pot to the player who bet. After PASS and PASS, \
+or BET and BET, the higher card takes the pot.
+
+On each of your turns you see your card and the actions so far, and choose your action from them.
+You are player {seat}, the opponent is player {other}.
+
+Goal: win as many chips as you can in the long run. Your card and the actions so far decide what \
+is best."""
+_ANSWER = (
+    "It is your turn. First think step by step about the situation. Then choose one action, PASS "
+    "or BET, and write it as <action>PASS</action> or <action>BET</action>."
 )
 
 
@@ -64,6 +87,37 @@ class KuhnPokerState(OpenSpielState):
         return [action for _, action in self.moves][-2:] in (["pass", "pass"], ["bet", "bet"])
 
 
+class KuhnPokerWording(Wording):
+    """PASS and BET; players are numbered 0 and 1."""
+
+    boards: ClassVar[int | None] = 2
+    reviewed: ClassVar[int | None] = 7
+
+    def task(self, seat: int) -> str:
+        return _TASK.format(seat=seat, other=1 - seat)
+
+    def view(self, state: State, seat: int) -> str:
+        assert isinstance(state, KuhnPokerState)
+        made = [f"player {mover} {self.word(action)}" for mover, action in state.moves]
+        return f"Your card: {_NAMES[state.deal[seat]]}. Actions: {', '.join(made) or 'none yet'}."
+
+    def review(self, state: State, seat: int, training: bool) -> str:
+        """In training the published request for a reflection shows both cards."""
+        assert isinstance(state, KuhnPokerState)
+        cards = ", ".join(f"player {one} has {_NAMES[card]}" for one, card in enumerate(state.deal))
+        view = self.view(state, seat)
+        return f"{view} Cards: {cards}." if training else view
+
+    def answer(self) -> str:
+        return _ANSWER
+
+    def word(self, action: str) -> str:
+        return action.upper()
+
+    def read(self, state: State, written: str) -> str | None:
+        return next((one for one in state.legal() if self.word(one) == written), None)
+
+
 class KuhnPoker(OpenSpiel):
     name: ClassVar[str] = "kuhn_poker"
     game: Literal["kuhn_poker"] = Field("kuhn_poker", description="OpenSpiel's name of the game")
@@ -85,6 +139,9 @@ class KuhnPoker(OpenSpiel):
 
     def rules(self) -> str:
         return _RULES
+
+    def wording(self) -> KuhnPokerWording:
+        return KuhnPokerWording(self)
 
     def instance(self, seat: int) -> str:
         return "You act first." if seat == 0 else "You act second."

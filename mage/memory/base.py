@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from mage.types import Outcome
+from mage.types import Outcome, PromptStyle
 
 Ask = Callable[[str], Awaitable[str]]
 
@@ -25,7 +25,8 @@ class Entry:
     """A finished episode.
 
     `number` starts at 1; `opening` is its first observation, `recap` what the agent saw of it, and
-    `reflection` the agent's note on it (without thoughts).
+    `reflection` the agent's note on it (without thoughts). `prompts` is the style in which the
+    agent is spoken to: the published one calls episodes trials and names their outcome.
     """
 
     number: int
@@ -33,6 +34,7 @@ class Entry:
     recap: str
     outcome: Outcome
     reflection: str
+    prompts: PromptStyle = "chat"
 
 
 class Notebook(ABC):

@@ -35,10 +35,22 @@ class NotesNotebook(Notebook):
         self.lines: list[str] = []
 
     async def add(self, entry: Entry, ask: Ask) -> None:
-        if self.options.keep in ("history", "both"):
+        keep = self.options.keep
+        if keep != "none" and entry.prompts == "published":
+            self.lines.append(_tell_trial(entry, keep != "reflections", self.options.reflects))
+            return
+        if keep in ("history", "both"):
             self.lines.append(f"Game {entry.number}: {entry.recap}")
         if self.options.reflects:
             self.lines.append(f"Note {entry.number}: {entry.reflection}")
 
     async def show(self, opening: str, ask: Ask) -> str:
         return "\n".join(self.lines)
+
+
+def _tell_trial(entry: Entry, with_history: bool, with_reflection: bool) -> str:
+    """A trial, its course, its outcome and the reflection on it, as in the published prompts."""
+    outcome = "completed" if entry.outcome == "won" else "not completed"
+    course = [f"In trial {entry.number} you saw and did this:", entry.recap] if with_history else []
+    note = ["Your reflection on it:", entry.reflection] if with_reflection else []
+    return "\n".join([*course, f"Trial {entry.number} was {outcome}.", *note])

@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from mage.agent.agent import Agent, episode_text
-from mage.agent.history import History, PastTurn
+from mage.agent.agent import Agent
+from mage.agent.dialogue import Dialogue
+from mage.agent.styles import open_dialogue
 from mage.config.errors import UserError
 from mage.environments.base import Environment, State
 from mage.opponents.base import Knowledge, Opponent
@@ -75,7 +76,7 @@ class FrozenAgent(Opponent):
     agent: Any  # an Agent
     environment: Any  # an Environment
     episodes: int = 1
-    _histories: WeakKeyDictionary[State, History] = PrivateAttr(default_factory=WeakKeyDictionary)
+    _dialogues: WeakKeyDictionary[State, Dialogue] = PrivateAttr(default_factory=WeakKeyDictionary)
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         raise UserError("a frozen copy has no exact policy; it is asked with `think`")
@@ -83,16 +84,14 @@ class FrozenAgent(Opponent):
     async def think(self, state: State, seat: int, rng: random.Random) -> str:
         """The copy's move; a random legal move if its reply names none."""
         agent: Agent = self.agent
-        observation = state.observe(seat)
-        known = self._histories.get(state)
-        if known is None or agent.window == 0:
-            known = self._histories[state] = agent.history()
-            text = episode_text(self.environment, seat, "", 1, self.episodes, observation)
-            prompt = known.begin(agent.begin(self.environment, text))
-        else:
-            prompt = known.next(observation)
+        known = self._dialogues.get(state)
+        if known is None:
+            known = open_dialogue(agent, self.environment, seat, 1, self.episodes)
+            self._dialogues[state] = known
+        prompt = known.ask(state)
         completion = await agent.reply(prompt.ids, derive(rng.getrandbits(60), "league"))
         written = agent.read(completion)
-        known.add(PastTurn(observation, agent.past_reply(completion, written), written))
-        action = None if written is None else state.read(written)
-        return rng.choice(state.legal()) if action is None else action
+        action = None if written is None else known.wording.read(state, written)
+        move = rng.choice(state.legal()) if action is None else action
+        known.add(completion, written, move)
+        return move

@@ -4,9 +4,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from mage.agent.agent import Agent, episode_text, illegal_text, reflect_text
-from mage.agent.chat import Ids
-from mage.agent.history import History, PastTurn, Prompt
+from mage.agent.agent import Agent
+from mage.agent.dialogue import Dialogue
+from mage.agent.history import Prompt
+from mage.agent.styles import open_dialogue, style_of
 from mage.environments.base import Environment, State
 from mage.memory.base import Memory
 from mage.opponents.base import Opponent, meet, move_rng
@@ -43,6 +44,14 @@ class PlaySetup:
         """The player on the other side of a task."""
         return self.rivals.get(task.opponent) or meet(task)
 
+    def numbering(self, number: int) -> tuple[int, int]:
+        """Episode `number` (from 0) as prompts name it: its number from 1, and that of all."""
+        return (number + 1, self.episodes) if self.numbered else (1, 1)
+
+    def talk(self, seat: int, number: int) -> Dialogue:
+        """The dialogue of episode `number` (from 0)."""
+        return open_dialogue(self.agent, self.environment, seat, *self.numbering(number))
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRef:
@@ -71,8 +80,8 @@ async def play_episode(
     turns: list[Turn] = []
     moves: list[Move] = []
     scores: list[float] = []  # before every turn, if the environment scores every turn
-    history = setup.agent.history()
-    memory = ""
+    dialogue = setup.talk(seat, ref.number)
+    dialogue.training = ref.task.split == "train"
     ending: Ending = "finished"
     while True:
         await _let_opponent_move(setup, ref, state, moves)
@@ -82,19 +91,19 @@ async def play_episode(
             ending = "turn_limit" if all(turn.legal for turn in turns) else "illegal"
             break
         if not turns:
-            memory = await recall(opening_text(environment, seat, state.observe(seat)))
-        turn = await _take_turn(setup, ref, memory, state, turns, history)
+            dialogue.memory = await recall(opening_text(setup, seat, dialogue.observe(state)))
+        turn, action = await _take_turn(setup, ref, state, len(turns), dialogue)
         turns.append(turn)
         if environment.scores_every_turn:
             scores.append(state.scores()[seat])
-        if turn.legal:
-            assert turn.action is not None, "a legal turn has an action"
-            moves.append(Move(seat, turn.action))
-            state.apply(turn.action)
+        if action is not None:
+            moves.append(Move(seat, action))
+            state.apply(action)
         else:
             state.refuse(turn.action)
     episode = _finish(environment, seat, state, turns, moves, ending, reflection)
-    return replace(episode, gains=_gains(environment, scores, episode.reward)), memory
+    gains = _gains(environment, scores, episode.reward)
+    return replace(episode, gains=gains, review=dialogue.review(state)), dialogue.memory
 
 
 def _gains(environment: Environment, scores: list[float], reward: float) -> tuple[float, ...]:
@@ -103,9 +112,9 @@ def _gains(environment: Environment, scores: list[float], reward: float) -> tupl
     return tuple(after - before for before, after in pairwise(rewards))
 
 
-def opening_text(environment: Environment, seat: int, observation: str) -> str:
+def opening_text(setup: PlaySetup, seat: int, observation: str) -> str:
     """The opening of an episode. Memories compare openings."""
-    return f"{environment.instance(seat)} {observation}"
+    return style_of(setup.agent).opening(setup.environment, seat, observation)
 
 
 async def _let_opponent_move(
@@ -118,44 +127,27 @@ async def _let_opponent_move(
         state.apply(action)
 
 
-def opening_prompt(setup: PlaySetup, seat: int, number: int, memory: str, observation: str) -> Ids:
-    """The prompt of the first move of episode `number` (from 0)."""
-    shown, count = (number + 1, setup.episodes) if setup.numbered else (1, 1)
-    return setup.agent.begin(
-        setup.environment, episode_text(setup.environment, seat, memory, shown, count, observation)
-    )
-
-
 async def _take_turn(
-    setup: PlaySetup,
-    ref: EpisodeRef,
-    memory: str,
-    state: State,
-    turns: Sequence[Turn],
-    history: History,
-) -> Turn:
-    """Get one reply of the agent, judge it, and add it to the history."""
-    agent, seat = setup.agent, ref.task.seat
-    observation = state.observe(seat)
-    message = observation if not turns or turns[-1].legal else illegal_text(observation)
-    if turns and agent.window != 0:
-        prompt = history.next(message)
-    else:
-        prompt = history.begin(opening_prompt(setup, seat, ref.number, memory, message))
-    seed = derive(ref.seed, ref.number, len(turns))
-    prompt, completion = await _reply(agent, history, prompt, message, seed)
-    turn, written = _judge(setup, state, seat, observation, prompt, completion)
-    history.add(PastTurn(message, agent.past_reply(completion, written), written))
-    return turn
+    setup: PlaySetup, ref: EpisodeRef, state: State, number: int, dialogue: Dialogue
+) -> tuple[Turn, str | None]:
+    """Get one reply of the agent, judge it, and keep it; returns also the legal move in it."""
+    observation, prompt = dialogue.observe(state), dialogue.ask(state)
+    seed = derive(ref.seed, ref.number, number)
+    prompt, completion = await _reply(setup.agent, dialogue, prompt, seed)
+    written = setup.agent.read(completion)
+    action = None if written is None else dialogue.wording.read(state, written)
+    turn = _judge(setup, state, dialogue, observation, prompt, completion, written, action)
+    dialogue.add(completion, written, action)
+    return turn, action
 
 
 async def _reply(
-    agent: Agent, history: History, prompt: Prompt, message: str, seed: int
+    agent: Agent, dialogue: Dialogue, prompt: Prompt, seed: int
 ) -> tuple[Prompt, Completion]:
-    """A reply. A prompt that the engine refuses as too long is folded further and sent again."""
+    """A reply. A prompt that the engine refuses as too long is shortened and sent again."""
     completion = await agent.reply(prompt.ids, seed)
     while completion.finish == "overflow":
-        shorter = history.fold_more(prompt, message)
+        shorter = dialogue.shorten(prompt)
         if shorter is None:
             break
         prompt = shorter
@@ -166,27 +158,27 @@ async def _reply(
 def _judge(
     setup: PlaySetup,
     state: State,
-    seat: int,
+    dialogue: Dialogue,
     observation: str,
     prompt: Prompt,
     completion: Completion,
-) -> tuple[Turn, str | None]:
-    """The record of a reply, and the action as it was written.
+    written: str | None,
+    action: str | None,
+) -> Turn:
+    """The record of a reply: the action as it was written, and as the state spells it.
 
     A prompt that does not fit is not the model's fault: it costs nothing.
     """
-    agent = setup.agent
-    written, legal = agent.read(completion), state.legal()
-    action = None if written is None else state.read(written)
+    agent, legal = setup.agent, dialogue.wording.words(state)
     overflow = completion.finish == "overflow"
     penalty = 0.0 if action is not None or overflow else setup.illegal_penalty
-    turn = Turn(
+    return Turn(
         kind="play",
-        anchor=state.anchor(seat),
+        anchor=state.anchor(dialogue.seat),
         observation=observation,
         prompt_ids=prompt.ids,
         completion=completion,
-        action=written if action is None else action,
+        action=written if action is None else dialogue.wording.word(action),
         choices=agent.choices(completion, legal),
         legal=action is not None,
         penalty=_length_penalty(setup, completion, agent.sampling.max_tokens) - penalty,
@@ -195,7 +187,6 @@ def _judge(
         overflow=overflow or not prompt.fits,
         legal_moves=legal,
     )
-    return turn, written
 
 
 def _length_penalty(setup: PlaySetup, completion: Completion, limit: int) -> float:
@@ -243,11 +234,17 @@ def _mean_known(values: Sequence[float | None]) -> float | None:
 
 
 async def reflect(setup: PlaySetup, ref: EpisodeRef, episode: Episode) -> Turn:
-    """The agent's note on the finished episode: m_n ~ pi(. | x, episode n), true outcome shown."""
-    environment, agent, seat = setup.environment, setup.writer or setup.agent, ref.task.seat
-    user = reflect_text(environment, seat, ref.number + 1, setup.episodes, episode.recap)
-    prompt = agent.chat.first(agent.system(environment), user)
+    """The agent's note on the finished episode: m_n ~ pi(. | x, episode n), true outcome shown.
+
+    A reply without a note (the published style has a tag for it) counts as an illegal action.
+    """
+    agent = setup.writer or setup.agent
+    style, where = style_of(agent), (ref.number + 1, setup.episodes)
+    prompt = style.reflect(agent, setup.environment, ref.task.seat, where, episode)
     completion = await agent.write(prompt, derive(ref.seed, ref.number, "reflect"))
+    legal = style.read_note(agent, completion) is not None
+    overflow = completion.finish == "overflow"
+    penalty = 0.0 if legal or overflow else setup.illegal_penalty
     return Turn(
         kind="reflect",
         anchor="reflection",
@@ -256,8 +253,8 @@ async def reflect(setup: PlaySetup, ref: EpisodeRef, episode: Episode) -> Turn:
         completion=completion,
         action=None,
         choices=(),
-        legal=True,
-        penalty=_length_penalty(setup, completion, agent.sampling.reflection_tokens),
+        legal=legal,
+        penalty=_length_penalty(setup, completion, agent.sampling.reflection_tokens) - penalty,
         cut_off=agent.is_cut_off(completion),
-        overflow=completion.finish == "overflow",
+        overflow=overflow,
     )

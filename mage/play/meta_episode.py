@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from mage.agent.styles import style_of
 from mage.environments.base import State
 from mage.memory.base import Entry
 from mage.play.episode import EpisodeRef, PlaySetup, Recall, opening_text, play_episode, reflect
@@ -28,7 +29,7 @@ async def play_meta_episode(
     """
     texts = setup.shown.get(group)
     setup = replace(setup, environment=setup.environment.for_split(task.split))
-    notebook, questions = setup.memory.open(), _Questions(setup, seed)
+    notebook, questions = setup.memory.open(), _Questions(setup, task.seat, seed)
     episodes: list[Episode] = []
     memories: list[str] = []
     reflection: Turn | None = None
@@ -66,10 +67,10 @@ def make_entry(
 ) -> Entry:
     """An episode as the memory keeps it."""
     first = episode.turns[0].observation if episode.turns else ""
-    opening = opening_text(setup.environment, seat, first)
-    writer = setup.writer or setup.agent
-    note = "" if reflection is None else writer.read_note(reflection.completion)
-    return Entry(number + 1, opening, episode.recap, episode.outcome, note)
+    agent, writer = setup.agent, setup.writer or setup.agent
+    note = reflection and style_of(writer).read_note(writer, reflection.completion)
+    opening, told = opening_text(setup, seat, first), episode.review or episode.recap
+    return Entry(number + 1, opening, told, episode.outcome, note or "", agent.prompts)
 
 
 def _show(text: str) -> Recall:
@@ -87,13 +88,13 @@ class _Questions:
     `tokens` counts the tokens of the answers, with one entry per episode.
     """
 
-    def __init__(self, setup: PlaySetup, seed: int) -> None:
-        self.setup, self.seed = setup, seed
+    def __init__(self, setup: PlaySetup, seat: int, seed: int) -> None:
+        self.setup, self.seat, self.seed = setup, seat, seed
         self.tokens: list[int] = []
 
     async def ask(self, text: str) -> str:
         agent = self.setup.agent
-        prompt = agent.chat.first(agent.system(self.setup.environment), text)
+        prompt = style_of(agent).ask(agent, self.setup.environment, self.seat, text)
         answer = await agent.write(prompt, derive(self.seed, "ask", text))
         self.tokens[-1] += len(answer.token_ids)
         return agent.read_text(answer)

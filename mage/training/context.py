@@ -12,15 +12,15 @@ from typing import Any
 
 from mage.agent.agent import LONGEST_NOTE, Agent, SamplingOptions, random_move
 from mage.agent.chat import Chat
-from mage.agent.history import PastTurn
 from mage.config.errors import ConfigError
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.engines.base import ScriptedEngine, run
 from mage.environments.base import State
 from mage.memory.base import Entry, Notebook
-from mage.play import PlaySetup, opening_prompt
+from mage.play import PlaySetup, opening_text
 from mage.seeds import derive
+from mage.types import Completion
 
 MOST_OVERFLOW = 0.05  # share of replies; training stops above it
 _META_EPISODES = 4
@@ -122,31 +122,32 @@ class _RandomPlayer:
         return sizes
 
     async def _play_episode(self, number: int, notebook: Notebook) -> list[int]:
-        environment, agent = self.setup.environment, self.setup.agent
+        environment, dialogue = self.setup.environment, self.setup.talk(self.seat, number)
         state = environment.start(environment.episode_seed(self.seed, number))
-        history, opening, memory, sizes = agent.history(), "", "", list[int]()
+        opening, sizes = "", list[int]()
         while (mover := state.turn()) is not None and len(sizes) < environment.max_turns:
             action = random_move(state, self.rng)
             if mover == self.seat:
-                observation = state.observe(mover)
                 if not sizes:
-                    opening = f"{environment.instance(mover)} {observation}"
-                    memory = await notebook.show(opening, self._ask)
-                if sizes and agent.window != 0:
-                    prompt = history.next(observation)
-                else:
-                    ids = opening_prompt(self.setup, mover, number, memory, observation)
-                    prompt = history.begin(ids)
-                sizes.append(len(prompt.ids))
-                history.add(PastTurn(observation, agent.action_reply(action), action))
+                    opening = opening_text(self.setup, mover, dialogue.observe(state))
+                    dialogue.memory = await notebook.show(opening, self._ask)
+                sizes.append(len(dialogue.ask(state).ids))
+                dialogue.add(*self._reply(dialogue.wording.word(action)), action)
             state.apply(action)
-        self.entries.append(self._entry(number, opening, state))
+        told = dialogue.review(state) or self._recap(state)
+        prompts = self.setup.agent.prompts
+        self.entries.append(Entry(number + 1, opening, told, "lost", self.note, prompts))
         return sizes
 
-    def _entry(self, number: int, opening: str, state: State) -> Entry:
+    def _reply(self, word: str) -> tuple[Completion, str]:
+        """A reply that is only this action, and the action."""
+        agent = self.setup.agent
+        ids = agent.action_reply(word)
+        return Completion(ids, (0.0,) * len(ids), agent.chat.decode(ids), "stop", 0), word
+
+    def _recap(self, state: State) -> str:
         known = state.turn() is None or not self.setup.environment.multi_agent
-        recap = state.recap(self.seat) if known else ""
-        return Entry(number + 1, opening, recap, "lost", self.note)
+        return state.recap(self.seat) if known else ""
 
     async def _ask(self, question: str) -> str:
         return self.note

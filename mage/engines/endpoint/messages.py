@@ -39,9 +39,13 @@ class MessageChat(Chat):
         self.pieces: dict[int, Piece] = {}
         self.encode = lru_cache(maxsize=4096)(self._encode)
         self.decode = lru_cache(maxsize=4096)(self._decode)
+        self.alone = lru_cache(maxsize=4096)(self._encode_alone)
 
     def first(self, system: str, user: str) -> Ids:
         return (SYSTEM, *self.encode(system), *self.next(user))
+
+    def _encode_alone(self, user: str) -> Ids:
+        return self.next(user)
 
     def next(self, user: str) -> Ids:
         return (USER, *self.encode(user), REPLY)

@@ -24,7 +24,7 @@ from mage.environments.alfworld.games import (
 from mage.environments.alfworld.generator import SHORTEST
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TASK_TYPES, TaskType
-from mage.environments.base import SingleAgentEnvironment, State
+from mage.environments.base import SingleAgentEnvironment, State, Wording
 from mage.types import Outcome, Split
 
 _RULES = (
@@ -33,6 +33,12 @@ _RULES = (
     "are at a receptacle, and you carry one thing at a time. A sinkbasin cleans, a microwave "
     "heats and a fridge cools what you carry; use a lamp to look at it "
     "in the light. Do one command at a time, written exactly as it is listed."
+)
+
+_TASK = "You are an expert agent in the household world ALFRED."
+_ANSWER = (
+    "It is your turn. First think step by step about the situation. Then choose one of the "
+    "possible actions and write it between <action> and </action>."
 )
 
 
@@ -144,6 +150,32 @@ class AlfworldState(State):
         """The next command of the shortest plan from the current situation."""
         steps = plan(self.world)
         return steps[0] if steps else None
+
+
+class AlfworldWording(Wording):
+    """No rules and no hints: the room and the task are in the first observation."""
+
+    reviewed: ClassVar[int | None] = 15
+
+    def task(self, seat: int) -> str:
+        return _TASK
+
+    def opening(self, state: State, seat: int) -> str:
+        return self.view(state, seat)
+
+    def view(self, state: State, seat: int) -> str:
+        assert isinstance(state, AlfworldState)
+        return _cut(state.answer, state.environment.characters)
+
+    def choices(self, state: State) -> str:
+        listed = ",\n".join(f"'{command}'" for command in self.words(state))
+        return f"The possible actions now are:\n[{listed}]"
+
+    def answer(self) -> str:
+        return _ANSWER
+
+    def words(self, state: State) -> tuple[str, ...]:
+        return tuple(command for command in state.legal() if command != "help")
 
 
 def _cut(text: str, most: int, end: str = "") -> str:
@@ -264,6 +296,9 @@ class Alfworld(SingleAgentEnvironment):
 
     def rules(self) -> str:
         return _RULES
+
+    def wording(self) -> AlfworldWording:
+        return AlfworldWording(self)
 
     def instance(self, seat: int) -> str:
         return f"You have {self.max_turns} turns."

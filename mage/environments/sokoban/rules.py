@@ -1,4 +1,4 @@
-"""The rules of Sokoban as the model reads them."""
+"""The rules of Sokoban as the model reads them: ours, and those of the published prompts."""
 
 from typing import Literal
 
@@ -33,3 +33,37 @@ def write_rules(view: View, turn_moves: int, max_turns: int, stop_when_lost: boo
         turns=f"{max_turns} turn{'s' if max_turns > 1 else ''}",
         end=_ENDS if stop_when_lost else _GOES_ON,
     )
+
+
+# --- The words of the published prompts (docs/prompts.md) ---
+
+TICK = "√"  # a box on a target
+TASK = f"""You are an expert at Sokoban.
+
+Symbols:
+# wall: nothing can go there
+_ floor: you and the boxes can go there
+O target: a box has to stand here
+X box: push it onto a target
+P you: you walk through the room and push boxes
+{TICK} box on a target
+S you on a target
+
+Goal: push all boxes (X) onto targets (O). You win when every box is on a target.
+
+Rules:
+- The actions are up, down, left and right.
+- You push one box at a time and can never pull one, so plan ahead.
+- Neither you nor a box can go through a wall or another box.
+- Do not push a box into a corner, or along a wall from which it cannot come back: it is stuck \
+there."""
+_ANSWER = (
+    "It is your turn: choose the next {count}. First think step by step: where are the boxes and "
+    "the targets, which way brings a box to a target, and which pushes would get it stuck? Then "
+    "write {count}, separated by commas, between <action> and </action>."
+)
+
+
+def write_answer(turn_moves: int) -> str:
+    """What the answer of a turn has to be."""
+    return _ANSWER.format(count=("ONE action", "TWO actions", "THREE actions")[turn_moves - 1])

@@ -11,11 +11,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mage.config.errors import UserError
-from mage.environments.base import SingleAgentEnvironment, State
+from mage.environments.base import SingleAgentEnvironment, State, Wording
 from mage.environments.sokoban.lengths import NATURAL, SIZE, natural_lengths
 from mage.environments.sokoban.levels import level_files, pick_level
 from mage.environments.sokoban.moves import Surplus, all_actions, read_moves
 from mage.environments.sokoban.rooms import (
+    BOX_ON_TARGET,
     LARGEST_TABLE,
     MOST_BOXES,
     MOVES,
@@ -24,7 +25,7 @@ from mage.environments.sokoban.rooms import (
     count_states,
     nearest_room,
 )
-from mage.environments.sokoban.rules import View, write_rules
+from mage.environments.sokoban.rules import TASK, TICK, View, write_answer, write_rules
 from mage.environments.sokoban.search import bounds_of, solve
 from mage.types import Outcome, Split
 
@@ -202,6 +203,28 @@ def _regret(before: int | None, after: int | None, moves: int) -> int | None:
     return None if before is None or after is None else moves + after - before
 
 
+class SokobanWording(Wording):
+    """A map with numbered rows; the moves of an answer are separated by commas."""
+
+    boards: ClassVar[int | None] = 2
+    reviewed: ClassVar[int | None] = 7
+
+    def task(self, seat: int) -> str:
+        return TASK
+
+    def view(self, state: State, seat: int) -> str:
+        assert isinstance(state, SokobanState)
+        drawn = state.room.draw(state.player, state.boxes).replace(BOX_ON_TARGET, TICK)
+        return "\n".join(f"{row}: {line}" for row, line in enumerate(drawn.splitlines()))
+
+    def answer(self) -> str:
+        assert isinstance(self.environment, Sokoban)
+        return write_answer(self.environment.turn_moves)
+
+    def word(self, action: str) -> str:
+        return ", ".join(action.split())
+
+
 class Sokoban(SingleAgentEnvironment):
     """Sokoban in text with up to three moves a turn: generated rooms or Boxoban levels."""
 
@@ -316,6 +339,9 @@ class Sokoban(SingleAgentEnvironment):
 
     def rules(self) -> str:
         return write_rules(self.view, self.turn_moves, self.max_turns, self.stop_when_lost)
+
+    def wording(self) -> SokobanWording:
+        return SokobanWording(self)
 
     def instance(self, seat: int) -> str:
         return (

@@ -23,6 +23,7 @@ from mage.environments.webshop.nouns import MODEL, Tagger, has_spacy
 from mage.environments.webshop.pages import Mode
 from mage.environments.webshop.products import Goal
 from mage.environments.webshop.session import ShopView, WebShopState
+from mage.environments.webshop.wording import WebShopWording
 from mage.seeds import derive
 from mage.types import Outcome, Split
 
@@ -198,6 +199,9 @@ class WebShop(SingleAgentEnvironment):
             if self.per_page == 10
             else _RULES.replace("ten products", f"{self.per_page} products")
         )
+
+    def wording(self) -> WebShopWording:
+        return WebShopWording(self)
 
     def instance(self, seat: int) -> str:
         return "You are the customer."

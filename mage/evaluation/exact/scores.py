@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pyspiel
 from transformers import PreTrainedModel
 
+from mage.agent.agent import episode_text
 from mage.agent.chat import Ids
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
@@ -24,7 +25,7 @@ from mage.evaluation.exact.game_tree import TooLarge, chanced, moved, roots
 from mage.learn.imitate.supervised import reply_logprobs
 from mage.memory.base import Entry
 from mage.opponents.base import find
-from mage.play import PlaySetup, opening_prompt
+from mage.play import PlaySetup
 from mage.types import Sample, TurnRef
 
 MAX_LINES, MAX_RECORDS = 200, 20_000
@@ -156,6 +157,8 @@ def _check(setup: PlaySetup) -> None:
             "exact scores need a memory that depends on the moves only: "
             "set memory.keep to history or none"
         )
+    if setup.agent.prompts != "chat":
+        raise UserError('exact scores need agent.prompts = "chat": set it, or add the part ours')
     if setup.environment.restart == "same":
         raise UserError(
             "exact scores need environments.restart = fresh: "
@@ -258,11 +261,13 @@ class _Table:
         return found
 
     def _prompt(self, number: int, record: Record, line: Line, made: int) -> Ids:
-        chat = self.setup.agent.chat
         first, *others = (decision.observation for decision in line.decisions[: made + 1])
-        prompt = opening_prompt(self.setup, self.seat, number, self._shown(record, first), first)
+        agent, environment = self.setup.agent, self.setup.environment
+        memory, shown = self._shown(record, first), self.setup.numbering(number)
+        text = episode_text(environment, self.seat, memory, *shown, first)
+        prompt = agent.begin(environment, text)
         for before, following in zip(line.decisions, others, strict=False):
-            prompt += self.setup.agent.action_reply(before.word) + chat.next(following)
+            prompt += agent.action_reply(before.word) + agent.chat.next(following)
         return prompt
 
     def _shown(self, record: Record, opening: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from mage.agent.agent import Sampler, random_move
 from mage.agent.chat import Ids
+from mage.agent.styles import style_of, wording_of
 from mage.config.errors import UserError
 from mage.engines.base import ScriptedEngine, run
 from mage.environments.base import State
@@ -91,6 +92,7 @@ class _Player(ABC):
     def __init__(self, setup: PlaySetup, task: Task, engine: Sampler) -> None:
         self.setup = replace(setup, agent=replace(setup.agent, engine=engine))
         self.task, self.chat = task, setup.agent.chat
+        self.wording = wording_of(setup.agent, setup.environment)
         self.states: list[State] = []
 
     @abstractmethod
@@ -114,12 +116,20 @@ class DemonstrationPlayer(_Player):
         if not request.stop:
             ending: Ending = "finished" if state.turn() is None else "turn_limit"
             recap = recap_text(self.setup.environment, state, self.task.seat, ending)
-            end = self.chat.thought_end
-            return end + factual_note(
-                recap, self.rng, lambda text: len(self.chat.encode(end + text)) < request.max_tokens
+
+            def reply(note: str) -> str:
+                return self.chat.thought_end + style_of(self.setup.agent).write_note(note)
+
+            return reply(
+                factual_note(
+                    recap,
+                    self.rng,
+                    lambda note: len(self.chat.encode(reply(note))) < request.max_tokens,
+                )
             )
-        self.legal.append(state.legal())
-        text = f"{self.chat.thought_end}<action>{self._choose_move(state)}</action>"
+        self.legal.append(self.wording.words(state))
+        move = self.wording.word(self._choose_move(state))
+        text = f"{self.chat.thought_end}<action>{move}</action>"
         if (length := len(self.chat.encode(text))) > request.max_tokens:
             raise UserError(
                 f"agent.max_tokens = {request.max_tokens} is too small: the answer {text} takes "
@@ -215,7 +225,9 @@ class LabelledPlayer(_Player):
         """A request with stop strings asks for a move."""
         if request.stop:
             state = self.states[-1]
-            self.labels[request.prompt_ids] = (state.expert(), state.legal())
+            expert = state.expert()
+            label = None if expert is None else self.wording.word(expert)
+            self.labels[request.prompt_ids] = (label, self.wording.words(state))
 
     def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
         """The labelled turns of the finished meta-episode."""

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from mage.agent.agent import Agent
+from mage.agent.styles import style_of
 from mage.config.sections import LearnOptions
 from mage.engines.base import run
 from mage.environments.base import named
 from mage.learn.imitate.demonstrations import Demonstration, facts_of
 from mage.learn.imitate.supervised import action_entropy
 from mage.learn.pack.packer import short_layout
+from mage.types import Completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def measure(
     prompts = enumerate(demonstration.turn.prompt_ids for demonstration in notes)
     written = run((agent.write(ids, number) for number, ids in prompts), limit=limit)
     true = [
-        reply.finish == "eos" and _is_true(reply.text, demonstration)
+        reply.finish == "eos" and _is_true(agent, reply, demonstration)
         for reply, demonstration in zip(written, notes, strict=True)
     ]
     asked = [demonstration.sample() for demonstration in moves]
@@ -71,8 +73,10 @@ def measure(
     )
 
 
-def _is_true(note: str, demonstration: Demonstration) -> bool:
+def _is_true(agent: Agent, reply: Completion, demonstration: Demonstration) -> bool:
     """Whether a note states at least one fact, and only facts of its episode."""
+    is_chat = agent.prompts == "chat"  # there the whole reply is the note
+    note = reply.text if is_chat else style_of(agent).read_note(agent, reply) or ""
     said = facts_of(note)
     return bool(said) and set(said) <= set(facts_of(demonstration.turn.observation))
 
