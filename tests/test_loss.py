@@ -211,3 +211,32 @@ def test_sums_of_micro_batches_add_up_and_no_micro_batch_gives_zero() -> None:
 def test_sums_add_and_keep_the_largest_ratio() -> None:
     added = Sums(tokens=2, policy=1.0, ratio_max=3.0) + Sums(tokens=3, policy=-0.5, ratio_max=2.0)
     assert added == Sums(tokens=5, policy=0.5, ratio_max=3.0)
+
+
+@pytest.mark.parametrize("at_once", [10_000, 18])
+def test_the_gradient_of_the_token_entropy_is_exact(at_once: int) -> None:
+    """`at_once = 18` computes logits in pieces, with the gradient that is used on a GPU."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(4, 9, dtype=torch.float64)
+    hidden = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 9, (7,))
+    logprobs, entropies = token_logprobs(
+        hidden, head, targets, temperature=0.7, at_once=at_once, entropy_learns=True
+    )
+    inputs = (hidden, head.weight, head.bias)
+    found = torch.autograd.grad(logprobs.sum() + 3 * entropies.sum(), inputs)
+    plain = torch.log_softmax(head(hidden) / 0.7, -1)
+    entropy = -(plain.exp() * plain).sum()
+    wanted = torch.autograd.grad(plain.gather(1, targets[:, None]).sum() + 3 * entropy, inputs)
+    for own, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own, other, atol=1e-12, rtol=0)
+
+
+def test_the_token_entropy_lowers_the_loss_by_its_mean() -> None:
+    replies = replies_of(make_sample((1,), (2, 3)))
+    scores = Scores(torch.zeros(2), torch.tensor([1.0, 3.0]), torch.zeros(0))
+    losses = [
+        policy_loss(scores, replies, LearnOptions(token_entropy=weight), entropy=0, normaliser=2)[0]
+        for weight in (0.0, 0.1)
+    ]
+    assert float(losses[0] - losses[1]) == pytest.approx(0.1 * 2.0)

@@ -64,6 +64,7 @@ def load_layers(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Laye
     for part, content in zip(parts, contents, strict=True):
         changed += (keys := put_on(tables, content))
         sources = _find_sources(sources, tables, keys, f"part {Path(part).stem}")
+    changed = [key for key in changed if _says_more_than_the_default(tables, key)]
     changed += (keys := _override_all(tables, overrides))
     sources = _find_sources(sources, tables, keys, "command line")
     origin = Origin(
@@ -141,6 +142,21 @@ def _find_sources(
     """The sources after a layer. Options that the layer removed from the tables are dropped."""
     new = {(path[0], path[1]) for path in map(_key_path, changed) if len(path) > 1}
     return {key: source if key in new else before[key] for key in list_options(tables)}
+
+
+def _says_more_than_the_default(tables: Tables, key: str) -> bool:
+    """Whether a part's option is still there and differs from its default.
+
+    Only such an option is an error where it has no effect: a part may name defaults to undo those
+    of a recipe, and a later part may replace its section.
+    """
+    section, option = _key_path(key)[:2]
+    table = tables.get(section)
+    field = Recipe.sections().get(section)
+    known = getattr(field.annotation, "model_fields", {}) if field else {}
+    if not isinstance(table, dict) or option not in table:
+        return False
+    return option not in known or known[option].default != table[option]
 
 
 # --- Reading --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ NATURAL = 100  # equal shares into which the lengths of one number of boxes are 
 _COUNTS = {  # boxes -> rooms with solutions of 5, 6, ... moves
     1: (199, 127, 70, 50, 33, 12, 4),
     2: (77, 70, 59, 56, 42, 29, 51, 35, 27, 18, 9, 10, 5, 5, 4, 2, 1),
-    3: (25, 42, 52, 33, 46, 43, 47, 36, 36, 27, 33, 31, 17, 9, 8, 5, 10),
+    3: (67, 109, 125, 93, 105, 91, 104, 83, 100, 82, 61, 56, 45, 24, 20, 16, 19),
 }
 _FIRST = 5
 

@@ -1,0 +1,191 @@
+"""Facts about the paper's experiment that need no model: print them, about a minute.
+
+    python scripts/paper_numbers.py [sokoban alfworld cfr kuhn webshop]
+
+- sokoban: solution lengths of 300 rooms with one, two and three boxes (natural and uniform);
+- alfworld: share of turns that share an anchor with another member, in random play of 8 x 3;
+- cfr: deals of Kuhn poker that can be won against the most likely move of CFR, agent second;
+- kuhn: largest Pass@k on the panel of paper_kuhn_poker, and on the deals of the published code;
+- webshop: goals of each split, and the share of ood goals whose product is trained on.
+
+ALFWorld uses the folder in ALFWORLD_DATA and WebShop the one in WEBSHOP_DATA, else generated data.
+"""
+
+import itertools
+import os
+import random
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from statistics import mean, median
+
+import numpy as np
+
+from mage.config.loading import load_recipe
+from mage.environments.alfworld import Alfworld
+from mage.environments.kuhn_poker import DEALS, KuhnPoker
+from mage.environments.sokoban.world import Sokoban
+from mage.environments.webshop.environment import WebShop
+from mage.evaluation.panels import recipe_panel
+from mage.opponents.base import find
+from mage.types import Task
+
+STYLES = ("conservative", "aggressive", "intermediate")
+
+
+def sokoban_lengths(boxes: int, lengths: str, rooms: int = 300) -> list[int]:
+    """Shortest solutions of the first rooms of the paper's Sokoban with so many boxes."""
+    world = Sokoban.model_validate({"boxes": (boxes,), "lengths": lengths})
+    found = [world.room(seed) for seed in range(rooms)]
+    return [room.distance(room.player, room.boxes) or 0 for room in found]
+
+
+def shared_anchors(world: Alfworld, games: int = 20, members: int = 8, episodes: int = 3) -> float:
+    """Share of turns whose anchor another member of the group also has, in random play."""
+    shared = turns = 0
+    for game in range(games):
+        holders: dict[str, set[int]] = defaultdict(set)
+        seen: list[str] = []
+        for member in range(members):
+            for episode in range(episodes):
+                for anchor in _random_anchors(world, game, random.Random(f"{member} {episode}")):
+                    holders[anchor].add(member)
+                    seen.append(anchor)
+        shared += sum(len(holders[anchor]) > 1 for anchor in seen)
+        turns += len(seen)
+    return shared / turns
+
+
+def _random_anchors(world: Alfworld, game: int, rng: random.Random) -> Iterator[str]:
+    state = world.start(game)
+    for _ in range(world.max_turns):
+        if state.turn() is None:
+            return
+        yield state.anchor(0)
+        state.apply(rng.choice(state.legal()))
+
+
+def can_win(deal: tuple[int, int], opponent: str, seat: int, moves: tuple[str, ...] = ()) -> bool:
+    """Whether some moves of the agent win this deal; for opponents that do not draw their moves."""
+    state = KuhnPoker().start(DEALS.index(deal))
+    waiting = list(moves)
+    while (mover := state.turn()) is not None:
+        if mover != seat:
+            ((word, _),) = find(opponent).policy(state, mover).items()
+            state.apply(word)
+        elif waiting:
+            state.apply(waiting.pop(0))
+        else:
+            return any(can_win(deal, opponent, seat, (*moves, word)) for word in state.legal())
+    return state.scores()[seat] > 0
+
+
+def largest_pass_rate(tasks: tuple[Task, ...]) -> float:
+    """Share of the tasks that can be won at all: no Pass@k is larger."""
+    world = KuhnPoker(restart="same")
+    deals = [DEALS[world.stratum(world.episode_seed(task.seed, 0))] for task in tasks]
+    rows = zip(tasks, deals, strict=True)
+    return mean(can_win(deal, task.opponent, task.seat) for task, deal in rows)
+
+
+def published_deals(tasks: int = 128, seed: int = 1000) -> list[tuple[int, int]]:
+    """The deals of the published evaluation: environment seed 0, plus 1,000 for evaluation.
+
+    NumPy draws one seed for each task; the random numbers of Python with that seed draw the cards.
+    """
+    seeds = np.random.RandomState(seed).randint(2**16, 2**32 - 1, size=tasks)
+    return [_published_deal(int(one)) for one in seeds]
+
+
+def _published_deal(seed: int) -> tuple[int, int]:
+    rng = random.Random(seed)
+    first = rng.choices((0, 1, 2), (1 / 3,) * 3)[0]
+    left = [card for card in (0, 1, 2) if card != first]
+    return first, rng.choices(left, (0.5, 0.5))[0]
+
+
+def published_pass_rate(seat: int) -> float:
+    """Share of the published 128 in-domain tasks that can be won from this seat."""
+    deals = published_deals()
+    counts = [round(share * len(deals)) for share in (0.3, 0.3, 0.4)]
+    styles = [style for style, count in zip(STYLES, counts, strict=True) for _ in range(count)]
+    styles += [STYLES[-1]] * (len(deals) - len(styles))
+    rows = zip(deals, styles, strict=True)
+    return mean(can_win(deal, style, seat) for deal, style in rows)
+
+
+def product_overlap(shop: WebShop) -> tuple[dict[str, int], float]:
+    """Goals of each split, and the share of ood goals whose product a training goal asks for."""
+    splits = {split: shop.for_split(split) for split in ("train", "test", "ood")}
+    places = {split: one.places() for split, one in splits.items()}
+    catalogue = shop.catalogue()
+    trained = {catalogue.goal(place).asin for place in places["train"]}
+    known = mean(catalogue.goal(place).asin in trained for place in places["ood"])
+    return {split: len(own) for split, own in places.items()}, known
+
+
+# --- Printing -------------------------------------------------------------------------------------
+
+
+def _print_sokoban() -> None:
+    for lengths in ("natural", "uniform"):
+        for boxes in (1, 2, 3):
+            found = sokoban_lengths(boxes, lengths)
+            long = mean(one >= 16 for one in found)
+            print(
+                f"sokoban, {lengths}, {boxes} boxes: {len(found)} rooms, median {median(found):g}, "
+                f"mean {mean(found):.1f}, 16 moves or more {long:.0%}"
+            )
+
+
+def _print_alfworld() -> None:
+    data = "official" if os.environ.get("ALFWORLD_DATA") else "generated"
+    for anchor, idle in itertools.product(("text", "state"), (False, True)):
+        world = Alfworld.model_validate({"data": data, "anchor": anchor, "idle": idle})
+        moves = "all commands" if idle else "commands that change something"
+        print(f"alfworld, {data} games, anchor = {anchor}, {moves}: {shared_anchors(world):.3f}")
+
+
+def _print_cfr() -> None:
+    for seat, name in enumerate(("first", "second")):
+        won = [deal for deal in DEALS if can_win(deal, "cfr_argmax", seat)]
+        print(f"cfr_argmax, agent {name}: {len(won)} of {len(DEALS)} deals can be won: {won}")
+    rate = mean(can_win(deal, "cfr_argmax", 1) for deal in published_deals())
+    print(f"cfr_argmax, agent second, deals of the published code: {rate:.3f} (the paper: .508)")
+
+
+def _print_kuhn() -> None:
+    recipe = load_recipe("paper_kuhn_poker")
+    for split in ("test", "ood"):
+        tasks = recipe_panel(recipe, split, "final")  # type: ignore[arg-type]
+        seats = dict(Counter(task.seat for task in tasks))
+        print(
+            f"kuhn, {split} panel, {len(tasks)} tasks, seats {seats}: "
+            f"{largest_pass_rate(tasks):.3f}"
+        )
+    for seat, name in enumerate(("first", "second")):
+        print(
+            f"kuhn, published deals, agent {name}: {published_pass_rate(seat):.3f} "
+            "(the paper: .656)"
+        )
+
+
+def _print_webshop() -> None:
+    data = "official" if os.environ.get("WEBSHOP_DATA") else ""
+    for ood in ("products", "goals"):
+        counts, known = product_overlap(WebShop.model_validate({"data": data, "ood": ood}))
+        print(f"webshop, ood = {ood}: goals {counts}, ood goals of trained products {known:.3f}")
+
+
+PARTS = {
+    "sokoban": _print_sokoban,
+    "alfworld": _print_alfworld,
+    "cfr": _print_cfr,
+    "kuhn": _print_kuhn,
+    "webshop": _print_webshop,
+}
+
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()
