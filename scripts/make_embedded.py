@@ -2,7 +2,7 @@
 
     python scripts/make_embedded.py embedded-rps --out mage/models/shipped/embedded-rps
 
-`MODELS` has the settings of all five. They are trained on scripted play through the real prompts:
+`MODELS` has the settings of all six. They are trained on scripted play through the real prompts:
 uniformly random legal moves, and notes with a random choice of facts. Some first read whole texts,
 observations included, as a language model reads text; the last stage learns the replies alone. The
 texts show no skill, so play and adaptation come from reinforcement learning alone.
@@ -16,6 +16,8 @@ embedded-roshambo  Long games with the summary of predictors, 20 s. One layer: a
                    no more. Last loss .378; random throws in the right format have ln(3) / 3 = .366.
 embedded-kuhn      Kuhn poker with the record of earlier hands, 45 s. Last loss .2307, random moves
                    have ln(2) / 3 = .2310. With a third of the steps training broke the format.
+embedded-doors     Doors with the record of earlier episodes, 40 s. Random moves: a door in four of
+                   five choices, whatever the safe box pays.
 """
 
 import argparse
@@ -39,6 +41,7 @@ from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
 from mage.environments.alfworld import Alfworld
 from mage.environments.base import Environment
+from mage.environments.doors import Doors
 from mage.environments.kuhn_poker import CARDS, KuhnPoker
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissors
 from mage.environments.sokoban import Sokoban
@@ -103,7 +106,7 @@ class Game:
     def _task(self, world: Environment, rng: random.Random, number: int) -> Task:
         seed = rng.getrandbits(60)
         name = rng.choice(self.opponents) if len(self.opponents) > 1 else self.opponents[0]
-        return Task(world.name, seed, number % 2, name, "train")
+        return Task(world.name, seed, number % world.seats, name, "train")
 
     def _reply(self, chat: Chat, rng: random.Random, request: Request) -> str:
         """A random legal move, or a note of facts if the last message asks for a note."""
@@ -300,6 +303,21 @@ LONG_PHRASES = (
     " -",
     *(f" {throw}{digit}" for throw, digit in product(THROWS, range(7))),
 )
+# Payoffs of the safe box that are one token: 0, 0.005, ..., 1.
+PAYOFFS = tuple(f"{number / 200:g}" for number in range(201))
+DOORS = Doors(safe=tuple(map(float, PAYOFFS)))
+DOORS_PHRASES = (
+    *system_text(DOORS).split("\n"),
+    *(f"{Doors(choices=count).instance(0)}\n" for count in (1, 2, 3)),
+    *(f"Game {game} of {count}. " for count in (1, 3, 10) for game in range(1, count + 1)),
+    *(f"Game {game}: " for game in range(1, 11)),
+    *(f"Door {door} paid {pays}" for door in range(1, 5) for pays in (0, 1)),
+    *(f"The safe box {does} {pays}" for does in ("pays", "paid") for pays in PAYOFFS),
+    *(f". Choice {number}." for number in (1, 2, 3)),
+    ". ",
+    ", ",
+    ".\n",
+)
 STYLES = ("random", "conservative", "aggressive", "intermediate")
 BIASED = ("biased-centre-2", "biased-corner-2")
 PATTERNS = ("random", "pattern-0", "pattern-2", "pattern-5", *BIASED)
@@ -361,6 +379,16 @@ MODELS = {
         stages=(Stage(600, 16),),
         texts=100,
         phrases=KUHN_PHRASES,
+        template=SHORT_TEMPLATE,
+        tied=False,
+    ),
+    "embedded-doors": Model(
+        (Game("", DOORS.moves(), ("",), ((DOORS, 3), (DOORS, 3), (DOORS, 10)), ("history",)),),
+        shape=(64, 2, 4, 4, 128),
+        count=3000,
+        stages=(Stage(600, 16),),
+        texts=100,
+        phrases=DOORS_PHRASES,
         template=SHORT_TEMPLATE,
         tied=False,
     ),

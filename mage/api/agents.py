@@ -41,6 +41,7 @@ EMBEDDED_RECIPES = {
     "rock_paper_scissors": ("demo", "roshambo"),
     "alfworld": ("alfworld",),
     "sokoban": ("sokoban",),
+    "doors": ("doors",),
 }
 # No embedded model has seen texts of these environments: it gives no legal move there.
 _NOT_EMBEDDED = ("webshop",)

@@ -97,9 +97,9 @@ class ModelOptions(Section):
     path: str = Field(
         "embedded",
         min_length=1,
-        description="'embedded', 'embedded-worlds', 'embedded-rps', 'embedded-roshambo' or "
-        "'embedded-kuhn' (they ship with MAGE), a name of `mage model list`, a folder, or "
-        "ORG/NAME or ORG/NAME@REVISION of the model hub",
+        description="'embedded', 'embedded-worlds', 'embedded-rps', 'embedded-roshambo', "
+        "'embedded-kuhn' or 'embedded-doors' (they ship with MAGE), a name of `mage model list`, "
+        "a folder, or ORG/NAME or ORG/NAME@REVISION of the model hub",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "auto",

@@ -9,7 +9,7 @@ play-through that a test compares with a stored file.
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -140,6 +140,30 @@ class Wording:
         return state.read(written)
 
 
+class Result(NamedTuple):
+    """What may follow a move: the score it adds, and what the learner knows afterwards.
+
+    If the episode ends, `state` is the first state of the next one.
+    """
+
+    chance: float
+    score: float
+    state: Hashable
+    ends: bool
+
+
+class Problem(ABC):
+    """A task as a perfect learner knows it. `evaluation/exact/learners.py` finds its best play."""
+
+    @abstractmethod
+    def start(self) -> Hashable:
+        """What the learner knows before the first episode."""
+
+    @abstractmethod
+    def moves(self, state: Hashable) -> Sequence[Sequence[Result]]:
+        """The results of every move that differs from the others; the first one wins ties."""
+
+
 class Environment(BaseModel, ABC):
     """A world and its options. A class in a file of this folder is found by the file's name."""
 
@@ -225,6 +249,10 @@ class Environment(BaseModel, ABC):
     def instance_key(self, seed: int) -> Hashable:
         """Equal for two seeds exactly when an episode has the same instance."""
         return seed
+
+    def problems(self) -> Sequence[tuple[float, Problem]]:
+        """The tasks with their shares, if the best learner can be computed; else empty."""
+        return ()
 
     def episode_seed(self, task_seed: int, episode: int) -> int:
         """`same` replays one seed, `fresh` takes a new one in every episode."""

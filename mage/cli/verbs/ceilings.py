@@ -1,6 +1,6 @@
-"""`mage ceilings`: exact bounds on the score of any player against a population."""
+"""`mage ceilings`: exact bounds on the score of any player, against a population or alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from mage.cli.arguments import (
 )
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
+from mage.config.menus import find_item, menu
 from mage.environments.base import Environment
 from mage.opponents.base import find, sample_players
 
@@ -60,16 +61,26 @@ def show_ceilings(
             "per episode, or Pass@N where every episode replays one deal.",
         ),
     ] = "score",
+    discount: Annotated[
+        float,
+        typer.Option(help="Discount between episodes (g), in an environment without opponents."),
+    ] = 0.6,
     option: WorldOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Exact bounds: without adapting, the best learner's episode N, knowing the opponent.
 
-    Options of the environment are --environments.key=value.
+    Without opponents: the scores by episode of the policy that is best for each return. Options of
+    the environment are --environments.key=value, or --key=value.
     """
-    environment, options = read_world(environment, ctx.args, option)
+    words = _own_options([environment, *ctx.args])
+    environment, options = read_world(words[0], words[1:], option)
     options |= {} if throws is None else {"throws": str(throws)}
     world = make_environment(environment, options)
+    if not world.multi_agent:
+        _refuse_opponents(world, weights or population)
+        _show_learners(world, episodes, discount, as_json)
+        return
     shares = _read_shares(weights, population)
     for name in shares:
         check_opponent_of(world, name)
@@ -92,6 +103,44 @@ def show_ceilings(
         print_json(given | {"episodes": episodes, "objective": counts or kind} | found)
         return
     _print(found, f"{environment}, agent {seat}", kind, objective, episodes)
+
+
+def _own_options(words: Sequence[str]) -> list[str]:
+    """Write `--arms 4` of an environment with an option `arms` as `--environments.arms=4`."""
+    known = {name for name, _ in menu("environments")}
+    name = next((word for word in words if word in known), words[0])
+    fields = {} if name.startswith("-") else find_item("environments", name).model_fields
+    found: list[str] = []
+    for word in words:
+        key, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and key in fields:
+            found.append(f"--environments.{key}{equals}{value}")
+        elif found and found[-1].startswith("--") and "=" not in found[-1]:
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _refuse_opponents(world: Environment, given: str | None) -> None:
+    if given is not None:
+        raise UsageError(f"{world.name} has no opponents. Leave out {given}.")
+
+
+def _show_learners(world: Environment, episodes: int, discount: float, as_json: bool) -> None:
+    from mage.evaluation.exact.learners import learner_ceilings
+
+    with console(stderr=True).status("computing the best learners"):
+        found = learner_ceilings(world, episodes, discount)
+    if as_json:
+        print_json(found)
+        return
+    titles = [f"episode {number}" for number in range(1, episodes + 1)]
+    rows = [
+        (kind, *(f"{score:.4f}" for score in scores), f"{sum(scores):.4f}")
+        for kind, scores in found.items()
+    ]
+    console().print(plain_table(("best for the return", *titles, "sum"), rows, world.name))
 
 
 def _is_fixed_throws(world: Environment, shares: Mapping[str, float]) -> bool:
