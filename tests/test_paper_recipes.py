@@ -1,7 +1,8 @@
 """The paper_* recipes against a table of the paper's values, with the source of each value.
 
-Sources: "A" = Appendix A (rewards), "5" = training (section 5 of the method page), "6" = table of
-environments (section 6 of the method page), "8" = evaluation (128 tasks, up to 10 episodes).
+Sources: "A" = Appendix A (rewards), "1" = the loop, "2" = returns, "4" = advantages, "5" = training
+(Table 2), "6" = environments (Appendix B.2), "8" = evaluation (128 tasks, up to 10 episodes).
+docs/differences.md lists where paper and code disagree.
 """
 
 from typing import Any
@@ -77,7 +78,7 @@ def test_the_paper_recipe_has_the_values_of_the_paper(world: str) -> None:
 
 
 def test_the_tasks_of_the_single_agent_environments_are_those_of_the_paper() -> None:
-    """Method page, section 6."""
+    """Appendix B.2 of the paper."""
     sokoban = load_recipe("paper_sokoban").environment()
     assert (sokoban.size, sokoban.boxes, sokoban.ood_boxes) == (6, (2,), (1, 3))
     assert (sokoban.shortest, sokoban.longest, sokoban.turn_moves) == (5, 21, 3)
@@ -103,7 +104,7 @@ def test_the_context_holds_the_prompt_and_the_reply_of_the_paper(
 
 
 def test_the_paper_opponents_are_those_of_the_paper() -> None:
-    """Method page, section 6: half MCTS, the rest patterns and random; three styles."""
+    """Section 4.1 of the paper: half MCTS, the rest patterns and random; three styles."""
     tic_tac_toe = load_recipe("paper_tic_tac_toe").opponents
     assert tic_tac_toe.train["mcts-100"] == 0.5
     assert sum(tic_tac_toe.train.values()) == pytest.approx(1)

@@ -78,3 +78,11 @@ def test_the_pictures_of_the_results_are_drawn_from_the_kept_files(tmp_path: Pat
     assert names == ["adapts.svg", "mage_and_lamer.svg", "real_models.svg", "worlds.svg"]
     for name in names:
         assert (RESULTS.parent / "docs" / "images" / name).is_file()
+
+
+@pytest.mark.parametrize("name", ["kuhn", "draws", "cfr"])
+def test_the_page_about_the_figures_of_the_paper_is_computed(name: str) -> None:
+    """The table of rooms takes a minute, so it is computed by the script alone."""
+    script = runpy.run_path(str(SCRIPTS / "paper_figures.py"))
+    text = script["PAGE"].read_text("utf-8")
+    assert script["fill"](text, name) == text, "run python scripts/paper_figures.py"
