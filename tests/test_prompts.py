@@ -1,5 +1,6 @@
 """Prompts in the published style: content of every world, memory, reflection (docs/prompts.md)."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -7,9 +8,11 @@ from itertools import pairwise
 import pytest
 from corridor import Corridor
 from toys import byte_chat, scripted_agent
+from typer.testing import CliRunner
 
 from mage.agent.agent import Agent
 from mage.agent.styles import style_of
+from mage.cli.main import app
 from mage.environments.alfworld import Alfworld
 from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
@@ -259,3 +262,29 @@ def test_a_single_message_is_the_template_around_it() -> None:
     chat = byte_chat()
     text = chat.tokenizer.decode(list(chat.alone("Go.")), skip_special_tokens=False)
     assert text == "<|user|>Go.<|end|><|assistant|>"
+
+
+def show(*words: str) -> str:
+    found = CliRunner().invoke(app, ["show", *words])
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_show_prints_the_prompts_of_a_recipe_in_both_styles() -> None:
+    own = json.loads(show("paper_kuhn_poker", "--prompts", "--json"))
+    titles = [one["title"] for one in own]
+    assert titles[:2] == ["episode 1, turn 1", "reflection after episode 1"]
+    assert titles[2].startswith("episode 3, turn ")
+    assert [[role for role, _ in one["messages"]] for one in own] == [["user"]] * 3
+    assert "Trial 2 was" in own[2]["messages"][0][1]
+    chat = show("paper_kuhn_poker+ours", "--prompts")
+    assert "[system]" in chat
+    assert "Game 3 of 3" in chat
+
+
+def test_show_prints_prompts_with_the_chat_template_of_the_model() -> None:
+    text = show("paper_tic_tac_toe", "--prompts", "--template", "--model.path=embedded")
+    assert text.count("<|user|>") == text.count("<|assistant|>") == 3
+    refused = CliRunner().invoke(app, ["show", "demo", "--template"])
+    assert refused.exit_code == 2
+    assert "--template belongs to --prompts" in refused.output

@@ -47,7 +47,7 @@ OWN = {
     "alfworld": ("--environments.data=generated", "--environments.receptacles=3"),
     "webshop": (
         "--environments.data=",
-        "--environments.products=30",
+        "--environments.products=200",
         "--environments.max_turns=3",
         "--environments.test_goals=5",
     ),

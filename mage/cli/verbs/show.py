@@ -1,11 +1,15 @@
-"""`mage show`: a recipe with every option."""
+"""`mage show`: a recipe with every option, or the prompts that its model gets."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
+from mage.api.prompts import show_prompts
 from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print_json, split_words
-from mage.cli.terminal import console
+from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
 from mage.config.describe import Option, describe_recipe
 from mage.config.loading import load_recipe
@@ -18,14 +22,32 @@ verbs = typer.Typer()
     context_settings=OVERRIDES,
     epilog="Example: mage show paper_sokoban+mage+anchor_local --play.groups=4",
 )
-def show(ctx: typer.Context, recipe: RecipeName = None, as_json: AsJson = False) -> None:
+def show(
+    ctx: typer.Context,
+    recipe: RecipeName = None,
+    as_json: AsJson = False,
+    prompts: Annotated[
+        bool, typer.Option("--prompts", help="Show the prompts that the model gets instead.")
+    ] = False,
+    template: Annotated[
+        bool, typer.Option("--template", help="Prompts with the chat template of the model.")
+    ] = False,
+) -> None:
     """Show every option of a recipe: value, default, source and meaning.
 
     The source is default, base NAME, recipe, part NAME or command line. Any option can be changed
     with --section.option=value. Stages are listed with the options that they change.
+
+    --prompts plays a short scripted game and prints its prompts: the first turn, the request for a
+    reflection, and a later turn with memory.
     """
     given, overrides = split_words(recipe, ctx.args)
     name = need_recipe(given)
+    if template and not prompts:
+        raise UsageError("--template belongs to --prompts. Add --prompts, or leave it out.")
+    if prompts:
+        _show_prompts(name, overrides, template, as_json)
+        return
     found = describe_recipe(name, overrides)
     if as_json:
         print_json(
@@ -47,6 +69,22 @@ def show(ctx: typer.Context, recipe: RecipeName = None, as_json: AsJson = False)
             for option in options
         ]
         out.print(plain_table(("option", "value"), rows, f"stage {stage.name}"))
+
+
+def _show_prompts(name: str, overrides: Sequence[str], template: bool, as_json: bool) -> None:
+    found = show_prompts(load_recipe(name, overrides), template)
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    out = console()
+    for one in found:
+        out.rule(one.title, align="left")
+        if one.text is not None:
+            out.print(Text(one.text), soft_wrap=True)
+            continue
+        for role, text in one.messages:
+            out.print(Text(f"[{role}]", style="bold"))
+            out.print(Text(text), soft_wrap=True)
 
 
 def _row(option: str, one: Option) -> tuple[str, ...]:

@@ -1,0 +1,81 @@
+"""The prompts of a recipe as its model gets them, from a short scripted play on the real path.
+
+The player makes random legal moves and writes notes of facts. No model is loaded: without a chat
+template the prompts are messages, with one they need the tokenizer of the model only.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from mage.agent.agent import Agent, SamplingOptions
+from mage.agent.chat import Chat
+from mage.config.recipe import Recipe
+from mage.engines.base import ScriptedEngine
+from mage.engines.endpoint.messages import MessageChat
+from mage.learn.imitate.demonstrations import Demonstration, write_demonstrations
+from mage.models.base import base_folder
+from mage.play import PlaySetup
+from mage.training.tasks import draw_tasks
+
+_ROOM = 1 << 20  # tokens of a scripted reply: texts of the templates may be long
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPrompt:
+    """One prompt: what it asks for, its messages, and its text with the chat template."""
+
+    title: str
+    messages: tuple[tuple[str, str], ...]  # role and text
+    text: str | None = None
+
+
+def show_prompts(recipe: Recipe, template: bool = False) -> list[ShownPrompt]:
+    """The first turn, the request for a reflection, and a later turn with memory.
+
+    `template`: also as text with the chat template of the recipe's model, which must be here.
+    """
+    messages = MessageChat()
+    found = [
+        ShownPrompt(title, tuple((one["role"], one["content"]) for one in messages.messages(ids)))
+        for title, ids in _prompts(recipe, messages)
+    ]
+    if not template:
+        return found
+    chat = Chat.load(base_folder(recipe), recipe.agent.thinking)
+    texts = [_decode(chat, ids) for _, ids in _prompts(recipe, chat)]
+    pairs = zip(found, texts, strict=True)
+    return [replace(one, text=text) for one, text in pairs]
+
+
+def _prompts(recipe: Recipe, chat: Chat) -> Iterator[tuple[str, tuple[int, ...]]]:
+    turns = write_demonstrations(_setup(recipe, chat), [draw_tasks(recipe, 0)[0][0]], seed=0)
+    plays = [turn for turn in turns if turn.turn.kind == "play"]
+    yield "episode 1, turn 1", plays[0].turn.prompt_ids
+    for turn in turns:
+        if turn.turn.kind == "reflect" and turn.where.episode == 1:
+            yield "reflection after episode 1", turn.turn.prompt_ids
+    last = _last(plays)
+    place = f"episode {last.where.episode + 1}, turn {last.where.index + 1}"
+    yield place, last.turn.prompt_ids
+
+
+def _last(plays: Sequence[Demonstration]) -> Demonstration:
+    """The last turn of the last episode: it has a memory and past turns."""
+    return max(plays, key=lambda turn: (turn.where.episode, turn.where.index))
+
+
+def _setup(recipe: Recipe, chat: Chat) -> PlaySetup:
+    recipe.environment().check_data()
+    engine = ScriptedEngine(lambda request: "", chat.encode)
+    sampling = SamplingOptions(max_tokens=_ROOM, reflection_tokens=_ROOM)
+    return PlaySetup(
+        environment=recipe.environment(),
+        agent=Agent(engine, chat, sampling, *recipe.agent.shown()),
+        memory=recipe.memory(),
+        episodes=recipe.play.episodes,
+        numbered=recipe.play.numbered,
+    )
+
+
+def _decode(chat: Chat, ids: tuple[int, ...]) -> str:
+    return str(chat.tokenizer.decode(list(ids), skip_special_tokens=False))
