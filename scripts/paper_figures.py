@@ -6,12 +6,13 @@ figures of the paper come from `mage/reproduce/tables.py`.
 
 import math
 import re
+import runpy
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mage.config.loading import load_recipe
-from mage.environments.sokoban.world import Sokoban
+from mage.environments.kuhn_poker import DEALS
 from mage.evaluation.exact.ceilings import ceilings
 from mage.evaluation.exact.replayed import (
     at_least_once,
@@ -26,7 +27,8 @@ from mage.reproduce.tables import TABLES
 from mage.types import Split, Task
 
 PAGE = Path(__file__).parents[1] / "docs" / "what_the_figures_can_show.md"
-EPISODES, TASKS, ROOMS = 10, 128, 300
+NUMBERS = runpy.run_path(str(Path(__file__).with_name("paper_numbers.py")))
+EPISODES, TASKS = 10, 128
 SEATS = ("first", "second")
 KUHN = load_recipe("paper_kuhn_poker")
 STYLES = dict(KUHN.opponents.train)
@@ -66,6 +68,8 @@ def kuhn() -> str:
     bounds[f"the {TASKS} tasks of `paper_kuhn_poker`"] = [
         panel_bound(game, tasks, k) for k in (1, EPISODES)
     ]
+    published = [NUMBERS["published_pass_rate"](0)] * 2  # these players never mix
+    bounds[f"the {TASKS} deals of the published code, agent first"] = published
     rows = [[name, *map(rate, values)] for name, values in bounds.items()]
     for label, name in (("react", "ReAct, untrained"), ("lamer", "LaMer"), ("mage", "MAGE")):
         first = known[label].get(1)
@@ -118,6 +122,10 @@ def cfr() -> str:
     ]
     bounds = [rate(panel_bound(game, panel("ood"), k)) for k in (1, EPISODES)]
     rows.append(["`paper_kuhn_poker`", KUHN.evaluation_seats("ood"), "", *bounds])
+    chances = win_chances(game, "cfr_argmax", 1)
+    drawn = [chances[DEALS.index(deal)] for deal in NUMBERS["published_deals"](TASKS)]
+    published = [rate(statistics.fmean(at_least_once(p, k) for p in drawn)) for k in (1, EPISODES)]
+    rows.append([f"most likely move, the published {TASKS} deals", "second", "", *published])
     known = PAPER["ood"]["kuhn_poker", "ood"]["mage"]
     rows.append(["the paper, MAGE", "", "", "", rate(known[10])])
     header = [
@@ -133,24 +141,12 @@ def cfr() -> str:
 def rooms() -> str:
     """Solution lengths of test rooms, of the published generator's lengths and of uniform ones."""
     rows = [
-        [f"{boxes}", name, *_spread(_lengths(boxes, lengths))]
+        [f"{boxes}", name, *_spread(NUMBERS["sokoban_lengths"](boxes, lengths))]
         for boxes in (1, 2, 3)
         for lengths, name in (("natural", "as published"), ("uniform", "`+ours`"))
     ]
     header = ["boxes", "lengths", "median", "mean", "5", "6 to 10", "11 to 15", "16 to 21"]
     return table(header, iter(rows))
-
-
-def _lengths(boxes: int, lengths: str) -> list[int]:
-    recipe = load_recipe(
-        "paper_sokoban",
-        [f"--environments.boxes={boxes}", f"--environments.lengths={lengths}"],
-    )
-    world = recipe.environment().for_split("test")
-    assert isinstance(world, Sokoban)
-    tasks = make_panel(world, population_of(recipe), "test", size=ROOMS, episodes=1)
-    found = [world.room(world.episode_seed(task.seed, 0)) for task in tasks]
-    return [room.distance(room.player, room.boxes) or 0 for room in found]
 
 
 def _spread(lengths: Sequence[int]) -> list[str]:
