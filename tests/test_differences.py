@@ -67,12 +67,21 @@ def test_the_page_lists_everything_that_ours_changes(world: str) -> None:
     listed = {
         row["option"].strip("`"): (read(row["`paper_X`"]), read(row["`paper_X+ours`"]))
         for row in rows("What `+ours` changes")
-        if world in worlds_of(row)
+        if world in worlds_of(row) and row["`paper_X`"] != "no effect"
     }
     exact, ours = flat(f"paper_{world}"), flat(f"paper_{world}+ours")
     # Options that only one side has belong to the other estimator or the other prompts.
     differing = {key for key in exact.keys() & ours.keys() if exact[key] != ours[key]}
     assert listed == {key: (exact[key], ours[key]) for key in differing}
+
+
+def test_options_that_have_no_effect_in_the_paper_recipe_are_those_of_ours() -> None:
+    for row in rows("What `+ours` changes"):
+        if row["`paper_X`"] == "no effect":
+            option = row["option"].strip("`")
+            for world in worlds_of(row):
+                assert option not in flat(f"paper_{world}")
+                assert flat(f"paper_{world}+ours")[option] == read(row["`paper_X+ours`"])
 
 
 def test_every_row_has_a_reason_and_every_link_a_page() -> None:
