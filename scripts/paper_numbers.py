@@ -5,7 +5,7 @@
 - sokoban: solution lengths of 300 rooms with one, two and three boxes (natural and uniform);
 - alfworld: share of turns that share an anchor with another member, in random play of 8 x 3;
 - cfr: deals of Kuhn poker that can be won against the most likely move of CFR, agent second;
-- kuhn: largest Pass@k on the panel of paper_kuhn_poker, and on the deals of the published code;
+- kuhn: largest Pass@k on the panels of paper_kuhn_poker, with published and with balanced deals;
 - webshop: goals of each split, and the share of ood goals whose product is trained on.
 
 ALFWorld uses the folder in ALFWORLD_DATA and WebShop the one in WEBSHOP_DATA, else generated data.
@@ -15,22 +15,19 @@ import itertools
 import os
 import random
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from statistics import mean, median
 
-import numpy as np
-
 from mage.config.loading import load_recipe
 from mage.environments.alfworld import Alfworld
+from mage.environments.base import SEATS
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.sokoban.world import Sokoban
 from mage.environments.webshop.environment import WebShop
 from mage.evaluation.panels import recipe_panel
 from mage.opponents.base import find
 from mage.types import Task
-
-STYLES = ("conservative", "aggressive", "intermediate")
 
 
 def sokoban_lengths(boxes: int, lengths: str, rooms: int = 300) -> list[int]:
@@ -88,32 +85,6 @@ def largest_pass_rate(tasks: tuple[Task, ...]) -> float:
     return mean(can_win(deal, task.opponent, task.seat) for task, deal in rows)
 
 
-def published_deals(tasks: int = 128, seed: int = 1000) -> list[tuple[int, int]]:
-    """The deals of the published evaluation: environment seed 0, plus 1,000 for evaluation.
-
-    NumPy draws one seed for each task; the random numbers of Python with that seed draw the cards.
-    """
-    seeds = np.random.RandomState(seed).randint(2**16, 2**32 - 1, size=tasks)
-    return [_published_deal(int(one)) for one in seeds]
-
-
-def _published_deal(seed: int) -> tuple[int, int]:
-    rng = random.Random(seed)
-    first = rng.choices((0, 1, 2), (1 / 3,) * 3)[0]
-    left = [card for card in (0, 1, 2) if card != first]
-    return first, rng.choices(left, (0.5, 0.5))[0]
-
-
-def published_pass_rate(seat: int) -> float:
-    """Share of the published 128 in-domain tasks that can be won from this seat."""
-    deals = published_deals()
-    counts = [round(share * len(deals)) for share in (0.3, 0.3, 0.4)]
-    styles = [style for style, count in zip(STYLES, counts, strict=True) for _ in range(count)]
-    styles += [STYLES[-1]] * (len(deals) - len(styles))
-    rows = zip(deals, styles, strict=True)
-    return mean(can_win(deal, style, seat) for deal, style in rows)
-
-
 def product_overlap(shop: WebShop) -> tuple[dict[str, int], float]:
     """Goals of each split, and the share of ood goals whose product a training goal asks for."""
     splits = {split: shop.for_split(split) for split in ("train", "test", "ood")}
@@ -150,24 +121,17 @@ def _print_cfr() -> None:
     for seat, name in enumerate(("first", "second")):
         won = [deal for deal in DEALS if can_win(deal, "cfr_argmax", seat)]
         print(f"cfr_argmax, agent {name}: {len(won)} of {len(DEALS)} deals can be won: {won}")
-    rate = mean(can_win(deal, "cfr_argmax", 1) for deal in published_deals())
-    print(f"cfr_argmax, agent second, deals of the published code: {rate:.3f} (the paper: .508)")
 
 
 def _print_kuhn() -> None:
-    recipe = load_recipe("paper_kuhn_poker")
-    for split in ("test", "ood"):
-        tasks = recipe_panel(recipe, split, "final")  # type: ignore[arg-type]
-        seats = dict(Counter(task.seat for task in tasks))
-        print(
-            f"kuhn, {split} panel, {len(tasks)} tasks, seats {seats}: "
-            f"{largest_pass_rate(tasks):.3f}"
-        )
-    for seat, name in enumerate(("first", "second")):
-        print(
-            f"kuhn, published deals, agent {name}: {published_pass_rate(seat):.3f} "
-            "(the paper: .656)"
-        )
+    for panel in ("published", "balanced"):
+        recipe = load_recipe("paper_kuhn_poker", [f"--environments.panel={panel}"])
+        for split, paper in (("test", ".656"), ("ood", ".508")):
+            tasks = recipe_panel(recipe, split, "final")  # type: ignore[arg-type]
+            print(
+                f"kuhn, {panel} deals, {split}, agent {SEATS[tasks[0].seat]}, {len(tasks)} tasks: "
+                f"{largest_pass_rate(tasks):.3f} (the paper: {paper})"
+            )
 
 
 def _print_webshop() -> None:

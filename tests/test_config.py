@@ -72,6 +72,7 @@ def test_the_resolved_recipe_contains_the_defaults_of_menu_items(recipe_file: Pa
         "game": "kuhn_poker",
         "pay": "chips",
         "forfeits": True,
+        "panel": "balanced",
     }
     assert tables["advantages"]["step_weight"] == 1.0
     assert tables["returns"]["episode_discount"] == 0.6

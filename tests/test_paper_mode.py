@@ -143,10 +143,17 @@ def test_the_most_likely_moves_of_cfr_lose_three_of_six_deals_to_the_second_play
 
 def test_the_papers_kuhn_figures_are_the_winnable_deals_of_its_draw() -> None:
     """.656 with the agent first and .508 second against CFR: no better play could give more."""
-    assert round(NUMBERS["published_pass_rate"](0), 3) == 0.656
-    deals = NUMBERS["published_deals"]()
-    won = sum(NUMBERS["can_win"](deal, "cfr_argmax", 1) for deal in deals)
-    assert (won, len(deals)) == (65, 128)
+    recipe = load_recipe("paper_kuhn_poker")
+    panels = {split: recipe_panel(recipe, split, "final") for split in ("test", "ood")}
+    assert Counter(task.opponent for task in panels["test"]) == {
+        "conservative": 38,
+        "aggressive": 38,
+        "intermediate": 52,
+    }
+    rates = {split: NUMBERS["largest_pass_rate"](tasks) for split, tasks in panels.items()}
+    assert rates == {"test": 84 / 128, "ood": 65 / 128}
+    balanced = load_recipe("paper_kuhn_poker", ["--environments.panel=balanced"])
+    assert NUMBERS["largest_pass_rate"](recipe_panel(balanced, "test", "final")) == 78 / 128
 
 
 # --- Sokoban (rows 9, 108, 109, 110) --------------------------------------------------------------

@@ -242,6 +242,10 @@ class Environment(BaseModel, ABC):
         """Which of the `strata()` deals an episode with this seed gets."""
         return 0
 
+    def fixed_deals(self, tasks: int) -> list[int] | None:
+        """The strata of the final panel, one for each task; None = a panel balances them."""
+        return None
+
     def instances(self) -> int | None:
         """Number of different instances of this split; None if it is not known."""
         return None

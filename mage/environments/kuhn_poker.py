@@ -4,9 +4,11 @@ The six deals are the strata of a panel, so an evaluation plays all of them equa
 opponent's card is shown at a showdown only.
 """
 
+import random
 from itertools import permutations
 from typing import ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from mage.environments.base import State, Wording
@@ -130,12 +132,21 @@ class KuhnPoker(OpenSpiel):
         description="task reward = scale x chips, or scale x (1 for a win, -1 for a loss)",
     )
 
+    panel: Literal["balanced", "published"] = Field(
+        "balanced",
+        description="deals of the final panel: all six equally often, or the draw of the "
+        "published code, with which the paper's figures can be reached",
+    )
+
     def start(self, seed: int) -> KuhnPokerState:
         return KuhnPokerState(self, seed)
 
     def reward(self, score: float) -> float:
         paid = score if self.pay == "chips" else float((score > 0) - (score < 0))
         return super().reward(paid)
+
+    def fixed_deals(self, tasks: int) -> list[int] | None:
+        return published_deals(tasks) if self.panel == "published" else None
 
     def rules(self) -> str:
         return _RULES
@@ -154,3 +165,21 @@ class KuhnPoker(OpenSpiel):
 
     def stratum(self, seed: int) -> int:
         return seed % len(DEALS)
+
+
+_PUBLISHED_SEED = 1000  # of the published evaluation: environment seed 0, plus 1,000
+
+
+def published_deals(tasks: int) -> list[int]:
+    """The deals of the published evaluation, as places in `DEALS`.
+
+    NumPy draws one seed for each task; Python's random numbers with that seed draw the cards.
+    """
+    seeds = np.random.RandomState(_PUBLISHED_SEED).randint(2**16, 2**32 - 1, size=tasks)
+    return [DEALS.index(_draw_cards(random.Random(int(seed)))) for seed in seeds]
+
+
+def _draw_cards(rng: random.Random) -> tuple[int, int]:
+    first = rng.choices(range(3), (1 / 3,) * 3)[0]
+    left = [card for card in range(3) if card != first]
+    return first, rng.choices(left, (0.5, 0.5))[0]

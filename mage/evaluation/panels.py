@@ -7,7 +7,7 @@ are chosen on the panel "select" and reported on the panel "final"; their seeds 
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal
 
 from mage.config.errors import UserError
@@ -43,7 +43,8 @@ def make_panel(
 
     The order is random, so the tasks of an interrupted evaluation are a fair sample. Within an
     (opponent, seat) block, the numbers of deals in each of the first three episodes differ by at
-    most one. Deals of different episodes are as independent as the block size allows.
+    most one. Deals of different episodes are as independent as the block size allows. Where the
+    environment has `fixed_deals`, the final panel has these.
 
     In a single-agent environment, a select panel has no instance of the final panel of
     `final_size` tasks. Then strata without free instances are replaced by others.
@@ -55,6 +56,8 @@ def make_panel(
         taken = _final_instances(environment, population, split, final_size, episodes)
         _check_instances(environment, split, size, len(taken))
     source = _Seeds(environment, (name, environment.name, split), episodes, taken)
+    if name == "final" and (fixed := environment.fixed_deals(size)) is not None:
+        return _fixed_panel(environment, population.pool(split), split, fixed, places, source)
     tasks = [
         Task(
             environment=environment.name,
@@ -71,6 +74,23 @@ def make_panel(
     ]
     random.Random(source.derive("order")).shuffle(tasks)
     return tuple(tasks)
+
+
+def _fixed_panel(
+    environment: Environment,
+    pool: Mapping[str, float],
+    split: Split,
+    deals: Sequence[int],
+    places: tuple[int, ...],
+    source: "_Seeds",
+) -> tuple[Task, ...]:
+    """Tasks with given deals, in order. Each opponent has its rounded share, the last the rest."""
+    names = [name for name, share in pool.items() for _ in range(round(share * len(deals)))]
+    names += [list(pool)[-1]] * (len(deals) - len(names))
+    return tuple(
+        Task(environment.name, source.take((deal,)), places[k % len(places)], names[k], split)
+        for k, deal in enumerate(deals)
+    )
 
 
 def recipe_panel(
