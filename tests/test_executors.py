@@ -18,7 +18,7 @@ SHOW = "import os, sys; print(os.environ.get('CUDA_VISIBLE_DEVICES')); sys.stdin
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A worker prints the GPU that it sees, instead of training."""
-    monkeypatch.setattr(executors, "_command", lambda path: [sys.executable, "-S", "-c", SHOW])
+    monkeypatch.setattr(executors, "_command", lambda *_: [sys.executable, "-S", "-c", SHOW])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     return load_recipe("kuhn_poker", [])
 
@@ -44,7 +44,7 @@ def test_two_runs_at_once_have_different_gpus(
     tmp_path: Path, recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endless = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr(executors, "_command", lambda path: endless)
+    monkeypatch.setattr(executors, "_command", lambda *_: endless)
     executor = LocalExecutor(0, ("4", "6"))
     workers = [start(executor, tmp_path / name, recipe) for name in "ab"]
     assert [gpu for gpu, worker in executor.places if worker in workers] == ["4", "6"]
@@ -59,6 +59,15 @@ def test_more_jobs_than_gpus_do_not_share_a_gpu_by_accident() -> None:
     assert LocalExecutor(8, ("0", "1"), per_gpu=3).size == 6
     assert LocalExecutor(8).size == 8
     assert LocalExecutor(0).size == os.cpu_count()
+
+
+def test_a_run_with_several_ranks_has_a_gpu_for_each(tmp_path: Path, recipe: Any) -> None:
+    executor = LocalExecutor(0, ("4", "6", "7", "8", "9"), ranks=2)
+    assert executor.size == 2
+    assert [gpus for gpus, _ in executor.places] == ["4,6", "7,8"]
+    start(executor, tmp_path / "a", recipe).wait()
+    assert (tmp_path / "a" / LOG).read_text() == "4,6\n"
+    assert LocalExecutor(0, ranks=2).size == max(1, (os.cpu_count() or 1) // 2)
 
 
 @needs_ray

@@ -7,11 +7,15 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mage.cli.main import app
+from mage.config.loading import load_recipe
+from mage.models.shapes import PRESETS
+from mage.reproduce.cost import estimate_cost, sum_costs, update_seconds
 from mage.reproduce.paper import find_differences, find_missing, paper_note
 from mage.reproduce.plan import make_plan
 from mage.reproduce.results import read_results
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
+from mage.training.memory_plan import GB, plan_memory
 from mage.training.trainer import train
 
 GAMES = ("kuhn_poker", "tic_tac_toe")
@@ -143,3 +147,45 @@ def test_the_draw_rate_is_compared_against_mcts_1000(tmp_path: Path) -> None:
     cumulative = [one.draw_at.value for one in episodes]
     assert cumulative == sorted(cumulative)
     assert all(one.draw_at.value >= one.draws.value for one in episodes)
+
+
+H200 = {  # measured seconds of an update with replies of 256 tokens, docs/performance.md
+    "alfworld": (127.9, 141, ()),
+    "sokoban": (92.1, 80, ("--learn.lora_rank=16", "--engines.context=2048")),
+    "webshop": (143.1, 80, ("--learn.lora_rank=16", "--engines.context=4096")),
+}
+
+
+@pytest.mark.parametrize("world", H200)
+def test_the_estimate_is_near_a_measured_update(world: str) -> None:
+    """Games are left out: random weights gave illegal replies up to the turn limit there."""
+    measured, card, changes = H200[world]
+    short = ("--agent.max_tokens=256", "--agent.reflection_tokens=256") if changes else ()
+    recipe = load_recipe(f"paper_{world}", [*changes, *short])
+    plan = plan_memory(recipe, PRESETS["qwen3-4b"], card * GB)
+    assert update_seconds(recipe, plan, 256, 256) == pytest.approx(measured, rel=0.25)
+
+
+def test_a_dry_run_shows_tokens_and_hours_as_an_estimate_without_data_or_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    words = ("table1", "--scale", "paper", "--environment", "alfworld", "--only", "react,mage")
+    shown = call(*words, "--seeds", "2", "--dry-run", "--out", tmp_path / "out").stderr
+    assert "still missing: the official data of alfworld" in shown
+    assert "3 runs" in shown
+    assert "an estimate, not measured" in shown
+    assert "GPU-hours on H200 cards with 1 rank per run" in shown
+    assert "docs/performance.md" in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_cost_counts_long_replies_runs_and_ranks() -> None:
+    (job,) = make_plan("table1", scale="paper", worlds=["alfworld"], only=["mage"]).jobs
+    one, eight = estimate_cost(job), estimate_cost(job, 8)
+    # 28,800 + 28,160 episodes of 10 turns; 2 of 3 and 9 of 10 episodes have a reflection.
+    replies = 10 * (28_800 + 28_160) + 28_800 * 2 / 3 + 28_160 * 9 / 10
+    assert one.short.tokens == pytest.approx(256 * replies)
+    assert one.long.tokens == pytest.approx(1024 * replies)
+    assert one.short.hours < one.long.hours < eight.long.hours
+    assert sum_costs([one, one]).long.hours == pytest.approx(2 * one.long.hours)

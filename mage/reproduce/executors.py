@@ -1,7 +1,8 @@
 """Where the runs of a reproduction work: processes on this machine, or on a Ray cluster.
 
-Every run on a GPU has its own GPU, unless the user asks for several runs per GPU. An executor knows
-how many runs work at once (`size`) and starts one run (`start`).
+Every run on a GPU has its own GPU, unless the user asks for several runs per GPU or for several
+ranks, one GPU each, per run. An executor knows how many runs work at once (`size`) and starts one
+run (`start`).
 """
 
 import os
@@ -39,13 +40,17 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """Processes on this machine: one run per GPU, or one per core without a GPU."""
+    """Processes on this machine: `ranks` GPUs for a run, or `ranks` cores without a GPU."""
 
-    def __init__(self, jobs: int, gpus: tuple[str, ...] = (), per_gpu: int = 1) -> None:
+    def __init__(
+        self, jobs: int, gpus: tuple[str, ...] = (), per_gpu: int = 1, ranks: int = 1
+    ) -> None:
+        sets = [",".join(gpus[k : k + ranks]) for k in range(0, len(gpus) - ranks + 1, ranks)]
         self.places: list[tuple[str, Worker | None]] = [
-            (gpu, None) for _ in range(per_gpu) for gpu in gpus
+            (one, None) for _ in range(per_gpu) for one in sets
         ]
-        cores = jobs or os.cpu_count() or 1
+        self.ranks = ranks
+        cores = jobs or max(1, (os.cpu_count() or 1) // ranks)
         self.size = min(jobs or len(self.places), len(self.places)) if gpus else cores
 
     def start(self, path: Path, recipe: Recipe) -> Worker:
@@ -57,7 +62,7 @@ class LocalExecutor:
         with open(path / LOG, "ab") as log:
             # A session of its own, so that only the runner receives Ctrl-C.
             worker = subprocess.Popen(
-                _command(path),
+                _command(path, self.ranks),
                 env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -127,7 +132,9 @@ def _is_free(worker: Worker | None) -> bool:
     return worker is None or worker.poll() is not None
 
 
-def _command(path: Path) -> list[str]:
+def _command(path: Path, ranks: int = 1) -> list[str]:
+    if ranks > 1:
+        return [sys.executable, "-m", "mage.reproduce.rank_launcher", str(path), str(ranks)]
     return [sys.executable, "-m", "mage.reproduce.worker", str(path)]
 
 

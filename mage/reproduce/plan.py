@@ -7,7 +7,7 @@ arm, environment and seed, so runs from another machine can be copied in.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -15,12 +15,14 @@ from mage.config.errors import UserError, did_you_mean
 from mage.config.loading import change_recipe, load_recipe
 from mage.config.recipe import Recipe
 from mage.config.toml import Tables, show_value
+from mage.models.base import pin_model
 from mage.opponents.base import population_of
 from mage.reproduce import scales, tables
 from mage.reproduce.scales import SCALES, Scale
 from mage.reproduce.tables import TABLES, Arm, Table
 from mage.run_folder import RunError, RunFolder
 
+_MODEL = "model.path"
 FIRST = 0  # the seed of arms without training
 _STAGES = 2  # final panels of a training besides that before it: after, without memory
 _IDLE = {  # options that do not change results
@@ -199,6 +201,25 @@ def open_runs(plan: Plan, runs: Path) -> dict[str, RunFolder]:
     return found
 
 
+def pin_models(plan: Plan, runs: Path) -> Plan:
+    """The plan with the commit of its model on the hub, which is that of its runs if there are any.
+
+    So all runs of a table have the same weights. The model is downloaded if it is not here.
+    """
+    stored = [folder.recipe.model.path for folder in open_runs(plan, runs).values()]
+    known = {path.partition("@")[0]: path for path in stored if "@" in path}
+    jobs = tuple(replace(job, recipe=_pinned_recipe(job.recipe, known)) for job in plan.jobs)
+    return replace(plan, jobs=jobs)
+
+
+def _pinned_recipe(recipe: Recipe, known: dict[str, str]) -> Recipe:
+    """The recipe with a commit in model.path; `known` collects them by name."""
+    path = recipe.model.path
+    if path not in known:
+        known[path] = pin_model(recipe).model.path
+    return recipe if known[path] == path else recipe.changed(model={"path": known[path]})
+
+
 def is_done(folder: RunFolder) -> bool:
     return (folder.path / "summary.json").is_file()
 
@@ -206,6 +227,8 @@ def is_done(folder: RunFolder) -> bool:
 def _check_same(folder: RunFolder, planned: Recipe) -> None:
     """Raise if the options of a run differ from the plan: one table holds equal options only."""
     there, wanted = figures_of(folder.recipe), figures_of(planned)
+    if there.get(_MODEL, "").partition("@")[0] == wanted.get(_MODEL):
+        there[_MODEL] = wanted[_MODEL]  # the run has the commit of the model, the plan does not
     differing = [key for key in sorted({*there, *wanted}) if there.get(key) != wanted.get(key)]
     if differing:
         details = "; ".join(
@@ -220,9 +243,13 @@ def _check_same(folder: RunFolder, planned: Recipe) -> None:
 
 
 def figures_of(recipe: Recipe) -> Tables:
-    """The options that change results: `section.option` -> value."""
+    """The options that change results: `section.option` -> value.
+
+    How meta-episodes are dealt to ranks counts only if the recipe itself starts several.
+    """
+    idle = _IDLE if recipe.run.workers > 1 else _IDLE | {"run.deal"}
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in recipe.flat().items()
-        if key not in _IDLE
+        if key not in idle
     }

@@ -1,7 +1,8 @@
 """One run of a reproduction in its own process: `python -m mage.reproduce.worker RUN`. Loads torch.
 
-A run folder has one worker at a time: the worker holds a lock that ends with its process. If the
-runner that started it ends, the worker saves and stops after the current update.
+Below torchrun (`mage.reproduce.rank_launcher`) this is one rank of the run. A run folder has one
+worker at a time: the worker holds a lock that ends with its process. If the runner that started it
+ends, the worker saves and stops after the current update.
 """
 
 import os
@@ -9,7 +10,10 @@ import sys
 from pathlib import Path
 
 from mage.config.errors import EXIT_STOPPED
+from mage.ranks.processes import stop_with_launcher
+from mage.ranks.rank_log import log_path, write_rank_log
 from mage.ranks.stop import Stopped, StopSignals
+from mage.ranks.torchrun import World, join_torchrun, read_world
 from mage.report.loggers import make_loggers
 from mage.run_folder import RunFolder
 from mage.training.callbacks import CallbackList
@@ -17,20 +21,45 @@ from mage.training.trainer import train
 
 
 def work(run: Path) -> int:
-    loggers = make_loggers(RunFolder.open(run).recipe.run.loggers, _warn)
+    """Train in this process alone."""
     runner = os.getppid()
     with StopSignals(also=lambda: os.getppid() != runner) as stop:
         try:
             # Another worker may still be saving this run, or may have finished it.
-            train(run, CallbackList(loggers), stop, wait_for_lock=True)
+            train(run, _callback(run), stop, wait_for_lock=True)
         except Stopped:
             return EXIT_STOPPED
     return 0
+
+
+def work_on_rank(run: Path, world: World) -> int:
+    """Train on this rank, which torchrun has started."""
+    try:
+        with stop_with_launcher(), join_torchrun(world) as ranks:
+            ranks.logs = run
+            with (
+                write_rank_log(log_path(run, world.rank), redirect=not ranks.is_main),
+                StopSignals() as stop,
+            ):
+                callback = _callback(run) if ranks.is_main else CallbackList([])
+                train(run, callback, stop, ranks=ranks, wait_for_lock=True)
+    except Stopped:
+        return EXIT_STOPPED
+    return 0
+
+
+def _callback(run: Path) -> CallbackList:
+    return CallbackList(make_loggers(RunFolder.open(run).recipe.run.loggers, _warn))
 
 
 def _warn(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
+def main(run: Path) -> int:
+    world = read_world()
+    return work(run) if world is None else work_on_rank(run, world)
+
+
 if __name__ == "__main__":
-    sys.exit(work(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1])))

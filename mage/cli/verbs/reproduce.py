@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mage.reproduce.runner import Runner, RunnerProgress
 
 verbs = typer.Typer()
+_SAME_FIGURES = ("--run.deal=members",)  # so that results do not depend on the number of ranks
+_NEEDS_MORE = "--scale paper needs more than this machine has:"
 _EVERY = 30.0  # seconds between lines without a terminal
 _PLAN_COLUMNS = (
     "world",
@@ -31,7 +33,6 @@ _PLAN_COLUMNS = (
     "updates",
     "training episodes per run",
     "evaluation episodes per run",
-    "core-minutes per run",
 )
 
 
@@ -47,8 +48,8 @@ def reproduce(
     scale: Annotated[
         scales.Name,
         typer.Option(
-            help="small: the embedded model on a CPU. paper: the sizes of the paper; needs --model "
-            "and the official data."
+            help="small: the embedded model on a CPU. paper: the sizes of the paper with Qwen3-4B; "
+            "needs the official data."
         ),
     ] = "small",
     environment: Annotated[
@@ -80,6 +81,12 @@ def reproduce(
         typer.Option(help="Where runs work: on this machine, or on a Ray cluster."),
     ] = "local",
     per_gpu: Annotated[int, typer.Option(min=1, help="Runs that share one GPU.")] = 1,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Ranks of each run, one GPU (or core) each, started by torchrun."
+        ),
+    ] = 1,
     out: Annotated[
         Path,
         typer.Option(
@@ -95,7 +102,7 @@ def reproduce(
     Options of all recipes can be changed with --section.option=value.
     """
     from mage.reproduce.paper import find_missing
-    from mage.reproduce.plan import make_plan
+    from mage.reproduce.plan import make_plan, pin_models
 
     _, overrides = split_words(None, ctx.args)
     plan = make_plan(
@@ -106,23 +113,65 @@ def reproduce(
         only=_words(only),
         model=model,
         budget=budget,
-        overrides=overrides,
+        overrides=[*(_SAME_FIGURES if ranks > 1 else ()), *overrides],
     )
+    _check_ranks(plan, ranks, executor, per_gpu)
+    if dry_run:
+        _show_missing(plan)
+        _show_plan(plan, out, jobs or os.cpu_count() or 1, ranks)
+        return
+    place = _make_executor(plan, executor, jobs, per_gpu, ranks)
     if missing := find_missing(plan):
-        raise UsageError("\n- ".join(["--scale paper needs more than this machine has:", *missing]))
-    _show_plan(plan, out, jobs or os.cpu_count() or 1)
-    if not dry_run:
-        _run(plan, out, _make_executor(plan, executor, jobs, per_gpu))
+        raise UsageError("\n- ".join([_NEEDS_MORE, *missing]))
+    plan = pin_models(plan, out / "runs")
+    _show_plan(plan, out, jobs or os.cpu_count() or 1, ranks)
+    _run(plan, out, place)
 
 
-def _make_executor(plan: "Plan", name: str, jobs: int, per_gpu: int) -> "Executor":
+def _check_ranks(plan: "Plan", ranks: int, executor: str, per_gpu: int) -> None:
+    """Refuse --ranks that cannot work, before anything is loaded."""
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks} is not valid. Give the ranks of one run: 1 or more.")
+    if ranks == 1:
+        return
+    if executor == "ray":
+        raise UsageError(
+            "--ranks needs --executor local. `mage cluster` starts the ranks of one run on a Ray "
+            "cluster."
+        )
+    if per_gpu > 1:
+        raise UsageError("--ranks gives every rank a GPU of its own. Leave out --per-gpu.")
+    for job in plan.jobs:
+        play, workers = job.recipe.play, job.recipe.run.workers
+        if workers > 1:
+            raise UsageError(
+                f"--ranks {ranks} and run.workers = {workers} both start the ranks of a run. Leave "
+                "out --run.workers, or set it to 1."
+            )
+        if job.recipe.run.deal != "members":
+            raise UsageError(
+                f'--ranks {ranks} needs run.deal = "members". With "{job.recipe.run.deal}" the '
+                "results depend on the number of ranks."
+            )
+        if ranks > play.groups * play.members:
+            raise UsageError(
+                f"--ranks {ranks} is more than the {play.groups * play.members} meta-episodes of "
+                f"an update of {job.name} (play.groups x play.members)."
+            )
+
+
+def _make_executor(plan: "Plan", name: str, jobs: int, per_gpu: int, ranks: int) -> "Executor":
     from mage.reproduce.executors import LocalExecutor, RayExecutor, visible_gpus
 
     if name == "ray":
         return RayExecutor(jobs, per_gpu)
     on_gpu = any(job.recipe.run.device in ("auto", "cuda") for job in plan.jobs)
     gpus = visible_gpus() if on_gpu else ()
-    chosen = LocalExecutor(jobs, gpus, per_gpu)
+    devices = len(gpus) or os.cpu_count() or 1
+    if ranks > devices:
+        kind = "GPUs" if gpus else "cores"
+        raise UsageError(f"--ranks {ranks} is more than the {devices} {kind} of this machine.")
+    chosen = LocalExecutor(jobs, gpus, per_gpu, ranks)
     if chosen.size < jobs:
         console(stderr=True).print(
             f"--jobs {jobs} is more than {len(gpus)} GPUs can hold: {chosen.size} runs at a time. "
@@ -148,25 +197,83 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _show_plan(plan: "Plan", out: Path, size: int) -> None:
+def _show_missing(plan: "Plan") -> None:
+    """What a plan that is only shown still needs; a model that does not exist is an error."""
+    from mage.reproduce.paper import missing_data, missing_model
+
+    if plan.scale != "paper":
+        return
+    if missing := missing_model(plan, download=False):
+        raise UsageError("\n- ".join([_NEEDS_MORE, *missing]))
+    for line in missing_data(plan):
+        console(stderr=True).print(f"still missing: {line}", markup=False, soft_wrap=True)
+
+
+def _show_plan(plan: "Plan", out: Path, size: int, ranks: int) -> None:
     from mage.reproduce.plan import is_done, open_runs
 
     there = open_runs(plan, out / "runs")
     done = {name for name, folder in there.items() if is_done(folder)}
-    rows = [
-        _plan_row([job for job in plan.jobs if (job.world, job.arm.label) == key], done)
+    left = [job for job in plan.jobs if job.name not in done]
+    of_arms = [
+        [job for job in plan.jobs if (job.world, job.arm.label) == key]
         for key in dict.fromkeys((job.world, job.arm.label) for job in plan.jobs)
     ]
+    columns, cells, notes = (
+        _in_gpu_hours(of_arms, left, ranks)
+        if plan.scale == "paper"
+        else _in_core_minutes(of_arms, left, size)
+    )
+    rows = [(*_plan_row(jobs, done), *more) for jobs, more in zip(of_arms, cells, strict=True)]
     err = console(stderr=True)
-    err.print(plain_table(_PLAN_COLUMNS, rows, f"{plan.name}: {plan.table.title}", group=1))
-    left = [job.core_seconds for job in plan.jobs if job.name not in done]
-    known = [cost for cost in left if cost is not None]
-    cost = (
+    title = f"{plan.name}: {plan.table.title}"
+    err.print(plain_table((*_PLAN_COLUMNS, *columns), rows, title, group=1))
+    first = f"{len(plan.jobs)} runs in {out / 'runs'}, {len(left)} to do; {notes[0]}"
+    for line in (first, *notes[1:]):
+        err.print(line, markup=False, soft_wrap=True)
+
+
+# Titles and cells of the columns of a cost, and the lines below the table.
+_Columns = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str]]
+
+
+def _in_core_minutes(of_arms: "list[list[Job]]", left: "Sequence[Job]", size: int) -> _Columns:
+    """The cost with the embedded model on a CPU."""
+    costs = [jobs[0].core_seconds for jobs in of_arms]
+    cells = [("?" if cost is None else f"{cost / 60:.1f}",) for cost in costs]
+    seconds = [job.core_seconds for job in left]
+    known = [cost for cost in seconds if cost is not None]
+    note = (
         f"about {timedelta(seconds=round(sum(known) / size))} on {size} free cores"
-        if len(known) == len(left)
+        if len(known) == len(seconds)
         else "the time is known after the first updates"
     )
-    err.print(f"{len(plan.jobs)} runs in {out / 'runs'}, {len(left)} to do; {cost}", soft_wrap=True)
+    return ("core-minutes per run",), cells, [note]
+
+
+def _in_gpu_hours(of_arms: "list[list[Job]]", left: "Sequence[Job]", ranks: int) -> _Columns:
+    """The estimated cost on an H200: from replies of 256 tokens to replies at their limits."""
+    from mage.reproduce.cost import SHORT_REPLY, SOURCES, estimate_cost, sum_costs
+
+    of_arm = {(jobs[0].world, jobs[0].arm.label): estimate_cost(jobs[0], ranks) for jobs in of_arms}
+    titles = ("million tokens per run", "estimated H200 hours per run")
+    cells = [
+        (
+            f"{one.short.tokens / 1e6:,.0f} to {one.long.tokens / 1e6:,.0f}",
+            f"{one.short.hours:,.0f} to {one.long.hours:,.0f}"
+            + ("" if one.long.fits else " (does not fit: see mage plan)"),
+        )
+        for one in of_arm.values()
+    ]
+    total = sum_costs(of_arm[job.world, job.arm.label] for job in left)
+    note = (
+        f"an estimate, not measured: {total.short.tokens / 1e6:,.0f} to "
+        f"{total.long.tokens / 1e6:,.0f} million generated tokens and {total.short.hours:,.0f} to "
+        f"{total.long.hours:,.0f} GPU-hours on H200 cards with {ranks} "
+        f"{'rank' if ranks == 1 else 'ranks'} per run (replies of {SHORT_REPLY} tokens to replies "
+        "at their limits)"
+    )
+    return titles, cells, [note, *(f"  {line}" for line in SOURCES)]
 
 
 def _plan_row(jobs: "Sequence[Job]", done: set[str]) -> tuple[str, ...]:
@@ -179,7 +286,6 @@ def _plan_row(jobs: "Sequence[Job]", done: set[str]) -> tuple[str, ...]:
         f"{first.recipe.run.updates}",
         f"{first.training_episodes:,}",
         f"{first.evaluation_episodes:,}",
-        "?" if first.core_seconds is None else f"{first.core_seconds / 60:.1f}",
     )
 
 
