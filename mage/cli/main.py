@@ -4,9 +4,7 @@ A user error prints one message and exits with code 2. A bug keeps its traceback
 commands is added to the import lines and to `VERBS` below.
 """
 
-import os
 import signal
-import sys
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -114,10 +112,6 @@ for _title, _files in VERBS.items():
 
 def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a command as Ctrl-C does
-    # Items of the current folder are importable, as with `python -m mage`. The folder is last, so
-    # that its files do not replace installed packages.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     app(prog_name="mage")
 
 

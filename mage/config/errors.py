@@ -36,6 +36,7 @@ class Origin:
     overrides: tuple[str, ...] = ()
     resolved: bool = False  # there are more options than those that the user gave
     own: tuple[str, ...] = ()  # where it is resolved: the options that the file itself gives
+    stored: bool = False  # of a run folder: it was checked when the run began
 
     def overrides_name(self, key: str) -> bool:
         return _names(self.overrides, key)

@@ -36,6 +36,13 @@ def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Reci
     return load_layers(path_or_name, overrides).recipe
 
 
+def read_stored(path: Path) -> Recipe:
+    """The recipe of a run folder, perhaps a stranger's: no code outside of this package runs."""
+    tables, own, sources = _read_chain(path)
+    is_based = any(source != "recipe" for source in sources.values())
+    return build_recipe(tables, Origin(str(path), resolved=is_based, own=own, stored=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Layers:
     """A recipe and the source of every option that is given: (section, option) -> source.

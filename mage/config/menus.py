@@ -7,7 +7,9 @@ import ast
 import importlib
 import inspect
 import itertools
+import os
 import re
+import sys
 import typing
 from collections.abc import Callable
 from functools import cache
@@ -67,6 +69,8 @@ def find_item(folder: str, name: str) -> Any:
     `my_lab.nim` is a module that holds one such class, `my_lab.nim.Nim` the class itself. A file
     of opponents may hold several; their names are those of their classes.
     """
+    if _reads_only and is_foreign(name):
+        return stand_in(folder)
     module, attribute = _import_item(folder, name)
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
     if item is None or not _fits(item, folder) or inspect.isabstract(item):
@@ -105,7 +109,43 @@ def find_object(path: str) -> Any:
     return found
 
 
+def is_foreign(name: str) -> bool:
+    """Whether an item comes from outside of this package."""
+    return "." in name
+
+
+def refuse_foreign_code() -> None:
+    """From now on this process imports no foreign items: it only reads runs of anybody.
+
+    The names and options of such items are shown; stand-ins take the place of their code.
+    """
+    global _reads_only
+    _reads_only = True
+
+
+_reads_only = False
+
+
+def stand_in(folder: str) -> Any:
+    """A class without behaviour, for an item whose code is not imported. It takes any options."""
+    facts: dict[str, Any] = {"model_config": ConfigDict(extra="allow", frozen=True)}
+    if folder == "environments":
+        facts["__annotations__"] = {"scores_every_turn": typing.ClassVar[bool]}
+        facts |= {"scores_every_turn": True, "forfeit_score": property(lambda self: -1.0)}
+    if folder == "memory":
+        facts["reflects"] = property(lambda self: True)
+    made: Any = type("StandIn", (contract(folder),), facts)
+    made.__abstractmethods__ = frozenset()
+    return made
+
+
 def _import(name: str) -> ModuleType:
+    if not name.startswith("mage."):
+        _refuse_run_folders(name)
+        # Items of the current folder can be imported. It is last, so that its files do not replace
+        # installed packages.
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -113,6 +153,29 @@ def _import(name: str) -> ModuleType:
             f"{name} cannot be imported: {error}. Install the package, run the command in the "
             "folder that contains it, or add that folder to PYTHONPATH."
         ) from None
+
+
+_RUN_FILES = ("versions.json", "metrics.jsonl", "checkpoints")
+
+
+def _is_run(folder: Path) -> bool:
+    is_recipe = (folder / "recipe.toml").is_file()
+    return is_recipe and any((folder / name).exists() for name in _RUN_FILES)
+
+
+def _refuse_run_folders(name: str) -> None:
+    """A run folder may come from a stranger, so code inside of one is never imported."""
+    parts = name.split(".")
+    for place in {*map(Path, sys.path), Path.cwd()}:
+        for end in range(1, len(parts) + 1):
+            path = place.joinpath(*parts[:end])
+            found = path if path.is_dir() else path.with_suffix(".py")
+            inside = (found, *found.parents, *found.resolve().parents) if found.exists() else ()
+            if run := next(filter(_is_run, inside), None):
+                raise ConfigError(
+                    f"{name} is code in the run folder {run}, which may come from somebody else: "
+                    "it is not imported. Read the file, and move it out of the folder to use it"
+                )
 
 
 def _contained(module: ModuleType, folder: str) -> Any:

@@ -7,7 +7,14 @@ from pydantic import ValidationError
 
 from mage.config.conflicts import find_conflicts, find_unused
 from mage.config.errors import NOWHERE, ConfigError, Origin, explain, unknown_option
-from mage.config.menus import check_name, check_options, engine_fields, find_item, options_model
+from mage.config.menus import (
+    check_name,
+    check_options,
+    engine_fields,
+    find_item,
+    is_foreign,
+    options_model,
+)
 from mage.config.options import Options
 from mage.config.sections import Choice, Stage
 from mage.config.toml import Tables, dump_toml, show_key, without_none
@@ -134,10 +141,19 @@ def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Rec
             for name, section in choices.items()
         }
     )
+    if origin.stored and _has_foreign_items(recipe):
+        return recipe  # the checks need the code of the items
     if mistakes := find_conflicts(recipe, origin):
         raise ConfigError("\n".join(mistakes))
     _check_stages(recipe, "stages" in tables)
     return recipe
+
+
+def _has_foreign_items(recipe: Recipe) -> bool:
+    pools = recipe.opponents.model_dump().values()
+    chosen = (recipe.environments, recipe.memory_choice, recipe.advantages, recipe.engines)
+    names = (*(choice.name for choice in chosen), *(name for pool in pools for name in pool))
+    return any(map(is_foreign, names))
 
 
 def _check_stages(recipe: Recipe, are_given: bool) -> None:
@@ -155,6 +171,8 @@ def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:
 
     An engine is not imported, because that is slow: only the names of its options are checked.
     """
+    if origin.stored and is_foreign(choice.name):
+        return choice  # a stored recipe names every option, so no code is needed to read it
     try:
         check_name(section, choice.name)
         item = None if section == "engines" else find_item(section, choice.name)

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -44,18 +45,20 @@ def launch_ranks(
     """
     if size == 1:
         return task(Ranks(), *arguments, stop=stop, **for_main)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-    others = _start(size, store.port, folder, task, arguments)
-    grace = 0.0
-    try:
-        stop.pass_on_with(lambda: _pass_on(others))
-        _await_ranks(store, others, folder, stop)
-        with join_group(store, 0, size, folder) as ranks:
-            grace = _END
-            return task(ranks, *arguments, stop=stop, **for_main)
-    finally:
-        _end(others, grace)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # no other machine can reach the ranks
+    # The ranks meet in a file that only this user can read, so no other user can join them.
+    with tempfile.TemporaryDirectory(prefix="mage-ranks-") as place:
+        store = dist.FileStore(str(Path(place, "store")), size)
+        others = _start(size, place, folder, task, arguments)
+        grace = 0.0
+        try:
+            stop.pass_on_with(lambda: _pass_on(others))
+            _await_ranks(store, others, folder, stop)
+            with join_group(store, 0, size, folder) as ranks:
+                grace = _END
+                return task(ranks, *arguments, stop=stop, **for_main)
+        finally:
+            _end(others, grace)
 
 
 @contextmanager
@@ -90,13 +93,13 @@ def join_group(
 
 
 def _start(
-    size: int, port: int, folder: Path, task: Callable[..., Any], arguments: tuple[Any, ...]
+    size: int, place: str, folder: Path, task: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> list[Any]:
     """Start ranks 1 to size - 1. Signals are blocked until they have their own handlers."""
     context: Any = multiprocessing.get_context(child_processes.START_METHOD)
     others = [
         context.Process(
-            target=_run_rank, args=(rank, size, port, folder, task, arguments), daemon=True
+            target=_run_rank, args=(rank, size, place, folder, task, arguments), daemon=True
         )
         for rank in range(1, size)
     ]
@@ -109,7 +112,7 @@ def _start(
 def _run_rank(
     rank: int,
     size: int,
-    port: int,
+    place: str,
     folder: Path,
     task: Callable[..., Any],
     arguments: tuple[Any, ...],
@@ -122,7 +125,7 @@ def _run_rank(
     kept = write_rank_log(log_path(folder, rank), redirect=True)
     kept.__enter__()  # until the process ends, so that a traceback is logged too
     with suppress(RankFailed, RanksStopped):
-        store = dist.TCPStore("127.0.0.1", port, None, is_master=False)
+        store = dist.FileStore(str(Path(place, "store")), size)
         store.set(f"ready/{rank}", "1")
         with join_group(store, rank, size, folder) as ranks:
             task(ranks, *arguments)

@@ -6,7 +6,6 @@ in the same order on every rank. Instead of its item a rank may send that it wan
 it has failed: then all ranks leave their work at the same gather.
 """
 
-import pickle
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mage.config.errors import DeviceError, UserError
+from mage.ranks.messages import decode, encode
 
 Item = TypeVar("Item")
 _BUCKET = 2**23  # values that travel in one message: 32 MB in float32
@@ -135,7 +135,7 @@ class Ranks:
         self.barrier()
 
     def _exchange(self, item: Any) -> list[Any]:
-        data = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
+        data = torch.frombuffer(bytearray(encode(item)), dtype=torch.uint8)
         self.waiting = True
         try:
             sizes = [int(size) for size in self._all_gather(torch.tensor([len(data)]))]
@@ -145,8 +145,7 @@ class Ranks:
         finally:
             self.waiting = False
         return [
-            pickle.loads(part[:size].numpy().tobytes())
-            for part, size in zip(parts, sizes, strict=True)
+            decode(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)
         ]
 
     def _all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:

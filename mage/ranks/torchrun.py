@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from mage.config.errors import EXIT_USAGE, ConfigError
+from mage.ranks.interface import choose_interface
 from mage.ranks.launch import join_group
 from mage.ranks.ranks import RankLost, Ranks
 from mage.ranks.stop import Stopped
@@ -82,8 +83,7 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
 @contextmanager
 def join_torchrun(world: World) -> Iterator[Ranks]:
     """Join the ranks to one group."""
-    if world.is_one_host:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    choose_interface(world.address, is_one_host=world.is_one_host, report=world.rank == 0)
     before = signal.getsignal(signal.SIGTERM)
     if world.rank:  # it may wait for long outside of Python, where no handler is called
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -109,7 +109,7 @@ class RunResults:
     @property
     def has_stakes(self) -> bool:
         """Whether a loss can cost more than one point, as in poker: then wins say little."""
-        return self.folder.recipe.environment().forfeit_score < -1
+        return self.folder.forfeit_score() < -1
 
     @property
     def measure(self) -> Measure:

@@ -23,7 +23,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from mage.config.errors import did_you_mean
-from mage.config.loading import load_recipe
+from mage.config.loading import read_stored
 from mage.config.recipe import Recipe
 from mage.run_folder.episode_files import write_meta_episodes
 from mage.run_folder.files import (
@@ -56,6 +56,9 @@ _META_EPISODE = TypeAdapter(MetaEpisode)
 _ROWS = "rows_sha256"  # in an evaluation: the checksum of its task rows
 LAUNCH = ".launch.json"  # the launch (for example by torchrun) that created the run
 _RECIPE = "recipe_sha256"  # in versions.json: the checksum of recipe.toml
+_FORFEIT = (
+    "forfeit_score"  # in versions.json: of the environment, so that readers need no code of it
+)
 
 
 class RunFolder:
@@ -99,7 +102,8 @@ class RunFolder:
             (path / folder).mkdir()
         text = recipe.toml().encode()
         digest = hashlib.sha256(text).hexdigest()
-        write_sealed(path / "versions.json", versions() | {_RECIPE: digest})
+        facts = {_RECIPE: digest, _FORFEIT: recipe.environment().forfeit_score}
+        write_sealed(path / "versions.json", versions() | facts)
         if job:
             write_json(path / LAUNCH, {"job": job})
         write_atomic(path / "recipe.toml", text)
@@ -116,7 +120,7 @@ class RunFolder:
         if not (path / "recipe.toml").is_file():
             raise RunError(f"{path} is not a run folder: it has no recipe.toml.{_list_runs(path)}")
         refuse_devices(path)
-        folder = cls(path, load_recipe(path / "recipe.toml"))
+        folder = cls(path, read_stored(path / "recipe.toml"))
         folder._check_recipe()
         return folder
 
@@ -138,6 +142,11 @@ class RunFolder:
             return {}
         old = read_json(path).get("run_format", 1) == 1  # written without a checksum
         return read_sealed(path, required=not old)
+
+    def forfeit_score(self) -> float:
+        """The score of an agent that gives no legal move."""
+        known = self.read_versions().get(_FORFEIT)
+        return float(self.recipe.environment().forfeit_score if known is None else known)
 
     @property
     def is_copy(self) -> bool:

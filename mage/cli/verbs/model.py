@@ -8,6 +8,7 @@ import typer
 from mage.cli.arguments import AsJson, print_json
 from mage.cli.terminal import UsageError, console, say
 from mage.cli.terminal.tables import plain_table
+from mage.config.menus import refuse_foreign_code
 from mage.models.base import (
     EMBEDDED,
     SHIPPED,
@@ -119,6 +120,7 @@ def export(
         raise UsageError(f"{out} exists already. Choose another folder, or remove it.")
     from mage.api.agents import export_run
 
+    refuse_foreign_code()
     update = export_run(RunFolder.open(run), checkpoint, out, say)
     size = sum(path.stat().st_size for path in out.iterdir())
     if as_json:
@@ -143,6 +145,7 @@ def push(
     """Upload a checkpoint to the model hub, with a model card made from the run."""
     from mage.api.push import push_run
 
+    refuse_foreign_code()
     address = push_run(RunFolder.open(run), repo, checkpoint, private=private, say=say)
     console().print(address, markup=False, soft_wrap=True)
 

@@ -13,6 +13,7 @@ from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print
 from mage.cli.terminal import UsageError, console
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
+from mage.config.menus import refuse_foreign_code
 from mage.ranks.processes import stop_with_launcher
 from mage.run_folder import RunError, RunFolder, list_stages, lock_run
 
@@ -190,6 +191,7 @@ def report(
 
     The run may be unfinished. While it is active, use `mage view`: it only reads.
     """
+    refuse_foreign_code()
     _report(RunFolder.open(run), as_json)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mage.cli.terminal import UsageError, console
+from mage.config.menus import refuse_foreign_code
 
 verbs = typer.Typer()
 
@@ -32,6 +33,7 @@ def view(
     """Show runs, meta-episodes and credit on a local page. The page follows active runs."""
     from mage.viewer.library import Library
 
+    refuse_foreign_code()
     library = Library(places or [Path("runs")])
     err = console(stderr=True)
     if export is not None:

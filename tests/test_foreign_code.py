@@ -1,0 +1,107 @@
+"""A run folder may come from a stranger: opening it never runs code that it names."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mage.cli.main import app
+from mage.config import menus
+from mage.config.errors import ConfigError
+from mage.config.loading import load_recipe
+from mage.config.menus import find_item
+from mage.run_folder import RunFolder
+from mage.run_folder.credit_files import write_credits
+from mage.run_folder.files import file_digest, read_json, write_sealed
+from tests.toys import meta
+
+OWN = """
+from pathlib import Path
+from typing import ClassVar
+Path("ran").write_text("yes")
+from mage.environments.kuhn_poker import KuhnPoker
+
+
+class Own(KuhnPoker):
+    name: ClassVar[str] = "own"
+"""
+
+
+@pytest.fixture(autouse=True)
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is a process of its own: an own folder, path and permission to import."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(menus, "_reads_only", False)
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Path:
+    """A run of one update, with code in the run folder and code beside the runs."""
+    run = RunFolder.create(tmp_path / "runs" / "stranger", load_recipe("kuhn_poker"))
+    run.append_metrics({"update": 1, "score": 0.25})
+    run.write_episodes(1, [meta((1.0, -1.0), group=3)])
+    write_credits(run.path, 1, [])
+    (tmp_path / "lab_beside.py").write_text(OWN)
+    (run.path / "helper.py").write_text(OWN)
+    return run.path
+
+
+def name_item(run: Path, item: str) -> None:
+    """Name an item in the recipe, and forget its checksum, as a stranger can."""
+    recipe = run / "recipe.toml"
+    text = recipe.read_text().replace('name = "kuhn_poker"', f'name = "{item}"', 1)
+    assert item in text
+    recipe.write_text(text)
+    data = read_json(run / "versions.json")
+    data.pop("sha256", None)
+    data["recipe_sha256"] = file_digest(run / "recipe.toml")
+    write_sealed(run / "versions.json", data)
+
+
+@pytest.mark.parametrize("item", ["lab_beside", "runs.stranger.helper"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "runs/stranger"),
+        ("report", "runs/stranger"),
+        ("export", "runs/stranger", "--out", "turns.jsonl"),
+        ("view", "runs", "--export", "page"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_readers_run_no_foreign_code(
+    stranger: Path, tmp_path: Path, words: tuple[str, ...], item: str
+) -> None:
+    name_item(stranger, f"{item}.Own")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert not (tmp_path / "ran").exists()
+
+
+def test_playing_refuses_code_of_a_run_folder(stranger: Path, tmp_path: Path) -> None:
+    name_item(stranger, "runs.stranger.helper.Own")
+    recipe = RunFolder.open(stranger).recipe
+    with pytest.raises(ConfigError, match="is code in the run folder"):
+        recipe.environment()
+    with pytest.raises(ConfigError, match="is code in the run folder"):
+        recipe.changed(play={"episodes": 2})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_own_code_beside_the_runs_still_plays(tmp_path: Path) -> None:
+    (tmp_path / "lab_of_test.py").write_text(OWN)
+    recipe = load_recipe("kuhn_poker", ["--environments.name=lab_of_test.Own"])
+    folder = RunFolder.create(tmp_path / "run", recipe)
+    assert RunFolder.open(folder.path).recipe == recipe
+    assert RunFolder.open(folder.path).recipe.environment().name == "own"
+    assert folder.forfeit_score() == recipe.environment().forfeit_score
+
+
+def test_a_link_into_a_run_folder_is_refused(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", load_recipe("kuhn_poker"))
+    (run.path / "trick.py").write_text(OWN)
+    (tmp_path / "linked.py").symlink_to(run.path / "trick.py")
+    with pytest.raises(ConfigError, match="is code in the run folder"):
+        find_item("environments", "linked.Own")
