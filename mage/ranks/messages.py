@@ -68,8 +68,9 @@ class _Writer:
 
     def _write(self, item: Any, kind: type) -> Any:
         if kind in _KINDS:
-            packed = _pack_numbers(item) if len(item) >= _LONG else None
-            return [_KINDS[kind], *(packed or [[self.write(one) for one in item]])]
+            if len(item) >= _LONG and (packed := _pack_numbers(item)):
+                return [_KINDS[kind], *packed]
+            return [_KINDS[kind], [self.write(one) for one in item]]
         if kind is dict or kind is Counter:
             pairs = [[self.write(key), self.write(value)] for key, value in item.items()]
             return ["counter" if kind is Counter else "dict", pairs]
@@ -124,10 +125,10 @@ class _Reader:
         raise UserError(f"another rank has sent an object of the unknown kind {kind!r}")
 
     def _read_record(self, module: str, name: str, values: list[Any]) -> Any:
-        kind = _find(module, name, object)
+        kind: Any = _find(module, name, object)
         if not is_dataclass(kind):
             raise _refusal(module, name)
-        made = object.__new__(kind)
+        made: Any = object.__new__(kind)  # type: ignore[arg-type]
         for field, value in zip(fields(kind), values, strict=True):
             object.__setattr__(made, field.name, self.read(value))
         return made
