@@ -7,7 +7,6 @@ stratified, so it is a little too wide; `stratified_mean` takes the strata into 
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
@@ -115,41 +114,64 @@ def bootstrap(
     return Estimate(float(statistic(data)), float(low), float(high), len(data))
 
 
-def crossed_bootstrap(
-    values_ST: np.ndarray, *, seed: int, draws: int = 4_000, level: float = 0.95
-) -> Difference:
-    """The mean over training seeds (rows) and tasks (columns); both are resampled.
+def crossed_mean(values_ST: np.ndarray, level: float = 0.95) -> Difference:
+    """The mean over training seeds (rows) and tasks (columns), with the variance of both.
 
-    n - 1 of n seeds are drawn, and likewise of tasks. The variance of such a mean is s^2 / n; n
-    draws would give (n - 1) / n of it, a fifth too little with five seeds. A single seed is not
-    resampled. `p_value` is the share of draws that are at least as far from the mean as zero is;
-    its minimum is 1 / (draws + 1).
+    value = mean + seed + task + rest gives the variance (M_seed + M_task - M_rest) / (S T) of the
+    mean from the mean squares of a two-way table. Few seeds estimate it badly, so the interval is
+    Student's with Satterthwaite's degrees of freedom: near S - 1 where seeds differ most, near
+    T - 1 where tasks do. A single seed says nothing about other seeds: the interval is over tasks.
     """
     if values_ST.size == 0:
         raise UserError("a mean needs at least one value")
-    seeds, tasks = values_ST.shape
+    tasks = values_ST.shape[1]
     average = float(values_ST.mean())
     if tasks == 1:
         return Difference(Estimate(average, -math.inf, math.inf, 1), 1.0)
-    by_seed, by_task = _weights(seeds, draws, seed), _weights(tasks, draws, seed + 1)
-    found = np.einsum("bt,bt->b", by_seed @ values_ST.astype(np.float32), by_task)
-    low, high = np.quantile(found, [0.5 - level / 2, 0.5 + level / 2])
-    farther = int((np.abs(found - average) >= abs(average)).sum())
-    return Difference(
-        Estimate(average, float(low), float(high), tasks), (farther + 1) / (draws + 1)
-    )
+    variance, freedom = _crossed_variance(values_ST.astype(float))
+    error = math.sqrt(variance)
+    found = _t_interval(average, error, freedom, tasks, level)
+    if error == 0:
+        return Difference(found, 1.0 if average == 0 else 0.0)
+    return Difference(found, min(1.0, 2 * float(stdtr(freedom, -abs(average) / error))))
 
 
-@lru_cache(maxsize=8)
-def _weights(count: int, draws: int, seed: int) -> np.ndarray:
-    """Resampling weights, one row per draw: count - 1 of `count` units with replacement."""
-    if count == 1:
-        return np.ones((draws, 1), np.float32)
-    rng = np.random.default_rng(seed)
-    chosen = rng.integers(count, size=(draws, count - 1)) + count * np.arange(draws)[:, None]
-    return (
-        np.bincount(chosen.ravel(), minlength=count * draws).reshape(draws, count) / (count - 1)
-    ).astype(np.float32)
+def _crossed_variance(values_ST: np.ndarray) -> tuple[float, float]:
+    """The variance of the mean, and its degrees of freedom."""
+    seeds, tasks = values_ST.shape
+    if seeds == 1:
+        return float(values_ST.var(ddof=1)) / tasks, tasks - 1
+    by_seed, by_task = values_ST.mean(axis=1), values_ST.mean(axis=0)
+    rest = values_ST - by_seed[:, None] - by_task[None, :] + values_ST.mean()
+    squares = [
+        (tasks * float(by_seed.var(ddof=1)), seeds - 1),
+        (seeds * float(by_task.var(ddof=1)), tasks - 1),
+        (float((rest**2).sum()) / ((seeds - 1) * (tasks - 1)), (seeds - 1) * (tasks - 1)),
+    ]
+    (of_seeds, _), (of_tasks, _), (of_rest, _) = squares
+    # Each mean square alone is at least the variance of the rest, so the sum is not below one.
+    total = max(of_seeds + of_tasks - of_rest, of_seeds, of_tasks, of_rest)
+    spread = sum(square**2 / freedom for square, freedom in squares)
+    freedom = total**2 / spread if spread else float(tasks - 1)
+    return total / (seeds * tasks), max(seeds - 1, min(freedom, tasks - 1))
+
+
+def crossed_rate(values_ST: np.ndarray, level: float = 0.95) -> Estimate:
+    """A rate over training seeds (rows) and tasks (columns): inside 0 and 1, also near them.
+
+    It is Wilson's interval of the number of independent tasks that would give the interval of
+    `crossed_mean`. If all values are equal, it is Wilson's interval of the tasks.
+    """
+    tasks = values_ST.shape[1]
+    plain = wilson(float(values_ST.mean(axis=0).sum()), tasks, level)
+    found = crossed_mean(values_ST, level).difference
+    half, rate = (found.high - found.low) / 2, plain.value
+    if not 0 < half < math.inf or not 0 < rate < 1:
+        return plain
+    share = half**2 / (rate * (1 - rate))  # z^2 / count in Wilson's formula
+    centre = (rate + share / 2) / (1 + share)
+    spread = math.sqrt(share * rate * (1 - rate) + share**2 / 4) / (1 + share)
+    return Estimate(rate, max(0.0, centre - spread), min(1.0, centre + spread), tasks)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -196,6 +218,6 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - average) ** 2 for value in values) / (len(values) - 1)
 
 
-def _t_interval(value: float, error: float, freedom: int, count: int, level: float) -> Estimate:
+def _t_interval(value: float, error: float, freedom: float, count: int, level: float) -> Estimate:
     half = float(stdtrit(freedom, 0.5 + level / 2)) * error
     return Estimate(value, value - half, value + half, count)

@@ -1,9 +1,9 @@
 """Figures of a reproduction: every arm with intervals and budget, and every pair of arms.
 
-Rates have Wilson intervals over tasks (seeds are averaged first). Scores and paired differences
-have bootstrap intervals over tasks AND seeds. A difference is significant if its own interval
-excludes zero and Holm's correction over all pairs of the environment agrees. The tables of the
-paper compare Pass@k, so a second comparison shows the last episode itself.
+All intervals are over tasks AND training seeds; those of rates stay between 0 and 1. A difference
+is significant if its own interval excludes zero and Holm's correction over all pairs of the
+environment agrees. The tables of the paper compare Pass@k, so a second comparison shows the last
+episode itself.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,18 @@ import numpy as np
 
 from mage.config.errors import UserError
 from mage.evaluation.rows import TaskRow, read_tasks
-from mage.evaluation.statistics import Difference, Estimate, crossed_bootstrap, holm, wilson
+from mage.evaluation.statistics import (
+    Difference,
+    Estimate,
+    crossed_mean,
+    crossed_rate,
+    holm,
+)
 from mage.report.run_results import read_evaluation
 from mage.reproduce.paper import find_differences
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
 from mage.reproduce.tables import TABLES, Arm, MeasureName
 from mage.run_folder import RunFolder
-from mage.seeds import derive
 from mage.types import Split, Task
 
 LEVEL = 0.05
@@ -254,7 +259,7 @@ def _curve_panel(plan: Plan, world: str, variant: str, split: Split, held: _Held
     arms = []
     for arm, played in _played(held, split, variant).items():
         values = played.measured(measure)
-        rates = tuple(_rate(values[:, :, k]) for k in range(values.shape[2]))
+        rates = tuple(crossed_rate(values[:, :, k]) for k in range(values.shape[2]))
         paper = _paper_rates(plan, held[arm][0][0], variant, split)
         arms.append(ArmCurve(arm.label, played.trains, rates, paper))
     return CurvePanel(split, variant, measure, tuple(arms))
@@ -336,7 +341,7 @@ def _arm(
     paper: tuple[tuple[int, float], ...],
 ) -> ArmResult:
     values = played.measured(measure)
-    gain = crossed_bootstrap(values[:, :, -1] - values[:, :, 0], seed=_seed_of("gain")).difference
+    gain = crossed_mean(values[:, :, -1] - values[:, :, 0]).difference
     return ArmResult(
         label=arm.label,
         trains=runs[0][0].trains,
@@ -354,17 +359,12 @@ def _arm(
 def _episode(played: _Played, k: int) -> EpisodeResult:
     return EpisodeResult(
         episode=k + 1,
-        score=crossed_bootstrap(played.score[:, :, k], seed=_seed_of("score")).difference,
-        success=_rate(played.success[:, :, k]),
-        draws=_rate(played.drawn[:, :, k]),
-        pass_at=_rate(played.passed[:, :, k]),
-        draw_at=_rate(played.drawn_once[:, :, k]),
+        score=crossed_mean(played.score[:, :, k]).difference,
+        success=crossed_rate(played.success[:, :, k]),
+        draws=crossed_rate(played.drawn[:, :, k]),
+        pass_at=crossed_rate(played.passed[:, :, k]),
+        draw_at=crossed_rate(played.drawn_once[:, :, k]),
     )
-
-
-def _rate(values_ST: np.ndarray) -> Estimate:
-    by_task = values_ST.mean(axis=0)
-    return wilson(float(by_task.sum()), len(by_task))
 
 
 def _budget(played: _Played, folders: Sequence[RunFolder]) -> Budget:
@@ -437,11 +437,7 @@ def _compare(
             for one, values in ((first, a), (second, b))
         )
     gaps = b - a
-    return None if not len(gaps) else (len(gaps), crossed_bootstrap(gaps, seed=_seed_of("pair")))
-
-
-def _seed_of(what: str) -> int:
-    return derive("reproduce", what) % 2**32
+    return None if not len(gaps) else (len(gaps), crossed_mean(gaps))
 
 
 def _budget_faults(arms: Sequence[ArmResult]) -> tuple[str, ...]:

@@ -248,7 +248,6 @@
         pictures=${part("pictures", k)} curves=${part("curves", k)} quotes=${part("quotes", k)}
         rule=${value.rule} />`)}
       <h2>How to read this</h2>
-        <p>All methods of an environment play the same panel of tasks with the same random numbers. Rates have Wilson intervals over tasks; scores and
-      differences have bootstrap intervals over tasks and seeds (95 %). Differences are paired by task and seed. The checkpoint of a run is chosen on another panel. ${mage.clean(value.note || "")}</p>`;
+        <p>All methods of an environment play the same panel of tasks with the same random numbers. All intervals (95 %) are over tasks and training seeds. Differences are paired by task and seed. The checkpoint of a run is chosen on another panel. ${mage.clean(value.note || "")}</p>`;
   };
 })();
