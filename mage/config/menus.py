@@ -100,6 +100,8 @@ def _import_item(folder: str, name: str) -> tuple[ModuleType, str | None]:
 
 def find_object(path: str) -> Any:
     """What a dotted path names in another package: a class, a function or any other object."""
+    if _reads_only:
+        raise ConfigError(f"{path} is not imported: this command only reads")
     module, _, name = path.rpartition(".")
     if not module:
         raise ConfigError(f"{path!r} is not a dotted path such as my_lab.maze.Maze")
