@@ -703,6 +703,15 @@ def test_a_persistent_memory_plays_a_panel_once(kuhn_tables: Tables) -> None:
     assert message.startswith("evaluate.plays = 2: must be 1 with a memory that persists")
 
 
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.8), ("top_k", 20)])
+def test_training_samples_from_all_tokens(kuhn_tables: Tables, name: str, value: float) -> None:
+    message = message_of(kuhn_tables | {"agent": {name: value}})
+    assert message.startswith(f"agent.{name} = {value}: cuts off tokens in training")
+    assert f"use evaluate.{name}" in message
+    build_recipe(kuhn_tables | {"agent": {name: value}, "run": {"updates": 0}})
+    build_recipe(kuhn_tables | {"evaluate": {name: value}})
+
+
 def test_full_sharding_with_adapters_is_an_error(kuhn_tables: Tables) -> None:
     message = message_of(kuhn_tables | {"learn": {"shard": "full", "lora_rank": 4}})
     assert message.startswith('learn.shard = "full": divides all weights, but learn.lora_rank')

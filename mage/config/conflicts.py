@@ -22,6 +22,7 @@ def find_conflicts(recipe: Options, origin: Origin) -> list[str]:
         *_check_workers(recipe, origin),
         *_check_shard(recipe, origin),
         *_check_plays(recipe, origin),
+        *_check_support(recipe, origin),
         *_check_opponents(recipe, origin),
     ]
 
@@ -217,6 +218,20 @@ def _check_plays(recipe: Options, origin: Origin) -> list[str]:
         "memory would already hold the first one"
     )
     return [origin.mistake("evaluate.plays", recipe.evaluate.plays, fault)]
+
+
+def _check_support(recipe: Options, origin: Origin) -> list[str]:
+    """The learner computes probabilities among all tokens, so the sampler must use all of them."""
+    fault = (
+        "cuts off tokens in training, where the learner counts all tokens, so every ratio of "
+        "probabilities would be wrong; to cut them off in evaluation only, use evaluate.{}"
+    )
+    given = {"top_p": recipe.agent.top_p < 1, "top_k": recipe.agent.top_k > 0}
+    return [
+        origin.mistake(f"agent.{name}", getattr(recipe.agent, name), fault.format(name))
+        for name, cuts in given.items()
+        if cuts and recipe.run.updates and not origin.stored  # old runs stay readable
+    ]
 
 
 def _check_workers(recipe: Options, origin: Origin) -> list[str]:
