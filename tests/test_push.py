@@ -11,6 +11,8 @@ import pytest
 
 from mage.api.push import push_run
 from mage.config.loading import load_recipe
+from mage.report.model_card import model_card
+from mage.report.run_results import read_run_results
 from mage.run_folder import RunError, RunFolder
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
@@ -126,6 +128,17 @@ def test_the_hub_gets_weights_recipe_and_a_card_with_the_results(run: RunFolder,
     assert "[opponents.train]" in card
     assert "+0.125" in card
     assert str(run.path.parent) not in card
+
+
+def test_a_card_has_no_figures_of_other_weights(run: RunFolder) -> None:
+    results = read_run_results(run)
+    assert results.chosen_update is not None
+    options = {"name": "me/agent", "base": "embedded", "adapters": False}
+    chosen = model_card(results, update=results.chosen_update, **options)
+    other = model_card(results, update=results.chosen_update + 1, **options)
+    assert "## Results on the test panel" in chosen
+    assert "## Results" not in other
+    assert f"played with the weights of update {results.chosen_update}, not with these" in other
 
 
 @pytest.mark.parametrize("hub", [403], indirect=True)

@@ -127,6 +127,7 @@ def test_versions_are_those_of_the_installed_packages(run: RunFolder) -> None:
 
     stored = run.read_versions()
     assert stored.pop("recipe_sha256")
+    assert stored.pop("forfeit_score") == run.recipe.environment().forfeit_score
     assert stored == versions()
     assert stored["packages"]["numpy"] == numpy.__version__
 

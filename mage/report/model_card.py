@@ -33,7 +33,13 @@ def _body(results: RunResults, name: str, update: int, base: str) -> Iterator[st
         f"It starts from `{base}`; these are the weights after update {update} of {run.updates} "
         f"(seed {run.seed}, {results.played:,} episodes of training)."
     )
-    for split in results.splits:
+    if results.splits and results.chosen_update != update:
+        yield ""
+        yield (
+            f"No results: the final panels of this run were played with the weights of update "
+            f"{results.chosen_update}, not with these."
+        )
+    for split in results.splits if results.chosen_update == update else ():
         yield from _panel(results, split)
     yield from ("", "## Use", "", "```", f"mage play --model.path={name}", "```")
     yield from ("", "## Recipe", "", "```toml", results.folder.recipe.toml().strip(), "```")
