@@ -11,10 +11,10 @@ from typing import Any
 from typer.testing import CliRunner
 
 from mage.agent.agent import Agent, SamplingOptions
+from mage.agent.messages import MessageChat
 from mage.cli.main import app
 from mage.engines.base import run
 from mage.engines.endpoint import EndpointEngine
-from mage.engines.endpoint.messages import MessageChat
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.memory.notes import Notes
 from mage.play import PlaySetup, play_groups

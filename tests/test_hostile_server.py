@@ -11,11 +11,11 @@ from endpoint_toys import ask
 from hostile_server import BEHAVIOURS, KEY, HostileServer
 from typer.testing import CliRunner
 
+from mage.agent.messages import MessageChat
 from mage.cli.main import app
 from mage.engines.endpoint import EndpointEngine
 from mage.engines.endpoint.answers import Answers
 from mage.engines.endpoint.http import EndpointError
-from mage.engines.endpoint.messages import MessageChat
 
 
 @pytest.fixture(scope="module")

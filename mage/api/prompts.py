@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
+from mage.agent.messages import MessageChat
 from mage.config.recipe import Recipe
 from mage.engines.base import ScriptedEngine
-from mage.engines.endpoint.messages import MessageChat
 from mage.learn.imitate.demonstrations import Demonstration, write_demonstrations
 from mage.models.base import base_folder
 from mage.play import PlaySetup

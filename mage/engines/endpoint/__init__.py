@@ -24,12 +24,12 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from mage.agent.chat import Chat
+from mage.agent.messages import MessageChat, Piece
 from mage.agent.thoughts import CLOSE as THOUGHT_END
 from mage.engines.base import Engine
 from mage.engines.endpoint.answers import TOO_LONG, Answer, Answers, BadAnswer, read_answer
 from mage.engines.endpoint.budget import Budget
 from mage.engines.endpoint.http import Client, EndpointError, TooLong
-from mage.engines.endpoint.messages import MessageChat, Piece
 from mage.types import Completion, Request
 
 _ACTIVE = 4  # conversations for each concurrent request
