@@ -69,6 +69,8 @@ def test_runs_of_the_paper_recipes_with_qwen3_4b_match_the_paper() -> None:
         ("embedded", "--run.seed=1", "model.path"),
         ("qwen3-4b-base", "--run.seed=1", "model.path"),
         ("qwen3-4b", "--engines.context=2048", "engines.context"),
+        ("qwen3-4b", "--advantages.name=gigpo", "advantages.name"),
+        ("qwen3-4b", "--agent.prompts=chat", "agent.prompts"),
         ("qwen3-4b", "--learn.lr=1e-5", "learn.lr"),
         ("qwen3-4b", "--learn.lora_rank=16", "learn.lora_rank"),
         ("qwen3-4b", "--run.updates=5", "run.updates"),

@@ -7,15 +7,23 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mage.evaluation.statistics import Estimate
+from mage.reproduce.action_shares import read_choices
+from mage.reproduce.page import choices_json
+from mage.reproduce.pictures import draw_choices, draw_curves, draw_habits
+from mage.reproduce.reflections import quote_reflections
+from mage.reproduce.results import ArmCurve, CurvePanel
 from mage.run_folder import RunFolder
 from mage.viewer.export import collect, write_file, write_folder
 from mage.viewer.library import Library
 from mage.viewer.server import Server
+from tests.toys import meta
 from tests.view_runs import WARNING, make_run, store_many
 
 selenium = pytest.importorskip("selenium")
@@ -247,6 +255,55 @@ def test_a_static_copy_opens_from_disk(visit: Any, runs: Path, tmp_path: Path, f
     assert last_score(runs / "one", "after_test") in body(page)
     page = visit("#/run/one/meta/step_000006/0", "why?", base)
     visit("#/compare/one%2Ctwo", "Paired difference", base)
+
+
+# --- Tables
+
+TABLE = Path(__file__).parents[1] / "results" / "table1_small" / "table1.json"
+
+
+def write_table(path: Path, **more: Any) -> str:
+    """The page of a kept table, with further parts for its first environment."""
+    found = json.loads(TABLE.read_text("utf-8"))
+    rest = [None] * (len(found["results"]) - 1)
+    found |= {name: [value, *rest] for name, value in more.items()} | {"rule": "The rule."}
+    data = [("runs", {"runs": [], "tables": []}), ("table/table1", found)]
+    return write_file(path, data, start="table/table1").as_uri()
+
+
+def test_a_table_of_an_earlier_version_opens(visit: Any, tmp_path: Path) -> None:
+    page = visit("", "Holm", write_table(tmp_path / "table1.html"))
+    assert "LaMer" in body(page)
+    assert page.find_elements(By.CSS_SELECTOR, "img.picture") == []
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_table_shows_its_pictures_and_quotes(visit: Any, tmp_path: Path, width: int) -> None:
+    metas = {"mage": [meta((-1.0, 1.0))], "react": [meta((-1.0, -1.0))]}
+    choices = read_choices(metas)
+    assert choices is not None
+    rates = tuple(Estimate(one, one - 0.1, one + 0.1, 12) for one in (0.4, 0.6))
+    panel = CurvePanel("test", "", "pass_at", (ArmCurve("mage", True, rates, ((2, 0.9),)),))
+    pictures = [draw_curves(panel)], draw_choices(choices), draw_habits(choices)
+    base = write_table(
+        tmp_path / "table1.html",
+        choices=choices_json(choices),
+        curves=[asdict(panel)],
+        pictures=dict(zip(("curves", "choices", "habits"), pictures, strict=True)),
+        quotes=[asdict(one) for one in quote_reflections(metas)],
+    )
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 700}
+    page = visit("", "Reflections by trial", base)
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        images = page.find_elements(By.CSS_SELECTOR, "img.picture")
+        assert [one.get_property("naturalWidth") > 100 for one in images] == [True] * 5
+        assert "Diamonds are the paper's values" in body(page)
+        assert "no such task among the 1 stored ones" in body(page)
+        wide = page.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= width, "only tables scroll sideways"
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 # --- Live runs

@@ -400,7 +400,7 @@ def _json(plan: Plan, sections: Sequence[Section], pictures: Sequence[Pictures])
         "results": [finite(asdict(result)) for result in results],
         "sentences": [list(conclude(result)) for result in results],
         "curves": [[finite(asdict(one)) for one in section.curves] for section in sections],
-        "choices": [_choices_json(section.choices) for section in sections],
+        "choices": [choices_json(section.choices) for section in sections],
         "quotes": [[asdict(quote) for quote in section.quotes] for section in sections],
         "pictures": [asdict(drawn) for drawn in pictures],
         "differences": real,
@@ -413,7 +413,7 @@ def _key(plan: Plan, result: WorldResult) -> str:
     return result.title if is_main else f"{result.title}, {result.split}"
 
 
-def _choices_json(choices: WorldChoices | None) -> dict[str, Any] | None:
+def choices_json(choices: WorldChoices | None) -> dict[str, Any] | None:
     if choices is None:
         return None
     return {
