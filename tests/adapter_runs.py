@@ -30,11 +30,18 @@ def tiny_recipe(environment: dict[str, Any], **sections: dict[str, Any]) -> Reci
     """Two updates of the embedded model in this environment."""
     tables: dict[str, dict[str, Any]] = {
         "environments": environment,
-        "run": {"updates": 2, "threads": 1, "save_every": 1, "episodes_every": 1},
+        "run": {
+            "updates": 2,
+            "threads": 1,
+            "save_every": 1,
+            "evaluate_every": 0,
+            "episodes_every": 1,
+            "move_probabilities": False,
+        },
         "play": {"episodes": 2, "groups": 2, "members": 2},
         "memory": {"keep": "history"},
         "agent": {"max_tokens": 8},
-        "evaluate": {"size": 2, "final_size": 4, "ceilings": False, "before": False},
+        "evaluate": {"size": 2, "final_size": 2, "ceilings": False, "before": False},
     }
     return build_recipe({**tables, **sections})
 

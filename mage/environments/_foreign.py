@@ -44,6 +44,14 @@ class ForeignCalls:
             self.states = random.getstate(), np.random.get_state()
             _set_states(*before)
 
+    def aside(self, function: Callable[..., Found], *args: Any) -> Found:
+        """The result of a call that leaves the random numbers of the episode where they are."""
+        kept = self.states
+        try:
+            return self("a trial", function, *args)
+        finally:
+            self.states = kept
+
 
 def _numpy_state(seed: int) -> Any:
     return np.random.RandomState(seed % 2**32).get_state()

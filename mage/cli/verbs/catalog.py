@@ -191,11 +191,11 @@ def _check_opponent(
 
 
 def _plays(opponent: Opponent) -> list[str]:
-    """The environments that it plays, without `openspiel`, which needs the name of a game."""
+    """The environments that it plays, without those that need the name of a game."""
     worlds = [
         name
         for name, _ in menu("environments")
-        if name != "openspiel" and find_item("environments", name).multi_agent
+        if name not in ("openspiel", "textarena") and find_item("environments", name).multi_agent
     ]
     found = [name for name in worlds if opponent.plays(make_environment(name, {}))]
     if not found:

@@ -24,7 +24,7 @@ from mage.cli.arguments import (
     read_world,
 )
 from mage.cli.terminal import UsageError, console, say
-from mage.config.menus import find_item
+from mage.environments.base import Environment
 from mage.types import MetaEpisode, Task
 
 verbs = typer.Typer()
@@ -76,8 +76,8 @@ def play(
     """
     environment, options = read_world(environment, ctx.args, option)
     of_agent = {"--run": run, "--memory": memory, "--model": model}
-    _check_play(environment, against, watch, as_json, of_agent)
     world = make_environment(environment, options)
+    _check_play(world, against, watch, as_json, of_agent)
     opponent = "" if against == AGENT else check_opponent_of(world, against)
     place = find_seat(world, seat)
     seed = secrets.randbits(31) if seed is None else seed
@@ -105,7 +105,7 @@ def play(
 
 
 def _check_play(
-    environment: str, against: str | None, watch: bool, as_json: bool, of_agent: dict[str, Any]
+    world: Environment, against: str | None, watch: bool, as_json: bool, of_agent: dict[str, Any]
 ) -> None:
     given = [name for name, value in of_agent.items() if value is not None]
     if given and not watch and against != AGENT:
@@ -119,8 +119,8 @@ def _check_play(
         raise UsageError(
             "--json has no effect without --watch. A game at the keyboard prints plain text."
         )
-    if against == AGENT and not find_item("environments", environment).multi_agent:
-        raise UsageError(f"{environment} has a single agent, so --against {AGENT} is not possible")
+    if against == AGENT and not world.multi_agent:
+        raise UsageError(f"{world.name} has a single agent, so --against {AGENT} is not possible")
     if watch and against == AGENT:
         raise UsageError(
             f"--watch needs a scripted opponent. --against takes one of {names('opponents')}."

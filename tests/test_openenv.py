@@ -1,0 +1,107 @@
+"""The client of OpenEnv servers: a game on the loopback, limits, hostile servers, training."""
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mage.config.errors import UserError
+from mage.environments.base import check
+from mage.environments.openenv import OpenEnv
+from tests.adapter_runs import check_training, tiny_recipe
+from tests.openenv_server import OpenEnvServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[OpenEnvServer]:
+    with OpenEnvServer() as running:
+        yield running
+
+
+def world_of(server: OpenEnvServer, behaviour: str = "good", **options: object) -> OpenEnv:
+    fields = {"text_field": "text", "moves": "1,2,3", "seconds": 0.5, **options}
+    return OpenEnv.model_validate({"url": server.url(behaviour), **fields})
+
+
+def test_a_server_needs_its_address_and_the_names_of_its_fields(server: OpenEnvServer) -> None:
+    world = world_of(server, legal_field="legal", seconds=30)
+    world.check_data()
+    assert check(world, games=4) == []
+    state = world.start(7)
+    assert state.observe(0).endswith("guess a number from 1 to 5.\nMoves: 1, 2, 3, 4, 5.")
+    for guess in "12345":
+        if state.turn() is not None:
+            state.apply(guess)
+    assert state.moves == ["1", "2", "3"][: len(state.moves)]
+    assert "You" in state.recap(0)
+    assert state.anchor(0).startswith("Game 7: guess a number from 1 to 5. / 1 / 1 is ")
+
+
+def test_free_text_and_the_seed_of_the_same_task(server: OpenEnvServer) -> None:
+    world = world_of(server, seconds=30)
+    server.seeds.clear()
+    for episode in (0, 1):
+        world.start(world.episode_seed(3, episode))
+    assert server.seeds[0] == server.seeds[1] < 2**31
+    state = world.start(1)
+    assert (state.read("a long sentence"), state.read("")) == ("a long sentence", None)
+    state.apply("a long sentence " * 20)  # a frame with a longer length field
+    assert "is wrong." in state.observe(0)
+
+
+MESSAGES = {
+    "hangs": "failed in reset: it gave no answer within 0.5 seconds",
+    "drips": "failed in reset: it gave no answer within 0.5 seconds",
+    "hangs_later": "failed in step: it gave no answer within 0.5 seconds",
+    "floods": "failed in reset: its message has more than 1,000,000 bytes",
+    "floods_in_parts": "failed in reset: its message has more than 1,000,000 bytes",
+    "closes": "failed in reset: it closed the connection",
+    "breaks_off": "failed in reset: it closed the connection",
+    "no_websocket": "cannot be used: it does not speak WebSocket at /no_websocket/ws",
+    "no_json": "answered reset with '<html>an error page",
+    "new_schema": "answered reset with '.*obs.*', not with data that holds an observation",
+    "new_schema_later": "answered step with '.*obs.*', not with data that holds an observation",
+    "reward_is_text": "gave the reward 'a lot', which is no number",
+    "drops_the_seed": "ignores the seed: two resets with seed 11 show",
+}
+
+
+def check_and_step(world: OpenEnv) -> None:
+    world.check_data()
+    world.start(0).apply("1")
+
+
+@pytest.mark.parametrize("behaviour", MESSAGES)
+def test_bad_servers_give_one_message_that_names_them(
+    server: OpenEnvServer, behaviour: str
+) -> None:
+    begun = time.monotonic()
+    with pytest.raises(UserError, match=MESSAGES[behaviour]) as caught:
+        check_and_step(world_of(server, behaviour))
+    assert server.url(behaviour) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - begun < 30
+
+
+def test_wrong_fields_and_addresses(server: OpenEnvServer) -> None:
+    with pytest.raises(UserError, match=r"refused step: .*the action has no field message"):
+        check_and_step(world_of(server, action_field="text", seconds=30))
+    with pytest.raises(UserError, match="has no field 'words' in its observation, only text, leg"):
+        check_and_step(world_of(server, text_field="words", seconds=30))
+    with pytest.raises(ValueError, match="is not an address"):
+        OpenEnv(url="localhost")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = OpenEnv(url=f"http://127.0.0.1:{free.getsockname()[1]}", seconds=5)
+        with pytest.raises(UserError, match=r"cannot be used: .*refused"):
+            closed.check_data()
+
+
+@pytest.mark.e2e
+def test_training_resumes_after_a_kill_with_equal_figures(
+    server: OpenEnvServer, tmp_path: Path
+) -> None:
+    options = {"url": server.url(), "text_field": "text", "legal_field": "legal", "seconds": 60}
+    check_training(tiny_recipe({"name": "openenv", "max_turns": 2, **options}), tmp_path)

@@ -1,0 +1,141 @@
+"""The adapter to TextArena: seats, seeds, possible moves, refused games, training."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mage
+from mage.config.errors import UserError
+from mage.environments.base import check
+from mage.environments.textarena import TextArena, TextArenaState, _vary
+from mage.opponents.base import find
+from tests.adapter_runs import check_training, tiny_recipe
+
+
+def moves_of(state: TextArenaState, seed: int) -> list[str]:
+    """Random legal moves to the end of the game."""
+    rng, made = random.Random(seed), []
+    while state.turn() is not None:
+        made.append(rng.choice(state.legal()))
+        state.apply(made[-1])
+    return made
+
+
+def test_the_menu_needs_no_package() -> None:
+    program = (
+        "import sys; sys.modules['textarena'] = None\n"
+        "import mage; mage.list('opponents'); mage.list('environments')\n"
+        "from mage.environments.textarena import TextArena\n"
+        "TextArena().check_data()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].endswith(
+        "textarena is not installed: pip install 'mage-rl[textarena]'"
+    )
+
+
+def test_examples_of_a_move_give_moves_with_other_numbers() -> None:
+    assert list(_vary(["[col 4]"]))[:2] == ["[col 0]", "[col 1]"]
+    assert len(list(_vary(["[0 3]"]))) == 64
+    assert list(_vary([f"[{number}]" for number in range(9)])) == []
+    assert list(_vary(["[bet]", "[1 2 3 4]"])) == []
+
+
+@pytest.mark.parametrize(
+    ("game", "seats"), [("KuhnPoker-v0", 2), ("TicTacToe-v0", 2), ("GuessTheNumber-v0", 1)]
+)
+def test_a_game_needs_its_name_only(game: str, seats: int) -> None:
+    pytest.importorskip("textarena")
+    world = TextArena(game=game)
+    world.check_data()
+    assert (world.seats, world.multi_agent) == (seats, seats == 2)
+    assert check(world, games=3) == []
+
+
+def test_legal_moves_are_those_that_the_game_accepts() -> None:
+    pytest.importorskip("textarena")
+    state = TextArena(game="TicTacToe-v0").start(0)
+    assert sorted(state.legal()) == [f"[{cell}]" for cell in range(9)]
+    state.apply("[4]")
+    assert "[4]" not in state.legal()
+    assert (state.read("4"), state.read("9"), state.read("0")) == (None, None, "[0]")
+    assert state.turn() == 1, "a refused move does not change the game"
+    guess = TextArena(game="GuessTheNumber-v0").start(0)
+    assert len(guess.legal()) == 20
+
+
+def test_the_seed_decides_the_game_whatever_happens_beside_it() -> None:
+    pytest.importorskip("textarena")
+    world = TextArena(game="KuhnPoker-v0")
+    before = random.getstate()
+    first, second = world.start(3), world.start(3)
+    assert random.getstate() == before
+    made = moves_of(first, 1)
+    random.random()
+    for move in made:
+        second.legal()  # trials on copies use no random numbers of the game
+        second.apply(move)
+    assert [second.recap(seat) for seat in (0, 1)] == [first.recap(seat) for seat in (0, 1)]
+    assert sum(first.scores()) == 0
+    assert len({world.start(seed).anchor(0) for seed in range(20)}) > 1
+
+
+def test_texts_do_not_grow_from_episode_to_episode() -> None:
+    pytest.importorskip("textarena")
+    world = TextArena(game="TicTacToe-v0")
+    openings = {world.start(4).observe(0) for _ in range(3)}
+    assert len(openings) == 1
+    state = world.start(4)
+    moves_of(state, 0)
+    assert max(len(state.observe(seat)) for seat in (0, 1)) < 2 * len(openings.pop())
+
+
+def test_a_random_player_takes_the_other_seat() -> None:
+    pytest.importorskip("textarena")
+    world, rng = TextArena(game="ConnectFour-v0"), random.Random(0)
+    state = world.start(0)
+    for _ in range(4):
+        seat = state.turn()
+        assert seat is not None
+        state.apply(find("random").act(state, seat, rng))
+    assert [seat for seat, _ in state.moves] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("game", "message"),
+    [
+        ("Bandit-v0", "is refused: it pays the regret"),
+        ("Wordle-v0", "is refused: it downloads word lists"),
+        ("TwentyQuestions-v0", "is refused: it asks a model on the network"),
+        ("TicTacToe", "has no game 'TicTacToe' .did you mean 'TicTacToe-v0'"),
+        ("Taboo-v0", "is no game for one or two players"),
+    ],
+)
+def test_games_that_cannot_be_trained_on_are_refused_with_the_reason(
+    game: str, message: str
+) -> None:
+    pytest.importorskip("textarena")
+    with pytest.raises(UserError, match=message):
+        TextArena(game=game).check_data()
+
+
+KUHN = {"name": "textarena", "game": "KuhnPoker-v0", "max_turns": 2}
+
+
+@pytest.mark.e2e
+def test_training_resumes_after_a_kill_with_equal_figures(tmp_path: Path) -> None:
+    pytest.importorskip("textarena")
+    check_training(tiny_recipe(KUHN, opponents={"train": {"random": 1.0}}), tmp_path)
+
+
+@pytest.mark.e2e
+def test_a_frozen_model_takes_the_other_seat(tmp_path: Path) -> None:
+    """`league-1`: copies of the agent, the first one before training."""
+    pytest.importorskip("textarena")
+    opponents = {"train": {"league-1": 1.0}, "test": {"random": 1.0}}
+    run = mage.train(tiny_recipe(KUHN, opponents=opponents), runs=tmp_path)
+    met = {meta.task.opponent for meta in run.folder.read_episodes(1)}
+    assert {name.split("-")[0] for name in met} == {"league"}
