@@ -8,11 +8,10 @@ import math
 import re
 import runpy
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from mage.config.loading import load_recipe
-from mage.environments.kuhn_poker import DEALS
 from mage.evaluation.exact.ceilings import ceilings
 from mage.evaluation.exact.replayed import (
     at_least_once,
@@ -21,10 +20,9 @@ from mage.evaluation.exact.replayed import (
     pass_bound,
     win_chances,
 )
-from mage.evaluation.panels import make_panel
-from mage.opponents.base import population_of
+from mage.evaluation.panels import recipe_panel
 from mage.reproduce.tables import TABLES
-from mage.types import Split, Task
+from mage.types import Split
 
 PAGE = Path(__file__).parents[1] / "docs" / "what_the_figures_can_show.md"
 NUMBERS = runpy.run_path(str(Path(__file__).with_name("paper_numbers.py")))
@@ -32,6 +30,7 @@ EPISODES, TASKS = 10, 128
 SEATS = ("first", "second")
 KUHN = load_recipe("paper_kuhn_poker")
 STYLES = dict(KUHN.opponents.train)
+RECIPES = {"paper_kuhn_poker": ", the published draw", "paper_kuhn_poker+ours": ""}
 PAPER = {name: table.paper for name, table in TABLES.items()}
 
 
@@ -40,21 +39,16 @@ def rate(value: float) -> str:
     return f"{value:.3f}".removeprefix("0")
 
 
-def table(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def panel(split: Split) -> tuple[Task, ...]:
-    """The tasks of the final panel of `paper_kuhn_poker`."""
-    return make_panel(
-        KUHN.environment(),
-        population_of(KUHN),
-        split,
-        size=TASKS,
-        seats=KUHN.evaluation_seats(split),
-        episodes=EPISODES,
-    )
+def panel_bounds(name: str, split: Split) -> list[float]:
+    """The largest Pass@1 and Pass@10 on the final panel of a recipe."""
+    recipe = load_recipe(name)
+    tasks = recipe_panel(recipe, split, "final")
+    return [panel_bound(recipe.environment(), tasks, k) for k in (1, EPISODES)]
 
 
 def kuhn() -> str:
@@ -64,12 +58,10 @@ def kuhn() -> str:
         f"six deals, agent {name}": [pass_bound(game, STYLES, seat, k) for k in (1, EPISODES)]
         for seat, name in enumerate(SEATS)
     }
-    tasks = panel("test")
-    bounds[f"the {TASKS} tasks of `paper_kuhn_poker`"] = [
-        panel_bound(game, tasks, k) for k in (1, EPISODES)
-    ]
-    published = [NUMBERS["published_pass_rate"](0)] * 2  # these players never mix
-    bounds[f"the {TASKS} deals of the published code, agent first"] = published
+    bounds |= {
+        f"the {TASKS} tasks of `{name}`{note}": panel_bounds(name, "test")
+        for name, note in RECIPES.items()
+    }
     rows = [[name, *map(rate, values)] for name, values in bounds.items()]
     for label, name in (("react", "ReAct, untrained"), ("lamer", "LaMer"), ("mage", "MAGE")):
         first = known[label].get(1)
@@ -84,7 +76,7 @@ def kuhn() -> str:
         f"By chips a hand with new deals, agent first: at most {rate(fresh.non_adapting)} without "
         f"adapting, {rate(fresh.bayes_final)} for the best learner's third hand."
     )
-    return f"{table(['', 'Pass@1 at most', 'Pass@10 at most'], iter(rows))}\n\n{text}"
+    return f"{table(['', 'Pass@1 at most', 'Pass@10 at most'], rows)}\n\n{text}"
 
 
 def _error(bounds: dict[str, list[float]]) -> float:
@@ -103,7 +95,7 @@ def draws() -> str:
     text = (
         f"All {TASKS} tasks have a draw among their ten games with probability {rate(all_drawn)}."
     )
-    return f"{table(header, iter(rows))}\n\n{text}"
+    return f"{table(header, rows)}\n\n{text}"
 
 
 def cfr() -> str:
@@ -120,12 +112,9 @@ def cfr() -> str:
         for seat, name in enumerate(SEATS)
         for chances in (win_chances(game, opponent, seat),)
     ]
-    bounds = [rate(panel_bound(game, panel("ood"), k)) for k in (1, EPISODES)]
-    rows.append(["`paper_kuhn_poker`", KUHN.evaluation_seats("ood"), "", *bounds])
-    chances = win_chances(game, "cfr_argmax", 1)
-    drawn = [chances[DEALS.index(deal)] for deal in NUMBERS["published_deals"](TASKS)]
-    published = [rate(statistics.fmean(at_least_once(p, k) for p in drawn)) for k in (1, EPISODES)]
-    rows.append([f"most likely move, the published {TASKS} deals", "second", "", *published])
+    for name, note in RECIPES.items():
+        seats = load_recipe(name).evaluation_seats("ood")
+        rows.append([f"`{name}`{note}", seats, "", *map(rate, panel_bounds(name, "ood"))])
     known = PAPER["ood"]["kuhn_poker", "ood"]["mage"]
     rows.append(["the paper, MAGE", "", "", "", rate(known[10])])
     header = [
@@ -135,7 +124,7 @@ def cfr() -> str:
         "Pass@1 at most",
         "Pass@10 at most",
     ]
-    return table(header, iter(rows))
+    return table(header, rows)
 
 
 def rooms() -> str:
@@ -146,7 +135,7 @@ def rooms() -> str:
         for lengths, name in (("natural", "as published"), ("uniform", "`+ours`"))
     ]
     header = ["boxes", "lengths", "median", "mean", "5", "6 to 10", "11 to 15", "16 to 21"]
-    return table(header, iter(rows))
+    return table(header, rows)
 
 
 def _spread(lengths: Sequence[int]) -> list[str]:
