@@ -223,6 +223,17 @@ def test_webshop_offers_a_search_on_the_search_page_only_and_cuts_old_pages() ->
     assert found.reflections[0].count("\nTurn ") == 12
 
 
+def test_the_text_anchor_of_webshop_does_not_say_which_options_are_chosen() -> None:
+    world = WebShop(products=30, test_goals=5, dev_goals=5, observation="text", anchor="text")
+    state = world.start(world.episode_seed(3, 0))
+    while "click[buy now]" not in state.legal():
+        state.apply(state.expert() or "")
+    before, product = state.anchor(0), next(iter(state.catalogue.find(state.asin).options.values()))
+    state.apply(f"click[{product[0]}]")
+    assert "You have clicked" in state.observe(0)
+    assert state.anchor(0) == before
+
+
 def test_an_environment_without_published_words_uses_its_own_in_the_published_layout() -> None:
     found = Played(Corridor(), ("right",), episodes=2)
     world = Corridor()

@@ -6,12 +6,14 @@ keeps its memory, reflects after every game and adapts to the person.
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 from rich.console import Console
 from rich.text import Text
 
 from mage.agent.chat import Ids
+from mage.agent.styles import style_of
 from mage.cli.terminal import console as make_console
 from mage.engines.base import run
 from mage.environments.base import SEATS, Environment, State
@@ -178,7 +180,7 @@ def _replay(environment: Environment, episode_seed: int, episode: Episode) -> St
 
 def watch_agent(setup: PlaySetup, task: Task, console: Console) -> MetaEpisode:
     """Play an agent's games and print every new line of its prompts, replies and notes."""
-    shown = _Shown(setup, console)
+    shown = _Shown(setup, task.seat, console)
 
     def show_episode(number: int, memory: str, episode: Episode) -> None:
         if episode.reflection is not None:
@@ -199,10 +201,10 @@ def watch_agent(setup: PlaySetup, task: Task, console: Console) -> MetaEpisode:
 class _Shown:
     """Prints the new part of every prompt: the next message, or a new chat below the rules."""
 
-    def __init__(self, setup: PlaySetup, console: Console) -> None:
+    def __init__(self, setup: PlaySetup, seat: int, console: Console) -> None:
         self.chat, self.console = setup.agent.chat, console
-        system = setup.agent.system(setup.environment)
-        self.rules = len(_common(self.chat.first(system, "a"), self.chat.first(system, "b")))
+        ask = partial(style_of(setup.agent).ask, setup.agent, setup.environment, seat)
+        self.rules = len(_common(ask("a"), ask("b")))
         self.before: tuple[Ids, Ids] = ((), ())  # the last prompt, alone and with its reply
 
     def turn(self, turn: Turn) -> None:

@@ -112,7 +112,9 @@ class WebShopState(State):
 
     def anchor(self, seat: int) -> str:
         if self.view.anchor == "text":
-            return pages.render(self.pieces(), self.view.observation, sys.maxsize)
+            # The published text does not say which options are chosen.
+            plain = [piece._replace(clicked=False) for piece in self.pieces()]
+            return pages.render(plain, self.view.observation, sys.maxsize)
         chosen = ", ".join(f"{name}: {value}" for name, value in sorted(self.options.items()))
         parts = (self.page, self.words and f"{self.words} page {self.number}", self.asin, chosen)
         return f"goal {self.goal.number} | {' | '.join(part for part in parts if part)}"

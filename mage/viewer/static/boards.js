@@ -6,7 +6,9 @@
   function ticTacToe({turn}) {
     const cells = [...turn.anchor];
     if (cells.length !== 9) return null;
-    const move = turn.legal ? Number(turn.action) - 1 : -1;
+    const place = /^\((\d),(\d)\)$/.exec(turn.action || ""); // of the published prompts
+    const cell = place ? 3 * Number(place[1]) + Number(place[2]) - 3 : Number(turn.action);
+    const move = turn.legal ? cell - 1 : -1;
     const free = cells.filter((one) => one === ".").length;
     const mark = free % 2 ? "X" : "O";
     return html`<svg class="board" viewBox="0 0 96 96" width="96" height="96" role="img"
@@ -36,7 +38,8 @@
     const [own, ...moves] = turn.anchor.split(" ");
     const shown = /Opponent's card: (\w)\b/.exec(episode.recap);
     const bets =
-      moves.filter((move) => move === "bet").length + (turn.legal && turn.action === "bet" ? 1 : 0);
+      moves.filter((move) => move === "bet").length +
+      (turn.legal && turn.action.toLowerCase() === "bet" ? 1 : 0);
     return html`<svg class="board" viewBox="0 0 190 58" width="190" height="58" role="img"
       aria-label=${`own card ${own}, moves ${moves.join(" ") || "none"}`}>
       ${card(2, own, false)}${card(44, shown ? shown[1] : "", !shown)}
@@ -152,7 +155,10 @@
     /^(Search|Back to Search|Next >|< Prev|Description|Features|Reviews|Attributes|Buy Now|B0[0-9A-Z]{8})$/;
 
   function shop({turn}) {
-    const lines = mage.clean(turn.observation).split(/\n| \[SEP\] /);
+    const lines = mage
+      .clean(turn.observation)
+      .split(/\n| \[SEP\] /)
+      .map((line) => line.replace(/^'(.*)'$/, "$1")); // items of the published prompts
     if (lines.length < 2) return null;
     const clicked = /^click\[(.*)\]$/i.exec(turn.action || "");
     return html`<div class="shop">${lines.map((line) => {
