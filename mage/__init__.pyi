@@ -6,6 +6,8 @@ from mage.api.runs import evaluate as evaluate
 from mage.api.runs import load_run as load_run
 from mage.api.runs import play_one as play_one
 from mage.api.runs import train as train
+from mage.api.worlds import as_gymnasium as as_gymnasium
+from mage.api.worlds import as_trl as as_trl
 from mage.config.recipe import Recipe as Recipe
 from mage.environments.base import Environment as Environment
 from mage.environments.base import State as State
@@ -32,6 +34,8 @@ __all__ = [
     "State",
     "Stopped",
     "__version__",
+    "as_gymnasium",
+    "as_trl",
     "evaluate",
     "list",
     "load_recipe",

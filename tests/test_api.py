@@ -23,7 +23,7 @@ SMALL = {
 NAMES = {
     *("Callback", "Environment", "Evaluation", "Item", "Memory", "MetaEpisode", "Notebook"),
     *("Opponent", "Recipe", "Run", "State", "Stopped", "__version__"),
-    *("evaluate", "list", "load_recipe", "load_run", "play_one", "train"),
+    *("as_gymnasium", "as_trl", "evaluate", "list", "load_recipe", "load_run", "play_one", "train"),
 }
 
 

@@ -125,6 +125,7 @@ class TextArenaState(State):
     def _note(self, seat: int, messages: Any) -> None:
         for sender, message, type_ in messages:
             kind, text = getattr(type_, "name", ""), str(message).strip()
+            sender = sender if isinstance(sender, int) else -1  # some games swap the fields
             if kind == "PROMPT":
                 self.opening[seat] = zlib.crc32(text.encode(), self.opening[seat])
                 self.fresh[seat].append((kind, text))

@@ -1,0 +1,76 @@
+"""The examples of docs/integrations.md are written to files, checked and trained."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mage
+from mage.config.loading import load_recipe
+from mage.config.menus import find_item
+from mage.environments.base import check
+from mage.opponents.base import find
+from tests.openenv_server import OpenEnvServer
+
+PAGE = Path(mage.__file__).parents[1] / "docs" / "integrations.md"
+FILES = dict(
+    re.findall(r"^```\w+\n# (my_\w+\.\w+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+)
+TINY = [
+    *("--run.updates=2", "--run.workers=1", "--play.groups=2", "--play.members=2"),
+    *("--warmup.first=false", "--evaluate.size=2", "--evaluate.final_size=2"),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the files of the page, as the current folder of a user."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in FILES:
+        sys.modules.pop(name.partition(".")[0], None)
+
+
+def test_the_page_has_all_files() -> None:
+    assert set(FILES) == {
+        *("my_maze.py", "my_maze.toml", "my_lake.py", "my_player.py", "my_server.toml"),
+    }
+    glue = [line for line in FILES["my_lake.py"].splitlines() if line.strip()]
+    assert len(glue) <= 5
+
+
+@pytest.mark.e2e
+def test_an_own_class_is_checked_and_trained(place: Path) -> None:
+    recipe = load_recipe(place / "my_maze.toml", TINY)
+    recipe.environment().check_data()
+    assert check(recipe.environment(), games=4) == []
+    run = mage.train(recipe, runs=place / "runs")
+    assert len(run.metrics) == 2
+
+
+def test_a_world_with_words_of_its_own(place: Path) -> None:
+    pytest.importorskip("gymnasium")
+    lake = find_item("environments", "my_lake.Lake")()
+    assert check(lake, games=4) == []
+    assert lake.rules() == "Cross the lake from P to G. H is a hole."
+
+
+def test_an_own_player_takes_the_other_seat(place: Path) -> None:
+    pytest.importorskip("textarena")
+    kuhn = find_item("environments", "textarena")()
+    state, player = kuhn.start(0), find("my_player.Caller")
+    seat = state.turn()
+    state.apply("[bet]")
+    assert player.policy(state, 1 - seat) == {"[call]": 1.0}
+
+
+def test_a_server_by_its_address(place: Path) -> None:
+    with OpenEnvServer() as server:
+        change = f"--environments.url={server.url()}"
+        world = load_recipe(place / "my_server.toml", [*TINY, change]).environment()
+        world.check_data()
+        assert check(world, games=2) == []

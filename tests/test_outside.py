@@ -1,0 +1,185 @@
+"""Worlds of MAGE for other libraries: Gymnasium's checker and one step of TRL's GRPOTrainer."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mage
+from mage.config.errors import UserError
+from mage.environments.kuhn_poker import KuhnPoker
+from mage.models.base import find_model
+from mage.play.outside import OutsidePlay
+from tests.corridor import Corridor
+
+
+def play_out(play: OutsidePlay, seed: int) -> list[str]:
+    """Random legal replies to the end; everything that was shown."""
+    rng, shown = random.Random(seed), [play.shown]
+    while not play.over:
+        play.reply(f"I think. <action>{rng.choice(play.legal())}</action>")
+        shown.append(play.shown)
+    return shown
+
+
+def test_a_meta_episode_has_recaps_scores_and_the_same_moves_for_the_same_seed() -> None:
+    first, second = (OutsidePlay(KuhnPoker(), "conservative", 1, 3, seed=5) for _ in range(2))
+    shown = play_out(first, 0)
+    assert shown == play_out(second, 0)
+    assert [text.count("Game 2 of 3.") for text in shown].count(1) == 1
+    assert "Game 3 of 3." in "".join(shown)
+    assert len(first.scores) == 3
+    assert first.total() == sum(first.scores)
+
+
+def test_illegal_and_missing_moves_never_pay() -> None:
+    world = KuhnPoker(max_turns=2)
+    play = OutsidePlay(world, "conservative", 0, 2, seed=0)
+    assert play.total() == 2 * world.forfeit_score
+    assert play.reply("raise") == 0.0
+    assert play.shown.startswith("That is not a legal move.")
+    assert play.reply("") == world.forfeit_score
+    assert "You gave no legal move and forfeited." in play.shown
+    assert play.scores == [world.forfeit_score]
+
+
+def test_a_world_with_one_agent_ends_at_the_turn_limit() -> None:
+    play = OutsidePlay(Corridor(), "", 0, 1, seed=0)
+    for _ in range(Corridor().max_turns):
+        play.reply("wait")
+    assert (play.over, play.scores) == (True, [0.0])
+    assert "The turns ran out." in play.shown
+
+
+def test_wrong_opponents_and_options_are_refused() -> None:
+    for arguments, message in (
+        (("kuhn_poker", {}), "kuhn_poker needs an opponent"),
+        (("kuhn_poker", {"opponent": "league-1"}), "league-1 does not play kuhn_poker outside"),
+        (("sokoban", {"opponent": "random"}), "sokoban has no opponents"),
+        ((Corridor(), {"length": 3}), "options have no effect"),
+    ):
+        name, options = arguments
+        with pytest.raises(UserError, match=message):
+            mage.as_trl(name, **options)
+
+
+def test_gymnasium_accepts_a_world_and_random_moves_are_legal() -> None:
+    pytest.importorskip("gymnasium")
+    from gymnasium.utils.env_checker import check_env
+
+    env = mage.as_gymnasium("kuhn_poker", opponent="conservative", episodes=2)
+    check_env(env, skip_render_check=True)
+    text, info = env.reset(seed=3)
+    assert text.startswith("You play Kuhn poker")
+    assert env.reset(seed=3) == (text, info)
+    env.action_space.seed(0)
+    done, rewards = False, []
+    while not done:
+        _, reward, done, _, info = env.step(env.action_space.sample())
+        rewards.append(reward)
+    assert sum(rewards) == sum(info["scores"])
+    with pytest.raises(UserError, match="must be reset"):
+        env.step("bet")
+
+
+def test_without_the_package_one_message_names_the_extra() -> None:
+    program = (
+        "import sys; sys.modules['gymnasium'] = None\n"
+        "import mage; mage.as_gymnasium('kuhn_poker', opponent='random')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "pip install 'mage-rl[gymnasium]'" in done.stderr.splitlines()[-1]
+
+
+def test_a_class_for_trl_has_one_tool_a_reward_and_rows_with_seeds() -> None:
+    world = mage.as_trl("kuhn_poker", opponent="conservative", episodes=2)
+    rows = world.rows(3)
+    assert len({row["seed"] for row in rows}) == 3
+    one, other = world(), world()
+    assert one.reset(**rows[0]) == other.reset(**rows[0])
+    with pytest.raises(UserError, match="no column `seed`"):
+        one.reset(prompt=[])
+    public = [name for name, kind in vars(world).items() if not name.startswith("_")]
+    assert public == ["reset", "move", "get_reward", "rows"]
+    for _ in range(20):
+        last = other.move("bet")
+    assert last == "All games are over. Do not move any more."
+    assert isinstance(other.get_reward(), float)
+
+
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore")
+def test_trl_trains_one_step_on_a_world(tmp_path: Path) -> None:
+    """A random model that bets or passes by the tool: the rewards are those of the games."""
+    pytest.importorskip("trl")
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    world = mage.as_trl("kuhn_poker", opponent="conservative", episodes=2)
+    model, tokenizer = caller_model()
+    options: dict[str, Any] = {"per_device_train_batch_size": 4, "num_generations": 4}
+    trainer = GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        args=GRPOConfig(
+            output_dir=str(tmp_path),
+            max_steps=1,
+            max_completion_length=512,
+            report_to=[],
+            use_cpu=True,
+            logging_steps=1,
+            **options,
+        ),
+        train_dataset=Dataset.from_list(world.rows(4)),
+        environment_factory=world,
+    )
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["tools/call_frequency"] > 0
+    assert logged["tools/failure_frequency"] == 0
+    assert -4 <= logged["reward"] <= 4
+    assert trainer.state.global_step == 1
+
+
+def caller_model() -> tuple[Any, Any]:
+    """A small random Qwen3 whose generation always calls the tool, with TRL's Qwen3 template."""
+    import torch
+    import trl
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    folder = Path(trl.__file__).parent / "chat_templates"
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(find_model("embedded"))
+    tokenizer.chat_template = (folder / "qwen3.jinja").read_text()
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    rng = random.Random(0)
+
+    class Caller(Qwen3ForCausalLM):
+        def generate(self, input_ids: Any, **_: Any) -> Any:
+            texts = [
+                '<tool_call>\n{"name": "move", "arguments": {"action": "'
+                + rng.choice(["bet", "pass"])
+                + '"}}\n</tool_call><|im_end|>'
+                for _ in input_ids
+            ]
+            ids = tokenizer(texts, return_tensors="pt", padding=True, padding_side="right")
+            return torch.cat([input_ids, ids["input_ids"]], dim=1)
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    return Caller(config), tokenizer
