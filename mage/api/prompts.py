@@ -1,6 +1,6 @@
 """The prompts of a recipe as its model gets them, from a short scripted play on the real path.
 
-The player makes random legal moves and writes notes of facts. No model is loaded: without a chat
+The player makes random legal moves and writes a fixed note. No model is loaded: without a chat
 template the prompts are messages, with one they need the tokenizer of the model only.
 """
 
@@ -12,11 +12,12 @@ from mage.agent.chat import Chat
 from mage.agent.messages import MessageChat
 from mage.config.recipe import Recipe
 from mage.engines.base import ScriptedEngine
-from mage.learn.imitate.demonstrations import Demonstration, write_demonstrations
+from mage.learn.imitate.demonstrations import Demonstration, Script, write_demonstrations
 from mage.models.base import base_folder
 from mage.play import PlaySetup
 from mage.training.tasks import draw_tasks
 
+_NOTE = "(what the agent has written)"
 _ROOM = 1 << 20  # tokens of a scripted reply: texts of the templates may be long
 
 
@@ -48,7 +49,8 @@ def show_prompts(recipe: Recipe, template: bool = False) -> list[ShownPrompt]:
 
 
 def _prompts(recipe: Recipe, chat: Chat) -> Iterator[tuple[str, tuple[int, ...]]]:
-    turns = write_demonstrations(_setup(recipe, chat), [draw_tasks(recipe, 0)[0][0]], seed=0)
+    task = draw_tasks(recipe, 0)[0][0]
+    turns = write_demonstrations(_setup(recipe, chat), [task], 0, Script(note=_NOTE))
     plays = [turn for turn in turns if turn.turn.kind == "play"]
     yield "episode 1, turn 1", plays[0].turn.prompt_ids
     for turn in turns:

@@ -27,11 +27,15 @@ from mage.types import Completion, Ending, MetaEpisode, Request, Sample, Task, T
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How the scripted player chooses its moves. `noise` is the share of random moves."""
+    """How the scripted player chooses its moves. `noise` is the share of random moves.
+
+    `note` is the text of every note; empty = facts of the episode.
+    """
 
     expert: bool = False
     noise: float = 0.0
     repeat_wins: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +124,10 @@ class DemonstrationPlayer(_Player):
             def reply(note: str) -> str:
                 return self.chat.thought_end + style_of(self.setup.agent).write_note(note)
 
-            return reply(
-                factual_note(
-                    recap,
-                    self.rng,
-                    lambda note: len(self.chat.encode(reply(note))) < request.max_tokens,
-                )
-            )
+            def fits(note: str) -> bool:
+                return len(self.chat.encode(reply(note))) < request.max_tokens
+
+            return reply(self.script.note or factual_note(recap, self.rng, fits))
         self.legal.append(self.wording.words(state))
         move = self.wording.word(self._choose_move(state))
         text = f"{self.chat.thought_end}<action>{move}</action>"
