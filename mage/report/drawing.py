@@ -119,9 +119,11 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(low, high)
     gap = LABEL_GAP * (high - low)
-    for height, (_, label, colour) in zip(
-        separate([end[0] for end in ends], gap), ends, strict=True
-    ):
+    heights = separate([end[0] for end in ends], gap)
+    outside = min(0.0, high - max(heights, default=high)) or max(
+        0.0, low - min(heights, default=low)
+    )
+    for height, (_, label, colour) in zip((one + outside for one in heights), ends, strict=True):
         look = {"fontsize": 10, "fontweight": "bold", "va": "center", "annotation_clip": False}
         write_text(
             axes, label, (1, height), (5, 0), ("axes fraction", "data"), color=colour, **look

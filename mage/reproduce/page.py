@@ -13,7 +13,7 @@ from mage.evaluation.rows import finite
 from mage.evaluation.statistics import Estimate
 from mage.reproduce.action_shares import Habit, WorldChoices, read_choices, stored_metas
 from mage.reproduce.paper import paper_note
-from mage.reproduce.pictures import draw_choices, draw_curves, draw_habits
+from mage.reproduce.pictures import colours_of, draw_choices, draw_curves, draw_habits
 from mage.reproduce.plan import Plan
 from mage.reproduce.reflections import RULE, Quote, quote_reflections
 from mage.reproduce.results import (
@@ -381,6 +381,7 @@ def _code(text: str) -> Iterator[str]:
 def _json(plan: Plan, sections: Sequence[Section], pictures: Sequence[Pictures]) -> dict[str, Any]:
     """All results as plain values; the lists below are in the order of `results`."""
     results = [section.result for section in sections]
+    labels = list(dict.fromkeys(job.arm.label for job in plan.jobs))
     about = {
         "table": plan.name,
         "title": plan.table.title,
@@ -390,6 +391,7 @@ def _json(plan: Plan, sections: Sequence[Section], pictures: Sequence[Pictures])
         "worlds": list(plan.worlds),
         "note": paper_note(plan),
         "titles": TITLES,
+        "colours": dict(zip(labels, colours_of(labels), strict=True)),
         "rule": RULE,
     }
     real = {

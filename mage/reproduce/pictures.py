@@ -70,8 +70,8 @@ def _draw_arm(axes: Axes, arm: ArmCurve, colour: str, aside: float) -> None:
         [one.low for one in arm.values],
         [one.high for one in arm.values],
         color=colour,
-        linewidth=1.0,
-        alpha=0.45,
+        linewidth=0.8,
+        alpha=0.4,
     )
     axes.plot(
         places,
@@ -111,7 +111,7 @@ def _draw_choices(
 ) -> str:
     """Episode x pair of state and move; the area of a circle is the frequency of the pair."""
     with new_figure(2.9, 2.9, **_TEXT) as figure:
-        axes = figure.add_axes((0.17, 0.15, 0.8, 0.74))
+        axes = figure.add_axes((0.17, 0.15, 0.8, 0.72))
         count, episodes = arm.frequencies.shape
         # Diameters in steps of half a point: circles of one size are one shape in the file.
         sizes = np.round(2 * _LARGEST * np.sqrt(arm.frequencies / largest)) / 2
@@ -122,7 +122,7 @@ def _draw_choices(
             )
         for row in range(1, count):
             if rows[row][0] != rows[row - 1][0]:
-                axes.axhline(row + 0.5, color=Colour.grid, linewidth=0.8)
+                axes.axhline(row + 0.5, color=Colour.grid, linewidth=0.8, zorder=0)
         axes.grid(visible=False)
         number_episodes(axes, episodes)
         axes.set_ylim(count + 0.8, 0.2)

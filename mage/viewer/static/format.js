@@ -6,10 +6,11 @@
 
   const sign = (text) => text.replace("-", "−");
   // Colours of Okabe and Ito; on dark paper the dark ones are lighter.
-  const LIGHTER = {"#0072B2": "#5AA9E6", "#009E73": "#3CC29A", "#D55E00": "#FF8A3D", "#7A5195": "#B58BD6"};
+  const LIGHTER = {"#0072B2": "#5AA9E6", "#009E73": "#3CC29A", "#D55E00": "#FF8A3D", "#7A5195": "#B58BD6", "#1c2024": "#d6d9de"};
   mage.isDark = () =>
     mage.theme ? mage.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const shade = (colour) => (mage.isDark() && LIGHTER[colour]) || colour;
+  mage.shade = shade;
   const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195"];
   const EPISODES = ["#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#0072B2"];
   const STAGES = {after: "#0072B2", before: "#8A8F98", emptied: "#E69F00"};

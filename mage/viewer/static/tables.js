@@ -2,7 +2,7 @@
 "use strict";
 (function () {
   const {html} = htmPreact;
-  let titles = {}; // names of the arms, from the table that is shown
+  let [titles, colours] = [{}, {}]; // of the arms, from the table that is shown
   const full = (label) => titles[label] || mage.clean(label);
   const MEASURES = {pass_at: "Pass", draw_at: "Draw"};
   const named = (measure, k) =>
@@ -157,7 +157,7 @@
         const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
         return {
           label: full(arm.label),
-          colour: mage.colour(k),
+          colour: mage.shade(colours[arm.label]) || mage.colour(k),
           xs: arm.curve.map((one) => one[0]),
           ys: arm.curve.map((one) => mean(one[1])),
           low: arm.curve.map((one) => Math.min(...one[1])),
@@ -201,7 +201,7 @@
 
   function Quotes({quotes, rule}) {
     return html`<h3>Reflections by trial</h3><p class="quiet">${rule}</p>
-      ${quotes.map((quote) => html`<details class="quote" open=${quote.trials.length > 0}>
+      ${quotes.map((quote, k) => html`<details class="quote" open=${k === 0}>
         <summary>${full(quote.label)}: ${quote.trials.length ? `task ${quote.task}${quote.opponent ? ` against ${mage.clean(quote.opponent)}` : ""}` : `no such task among the ${quote.searched} stored ones`}</summary>
         ${quote.trials.map((trial) => html`<p><b>Episode ${trial.episode}, ${trial.outcome}.</b> First reply:</p>
           <pre>${mage.clean(trial.reply) || "(empty)"}</pre>
@@ -238,7 +238,7 @@
   mage.TableView = ({id}) => {
     const {value, error} = mage.useData(`table/${id}`);
     if (!value) return html`<${mage.Loading} error=${error} />`;
-    titles = value.titles || {};
+    [titles, colours] = [value.titles || {}, value.colours || {}];
     const part = (name, k) => value[name] && value[name][k]; // older tables have fewer parts
     return html`<div class="bar"><h1>${mage.clean(value.title || value.table)}</h1></div>
       <p class="quiet">${value.title ? `${value.table}, ` : ""}model ${mage.clean(value.model)}, ${value.scale} scale, seeds ${(value.seeds || []).join(", ")}</p>
