@@ -11,11 +11,20 @@ from rich.console import Console
 from mage.cli.terminal.results import evaluation_table
 from mage.environments.base import Environment, State
 from mage.environments.kuhn_poker import KuhnPoker
+from mage.environments.openspiel import OpenSpiel
+from mage.environments.sokoban import Sokoban
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.compare import compare
 from mage.evaluation.exact.ceilings import ceilings
 from mage.evaluation.figures import Evaluation, Expert, summarise, summarise_rows
-from mage.evaluation.rows import TaskRow, read_tasks, task_row, write_tasks
+from mage.evaluation.rows import (
+    TaskRow,
+    read_tasks,
+    row_from_json,
+    row_to_json,
+    task_row,
+    write_tasks,
+)
 from mage.evaluation.statistics import wilson
 from mage.opponents.base import Population
 from mage.types import Completion, Episode, MetaEpisode, Outcome, Task, Turn
@@ -271,6 +280,20 @@ def test_different_panels_are_not_compared():
         compare(
             [task_row(game) for game in FOUR], [task_row(game) for game in FOUR], opponent="cfr"
         )
+
+
+def test_evaluations_of_different_environments_are_not_compared() -> None:
+    kuhn, leduc = (OpenSpiel(game=name).digest() for name in ("kuhn_poker", "leduc_poker"))
+    rows = {world: [task_row(game, world) for game in FOUR] for world in (kuhn, leduc, "")}
+    with pytest.raises(ValueError, match="played in different environments"):
+        compare(rows[kuhn], rows[leduc])
+    assert compare(rows[kuhn], rows[kuhn]).tasks == compare(rows[""], rows[kuhn]).tasks
+    assert [row_from_json(row_to_json(row)) for row in rows[kuhn]] == rows[kuhn]
+
+
+def test_the_digest_of_an_environment_leaves_out_what_is_only_shown_or_paid() -> None:
+    assert Sokoban().digest() == Sokoban(view="words", reward_scale=3.0).digest()
+    assert Sokoban().digest() != Sokoban(boxes=(1,)).digest()
 
 
 def test_an_evaluation_is_plain_json_and_a_table_with_rows_by_opponent_and_seat_on_request():

@@ -84,7 +84,8 @@ def test_a_panel_that_is_played_twice_has_two_plays_of_every_task() -> None:
 def test_shards_give_the_rows_of_a_panel_played_at_once(memory: Memory) -> None:
     rows, metas = play(memory)
     whole = play_groups(setting_of(memory), [[task] for task in TASKS], 7)
-    assert rows == [task_row(meta) for meta in whole]
+    world = setting_of(memory).environment.digest()
+    assert rows == [task_row(meta, world) for meta in whole]
     assert metas == whole[:5]
 
 

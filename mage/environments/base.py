@@ -6,6 +6,8 @@ seed get the same cards. `check` plays random games and tests the contract. `gol
 play-through that a test compares with a stored file.
 """
 
+import hashlib
+import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
@@ -172,6 +174,8 @@ class Environment(BaseModel, ABC):
     seats: ClassVar[int] = 2
     multi_agent: ClassVar[bool] = True
     scores_every_turn: ClassVar[bool] = False  # scores() grow during the episode, not at its end
+    # Options that change what the agent is shown or paid, but not the tasks. Subclasses add some.
+    presentation: ClassVar[tuple[str, ...]] = ("reward_scale", "failure_reward", "anchor")
 
     restart: Literal["same", "fresh"] = Field(
         "fresh",
@@ -257,6 +261,14 @@ class Environment(BaseModel, ABC):
     def problems(self) -> Sequence[tuple[float, Problem]]:
         """The tasks with their shares, if the best learner can be computed; else empty."""
         return ()
+
+    def digest(self) -> str:
+        """Equal for two environments exactly when a seed gives the same task in both."""
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Environment)]
+        ignored = {name for kind in kinds for name in vars(kind).get("presentation", ())}
+        options = {key: value for key, value in self if key not in ignored}
+        text = json.dumps([self.name, options], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def episode_seed(self, task_seed: int, episode: int) -> int:
         """`same` replays one seed, `fresh` takes a new one in every episode."""

@@ -151,6 +151,7 @@ class Gymnasium(SingleAgentEnvironment):
     """Any Gymnasium environment with discrete or text actions, by its name or dotted path."""
 
     name: ClassVar[str] = "gymnasium"
+    presentation: ClassVar[tuple[str, ...]] = ("about", "formatter", "moves")
     scores_every_turn: ClassVar[bool] = True
 
     game: str = Field(

@@ -122,6 +122,7 @@ class KuhnPokerWording(Wording):
 
 class KuhnPoker(OpenSpiel):
     name: ClassVar[str] = "kuhn_poker"
+    presentation: ClassVar[tuple[str, ...]] = ("pay",)
     game: Literal["kuhn_poker"] = Field("kuhn_poker", description="OpenSpiel's name of the game")
     max_turns: int = Field(
         6, ge=1, description="replies the agent may give in one episode, illegal ones included"

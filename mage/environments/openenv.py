@@ -95,6 +95,7 @@ class OpenEnv(SingleAgentEnvironment):
     """A running OpenEnv server, by its address."""
 
     name: ClassVar[str] = "openenv"
+    presentation: ClassVar[tuple[str, ...]] = ("about", "seconds", "largest")
     scores_every_turn: ClassVar[bool] = True
 
     url: str = Field(

@@ -119,6 +119,7 @@ class OpenSpiel(Environment):
     """A two-player OpenSpiel game, named as OpenSpiel names it."""
 
     name: ClassVar[str] = "openspiel"
+    presentation: ClassVar[tuple[str, ...]] = ("forfeits",)
     game: str = Field(
         "connect_four", description="OpenSpiel's name of the game, with its parameters"
     )

@@ -85,6 +85,12 @@ def _wins(first: Sequence[float], second: Sequence[float]) -> Difference:
 
 
 def _check_same_panel(a: Sequence[TaskRow], b: Sequence[TaskRow]) -> None:
+    worlds = {row.world for row in (*a, *b)} - {""}
+    if len(worlds) > 1:
+        raise UserError(
+            "the two evaluations were played in different environments, so their tasks are not the "
+            "same although their seeds are; compare runs with the same options of environments"
+        )
     first, second = ({row.task for row in rows} for rows in (a, b))
     if first != second:
         raise UserError(

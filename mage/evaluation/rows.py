@@ -25,7 +25,7 @@ class TaskRow:
     `tokens`: tokens of moves. `reflected`: tokens of the reflection before the episode. `asked`:
     tokens of answers that the memory asked for. `cut_off`: replies that reached their length limit
     inside a thought. `folded` and `overflow`: turns whose prompt was shortened or did not fit.
-    `illegal` counts none of these.
+    `illegal` counts none of these. `world`: the digest of the environment; empty in old files.
     """
 
     task: Task
@@ -42,6 +42,7 @@ class TaskRow:
     cut_off: tuple[int, ...] = ()
     folded: tuple[int, ...] = ()
     overflow: tuple[int, ...] = ()
+    world: str = ""
 
     @property
     def generated(self) -> int:
@@ -53,7 +54,7 @@ class TaskRow:
         return "won" in self.outcomes[:episodes]
 
 
-def task_row(played: MetaEpisode) -> TaskRow:
+def task_row(played: MetaEpisode, world: str = "") -> TaskRow:
     """The row of a meta-episode. Replies are moves; reflections are counted separately."""
     episodes = played.episodes
     return TaskRow(
@@ -71,6 +72,7 @@ def task_row(played: MetaEpisode) -> TaskRow:
         cut_off=tuple(sum(turn.cut_off for turn in episode.turns) for episode in episodes),
         folded=tuple(sum(turn.folded > 0 for turn in episode.turns) for episode in episodes),
         overflow=tuple(sum(turn.overflow for turn in episode.turns) for episode in episodes),
+        world=world,
     )
 
 
@@ -111,16 +113,15 @@ def row_to_json(row: TaskRow) -> dict[str, Any]:
     """A row as plain values: the fields of its task and its own."""
     return {
         **asdict(row.task),
-        **{name: value for name, value in asdict(row).items() if name != "task"},
+        **{name: value for name, value in asdict(row).items() if name != "task" and value != ""},
     }
 
 
 def row_from_json(fields: dict[str, Any]) -> TaskRow:
     task = Task(**{name: fields.pop(name) for name in Task.__dataclass_fields__})
-    member = fields.pop("member")
-    return TaskRow(
-        task=task, member=member, **{name: tuple(value) for name, value in fields.items()}
-    )
+    member, world = fields.pop("member"), str(fields.pop("world", ""))
+    rest = {name: tuple(value) for name, value in fields.items()}
+    return TaskRow(task=task, member=member, world=world, **rest)
 
 
 Measure = Callable[[TaskRow], float | None]

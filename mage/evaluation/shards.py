@@ -151,7 +151,7 @@ def _play_shard(
     engine, persistent = setup.agent.engine, setup.memory.tasks_at_once is not None
     engine.refresh(engine.policy_version)
     metas: list[MetaEpisode] = []
-    done = 0
+    done, world = 0, setup.environment.digest()
 
     def keep(meta: MetaEpisode) -> tuple[TaskRow, Entries | None]:
         nonlocal done
@@ -159,7 +159,7 @@ def _play_shard(
         on_played(min(start + done * ranks.size, start + len(tasks)))
         if transcripts is None or meta.group < transcripts:
             metas.append(meta)
-        return task_row(meta), keep_entries(setup, meta) if persistent else None
+        return task_row(meta, world), keep_entries(setup, meta) if persistent else None
 
     numbers = ranks.split(range(start, start + len(tasks)))
     played = play_wave(setup, {number: [tasks[number - start]] for number in numbers}, seed, keep)

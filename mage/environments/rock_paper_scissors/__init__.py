@@ -94,6 +94,7 @@ class RockPaperScissors(OpenSpiel):
     """Repeated rock-paper-scissors with `throws` throws a game."""
 
     name: ClassVar[str] = "rock_paper_scissors"
+    presentation: ClassVar[tuple[str, ...]] = ("summary",)
     scores_every_turn: ClassVar[bool] = True
     game: Literal["matrix_rps"] = Field("matrix_rps", description="OpenSpiel's name of the game")
     throws: int = Field(3, ge=1, le=1000, description="throws in one game (one episode)")

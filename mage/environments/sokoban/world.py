@@ -229,6 +229,7 @@ class Sokoban(SingleAgentEnvironment):
     """Sokoban in text with up to three moves a turn: generated rooms or Boxoban levels."""
 
     name: ClassVar[str] = "sokoban"
+    presentation: ClassVar[tuple[str, ...]] = ("view", "recap", "verdict")
 
     size: int = Field(
         6, ge=5, le=10, description="rows and columns of a room, outer walls included"

@@ -47,6 +47,16 @@ class WebShop(SingleAgentEnvironment):
     """Find and buy a product in a web store: search, results, product pages, options."""
 
     name: ClassVar[str] = "webshop"
+    presentation: ClassVar[tuple[str, ...]] = (
+        "observation",
+        "attributes_page",
+        "page_limit",
+        "long_page_limit",
+        "list_actions",
+        "recap_limit",
+        "score_parts",
+        "pay",
+    )
 
     restart: Literal["same", "fresh"] = Field(
         "same",
