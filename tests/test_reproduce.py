@@ -117,6 +117,15 @@ def test_a_table_without_an_environment_of_the_scale_is_refused() -> None:
         make_plan("returns", scale="paper")
 
 
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_the_table_of_published_credit_compares_two_credits(scale: str) -> None:
+    plan = make_plan("published", scale=scale, worlds=["tic_tac_toe"])  # type: ignore[arg-type]
+    ours, published = (job.recipe for job in plan.jobs)
+    assert (ours.advantages.name, published.advantages.name) == ("gigpo", "published")
+    assert (ours.returns.penalties, published.returns.penalties) == (True, False)
+    assert ours.returns.kind == published.returns.kind == "differential"
+
+
 def test_a_budget_sets_the_updates() -> None:
     (job,) = make_plan("table1", worlds=["tic_tac_toe"], only=["mage"], budget=3_000).jobs
     assert (job.recipe.run.updates, episodes_of_update(job.recipe)) == (10, 288)

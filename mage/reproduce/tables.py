@@ -65,7 +65,6 @@ def _arms(*labels: str) -> tuple[Arm, ...]:
 
 
 METHODS = _arms("react", "reflexion", "amem", "memento", "grpo", "gigpo", "lamer", "mage", "final")
-_MAGE = Arm("mage", ("mage",))
 _TABLE1 = {
     "kuhn_poker": (0.648, 0.648, 0.641, 0.641, 0.648, 0.656, 0.594, 0.656),
     "tic_tac_toe": (0.039, 0.242, 0.016, 0.031, 0.219, 0.414, 0.602, 0.672),
@@ -202,6 +201,7 @@ TABLES: Mapping[Name, Table] = {
     ),
     "published": Table(
         "Our credit, and that of the published code",
-        (_MAGE, Arm("as published", ("as_published",))),
+        # `mage` keeps the credit of its recipe, which is the published one in `paper_*`.
+        (Arm("our credit", ("mage", "our_credit")), Arm("as published", ("as_published",))),
     ),
 }
