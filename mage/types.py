@@ -19,6 +19,7 @@ Member = tuple[int, int]  # number of the group, number in the group
 # (position in the reply, the tokens that legal moves have there)
 Choices = tuple[tuple[int, tuple[int, ...]], ...]
 UNSTORED = {"stored": False}  # metadata of a field that transcripts do not contain
+SPARSE = {"stored": "if set"}  # metadata of a field that transcripts contain unless it is empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ class Episode:
     possible. It is None if there is no such turn or if the environment does not know it. `gains`
     are the shares of `reward` that were scored after each turn, in environments that score every
     turn; empty in all others. `review` is what the agent reads about the episode when it reflects,
-    if that is not the recap. It is not stored with transcripts.
+    if that is not the recap. It is not stored with transcripts. `bonuses` are what the functions of
+    `play.rewards` have added to `reward`, by name.
     """
 
     turns: tuple[Turn, ...]
@@ -125,6 +127,7 @@ class Episode:
     regret: float | None = None
     gains: tuple[float, ...] = ()
     review: str = field(default="", compare=False, metadata=UNSTORED)
+    bonuses: tuple[tuple[str, float], ...] = field(default=(), metadata=SPARSE)
 
     @property
     def replies(self) -> tuple[Turn, ...]:

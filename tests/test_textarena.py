@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import mage
-from mage.config.errors import UserError
 from mage.environments.base import check
 from mage.environments.textarena import TextArena, TextArenaState, _vary
 from mage.opponents.base import find
@@ -118,8 +117,20 @@ def test_games_that_cannot_be_trained_on_are_refused_with_the_reason(
     game: str, message: str
 ) -> None:
     pytest.importorskip("textarena")
-    with pytest.raises(UserError, match=message):
-        TextArena(game=game).check_data()
+    with pytest.raises(ValueError, match=message):
+        TextArena(game=game)
+
+
+def test_a_recipe_stores_the_number_of_players() -> None:
+    """So the local page reads the run on a machine without the package."""
+    program = (
+        "import sys; sys.modules['textarena'] = None\n"
+        "from mage.environments.textarena import TextArena\n"
+        "assert not TextArena(game='GuessTheNumber-v0', players=1).multi_agent\n"
+        "TextArena(game='GuessTheNumber-v0')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "pip install 'mage-rl[textarena]'" in done.stderr
 
 
 KUHN = {"name": "textarena", "game": "KuhnPoker-v0", "max_turns": 2}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mage.config.errors import Origin, UserError
-from mage.config.menus import find_item, menu
+from mage.config.menus import find_item, find_object, imports_foreign_code, menu
 from mage.config.options import Options
 from mage.config.toml import show_key
 
@@ -24,6 +24,7 @@ def find_conflicts(recipe: Options, origin: Origin) -> list[str]:
         *_check_plays(recipe, origin),
         *_check_support(recipe, origin),
         *_check_opponents(recipe, origin),
+        *_check_rewards(recipe, origin),
     ]
 
 
@@ -247,6 +248,20 @@ def _check_workers(recipe: Options, origin: Origin) -> list[str]:
             f"more workers than the {shared} {what} of an update leave some idle",
         )
     ]
+
+
+def _check_rewards(recipe: Options, origin: Origin) -> list[str]:
+    paths = recipe.play.rewards or {} if imports_foreign_code() else {}
+    faults = {path: _reward_fault(path) for path in paths}
+    return [origin.mistake("play.rewards", path, fault) for path, fault in faults.items() if fault]
+
+
+def _reward_fault(path: str) -> str | None:
+    try:
+        found = find_object(path)
+    except UserError as error:
+        return str(error)
+    return None if callable(found) else "is not a function of an episode"
 
 
 def _check_opponents(recipe: Options, origin: Origin) -> list[str]:

@@ -116,6 +116,11 @@ def is_foreign(name: str) -> bool:
     return "." in name
 
 
+def imports_foreign_code() -> bool:
+    """Whether this process imports foreign items; false for commands that only read."""
+    return not _reads_only
+
+
 def refuse_foreign_code() -> None:
     """From now on this process imports no foreign items: it only reads runs of anybody.
 

@@ -3,7 +3,8 @@
 A menu section is a `Choice`: the name of an item and the options of that item.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -144,6 +145,30 @@ class PlayOptions(Section):
         ge=0,
         description="largest penalty for a long reply (lambda); it starts at half the token limit",
     )
+    rewards: dict[str, float] | None = Field(
+        None,
+        description="functions of a finished episode that add to its reward, by dotted path: "
+        "my_lab.format_bonus, several with commas, or each with its weight",
+    )
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _as_weights(cls, value: object) -> object:
+        """Paths have weight 1; the command line gives dotted paths as tables in tables."""
+        if isinstance(value, str):
+            value = [word.strip() for word in value.split(",")]
+        if isinstance(value, list | tuple):
+            return {str(path): 1.0 for path in value}
+        return dict(_join_keys(value)) if isinstance(value, dict) else value
+
+
+def _join_keys(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Tables in tables as dotted paths; whole numbers as weights."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _join_keys(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", float(value) if type(value) is int else value
 
 
 class AgentOptions(Section):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from mage.config.errors import UserError
-from mage.config.menus import find_object
+from mage.config.menus import find_object, imports_foreign_code
 from mage.environments._foreign import (
     ForeignCalls,
     check_seeds,
@@ -219,8 +219,9 @@ class Gymnasium(SingleAgentEnvironment):
 
     def known(self) -> KnownGame:
         """MAGE's words for a registered game, or for a class that extends its class."""
-        path = _is_path(self.game)
-        return find_relative(find_object(self.game)) if path else find_known(self.game)
+        if not _is_path(self.game):
+            return find_known(self.game)
+        return find_relative(find_object(self.game)) if imports_foreign_code() else KnownGame()
 
     def words(self) -> tuple[str, ...]:
         """The words of discrete actions; empty if they are numbers."""

@@ -18,7 +18,7 @@ from functools import cache
 from itertools import product
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from mage.config.errors import UserError, did_you_mean
 from mage.environments._foreign import (
@@ -162,6 +162,9 @@ class TextArena(Environment):
         description="all moves that may ever be legal, as in [up],[down]; "
         "empty = those that the texts of the game name",
     )
+    players: int = Field(
+        0, ge=0, le=2, description="1 or 2; 0 = two if the game can be played by two, else one"
+    )
     restart: Literal["same", "fresh"] = Field(
         "same", description="same = one seed in all episodes of a task; fresh = a new one in each"
     )
@@ -180,9 +183,17 @@ class TextArena(Environment):
         """The name of the game; the suffixes choose wrappers, which are not used."""
         return name.removesuffix("-raw").removesuffix("-train")
 
+    @model_validator(mode="after")
+    def _count_players(self) -> "TextArena":
+        """Recipes store the number, so that a run can be read without the package."""
+        if not self.players:
+            count = count_players(self.game, self.arguments)
+            object.__setattr__(self, "players", count)  # the record is frozen
+        return self
+
     @property
     def seats(self) -> int:  # type: ignore[override]
-        return count_players(self.game, self.arguments)
+        return self.players
 
     @property
     def multi_agent(self) -> bool:  # type: ignore[override]
@@ -197,7 +208,7 @@ class TextArena(Environment):
 
     def prompt(self, seat: int) -> str:
         """The explanation that TextArena gives a seat at the start, with the deal of one seed."""
-        return _first_prompt(self.game, self.arguments, seat)
+        return _first_prompt(self.game, self.arguments, self.players, seat)
 
     def rules(self) -> str:
         title = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.game.partition("-v")[0])
@@ -213,7 +224,7 @@ class TextArena(Environment):
         return f"{who}{same} in every episode."
 
     def example_action(self) -> str:
-        return self.moves[0] if self.moves else _first_legal(self.game, self.arguments)
+        return self.moves[0] if self.moves else _first_legal(self)
 
     @property
     def forfeit_score(self) -> float:
@@ -334,10 +345,9 @@ def count_players(name: str, arguments: str) -> int:
 
 
 @cache
-def _first_prompt(name: str, arguments: str, seat: int) -> str:
+def _first_prompt(name: str, arguments: str, players: int, seat: int) -> str:
     call = ForeignCalls(f"TextArena's {name}", 0)
     game = call("making it", _make, name, arguments)
-    players = count_players(name, arguments)
     call("reset", _quiet, game.reset, num_players=players, seed=0)
     told = game.state.observations.get(seat, [])
     return "\n".join(text for _, text, kind in told if getattr(kind, "name", "") == "PROMPT")
@@ -350,6 +360,6 @@ def _first_move(prompt: str) -> str:
 
 
 @cache
-def _first_legal(name: str, arguments: str) -> str:
+def _first_legal(world: TextArena) -> str:
     """A legal move at the start of the game with one seed."""
-    return TextArena(game=name, arguments=arguments).start(0).legal()[0]
+    return world.start(0).legal()[0]

@@ -11,6 +11,7 @@ from mage.agent.styles import open_dialogue, style_of
 from mage.environments.base import Environment, State
 from mage.memory.base import Memory
 from mage.opponents.base import Opponent, meet, move_rng
+from mage.play.rewards import RewardTerm, add_rewards
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, Move, Task, Turn
 
@@ -25,7 +26,8 @@ class PlaySetup:
 
     `rivals` are opponents that exist in this process only, by the name in the task: the frozen
     copies of a league. `writer` writes the reflections; None = the agent itself. `shown` has the
-    texts that meta-episodes see instead of their own memory, one per episode, by group.
+    texts that meta-episodes see instead of their own memory, one per episode, by group. `rewards`
+    are functions that add to the reward of an episode.
     """
 
     environment: Environment
@@ -39,6 +41,7 @@ class PlaySetup:
     rivals: Mapping[str, Opponent] = field(default_factory=dict)
     writer: Agent | None = None
     shown: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    rewards: tuple[RewardTerm, ...] = ()
 
     def meet(self, task: Task) -> Opponent:
         """The player on the other side of a task."""
@@ -102,6 +105,7 @@ async def play_episode(
         else:
             state.refuse(turn.action)
     episode = _finish(environment, seat, state, turns, moves, ending, reflection)
+    episode = add_rewards(episode, setup.rewards)
     gains = _gains(environment, scores, episode.reward)
     return replace(episode, gains=gains, review=dialogue.review(state)), dialogue.memory
 
@@ -204,9 +208,7 @@ def _finish(
     ending: Ending,
     reflection: Turn | None,
 ) -> Episode:
-    over = ending == "finished"
-    lost = ending == "illegal" and environment.forfeits_at_limit()
-    score = state.scores()[seat] if over else environment.forfeit_score if lost else 0.0
+    score = final_score(environment, state, seat, ending)
     return Episode(
         turns=tuple(turns),
         reflection=reflection,
@@ -218,6 +220,14 @@ def _finish(
         recap=recap_text(environment, state, seat, ending),
         regret=_mean_known(state.regrets),
     )
+
+
+def final_score(environment: Environment, state: State, seat: int, ending: Ending) -> float:
+    """The score of an episode by its ending: the turn limit scores 0 unless it is a forfeit."""
+    if ending == "finished":
+        return state.scores()[seat]
+    lost = ending == "illegal" and environment.forfeits_at_limit()
+    return environment.forfeit_score if lost else 0.0
 
 
 def recap_text(environment: Environment, state: State, seat: int, ending: Ending) -> str:

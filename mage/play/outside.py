@@ -8,7 +8,7 @@ from mage.agent.agent import episode_text, illegal_text, read_action
 from mage.config.errors import UserError
 from mage.environments.base import Environment, State
 from mage.opponents.base import Opponent, find, meet, move_rng
-from mage.play.episode import recap_text
+from mage.play.episode import final_score, recap_text
 from mage.types import Ending, Task
 
 
@@ -93,8 +93,7 @@ class OutsidePlay:
     def _finish(self, ending: Ending) -> float:
         """Score the episode by the rules of play and begin the next one."""
         seat, world = self.task.seat, self.environment
-        unfinished = world.forfeit_score if ending == "illegal" else 0.0
-        score = self.state.scores()[seat] if ending == "finished" else unfinished
+        score = final_score(world, self.state, seat, ending)
         self.scores.append(score)
         recap = recap_text(world, self.state, seat, ending)
         self.shown = recap

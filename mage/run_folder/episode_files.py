@@ -144,8 +144,12 @@ def _as_dict(record: Any) -> Json:
     return {
         field.name: getattr(record, field.name)
         for field in fields(record)
-        if field.metadata.get("stored", True)
+        if _is_stored(field.metadata.get("stored", True), getattr(record, field.name))
     }
+
+
+def _is_stored(stored: bool | str, value: Any) -> bool:
+    return stored is True or (stored == "if set" and bool(value))
 
 
 def _parse(line: bytes) -> Any:

@@ -20,6 +20,7 @@ from mage.models.loading import load_model, pick_device, pick_dtype
 from mage.models.shapes import read_shape
 from mage.models.sources.hub import read_hub_id
 from mage.play import PlaySetup
+from mage.play.rewards import find_rewards
 from mage.training.context import check_context
 from mage.training.memory_plan import GB, plan_memory
 from mage.training.plan_advice import apply_plan
@@ -65,6 +66,7 @@ class Components:
             stop_on_success=play.stop_on_success and not evaluating,
             illegal_penalty=play.illegal_penalty,
             length_penalty=play.length_penalty,
+            rewards=find_rewards(play.rewards),
         )
 
 

@@ -21,6 +21,8 @@ def play_sums(metas: Sequence[MetaEpisode]) -> MetricSums:
         for number, episode in enumerate(meta.episodes, start=1):
             sums[f"score_{number}"].append(episode.score)
             sums[f"success_{number}"].append(episode.outcome == "won")
+            for name, value in episode.bonuses:
+                sums[f"reward_{name}"].append(value)
             sums["illegal_rate"] += [turn.illegal for turn in episode.turns]
             sums["cut_off_rate"] += [turn.cut_off for turn in episode.turns]
             sums["folded_rate"] += [turn.folded > 0 for turn in episode.turns]

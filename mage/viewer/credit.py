@@ -24,6 +24,7 @@ class _Row:
     opponent: str
     anchor: str
     credit: TurnCredit
+    bonuses: tuple[tuple[str, float], ...] = ()
 
     @property
     def place(self) -> list[int]:
@@ -69,7 +70,9 @@ def _rows(number: int, meta: Json, found: dict[tuple[int, int, int], TurnCredit]
         for index, turn in turns:
             credit = found.get((meta["member"], k, index))
             if credit is not None:
-                rows.append(_Row(number, meta["task"]["opponent"], turn["anchor"], credit))
+                bonuses = tuple((name, value) for name, value in episode.get("bonuses", ()))
+                opponent = meta["task"]["opponent"]
+                rows.append(_Row(number, opponent, turn["anchor"], credit, bonuses))
     return rows
 
 
@@ -161,7 +164,18 @@ def _sentences(row: _Row, compared: Sequence[Json], options: dict[str, Any]) -> 
         f"Advantage {_signed(credit.advantage)} = {parts}.",
         *(_part_sentence(row, part) + _weight_sentence(row, part, options) for part in compared),
         *([f"The reply itself cost {abs(credit.penalty):.2f}."] if credit.penalty else []),
+        *_bonus_sentences(row),
     ]
+
+
+def _bonus_sentences(row: _Row) -> list[str]:
+    """Which part of the reward came from the functions of `play.rewards`."""
+    if not row.bonuses:
+        return []
+    game = row.credit.reward - sum(value for _, value in row.bonuses)
+    terms = [("the game", game), *row.bonuses]
+    told = ", ".join(f"{name} {_signed(value)}" for name, value in terms)
+    return [f"The reward of the episode {_signed(row.credit.reward)} is {told}."]
 
 
 def _weight_sentence(row: _Row, part: Json, options: dict[str, Any]) -> str:

@@ -164,6 +164,7 @@ def _episode(stored: Json, tokenizer: Tokenizer | None, moves: dict[int, TurnMov
     }
     reflection = stored["reflection"]
     return plain | {
+        "bonuses": stored.get("bonuses", []),
         "reflection": None if reflection is None else _turn(reflection, tokenizer, None),
         "turns": [
             _turn(turn, tokenizer, moves.get(index)) for index, turn in enumerate(stored["turns"])
