@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -269,6 +269,10 @@ class Environment(BaseModel, ABC):
         options = {key: value for key, value in self if key not in ignored}
         text = json.dumps([self.name, options], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def restated(self, score: float) -> Mapping[str, float]:
+        """A mean score in other units, such as the guesses of Mastermind; empty without any."""
+        return {}
 
     def episode_seed(self, task_seed: int, episode: int) -> int:
         """`same` replays one seed, `fresh` takes a new one in every episode."""

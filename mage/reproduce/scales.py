@@ -50,7 +50,7 @@ class Scale:
 SCALES: Mapping[Name, Scale] = {
     "small": Scale(
         base="{}",
-        worlds=("kuhn_poker", "tic_tac_toe", "demo"),
+        worlds=("kuhn_poker", "tic_tac_toe", "demo", "doors"),
         every=("--run.workers=1", "--run.threads=1"),
         by_world={
             "kuhn_poker": (
@@ -73,6 +73,16 @@ SCALES: Mapping[Name, Scale] = {
                 "--run.updates=64",
                 "--run.episodes_every=0",
                 "--environments.reward_scale=1.0",
+            ),
+            # The step discount would change the weights of the episodes (docs/exploration.md).
+            "doors": (
+                "--run.evaluate_every=0",
+                "--run.episodes_every=0",
+                "--returns.step_discount=1.0",
+                "--returns.per_turn=true",
+                "--advantages.anchor=local",
+                "--advantages.episode_weight=0.0",
+                "--evaluate.before=false",
             ),
         },
         # GRPO divides by the standard deviation of the rewards (6 to 8 here), so its advantages

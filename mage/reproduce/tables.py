@@ -21,6 +21,7 @@ Name = Literal[
     "memory",
     "stopping",
     "published",
+    "exploration",
 ]
 # Score, success and draws are those of one episode. Pass@k and Draw@k count tasks that were won, or
 # drawn, at least once in the first k episodes.
@@ -96,6 +97,8 @@ TITLES = {
     "lamer": "LaMer",
     "mage": "MAGE",
     "final": "weighted final",
+    "sum": "plain sum",
+    "last": "last episode only",
     "differential": "differential (MAGE)",
     "cumulative": "cumulative (LaMer)",
     "single": "single episodes",
@@ -203,5 +206,11 @@ TABLES: Mapping[Name, Table] = {
         "Our credit, and that of the published code",
         # `mage` keeps the credit of its recipe, which is the published one in `paper_*`.
         (Arm("our credit", ("mage", "our_credit")), Arm("as published", ("as_published",))),
+    ),
+    "exploration": Table(
+        "Which return searches, by what the safe box pays",
+        _arms("lamer", "mage", "sum", "last"),
+        worlds=("doors",),
+        measure="score",
     ),
 }

@@ -133,7 +133,7 @@ def _show_learners(world: Environment, episodes: int, discount: float, as_json: 
     with console(stderr=True).status("computing the best learners"):
         found = learner_ceilings(world, episodes, discount)
     if as_json:
-        print_json(found)
+        print_json(found | _restated(world, found))
         return
     titles = [f"episode {number}" for number in range(1, episodes + 1)]
     rows = [
@@ -141,6 +141,19 @@ def _show_learners(world: Environment, episodes: int, discount: float, as_json: 
         for kind, scores in found.items()
     ]
     console().print(plain_table(("best for the return", *titles, "sum"), rows, world.name))
+    for name, values in _restated(world, found).items():
+        rows = [(kind, *(f"{one:.4f}" for one in own)) for kind, own in values.items()]
+        console().print(plain_table((name, *titles), rows))
+
+
+def _restated(
+    world: Environment, found: Mapping[str, Sequence[float]]
+) -> dict[str, dict[str, list[float]]]:
+    """The scores in the other units of the environment, by unit and return."""
+    return {
+        name: {kind: [world.restated(score)[name] for score in own] for kind, own in found.items()}
+        for name in world.restated(1.0)
+    }
 
 
 def _is_fixed_throws(world: Environment, shares: Mapping[str, float]) -> bool:

@@ -314,11 +314,16 @@ def _run(plan: "Plan", out: Path, executor: "Executor") -> None:
 
 
 def _write(plan: "Plan", out: Path) -> None:
+    from mage.reproduce.exploration import write_exploration
     from mage.reproduce.page import write_page
 
     page, table, figures = write_page(plan, out)
-    console().print(table.read_text("utf-8"), markup=False, soft_wrap=True)
-    for title, path in {"page": page, "table": table, "figures": figures}.items():
+    more = write_exploration(plan, out) if plan.name == "exploration" else []
+    for text in (table, *more[:1]):
+        console().print(text.read_text("utf-8"), markup=False, soft_wrap=True)
+    titles = {"page": page, "table": table, "figures": figures}
+    titles |= dict(zip(("search", "values", "picture"), more, strict=False))
+    for title, path in titles.items():
         console().print(f"{title:<8} {path}", markup=False, soft_wrap=True)
 
 

@@ -1,0 +1,57 @@
+"""Exploration: exact lines, and the tabular learner's credit equal to that of the package."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toys import episode, meta
+
+from mage.credit.advantages.gigpo import estimate
+from mage.credit.returns import compute_returns
+from mage.environments.doors import Doors
+from mage.reproduce.exploration import safe_box, search_line
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+import tabular_doors
+
+
+@pytest.mark.parametrize("kind", ["cumulative", "differential", "sum", "final"])
+def test_the_tabular_learner_has_the_credit_of_the_package(kind):
+    gains = np.random.default_rng(0).random((1, 5, 3, 2))  # group, member, episode, choice
+    options = {
+        "sum": {"kind": "cumulative", "episode_discount": 1.0},
+        "final": {"kind": "differential", "episode_discount": 1.0},
+    }.get(kind, {"kind": kind})
+    returns = []
+    for member, played in enumerate(gains[0]):
+        episodes = tuple(
+            replace(episode(float(own.sum()), ("a", "b")), gains=tuple(map(float, own)))
+            for own in played
+        )
+        one = replace(meta((0.0,) * 3), member=member, episodes=episodes)
+        returns += compute_returns(one, step_discount=1.0, per_turn=True, **options)
+    credits = estimate(returns, anchor="local", episode_weight=0.0)
+    expected = tabular_doors.against_others(tabular_doors.discounted(gains, kind, 0.6))
+    assert [one.advantage for one in credits] == pytest.approx(expected.ravel(), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [("cumulative", 1.26 / 1.96), ("differential", 0.72), ("sum", 0.75), ("final", 1.0)],
+)
+def test_lines_are_those_of_the_searchers_scores(kind, line):
+    assert search_line(Doors(), kind, 3, 0.6) == pytest.approx(line, abs=1e-5)
+
+
+def test_with_ten_episodes_a_small_discount_makes_lamer_and_mage_equal():
+    lines = [search_line(Doors(), kind, 10, 0.6) for kind in ("cumulative", "differential", "sum")]
+    assert abs(lines[0] - lines[1]) < 0.002
+    assert lines[2] - lines[0] > 0.2
+
+
+def test_the_safe_box_of_a_task_is_the_one_that_is_played():
+    world = Doors(safe=(0.2, 0.5, 0.8))
+    for seed in range(20):
+        assert safe_box(world, seed) == world.start(world.episode_seed(seed, 0)).safe
