@@ -29,6 +29,7 @@ GOLDEN = [(7112480182061938446, 1, "conservative"), (835537364843124896, 1, "agg
 
 # Games of the official release after ALFWorld's own filter.
 OFFICIAL_GAMES = {"train": 3553, "test": 140, "ood": 134}
+OFFICIAL_SHOP = ("paper_webshop", "qwen_webshop")  # recipes that need WEBSHOP_DATA
 
 
 def deals(tasks, *episodes, environment=KUHN):
@@ -150,7 +151,7 @@ def instances(environment, panel, episodes):
 @pytest.mark.parametrize("name", [name for name, _ in menu("recipes")])
 def test_select_and_final_panels_of_every_recipe_share_no_instance(name, monkeypatch):
     monkeypatch.setattr(Alfworld, "_files", lambda self: tuple(range(OFFICIAL_GAMES[self.split])))
-    generated = ["--environments.data="] if name == "paper_webshop" else []
+    generated = ["--environments.data="] if name in OFFICIAL_SHOP else []
     recipe = load_recipe(name, generated)
     options, split = recipe.evaluate, recipe.evaluate.select_split
     if split not in options.splits:
