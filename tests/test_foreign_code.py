@@ -7,7 +7,6 @@ import pytest
 from typer.testing import CliRunner
 
 from mage.cli.main import app
-from mage.config import menus
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.config.menus import find_item
@@ -30,10 +29,9 @@ class Own(KuhnPoker):
 
 @pytest.fixture(autouse=True)
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test is a process of its own: an own folder, path and permission to import."""
+    """Each test has its own folder and path of modules."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(menus, "_reads_only", False)
 
 
 @pytest.fixture

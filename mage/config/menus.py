@@ -11,7 +11,8 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -121,13 +122,18 @@ def imports_foreign_code() -> bool:
     return not _reads_only
 
 
-def refuse_foreign_code() -> None:
-    """From now on this process imports no foreign items: it only reads runs of anybody.
+@contextmanager
+def without_foreign_code() -> Iterator[None]:
+    """Inside, this process imports no foreign items: it only reads runs, perhaps a stranger's.
 
     The names and options of such items are shown; stand-ins take the place of their code.
     """
     global _reads_only
-    _reads_only = True
+    before, _reads_only = _reads_only, True
+    try:
+        yield
+    finally:
+        _reads_only = before
 
 
 _reads_only = False

@@ -20,7 +20,7 @@ from mage.cli.arguments import (
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
 from mage.config.errors import ConfigError, did_you_mean
-from mage.config.menus import FILES, MENUS, find_item, menu, refuse_foreign_code
+from mage.config.menus import FILES, MENUS, find_item, menu, without_foreign_code
 from mage.environments.base import Environment, check
 from mage.opponents.base import Opponent, find, known
 from mage.run_folder import RunFolder
@@ -101,8 +101,8 @@ def check_item(
     if (Path(name) / "recipe.toml").is_file() or ("/" in name and Path(name).is_dir()):
         from mage.api.check_run import check_run
 
-        refuse_foreign_code()
-        run = check_run(RunFolder.open_whole(Path(name)))
+        with without_foreign_code():
+            run = check_run(RunFolder.open_whole(Path(name)))
         _show_verdict(name, "run", run.faults, run.notes, as_json)
     opponent = _known_opponent(name)
     if opponent is None:

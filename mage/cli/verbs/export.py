@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 import typer
 
 from mage.cli.terminal import console, say
-from mage.config.menus import refuse_foreign_code
+from mage.config.menus import without_foreign_code
 from mage.run_folder import RunFolder
 
 verbs = typer.Typer()
 
 
 @verbs.command(epilog="Example: mage export runs/demo-1 --format parquet --out turns.parquet")
+@without_foreign_code()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     form: Annotated[
@@ -27,7 +28,6 @@ def export(
     """Write the stored turns of a run, with returns and advantages, as a dataset."""
     from mage.api.dataset import SUFFIXES, sets_without_credit, sets_without_moves, write_dataset
 
-    refuse_foreign_code()
     folder = RunFolder.open(run)
     target = out or Path(f"{folder.path.resolve().name}-turns{SUFFIXES[form]}")
     count = write_dataset(folder, target, form)

@@ -8,7 +8,7 @@ import typer
 from mage.cli.arguments import AsJson, print_json
 from mage.cli.terminal import UsageError, console, say
 from mage.cli.terminal.tables import plain_table
-from mage.config.menus import refuse_foreign_code
+from mage.config.menus import without_foreign_code
 from mage.models.base import (
     EMBEDDED,
     SHIPPED,
@@ -103,6 +103,7 @@ def _show_added(done: "Added", path: str) -> None:
 
 
 @model.command(epilog="Example: mage model export runs/smollm2_kuhn_poker-1 --out kuhn")
+@without_foreign_code()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Target folder.")],
@@ -120,7 +121,6 @@ def export(
         raise UsageError(f"{out} exists already. Choose another folder, or remove it.")
     from mage.api.agents import export_run
 
-    refuse_foreign_code()
     update = export_run(RunFolder.open(run), checkpoint, out, say)
     size = sum(path.stat().st_size for path in out.iterdir())
     if as_json:
@@ -134,6 +134,7 @@ def export(
 
 
 @model.command(epilog="Example: mage model push runs/demo-1 my-name/kuhn-agent --private")
+@without_foreign_code()
 def push(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository of the hub.")],
@@ -145,7 +146,6 @@ def push(
     """Upload a checkpoint to the model hub, with a model card made from the run."""
     from mage.api.push import push_run
 
-    refuse_foreign_code()
     address = push_run(RunFolder.open(run), repo, checkpoint, private=private, say=say)
     console().print(address, markup=False, soft_wrap=True)
 

@@ -13,7 +13,7 @@ from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print
 from mage.cli.terminal import UsageError, console
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe
-from mage.config.menus import refuse_foreign_code
+from mage.config.menus import without_foreign_code
 from mage.ranks.processes import stop_with_launcher
 from mage.run_folder import RunError, RunFolder, list_stages, lock_run
 
@@ -183,6 +183,7 @@ def _has_begun(path: Path) -> bool:
 
 
 @verbs.command(epilog="Example: mage report runs/demo-1", rich_help_panel="Look")
+@without_foreign_code()
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     as_json: AsJson = False,
@@ -191,7 +192,6 @@ def report(
 
     The run may be unfinished. While it is active, use `mage view`: it only reads.
     """
-    refuse_foreign_code()
     _report(RunFolder.open(run), as_json)
 
 

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from mage.cli.terminal import UsageError, console
-from mage.config.menus import refuse_foreign_code
+from mage.config.menus import without_foreign_code
 
 verbs = typer.Typer()
 
 
 @verbs.command(epilog="Example: mage view runs, or mage view runs/demo-1 --export page")
+@without_foreign_code()
 def view(
     places: Annotated[
         list[Path] | None,
@@ -33,7 +34,6 @@ def view(
     """Show runs, meta-episodes and credit on a local page. The page follows active runs."""
     from mage.viewer.library import Library
 
-    refuse_foreign_code()
     library = Library(places or [Path("runs")])
     err = console(stderr=True)
     if export is not None:
