@@ -373,7 +373,9 @@ def test_an_incomplete_model_folder_is_refused(
     )
     assert message in told
     assert not list(tmp_path.glob("runs/*"))
-    assert message in refused("play kuhn_poker --watch --against random --model", folder)
+    assert message in refused_late(
+        "play", "kuhn_poker", "--watch", "--against", "random", "--model", folder
+    )
 
 
 def refused_late(*words: str | Path) -> str:
