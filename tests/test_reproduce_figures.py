@@ -71,8 +71,9 @@ def test_tables_with_figures_of_the_paper_compare_what_the_paper_reports(table: 
         ("Qwen/Qwen3-1.7B", False),
     ],
 )
-def test_the_paper_stands_beside_its_own_model_only(model: str, is_shown: bool) -> None:
-    plan = make_plan("table1", scale="paper", model=model, worlds=["tic_tac_toe"], only=["mage"])
+@pytest.mark.parametrize("name", ["table1", "ood"])
+def test_the_paper_stands_beside_its_own_model_only(name: Name, model: str, is_shown: bool) -> None:
+    plan = make_plan(name, scale="paper", model=model, worlds=["tic_tac_toe"], only=["mage"])
     expected = (((10, 0.672),), ((1, 0.812), (10, 1.0))) if is_shown else ((), ())
     found = tuple(_paper_rates(plan, plan.jobs[0], "", split) for split in ("test", "ood"))  # type: ignore[arg-type]
     assert found == expected

@@ -25,11 +25,12 @@ from mage.evaluation.statistics import (
 from mage.report.run_results import read_evaluation
 from mage.reproduce.paper import find_differences
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
-from mage.reproduce.tables import TABLES, Arm, MeasureName
+from mage.reproduce.tables import TABLES, Arm, MeasureName, Name
 from mage.run_folder import RunFolder
 from mage.types import Split, Task
 
 LEVEL = 0.05
+_METHOD_TABLES: tuple[Name, ...] = ("table1", "ood")
 TOLERANCE = 0.1  # relative difference of generated tokens above which the page warns
 
 
@@ -268,8 +269,9 @@ def _curve_panel(plan: Plan, world: str, variant: str, split: Split, held: _Held
 def _paper_rates(plan: Plan, job: Job, variant: str, split: Split) -> tuple[tuple[int, float], ...]:
     """The paper's rates for an arm; none if the settings of the run are not the paper's."""
     key = (f"{job.world}, {variant}" if variant else job.world, split)
-    tables = (plan.table, TABLES["ood"]) if plan.name == "table1" else (plan.table,)
-    rates = next((one for table in tables if (one := table.paper.get(key))), {})
+    # The curves of both tables of methods show both panels.
+    tables = [TABLES[name] for name in _METHOD_TABLES] if plan.name in _METHOD_TABLES else []
+    rates = next((one for table in [plan.table, *tables] if (one := table.paper.get(key))), {})
     if plan.scale != "paper" or job.arm.label not in rates or find_differences(job):
         return ()
     return tuple(rates[job.arm.label].items())
