@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from benchmarks.measure import Comparison, Skipped
 
-NAMES = ("packing", "generate", "trl", "sokoban", "webshop", "cuda_engine")
+NAMES = ("packing", "generate", "trl", "sokoban", "webshop", "adapters", "cuda_engine")
 PROGRAMS = ("paper_scale", "vllm")  # with options of their own: python -m benchmarks.NAME --help
 
 

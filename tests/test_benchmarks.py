@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import generate, packing, trl
+from benchmarks import adapters, generate, packing, trl
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
 from mage.config.loading import change_recipe
@@ -108,6 +108,14 @@ def test_both_trainers_get_the_same_work() -> None:
     assert ours == pytest.approx(
         theirs, rel=0.2
     )  # the same model and limit: completions are about equally long
+
+
+def test_adapters_replay_the_same_moves_as_the_libraries() -> None:
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("textarena")
+    found = list(adapters.measure(games=2, rounds=1))
+    assert [one.case for one in found] == ["lake", "board", "worlds"]
+    assert all(one.ours > 0 for one in found)
 
 
 def test_an_unknown_benchmark_gives_a_clear_message(capsys: pytest.CaptureFixture[str]) -> None:

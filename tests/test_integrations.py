@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from mage.config.loading import load_recipe
 from mage.config.menus import find_item
 from mage.environments.base import check
 from mage.opponents.base import find
+from mage.play.rewards import add_rewards, find_rewards
+from mage.types import Episode
 from tests.openenv_server import OpenEnvServer
 
 PAGE = Path(mage.__file__).parents[1] / "docs" / "integrations.md"
@@ -38,6 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_the_page_has_all_files() -> None:
     assert set(FILES) == {
         *("my_maze.py", "my_maze.toml", "my_lake.py", "my_player.py", "my_server.toml"),
+        "my_rewards.py",
     }
     glue = [line for line in FILES["my_lake.py"].splitlines() if line.strip()]
     assert len(glue) <= 5
@@ -66,6 +70,14 @@ def test_an_own_player_takes_the_other_seat(place: Path) -> None:
     seat = state.turn()
     state.apply("[bet]")
     assert player.policy(state, 1 - seat) == {"[call]": 1.0}
+
+
+def test_functions_add_to_the_reward(place: Path) -> None:
+    (written,) = re.findall(r"^\[play\.rewards\]\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    weights = tomllib.loads(written)
+    lost = Episode((), None, (), -1.0, -10.0, "lost", "finished", "")
+    paid = add_rewards(lost, find_rewards(weights))
+    assert paid.bonuses == (("short_replies", 0.0), ("no_repeats", 0.0))
 
 
 def test_a_server_by_its_address(place: Path) -> None:

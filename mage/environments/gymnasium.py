@@ -73,7 +73,7 @@ class GymnasiumState(State):
         self.done = bool(terminated or truncated or ran_out)
         self._look()
         if self.done and hasattr(self.env, "close"):
-            self.call("close", self.env.close)
+            self.call.guard("close", self.env.close)
 
     def observe(self, seat: int) -> str:
         listed = f"\nMoves: {', '.join(self.words)}." if self.is_discrete() else ""
@@ -106,7 +106,7 @@ class GymnasiumState(State):
 
     def _look(self) -> None:
         """Note what the agent sees now and which moves it has."""
-        self.seen.append(self.call("the text of an observation", self._shown) or "(nothing)")
+        self.seen.append(self.call.guard("the text of an observation", self._shown) or "(nothing)")
         self.words = self._legal_words()
 
     def _shown(self) -> str:

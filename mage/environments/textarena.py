@@ -56,14 +56,13 @@ class TextArenaState(State):
     def __init__(self, world: "TextArena", seed: int) -> None:
         self.world, self.call = world, ForeignCalls(world.title(), seed)
         self.game = self.call("making it", _make, world.game, world.arguments)
-        self.call("reset", _quiet, self.game.reset, num_players=world.seats, seed=small_seed(seed))
         self.moves: list[tuple[int, str]] = []
         self.logs: list[list[Told]] = [[] for _ in range(world.seats)]
         self.fresh: list[list[Told]] = [[] for _ in range(world.seats)]
         self.opening = [0] * world.seats  # checksum of the prompt, which may hold secrets
         self.done = False
         self.known_legal: tuple[str, ...] | None = None  # computed when it is asked for
-        self._listen()
+        self.call("reset", self._reset, small_seed(seed))
 
     # --- State interface ---
 
@@ -87,9 +86,8 @@ class TextArenaState(State):
         assert seat is not None, "the game is over"
         self.fresh[seat] = []
         self.moves.append((seat, action))
-        self.done, _ = self.call(f"step({action!r})", _quiet, self.game.step, action)
         self.known_legal = None
-        self._listen()
+        self.call(f"step({action!r})", self._step, action)
 
     def observe(self, seat: int) -> str:
         return "\n".join(_with_last_board(self.fresh[seat])) or "It is your turn."
@@ -112,11 +110,19 @@ class TextArenaState(State):
 
     # --- Texts and moves ---
 
+    def _reset(self, seed: int) -> None:
+        _quiet(self.game.reset, num_players=self.world.seats, seed=seed)
+        self._listen()
+
+    def _step(self, action: str) -> None:
+        self.done, _ = _quiet(self.game.step, action)
+        self._listen()
+
     def _listen(self) -> None:
         """Take the new messages of every seat out of the game."""
         state = self.game.state
         if not self.done:  # some games write the board when they are asked
-            seat, messages = self.call("get_observation", self.game.get_observation)
+            seat, messages = self.game.get_observation()
             self._note(int(seat), messages)
         for seat in range(self.world.seats):
             self._note(seat, state.observations.get(seat, []))
@@ -285,6 +291,7 @@ def _vary(found: list[str]) -> Iterator[str]:
 
 
 def _accepted(game: Any, moves: list[str]) -> tuple[str, ...]:
+    """Those of the moves that copies of the game take."""
     return tuple(move for move in moves if _accepts(game, move))
 
 
