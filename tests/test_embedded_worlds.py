@@ -1,4 +1,4 @@
-"""The second embedded model plays random legal moves in Sokoban and generated ALFWorld rooms."""
+"""Embedded models play random legal moves in Sokoban, generated ALFWorld rooms and doors."""
 
 import random
 from pathlib import Path
@@ -19,10 +19,11 @@ from mage.training.trainer import train
 from mage.training.warm_start import make_warm_start
 
 WORLDS = ("sokoban", "alfworld")
+TRAINED = (*WORLDS, "doors")
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", TRAINED)
 def test_it_plays_nearly_uniformly_random_legal_moves(world: str) -> None:
     recipe = load_recipe(world, ["--warmup.steps=0", "--warmup.turns=200"])
     found = make_warm_start(
@@ -63,7 +64,7 @@ def test_it_wins_no_more_than_a_random_player(world: str) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", TRAINED)
 def test_its_recipe_trains_to_the_end(world: str, tmp_path: Path) -> None:
     small = [
         "--run.updates=2",

@@ -80,6 +80,13 @@ def test_a_plain_bandit_hardly_tells_mage_from_lamer():
 
 
 @pytest.mark.parametrize(
+    ("options", "best"), [({}, 2 / 3), ({"arms": 3}, 3 / 4), ({"safe": 0.6}, 1 - 0.784 / 3)]
+)
+def test_the_regret_is_measured_from_the_mean_of_the_best_arm(options, best):
+    assert Bandit(**options).restated(0.0)["regret"] == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize(
     ("options", "guesses"),
     [
         ({"length": 2, "colours": 4}, 45 / 16),

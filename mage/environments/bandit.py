@@ -7,10 +7,12 @@ the returns of MAGE and LaMer apart (docs/exploration.md); doors do.
 """
 
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
+from scipy.integrate import quad
+from scipy.special import betainc
 
 from mage.config.errors import UserError
 from mage.environments.base import Problem, Result, SingleAgentEnvironment, State, named
@@ -171,6 +173,12 @@ class Bandit(SingleAgentEnvironment):
         """Episodes of a task share the arms (all but the last digits) and differ in luck."""
         first = derive(task_seed, "episode", 0 if self.restart == "same" else episode)
         return first - first % _EPISODES + episode % _EPISODES
+
+    def restated(self, score: float) -> Mapping[str, float]:
+        """The regret of a pull: what the best arm pays on average, minus the score."""
+        lowest = self.safe or 0.0
+        above, _ = quad(lambda x: 1 - betainc(*self.prior, x) ** self.arms, lowest, 1)
+        return {"regret": lowest + above - score}
 
     def instance_key(self, seed: int) -> Hashable:
         return seed // _EPISODES
