@@ -8,6 +8,7 @@ from toys import meta
 from mage.credit.advantages import gigpo, grpo, published
 from mage.credit.advantages.base import against_others
 from mage.credit.returns import compute_returns
+from mage.types import Completion, Episode, MetaEpisode, Task, Turn
 
 
 def returns_of(*metas, **options):
@@ -111,3 +112,39 @@ def test_leave_one_out_advantages_are_scaled_mean_centred_advantages(numbers):
     assert [others[m] for m in values] == pytest.approx(
         [everyone[m] * count / (count - 1) for m in values], abs=1e-9
     )
+
+
+def stopped(member: int, gains: tuple[float, ...]) -> MetaEpisode:
+    """One episode whose length the policy decides; every turn scores its gain."""
+    reply = Completion((1,), (0.0,), "", "stop", 0)
+    turns = tuple(
+        Turn("play", f"turn {k}", "", (), reply, "go", (), True, 0.0) for k in range(len(gains))
+    )
+    episode = Episode(turns, None, (), sum(gains), sum(gains), "won", "finished", "", gains=gains)
+    task = Task("walk", 0, 0, "", "train")
+    return MetaEpisode(task, 0, member, (episode,), ("",), 0)
+
+
+def test_a_policy_that_decides_when_to_stop_is_paid_for_going_on():
+    """The known counter-example to normalising rewards by the index of the turn.
+
+    Going on scores 1 in the second turn, always; stopping scores 0. A baseline for each index has
+    only those who went on at the second turn: it takes their reward away, and going on looks no
+    better than stopping. Returns from each turn on, compared over all members, do not have this
+    bias.
+    """
+    gains = [(0.0, 1.0), (0.0, 1.0), (0.0,), (0.0,)]
+    reached = [[own[k] for own in gains if len(own) > k] for k in range(2)]
+    by_index = [
+        sum(own[k] - sum(reached[k]) / len(reached[k]) for k in range(len(own))) for own in gains
+    ]
+    assert by_index == [0.0, 0.0, 0.0, 0.0]
+    metas = [stopped(member, own) for member, own in enumerate(gains)]
+    returns = returns_of(*metas, kind="single", per_turn=True)
+    for estimate in (gigpo.estimate, grpo.estimate):
+        credits = estimate(returns)
+        first = [one.advantage for one in credits if one.source.where.index == 0]
+        assert first[0] == first[1] > 0 > first[2] == first[3]
+    # Against the others: 1 - 1/3 and 0 - 2/3, in the episode and in the step of equal states.
+    parts = [dict(one.parts) for one in gigpo.estimate(returns) if one.source.where.index == 0]
+    assert [one["episode"] for one in parts] == pytest.approx([2 / 3, 2 / 3, -2 / 3, -2 / 3])

@@ -98,7 +98,7 @@ class TextArenaState(State):
 
     def scores(self) -> tuple[float, ...]:
         rewards = self.game.state.rewards or {}
-        return tuple(float(rewards.get(seat, 0.0)) for seat in range(self.world.seats))
+        return tuple(_number(rewards.get(seat, 0)) for seat in range(self.world.seats))
 
     def recap(self, seat: int) -> str:
         names = {seat: "you", **({1 - seat: "opponent"} if self.world.multi_agent else {})}
@@ -273,6 +273,11 @@ def _with_last_board(told: list[Told]) -> list[str]:
     boards = [number for number, (kind, _) in enumerate(told) if kind == "GAME_BOARD"]
     kept = [text for number, (_, text) in enumerate(told) if number not in boards[:-1]]
     return list(dict.fromkeys(kept))
+
+
+def _number(reward: Any) -> float:
+    """A reward. Some games pay the text of their refusal for an illegal move."""
+    return float(reward) if isinstance(reward, int | float) else -1.0
 
 
 def _vary(found: list[str]) -> Iterator[str]:
