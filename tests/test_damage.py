@@ -135,8 +135,8 @@ summary.json | 3 -> 4 | summary.json does not match its checksum
 episodes/step_000002.jsonl.gz | cut | is damaged and cannot be read
 episodes/step_000002.jsonl.gz | is | is damaged: it is empty
 episodes/step_000002.jsonl.gz | holds episodes/step_000001.jsonl.gz | another file (step_000001
-episodes/step_000002.credit.jsonl.gz | link gone | credit.jsonl.gz is damaged and cannot be read
-episodes/step_000002.moves.jsonl.gz | link gone | moves.jsonl.gz is damaged and cannot be read
+episodes/step_000002.credit.jsonl.gz | link gone | credit.jsonl.gz is a symbolic link
+episodes/step_000002.moves.jsonl.gz | link gone | moves.jsonl.gz is a symbolic link
 warm/model.safetensors | weights -> weighty | model.safetensors does not match its checksum
 warm/model.safetensors | missing | model.safetensors is missing
 CHECKPOINT | missing | update_000002 is missing: it is the best

@@ -1,15 +1,16 @@
 """Verify a whole run folder: `mage check RUN`. Nothing is changed."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mage.config.errors import UserError
 from mage.evaluation.rows import read_tasks
 from mage.learn import checkpoint
-from mage.run_folder import RunError, RunFolder, list_stages
+from mage.run_folder import RunFolder, list_stages
 from mage.run_folder.credit_files import read_credits
-from mage.run_folder.files import verify_checksums
+from mage.run_folder.files import reading, verify_checksums
 from mage.run_folder.links import refuse_links
 from mage.run_folder.move_files import read_moves
 from mage.training.league import FOLDER, check_copy, read_copies
@@ -32,16 +33,21 @@ def check_run(folder: RunFolder) -> RunCheck:
     if versions:  # without the format of the run nothing else can be judged
         return RunCheck(tuple(versions), ())
     faults = [
-        *_fault(refuse_links, folder.path),
-        *check_files(folder),
+        *_faults(check_files, folder),
         *_fault(folder.timing),
         *_fault(verify_checksums, folder.warm),
         *_fault(verify_checksums, folder.start),
-        *_check_episodes(folder),
-        *_check_checkpoints(folder),
-        *_check_summary(folder),
+        *_faults(_check_episodes, folder),
+        *_faults(_check_checkpoints, folder),
+        *_faults(_check_summary, folder),
     ]
     return RunCheck(tuple(dict.fromkeys(faults)), tuple(_notes(folder)))
+
+
+def check_path(path: Path) -> RunCheck:
+    """`check_run` for a folder that may hold links, which no command opens."""
+    links = list(_fault(refuse_links, path))
+    return RunCheck(tuple(links), ()) if links else check_run(RunFolder.open_whole(path))
 
 
 def _check_stages(run: RunFolder) -> RunCheck:
@@ -51,7 +57,6 @@ def _check_stages(run: RunFolder) -> RunCheck:
     planned = run.stage_folders()
     other = [folder.path for folder in folders if planned.get(folder.path) != folder.recipe]
     faults = [
-        *_fault(refuse_links, run.path),
         *(f"{path} has another recipe than its run gives it" for path in other),
         *(line for one in found for line in one.faults),
     ]
@@ -70,8 +75,18 @@ def check_files(folder: RunFolder) -> list[str]:
 
 def _fault(read: Callable[..., Any], *arguments: Any) -> Iterator[str]:
     try:
-        read(*arguments)
-    except (RunError, OSError) as error:
+        with reading(arguments[0] if arguments else "a file of the run"):
+            read(*arguments)
+    except (UserError, OSError) as error:
+        yield str(error)
+
+
+def _faults(check: Callable[[RunFolder], Iterable[str]], folder: RunFolder) -> Iterator[str]:
+    """The lines of a check; values of wrong types end it with one line more."""
+    try:
+        with reading(folder.path):
+            yield from check(folder)
+    except (UserError, OSError) as error:
         yield str(error)
 
 

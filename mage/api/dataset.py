@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from mage.run_folder import Json, RunError, RunFolder, write_atomic
 from mage.run_folder.credit_files import TurnCredit, read_credits
+from mage.run_folder.files import reading, to_line
 from mage.run_folder.move_files import read_moves
 from mage.viewer.runs import stored_names
 from mage.viewer.transcripts import Transcripts
@@ -24,7 +25,8 @@ def write_dataset(folder: RunFolder, target: Path, form: Format) -> int:
     """Write all stored turns of a run; returns the number of rows."""
     if target.exists():
         raise RunError(f"{target} exists already: choose another place with --out")
-    rows = list(dataset_rows(folder))
+    with reading(folder.path / "episodes"):
+        rows = list(dataset_rows(folder))
     if not rows:
         raise RunError(
             f"{folder.path} holds no meta-episodes; set run.episodes_every in the recipe"
@@ -135,7 +137,7 @@ def _credit(credit: TurnCredit | None) -> Json:
 
 def _write_jsonl(target: Path, rows: list[Json], folder: RunFolder) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(target, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_atomic(target, b"".join(to_line(row) + b"\n" for row in rows))
 
 
 def _write_parquet(target: Path, rows: list[Json], folder: RunFolder) -> None:

@@ -11,6 +11,7 @@ from mage.report.loggers import write_events
 from mage.report.run_results import read_run_results
 from mage.report.transcripts import write_transcripts
 from mage.run_folder import RunError, RunFolder, write_atomic
+from mage.run_folder.files import reading
 from mage.viewer.export import collect, write_file
 from mage.viewer.library import Library
 
@@ -19,16 +20,17 @@ EPISODES = 24  # meta-episodes of each stored set in the page
 
 def write_report(folder: RunFolder) -> list[Path]:
     """Rewrite RUN/report/ and RUN/tensorboard/; returns the files, the picture first."""
-    results = read_run_results(folder)
-    transcripts = write_transcripts(results)
-    place = _make_folder(folder.path / "report")
-    pictures = draw_curves(results)
-    return [
-        *(write_atomic(place / f"curves.{kind}", data) for kind, data in pictures.items()),
-        write_atomic(place / "transcripts.md", transcripts.encode()),
-        write_run_page(folder, place / "report.html"),
-        write_events(folder),
-    ]
+    with reading(folder.path):
+        results = read_run_results(folder)
+        transcripts = write_transcripts(results).encode(errors="replace")
+        place = _make_folder(folder.path / "report")
+        pictures = draw_curves(results)
+        return [
+            *(write_atomic(place / f"curves.{kind}", data) for kind, data in pictures.items()),
+            write_atomic(place / "transcripts.md", transcripts),
+            write_run_page(folder, place / "report.html"),
+            write_events(folder),
+        ]
 
 
 def write_run_page(folder: RunFolder, target: Path, *, episodes: int = EPISODES) -> Path:

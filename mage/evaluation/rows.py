@@ -4,10 +4,8 @@ Every figure is computed from rows, so stored rows give the same figures and can
 The unit is the task: members of one task are averaged before any interval is computed.
 """
 
-import gzip
 import json
 import math
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 from mage.evaluation.statistics import Estimate, mean, wilson
 from mage.run_folder import DamagedError, write_atomic
+from mage.run_folder.files import unpack_text
 from mage.types import Episode, MetaEpisode, Task
 
 
@@ -93,12 +92,8 @@ def write_tasks(path: Path, rows: Iterable[TaskRow]) -> None:
 def read_tasks(path: Path) -> tuple[TaskRow, ...]:
     """The rows of a file of `write_tasks`; it may be packed by gzip (`.gz`)."""
     content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error):
-            raise DamagedError(f"{path} is damaged: gzip cannot unpack it") from None
-    lines = content.decode("utf-8", errors="replace").splitlines()
+    packed = unpack_text(path, content) if path.suffix == ".gz" else content
+    lines = packed.decode("utf-8", errors="replace").splitlines()
     return tuple(_read_row(path, k, line) for k, line in enumerate(lines, start=1) if line)
 
 

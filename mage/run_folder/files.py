@@ -14,7 +14,8 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,29 @@ class RunError(UserError):
 
 class DamagedError(RunError):
     """A file of a run that was changed, cut or deleted after it was written."""
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Values of a wrong type in the files of a run become one message that names `what`.
+
+    The files may come from a stranger who has written valid checksums.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except _WRONG_VALUE as error:
+        told = f"{type(error).__name__}: {str(error)[:200]}"
+        raise DamagedError(
+            f"{what} is damaged: it holds values that MAGE does not write ({told})"
+        ) from error
+
+
+_WRONG_VALUE = (
+    *(ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, TypeError),
+    *(AssertionError, ValueError),
+)
 
 
 def write_atomic(path: Path, data: bytes) -> Path:
@@ -91,7 +115,8 @@ def read_sealed(path: Path, *, required: bool) -> Json:
     value = read_json(path)
     if SEAL not in value and not required:
         return value
-    content = unseal(value)
+    with reading(path):
+        content = unseal(value)
     if content is None:
         fault = "does not match its checksum" if SEAL in value else f"has no checksum ({SEAL})"
         raise DamagedError(f"{path} {fault}: it was changed after it was written")
@@ -244,22 +269,27 @@ def read_packed(path: Path) -> list[bytes]:
     return unpack(path, data)
 
 
-def unpack(path: Path, data: bytes) -> list[bytes]:
-    """The lines of one or more gzip members of a packed file."""
+def unpack_text(path: Path, data: bytes) -> bytes:
+    """The content of one or more gzip members, if it has a size that a file of MAGE can have."""
     most = _MOST_UNPACKED + _MOST_RATIO * len(data)
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             text = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DamagedError(
-            f"{path} is damaged and cannot be read ({type(error).__name__})"
+            f"{path} is damaged and cannot be read: gzip cannot unpack it ({type(error).__name__})"
         ) from None
     if len(text) > most:
         raise DamagedError(
             f"{path} is damaged: its {len(data):,} bytes hold more than {most:,}, which no "
-            "transcripts do"
+            "transcripts and no task rows do"
         )
-    lines = text.splitlines()
+    return text
+
+
+def unpack(path: Path, data: bytes) -> list[bytes]:
+    """The lines of one or more gzip members of a packed file."""
+    lines = unpack_text(path, data).splitlines()
     if not data:
         raise DamagedError(f"{path} is damaged: it is empty")
     written = _packed_name(data)
@@ -274,12 +304,17 @@ def _packed_name(data: bytes) -> str | None:
     return data[10:].partition(b"\0")[0].decode("latin-1") if flags & 0x0C == 0x08 else None
 
 
+_LARGEST = 1 << 1000
+
+
 def finite(value: Any) -> Any:
-    """The value without nan and infinity, which JSON cannot hold: they become null."""
+    """The value without nan, infinity and larger numbers than a float holds: they become null."""
     if isinstance(value, Mapping):
         return {str(name): finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return None  # a browser reads it as infinity
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -47,7 +47,7 @@ from mage.run_folder.files import (
     write_lines,
     write_sealed,
 )
-from mage.run_folder.links import refuse_devices
+from mage.run_folder.links import refuse_devices, refuse_links
 from mage.run_folder.update_lines import UpdateLines
 from mage.run_folder.versions import versions
 from mage.types import MetaEpisode
@@ -120,6 +120,7 @@ class RunFolder:
         if not (path / "recipe.toml").is_file():
             raise RunError(f"{path} is not a run folder: it has no recipe.toml.{_list_runs(path)}")
         refuse_devices(path)
+        refuse_links(path)
         folder = cls(path, read_stored(path / "recipe.toml"))
         folder._check_recipe()
         return folder
@@ -197,6 +198,17 @@ class RunFolder:
                     f"update {expected}, it holds update {record.get('update')}"
                 )
         return found
+
+    def brief_metrics(self) -> list[Json]:
+        """The metrics of the updates with warnings and of the last one.
+
+        All lines are verified by their checksums; a list of runs does not wait for their content.
+        """
+        return self._metrics().read_marked(b'"warnings"')
+
+    def count_updates(self) -> int:
+        """The number of updates with metrics, verified by their checksums."""
+        return self._metrics().count()
 
     def timing(self) -> list[Json]:
         path = self.path / "timing.jsonl"
@@ -391,7 +403,8 @@ class RunFolder:
 def list_stages(path: Path) -> list[Path]:
     """The stages of a run that have begun, in order; none for a run without stages."""
     found = [one.parent for one in path.glob("stages/[1-9]*_*/recipe.toml")]
-    return sorted(found, key=lambda one: int(one.name.partition("_")[0]))
+    numbered = [one for one in found if re.match(r"[1-9][0-9]{0,8}_", one.name)]
+    return sorted(numbered, key=lambda one: int(one.name.partition("_")[0]))
 
 
 def run_of(path: Path) -> Path:

@@ -1,9 +1,9 @@
 """Files in a run folder that are no plain files: symbolic links, pipes and devices.
 
-A run folder from a stranger may hold a link in the place of a file: a command that appends to the
-file, or empties it, would change the file of the user that the link names. So commands that write
-refuse such a folder. A link to the whole run folder is allowed. A pipe or a device has no end, so
-all commands refuse it.
+A run folder from a stranger may hold a link in the place of a file. A command that appends to the
+file would change the file of the user that the link names, and a command that copies it (`mage
+export`, `mage view --export`) would give that file away. So all commands refuse such a folder. A
+link to the whole run folder is allowed. A pipe or a device has no end and is refused as well.
 """
 
 import os
@@ -21,9 +21,11 @@ _FOLDERS = (
     "league",
     "logs",
     "report",
+    "start",
     "tensorboard",
     "warm",
 )
+_STAGES = "stages"
 
 
 def refuse_links(run: Path) -> None:
@@ -31,9 +33,9 @@ def refuse_links(run: Path) -> None:
     for entry in _entries(run):
         if entry.is_symlink():
             raise RunError(
-                f"{entry.path} is a symbolic link. Commands that write into a run refuse links, "
-                "because they would change files outside of its folder. Replace the link with the "
-                "file or folder itself; to keep a run on another disk, link its whole folder"
+                f"{entry.path} is a symbolic link. Links in a run folder are refused, because a "
+                "command would change or copy files outside of it. Replace the link with the file "
+                "or folder itself; to keep a run on another disk, link its whole folder"
             )
 
 
@@ -62,13 +64,14 @@ def _entries(run: Path) -> Iterator[os.DirEntry[str]]:
         return
     yield from top
     for entry in top:
-        if entry.name in _FOLDERS and entry.is_dir(follow_symlinks=False):
-            yield from _below(entry.path)
+        if entry.name in (*_FOLDERS, _STAGES) and entry.is_dir(follow_symlinks=False):
+            # The files of a stage are visited when the stage is opened.
+            yield from _below(entry.path, deep=entry.name != _STAGES)
 
 
-def _below(folder: str) -> Iterator[os.DirEntry[str]]:
+def _below(folder: str, *, deep: bool = True) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as found:
         for entry in sorted(found, key=lambda entry: entry.name):
             yield entry
-            if entry.is_dir(follow_symlinks=False):
+            if deep and entry.is_dir(follow_symlinks=False):
                 yield from _below(entry.path)

@@ -43,6 +43,15 @@ class UpdateLines:
         """The records of all complete lines, verified."""
         return parse_lines(self.path, self._verified())
 
+    def read_marked(self, mark: bytes) -> list[Json]:
+        """The records of the lines that hold a mark, and of the last one; all are verified."""
+        lines = self._verified()
+        return parse_lines(self.path, [*(one for one in lines[:-1] if mark in one), *lines[-1:]])
+
+    def count(self) -> int:
+        """The number of complete lines, verified."""
+        return len(self._verified())
+
     def check_end(self) -> None:
         """Raise DamagedError if there are lines without checksums, which `read` ignores.
 

@@ -5,12 +5,14 @@ A page opened from disk may not fetch files, so data is stored as scripts: `data
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mage.run_folder import RunError, RunFolder, write_atomic
-from mage.viewer.comparison import compare_runs
+from mage.run_folder import RunError, write_atomic
+from mage.run_folder.files import finite
 from mage.viewer.library import Library
 from mage.viewer.runs import has_text, panel_names, stored_names
 
@@ -41,7 +43,18 @@ _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' file:; style-src 'self' "
     "'unsafe-inline' file:; img-src 'self' data:; base-uri 'none'; form-action 'none'"
 )
+_HUGE = re.compile(r"[0-9]{300}")
 Data = Iterable[tuple[str, Any]]
+
+
+def to_json(value: Any) -> str:
+    """A value as JSON that a browser reads: not a number, infinity and huge numbers become null."""
+    dump = partial(json.dumps, separators=(",", ":"), default=str, allow_nan=False)
+    try:
+        text: str = dump(value)
+    except ValueError:
+        return str(dump(finite(value)))
+    return str(dump(finite(value))) if _HUGE.search(text) else text
 
 
 def page_html(head: str = "", body: str = "", *, linked: bool = True) -> str:
@@ -107,7 +120,7 @@ def _policy() -> str:
 
 def _call(path: str, value: Any) -> str:
     """A script that hands a value to the page; no text in it can end the script element."""
-    text = json.dumps(value, separators=(",", ":"), default=str)
+    text = to_json(value)
     for sign, code in (("<", "\\u003c"), (">", "\\u003e"), ("\u2028", "\\u2028")):
         text = text.replace(sign, code)
     return f"mageData({json.dumps(path)},{text});"
@@ -134,16 +147,16 @@ def collect(
     yield "runs", listed
     for id in library.tables:
         yield f"table/{id}", library.get(f"table/{id}")
+    for row in listed["runs"]:
+        if row["state"] == "damaged":
+            report(f"{row['id']} is left out: {row['error']}")
     readable = [row["id"] for row in listed["runs"] if row["state"] != "damaged"]
     for id in readable:
         report(id)
         yield from _collect_run(library, id, episodes, parts)
     for first in readable:
         for second in readable:
-            yield (
-                f"compare/{first}/{second}",
-                compare_runs(library.open(first), library.open(second)),
-            )
+            yield f"compare/{first}/{second}", library.get(f"compare/{first}/{second}")
 
 
 def _collect_run(
@@ -157,13 +170,13 @@ def _collect_run(
         for part in ("tasks", "kinds"):
             yield f"run/{id}/{part}/{name}", library.get(f"run/{id}/{part}/{name}")
     for name in stored_names(folder):
-        yield from _collect_set(library, folder, id, name, episodes, parts)
+        yield from _collect_set(library, id, name, episodes, parts)
 
 
 def _collect_set(
-    library: Library, folder: RunFolder, id: str, name: str, episodes: int, parts: Sequence[str]
+    library: Library, id: str, name: str, episodes: int, parts: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
-    index = library.transcripts.index(folder, name)
+    index = library.get(f"run/{id}/index/{name}")
     rows = index["rows"][:episodes]
     yield f"run/{id}/index/{name}", index | {"rows": rows, "stored": len(index["rows"])}
     for row in rows:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mage.run_folder import Json, RunError, RunFolder, newest_stage, read_json
+from mage.run_folder.files import reading
+from mage.run_folder.links import refuse_links
 from mage.viewer.comparison import compare_runs
 from mage.viewer.credit import read_group_credit
 from mage.viewer.runs import describe_run, list_run, panel_kinds, panel_tasks, read_text
@@ -55,6 +57,10 @@ class Library:
 
     def get(self, path: str) -> Any:
         """The JSON value of a data path; raises UnknownPath."""
+        with reading(path):
+            return self._get(path)
+
+    def _get(self, path: str) -> Any:
         match path.split("/"):
             case ["runs"]:
                 self.refresh()
@@ -72,7 +78,10 @@ class Library:
 
     def _row(self, id: str, path: Path) -> Json:
         """The row of a run; read again only if the run is active or its files have changed."""
-        signature = _signature(newest_stage(path))
+        try:
+            signature = _signature(newest_stage(path))
+        except OSError:  # a private folder: `list_run` says so
+            return list_run(id, path)
         if id in self._rows:
             known, row = self._rows[id]
             if known == signature and row["state"] != "running":
@@ -88,6 +97,7 @@ class Library:
         written = recipe.stat().st_mtime_ns if recipe.is_file() else 0
         if id not in self._folders or self._folders[id][0] != written:
             self._folders[id] = (written, RunFolder.open(path))
+        refuse_links(path)
         return self._folders[id][1]
 
     def _get_run(self, folder: RunFolder, rest: list[str]) -> Any:
@@ -115,27 +125,38 @@ def find_runs(place: Path) -> list[Path]:
     """The run folders at or below a place, in order of their names."""
     if not place.is_dir():
         raise RunError(f"there is no folder {place}: name a run folder or a folder of runs")
-    if (place / "recipe.toml").is_file():
+    if _is_run(place):
         return [place]
     found: list[Path] = []
-    level = [place]
+    level, seen = [place], {place.resolve()}
     for _ in range(DEPTH):
-        children = [child for folder in level for child in _folders(folder)]
-        found += [child for child in children if (child / "recipe.toml").is_file()]
-        level = [child for child in children if not (child / "recipe.toml").is_file()]
+        children = [child for folder in level for child in _folders(folder, seen)]
+        found += [child for child in children if _is_run(child)]
+        level = [child for child in children if not _is_run(child)]
     return sorted(found)
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / "recipe.toml").is_file()
+    except OSError:  # the folder of another user
+        return False
 
 
 def find_tables(place: Path) -> list[Path]:
     """The JSON files of `mage reproduce` at or directly below a place."""
-    candidates = [*place.glob("*.json"), *place.glob("*/*.json")]
+    folders = [place, *_folders(place, {place.resolve()})]
+    candidates = [path for folder in folders for path in folder.glob("*.json")]
     return sorted(path for path in candidates if _is_table(path))
 
 
 def _is_table(path: Path) -> bool:
-    if not path.is_file() or (path.parent / "recipe.toml").is_file():
+    try:
+        if path.is_symlink() or not path.is_file() or _is_run(path.parent):
+            return False
+        return _holds_table(path, path.stat().st_mtime)
+    except OSError:
         return False
-    return _holds_table(path, path.stat().st_mtime)
 
 
 @lru_cache(maxsize=4096)
@@ -154,15 +175,19 @@ def _signature(path: Path) -> tuple[int, ...]:
     return tuple(place.stat().st_mtime_ns if place.exists() else 0 for place in places)
 
 
-def _folders(folder: Path) -> list[Path]:
+def _folders(folder: Path, seen: set[Path]) -> list[Path]:
+    """The folders below a folder, each once: links may lead to a folder that was `seen`."""
     try:
-        return [
-            child
-            for child in folder.iterdir()
+        found = {
+            child.resolve(): child
+            for child in sorted(folder.iterdir(), reverse=True)
             if child.is_dir() and child.name not in _SKIPPED and not child.name.startswith(".")
-        ]
+        }
     except OSError:
         return []
+    new = [child for real, child in found.items() if real not in seen]
+    seen |= found.keys()
+    return new
 
 
 def _name(paths: Iterable[Path]) -> list[Entry]:

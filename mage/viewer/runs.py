@@ -1,5 +1,6 @@
 """Runs as JSON for the page: one row of the run list, one run with curves, panels and recipe."""
 
+import math
 import re
 import time
 from dataclasses import asdict
@@ -8,7 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from mage.config.errors import ConfigError
+from mage.config.errors import ConfigError, UserError
 from mage.evaluation.compare import compare
 from mage.evaluation.figures import Cell, Evaluation
 from mage.evaluation.kinds import figures_by_kind
@@ -24,19 +25,23 @@ from mage.report.run_results import (
     title_of,
 )
 from mage.report.verdict import tell_verdict
-from mage.run_folder import Json, RunError, RunFolder, list_stages, run_of
+from mage.run_folder import Json, RunFolder, list_stages, run_of
+from mage.run_folder.files import reading
 from mage.training.warnings import choice_warnings, start_warnings
 from mage.types import Split
 
 QUIET = 180.0  # seconds without a changed file after which an unfinished run counts as stopped
+MOST_WARNINGS = 200  # of a run, the newest
+MOST_POINTS = 4_000  # of a curve: a page with a million of them would not open
 TEXT = "report/transcripts.md"  # a copy of a run without its stored meta-episodes has this text
 
 
 def list_run(id: str, path: Path) -> Json:
     """A row of the run list; a damaged run is a row with its error."""
     try:
-        return {"id": id, **_row(_read_brief(RunFolder.open(path)))}
-    except (RunError, ConfigError, ValueError, KeyError, TypeError) as error:
+        with reading(path):
+            return {"id": id, **_row(_read_brief(RunFolder.open(path)))}
+    except (UserError, OSError) as error:
         return {"id": id, "title": path.name, "state": "damaged", "error": str(error)}
 
 
@@ -48,7 +53,7 @@ def _read_brief(folder: RunFolder) -> RunResults:
     after: tuple[Stage, Split] = ("after", "test")
     return RunResults(
         folder=folder,
-        metrics=tuple(folder.metrics()),
+        metrics=tuple(folder.brief_metrics()),
         selections=tuple(
             (int(name.removeprefix("select_")), read_evaluation(folder, name).overall)
             for name in selects
@@ -72,7 +77,7 @@ def _row(results: RunResults) -> Json:
         "environment": results.environment,
         "opponents": sorted(population_of(folder.recipe).pool("train")),
         "state": state_of(results),
-        "updates": sum(len(one.metrics()) for one in before) + results.updates,
+        "updates": sum(one.count_updates() for one in before) + results.updates,
         "total": _total_updates(folder),
         "seed": folder.recipe.run.seed,
         "seconds": results.seconds,
@@ -102,6 +107,7 @@ def _warnings(results: RunResults) -> list[str]:
     """The warnings of the run: of its updates, of its chosen checkpoint and of its recipe."""
     recipe = results.folder.recipe
     lines = [line for record in results.metrics for line in record.get("warnings") or ()]
+    lines = lines[-MOST_WARNINGS:]
     if results.finished and results.chosen_update is not None:
         lines += choice_warnings(recipe, results.chosen_update)
     return [*lines, *start_warnings(recipe)]
@@ -173,7 +179,9 @@ def _joined(stages: list[tuple[tuple[Json, ...], int]]) -> dict[str, list[Any]]:
         for stage, offset in stages
         for record in stage
     ]
-    return _columns(tuple(records))
+    step = math.ceil(len(records) / MOST_POINTS)
+    shown = records[::step] if step > 1 else records
+    return _columns((*shown, *(records[-1:] if shown[-1:] != records[-1:] else ())))
 
 
 def _columns(records: tuple[Json, ...]) -> dict[str, list[Any]]:
@@ -226,8 +234,6 @@ def has_text(folder: RunFolder) -> bool:
 def read_text(folder: RunFolder) -> str:
     """The transcripts in the report, for a run that stores no others; empty without a report."""
     path = folder.path / TEXT
-    if path.is_symlink():  # a static copy would hold a file of the user that the link names
-        raise RunError(f"{path} is a symbolic link: links in a run folder are not read")
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 

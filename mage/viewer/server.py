@@ -4,7 +4,6 @@ Requests are refused without the token, with another Host (DNS rebinding), from 
 with any method but GET and HEAD. A content policy forbids the page every address but its own.
 """
 
-import json
 import secrets
 import socket
 import threading
@@ -19,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from mage.viewer.export import STATIC, TYPES, page_html
+from mage.viewer.export import STATIC, TYPES, page_html, to_json
 from mage.viewer.library import Library
 
 HOST = "127.0.0.1"
@@ -102,8 +101,7 @@ def _data(library: Library, path: str) -> Response:
         return PlainTextResponse("not found", 404)
     except (ValueError, OSError, KeyError, TypeError) as error:
         return PlainTextResponse(f"cannot read {path}: {error}", 500)
-    text = json.dumps(value, separators=(",", ":"), default=str)
-    return Response(text, media_type="application/json")
+    return Response(to_json(value), media_type="application/json")
 
 
 class Server:

@@ -23,7 +23,6 @@ from mage.config.errors import ConfigError, did_you_mean
 from mage.config.menus import FILES, MENUS, find_item, menu, without_foreign_code
 from mage.environments.base import Environment, check
 from mage.opponents.base import Opponent, find, known
-from mage.run_folder import RunFolder
 
 verbs = typer.Typer()
 KINDS = (*MENUS, *FILES, OPTIONS)
@@ -99,10 +98,10 @@ def check_item(
     """
     name, options = read_world(name, ctx.args, option)
     if (Path(name) / "recipe.toml").is_file() or ("/" in name and Path(name).is_dir()):
-        from mage.api.check_run import check_run
+        from mage.api.check_run import check_path
 
         with without_foreign_code():
-            run = check_run(RunFolder.open_whole(Path(name)))
+            run = check_path(Path(name))
         _show_verdict(name, "run", run.faults, run.notes, as_json)
     opponent = _known_opponent(name)
     if opponent is None:
