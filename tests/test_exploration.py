@@ -1,5 +1,6 @@
 """Exploration: exact lines, and the tabular learner's credit equal to that of the package."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,11 @@ from toys import episode, meta
 from mage.credit.advantages.gigpo import estimate
 from mage.credit.returns import compute_returns
 from mage.environments.doors import Doors
-from mage.reproduce.exploration import safe_box, search_line
+from mage.reproduce.exploration import safe_box, search_line, write_exploration
+from mage.reproduce.plan import make_plan
+from mage.run_folder import RunFolder
+from mage.training.callbacks import Callback
+from mage.training.trainer import train
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 import tabular_doors
@@ -55,3 +60,21 @@ def test_the_safe_box_of_a_task_is_the_one_that_is_played():
     world = Doors(safe=(0.2, 0.5, 0.8))
     for seed in range(20):
         assert safe_box(world, seed) == world.start(world.episode_seed(seed, 0)).safe
+
+
+@pytest.mark.e2e
+def test_a_training_gives_a_curve_with_its_line(tmp_path):
+    small = ["--run.updates=1", "--play.groups=2", "--play.members=2"]
+    small += ["--evaluate.size=2", "--evaluate.final_size=18"]
+    plan = make_plan("exploration", only=["mage"], overrides=small)
+    (job,) = plan.jobs
+    folder = RunFolder.create(tmp_path / "runs" / job.name, job.recipe)
+    train(folder.path, Callback(), lambda: False)
+    table, values, *pictures = write_exploration(plan, tmp_path)
+    (curve,) = json.loads(values.read_text()).values()
+    assert curve["line"] == pytest.approx(0.72, abs=1e-5)
+    safes = [point["safe"] for point in curve["points"]]
+    assert safes == [0.2, 0.4, 0.55, 0.62, 0.68, 0.71, 0.735, 0.78, 0.85]
+    assert all(0.5 < point["search"]["value"] < 0.95 for point in curve["points"])  # random: .8
+    assert "| 0.68 |" in table.read_text()
+    assert [path.suffix for path in pictures] == [".svg", ".png"]

@@ -7,7 +7,7 @@ with the transcripts of the final panel, so the figures here need no model.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -32,11 +32,15 @@ _CLOSE = 1e-6  # of a line
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The agents of one return where the safe box pays `safe`: intervals are over the seeds."""
+    """The agents of one return where the safe box pays `safe`: intervals are over the seeds.
+
+    `each` is P(search) of every seed.
+    """
 
     safe: float
     search: Estimate
     total: Estimate
+    each: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +112,17 @@ def _curve(kind: str, jobs: Sequence[Job], folders: Sequence[RunFolder]) -> Sear
     recipe = jobs[0].recipe
     world = recipe.environment()
     seeds = [_by_safe(world.for_split("test"), folder) for folder in folders]
-    points = tuple(
-        Point(safe, mean([one[safe][0] for one in seeds]), mean([one[safe][1] for one in seeds]))
-        for safe in sorted(seeds[0])
-    )
+    points = tuple(_point(safe, [one[safe] for one in seeds]) for safe in sorted(seeds[0]))
     line = search_line(world, kind, recipe.play.episodes, recipe.returns.episode_discount)
     return SearchCurve(kind, line, len(seeds), points)
+
+
+def _point(safe: float, seeds: Sequence[tuple[float, float]]) -> Point:
+    """The interval of a probability over a few seeds is cut at 0 and 1."""
+    searches, totals = zip(*seeds, strict=True)
+    chance = mean(searches)
+    chance = replace(chance, low=max(0.0, chance.low), high=min(1.0, chance.high))
+    return Point(safe, chance, mean(totals), searches)
 
 
 def _by_safe(world: Environment, folder: RunFolder) -> dict[float, tuple[float, float]]:
@@ -132,7 +141,9 @@ def _by_safe(world: Environment, folder: RunFolder) -> dict[float, tuple[float, 
         searches[safe_box(world, meta.task.seed)].append(chances[meta.group])
     for row in read_tasks(folder.path / "evaluations" / f"{_PANEL}.tasks.jsonl"):
         totals[safe_box(world, row.task.seed)].append(sum(row.scores))
-    return {safe: (fmean(searches[safe]), fmean(own)) for safe, own in totals.items()}
+    return {
+        safe: (fmean(searches[safe]), fmean(own)) for safe, own in totals.items() if searches[safe]
+    }
 
 
 def safe_box(world: Environment, seed: int) -> float:
@@ -148,10 +159,12 @@ def _draw(axes: Axes, curves: Sequence[SearchCurve], title: str) -> None:
         colour, safes = COLOURS[curve.kind], [point.safe for point in curve.points]
         label = f"{NAMES[curve.kind]} (exact line {curve.line:.3f})"
         axes.axvline(curve.line, color=colour, ls=":", lw=1.5)
-        axes.plot(safes, [one.search.value for one in curve.points], color=colour, label=label)
-        lows = [max(0.0, one.search.low) for one in curve.points]
-        highs = [min(1.0, one.search.high) for one in curve.points]
-        axes.fill_between(safes, lows, highs, color=colour, alpha=0.12, lw=0)
+        axes.plot(
+            safes, [one.search.value for one in curve.points], color=colour, lw=2.2, label=label
+        )
+        for number in range(curve.seeds):
+            own = [point.each[number] for point in curve.points]
+            axes.plot(safes, own, color=colour, lw=0.7, alpha=0.5)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("safe box pays s")
     axes.set_ylabel("P(search) in the first choice")
