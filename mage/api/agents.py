@@ -187,6 +187,11 @@ def export_run(folder: RunFolder, which: str, target: Path, say: Say = warn) -> 
     for line in check_files(folder):
         say(line)
     loaded = load_weights(folder, folder.recipe, which, say)
+    if folder.recipe.learn.lora_rank:
+        say(
+            "the adapters are rounded from float32 to bfloat16, so probabilities differ a little "
+            "from those of the run; mage evaluate RUN uses them as they were trained"
+        )
     with atomic_folder(target) as partial:
         save_weights(loaded, folder.recipe, partial)
         (partial / RECIPE).write_text(folder.recipe.changed(run={"name": None}).toml())

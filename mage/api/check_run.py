@@ -1,11 +1,12 @@
 """Verify a whole run folder: `mage check RUN`. Nothing is changed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mage.config.errors import UserError
+from mage.config.errors import ConfigError, UserError
 from mage.evaluation.rows import read_tasks
 from mage.learn import checkpoint
 from mage.run_folder import RunFolder, list_stages
@@ -14,7 +15,7 @@ from mage.run_folder.files import reading, verify_checksums
 from mage.run_folder.links import refuse_links
 from mage.run_folder.move_files import read_moves
 from mage.training.league import FOLDER, check_copy, read_copies
-from mage.training.resume import read_best
+from mage.training.resume import check_base, read_best
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,14 @@ def _check_named(folder: RunFolder, state: Mapping[str, Any]) -> Iterator[str]:
     best = read_best(state)
     if best and not (path := checkpoint.place(folder.checkpoints, best[1])).is_dir():
         yield f"{path} is missing: it is the best"
+    yield from _fault(_check_base, folder, state)
     for one in read_copies(state.get("league", ())):
         yield from _fault(check_copy, folder.path / FOLDER, one)
+
+
+def _check_base(folder: RunFolder, state: Mapping[str, Any]) -> None:
+    with suppress(ConfigError):  # the base model is not on this machine
+        check_base(state, folder.begun_recipe(), folder.path, download=False)
 
 
 def _check_summary(folder: RunFolder) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The versions of the software that a run uses, so that others can repeat the run."""
 
 import platform
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,22 @@ def versions() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in _PACKAGES},
     }
+
+
+def changed_software(stored: Mapping[str, Any]) -> list[str]:
+    """One line if a run began with other versions than those that are here; else none."""
+    now, packages = versions(), stored.get("packages")
+    if not isinstance(packages, dict):
+        return []
+    pairs = {name: (packages.get(name), now["packages"][name]) for name in _PACKAGES}
+    pairs["mage"] = (stored.get("mage"), now["mage"])
+    changed = [f"{name} {old} (now {new})" for name, (old, new) in pairs.items() if old != new]
+    if not changed:
+        return []
+    return [
+        f"this run began with {', '.join(changed)}: its further figures may differ by rounding "
+        "from those of a run without a break"
+    ]
 
 
 def _version(package: str) -> str | None:

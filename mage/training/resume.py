@@ -1,10 +1,16 @@
 """What a resumed run starts from: the newest whole checkpoint and the files it depends on."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from mage.config.recipe import Recipe
 from mage.learn import checkpoint
-from mage.run_folder import DamagedError, RunFolder
+from mage.models.base import base_folder
+from mage.models.checks import weights_digest
+from mage.run_folder import DamagedError, RunError, RunFolder
+
+_BASE = "base_sha256"  # in the state of a checkpoint: a digest of the base weights of adapters
 
 
 def find_latest(folder: RunFolder) -> checkpoint.Latest:
@@ -41,6 +47,32 @@ def check_progress(folder: RunFolder, update: int, evaluations: Sequence[str]) -
             f"the checkpoints out of {folder.path}: training then repeats these updates "
             "with the same results."
         ) from None
+
+
+def base_record(recipe: Recipe) -> dict[str, str]:
+    """What a checkpoint of adapters stores about the weights that they belong to."""
+    if not recipe.learn.lora_rank:
+        return {}
+    return {_BASE: weights_digest(base_folder(recipe))}
+
+
+def check_base(
+    state: Mapping[str, Any], recipe: Recipe, run: Path, *, download: bool = True
+) -> None:
+    """Refuse other base weights than those that the adapters of a checkpoint were trained with.
+
+    Checkpoints of old versions do not know their base.
+    """
+    known = state.get(_BASE)
+    if known is None:
+        return
+    base = base_folder(recipe, download=download)
+    if (found := weights_digest(base)) != known:
+        raise RunError(
+            f"the adapters of {run} were trained with other base weights than {base} holds now "
+            f"(SHA-256 {str(known)[:12]} then, {found[:12]} now), so all figures would be those of "
+            "another model. Restore these weights, or name the right folder with --model.path"
+        )
 
 
 def read_best(state: Mapping[str, Any]) -> tuple[float, int] | None:

@@ -35,6 +35,7 @@ from mage.ranks.ranks import RankLost, Ranks, RanksStopped
 from mage.ranks.stop import Stopped, StopRequest, StopSignals
 from mage.run_folder import RunFolder, lock_run
 from mage.run_folder.move_files import TurnMoves
+from mage.run_folder.versions import changed_software
 from mage.seeds import derive
 from mage.training.build import build_components, fit_to_gpu
 from mage.training.callbacks import Callback, Metrics
@@ -43,7 +44,15 @@ from mage.training.device_errors import explain_device_errors
 from mage.training.evaluations import RunEvaluations, last_score, summarise_run
 from mage.training.league import FOLDER, LeagueTable, league_of
 from mage.training.metrics import Timer, credit_sums, means, memory_usage, play_sums
-from mage.training.resume import check_progress, clear_leftovers, find_latest, prune, read_best
+from mage.training.resume import (
+    base_record,
+    check_base,
+    check_progress,
+    clear_leftovers,
+    find_latest,
+    prune,
+    read_best,
+)
 from mage.training.tasks import draw_tasks
 from mage.training.warm_start import make_warm_start
 from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
@@ -157,6 +166,7 @@ class Trainer:
             True  # the weights are those after update `done`, so they can be saved
         )
         self.warnings = UpdateWarnings()
+        self._base = base_record(self.recipe)
 
     def _make_league(self) -> LeagueTable | None:
         """The frozen copies of the agent, if they are among the training opponents."""
@@ -172,6 +182,7 @@ class Trainer:
         stored: Sequence[str] = ()
         if found.path is not None:
             loaded = self.learner.load(found.path)
+            check_base(loaded.state, self.recipe, self.folder.path)
             self.done, self.best = loaded.update, read_best(loaded.state)
             stored = loaded.state.get("evaluations", ())
             self.lengths = loaded.state.get("lengths", {})
@@ -186,7 +197,9 @@ class Trainer:
             self.callback.on_start(self.folder, self.done)
             for figures in self.folder.metrics():
                 self.warnings.check(figures)
-            self._warn([*found.broken, *self.components.warnings, *start_warnings(self.recipe)])
+            notes = changed_software(self.folder.read_versions()) if found.path else []
+            lines = [*notes, *found.broken, *self.components.warnings]
+            self._warn([*lines, *start_warnings(self.recipe)])
 
     def run(self) -> Metrics:
         """Train to the end, evaluate the best checkpoint on the final panel; the summary."""
@@ -348,6 +361,7 @@ class Trainer:
             "best": self.best,
             "evaluations": self.folder.evaluation_names(),
             "lengths": self.lengths,
+            **self._base,
         }
         if self.league is not None:
             state["league"] = self.league.to_state()

@@ -13,6 +13,7 @@ from mage.models.base import base_folder, base_name, is_adapter, model_folder
 from mage.models.saving import save_model
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components, fit_to_gpu
+from mage.training.resume import check_base
 
 Say = Callable[[str], None]  # shows one line to the user
 
@@ -39,6 +40,7 @@ def load_weights(folder: RunFolder, recipe: Recipe, which: str, say: Say) -> Loa
         start=source if is_adapter(source) else None,
     )
     loaded = learner.load(path, weights_only=True)
+    check_base(loaded.state, recipe, folder.path)
     best = loaded.state.get("best")
     if which == "best" and best and best[1] != loaded.update:
         chosen = checkpoint.best_whole(folder.checkpoints, best[1], weights_only=True)

@@ -1,5 +1,6 @@
 """`mage new`: write the file of a new environment, opponent, memory or estimator, and its test."""
 
+import keyword
 import re
 from pathlib import Path
 from string import Template
@@ -37,6 +38,11 @@ def new(
             raise UsageError(
                 f"{word} {given} is not valid. Use lower-case letters, digits and underscores, "
                 "as in nim or tit_for_tat."
+            )
+        if keyword.iskeyword(given):
+            raise UsageError(
+                f"{word} {given} is a word of Python itself, so {given}.py could not be imported. "
+                "Choose another name."
             )
     folder = Path(package)
     texts = {
