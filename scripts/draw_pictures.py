@@ -209,9 +209,14 @@ def draw_loop() -> Picture:
 WORLDS = {
     "Rock-paper-scissors, SmolLM2": ("smollm2_rps/evaluations/{}_test", "score"),
     "Rock-paper-scissors, Qwen2.5-1.5B": ("qwen_rps/both_seed1/evaluations/{}_test", "score"),
+    "Doors, Qwen2.5-1.5B": ("qwen_doors/mage_seed1/evaluations/{}_test", "success"),
     "Rock-paper-scissors, 0.1 M parameters": ("demo/evaluations/{}_test", "score"),
     "Kuhn poker, three styles, SmolLM2": ("smollm2_kuhn_poker_seed1/exact_test{}", "exact"),
     "Rock-paper-scissors, reflections": ("smollm2_rps_reflections/evaluations/{}_test", "score"),
+    "The same, Qwen2.5-1.5B": (
+        "qwen_rps_controls/reflections_late_seed1/evaluations/{}_test",
+        "score",
+    ),
     "Kuhn poker, players never met, 0.1 M": ("kuhn_random_seed2/exact_test{}", "exact"),
     "ALFWorld, generated rooms, 0.4 M": ("alfworld_three_games/evaluations/{}_test", "success"),
     "ALFWorld, official, SmolLM2": ("smollm2_alfworld_methods/mage_seed2_test{}", "success"),

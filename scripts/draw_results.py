@@ -1,31 +1,36 @@
 """Draw the pictures of docs/results from results/: `python scripts/draw_results.py [FOLDER [pdf]]`.
 
-Every line has one name on all pictures: "with memory", "without memory", "best learner", "best
-without adapting". Bars and bands are 95 % intervals.
+Every line has one name on all pictures: "with memory", "without memory", "memory of another
+opponent", "best learner", "best without adapting". Bars and bands are 95 % intervals.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
 
+from mage.config.loading import load_recipe
+from mage.evaluation.rows import read_tasks
 from mage.report.drawing import Colour, new_figure, number_episodes, save_figure
 from mage.reproduce.tables import TITLES
 from mage.run_folder import read_json
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-WITH, WITHOUT, LEARNER, FIXED = (
+WITH, WITHOUT, SWAPPED, LEARNER, FIXED = (
     "with memory",
     "without memory",
+    "memory of another opponent",
     "best learner",
     "best without adapting",
 )
 COLOURS = {
     WITH: Colour.after,
     WITHOUT: Colour.emptied,
+    SWAPPED: Colour.before,
     LEARNER: Colour.ink,
     FIXED: Colour.quiet,
 }
@@ -121,6 +126,43 @@ def draw_worlds(panels: Sequence[Axes]) -> None:
         finish(axes, title, "share of tasks won", 10)
 
 
+def draw_qwen(panels: Sequence[Axes]) -> None:
+    folder = "qwen_rps_controls/reflections_late_seed1"
+    against_ceilings(
+        panels[0], folder, "Rock-paper-scissors, reflections", "score a throw", "episode"
+    )
+    draw_curve(panels[0], SWAPPED, curve(f"{folder}/swapped_test.json", "score"), SWAPPED)
+    agents = {"MAGE": "mage_seed1", "MAGE, seed 2": "mage_seed2", "LaMer": "lamer_seed1"}
+    styles = {"MAGE": "o-", "MAGE, seed 2": "s--", "LaMer": "D-"}
+    for name, run in agents.items():
+        colour = Colour.ink if name == "LaMer" else Colour.after
+        tables = doors_by_safe(run)
+        means = [fmean(one) for one in zip(*tables[0.68], strict=True)]
+        panels[1].plot((1, 2, 3), means, styles[name], color=colour, label=name)
+        found = [fmean(scores[2] == 1 for scores in tables[safe]) for safe in tables]
+        panels[2].plot(list(tables), found, styles[name], color=colour)
+    panels[1].axhline(0.68, color=COLOURS[FIXED], linewidth=1.2, linestyle=(0, (5, 3)))
+    panels[1].legend(frameon=False, loc="lower right")
+    finish(panels[1], "Doors, safe box pays .68", "score", 3)
+    for line, name, side in ((0.643, "LaMer ", "right"), (0.72, " MAGE", "left")):
+        panels[2].axvline(line, color=COLOURS[FIXED], linewidth=1)
+        panels[2].text(line, 0.5, name, ha=side, fontsize=9)
+    panels[2].set_ylim(-0.05, 1.12)
+    panels[2].set_title("Doors: who searches", fontsize=11.5)
+    panels[2].set_xlabel("the safe box pays")
+    panels[2].set_ylabel("door found by the third episode")
+
+
+def doors_by_safe(run: str) -> dict[float, list[tuple[float, ...]]]:
+    """The scores of all tasks of a run on doors, by what the safe box pays."""
+    world = load_recipe("qwen_doors").environment()
+    found: dict[float, list[tuple[float, ...]]] = {}
+    for row in read_tasks(RESULTS / "qwen_doors" / "tasks" / f"{run}_after_test.jsonl.gz"):
+        state: Any = world.start(world.episode_seed(row.task.seed, 0))
+        found.setdefault(state.safe, []).append(tuple(row.scores))
+    return dict(sorted(found.items()))
+
+
 METHODS = {name: TITLES[name] for name in ("grpo", "gigpo", "lamer", "mage")} | {"final": "final"}
 
 
@@ -153,6 +195,7 @@ def draw_methods(panels: Sequence[Axes]) -> None:
 PICTURES: dict[str, Callable[[Sequence[Axes]], None]] = {
     "adapts": draw_adapts,
     "mage_and_lamer": draw_methods,
+    "qwen": draw_qwen,
     "real_models": draw_real_models,
     "worlds": draw_worlds,
 }

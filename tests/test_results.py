@@ -75,7 +75,13 @@ def test_every_folder_of_results_says_how_it_was_made() -> None:
 def test_the_pictures_of_the_results_are_drawn_from_the_kept_files(tmp_path: Path) -> None:
     runpy.run_path(str(SCRIPTS / "draw_results.py"))["draw"](tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["adapts.svg", "mage_and_lamer.svg", "real_models.svg", "worlds.svg"]
+    assert names == [
+        "adapts.svg",
+        "mage_and_lamer.svg",
+        "qwen.svg",
+        "real_models.svg",
+        "worlds.svg",
+    ]
     for name in names:
         assert (RESULTS.parent / "docs" / "images" / name).is_file()
 
