@@ -133,13 +133,13 @@ def test_a_recipe_stores_the_number_of_players() -> None:
     assert "pip install 'mage-rl[textarena]'" in done.stderr
 
 
-KUHN = {"name": "textarena", "game": "KuhnPoker-v0", "max_turns": 2}
+SHORT = {"name": "textarena", "game": "IteratedRockPaperScissors-v0", "max_turns": 2}
 
 
 @pytest.mark.e2e
 def test_training_resumes_after_a_kill_with_equal_figures(tmp_path: Path) -> None:
     pytest.importorskip("textarena")
-    check_training(tiny_recipe(KUHN, opponents={"train": {"random": 1.0}}), tmp_path)
+    check_training(tiny_recipe(SHORT, opponents={"train": {"random": 1.0}}), tmp_path)
 
 
 @pytest.mark.e2e
@@ -147,6 +147,6 @@ def test_a_frozen_model_takes_the_other_seat(tmp_path: Path) -> None:
     """`league-1`: copies of the agent, the first one before training."""
     pytest.importorskip("textarena")
     opponents = {"train": {"league-1": 1.0}, "test": {"random": 1.0}}
-    run = mage.train(tiny_recipe(KUHN, opponents=opponents), runs=tmp_path)
+    run = mage.train(tiny_recipe(SHORT, opponents=opponents), runs=tmp_path)
     met = {meta.task.opponent for meta in run.folder.read_episodes(1)}
     assert {name.split("-")[0] for name in met} == {"league"}
