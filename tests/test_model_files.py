@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from mage.agent.chat import Chat
 from mage.cli.main import app
+from mage.config.errors import UserError
 from mage.models.adapters import merge_adapters, save_adapters
 from mage.models.base import SHIPPED, list_models
 from mage.models.checks import check_folder, read_object, read_tensors
@@ -104,6 +105,10 @@ def test_weights_in_pickle_format_are_never_read(folder: Path) -> None:
     [
         ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000"),
         ({"num_hidden_layers": -1}, "num_hidden_layers = -1"),
+        ({"num_labels": 10**8}, "num_labels = 100000000"),
+        ({"text_config": {"num_hidden_layers": 10**7}}, "num_hidden_layers = 10000000"),
+        ({"n_layer": 10**7}, "n_layer = 10000000"),
+        ({"layer_types": ["full_attention"] * 5_000}, "layer_types = 5000"),
         ({"num_hidden_layers": "three"}, "num_hidden_layers = three"),
         ({"num_hidden_layers": 2.0}, "num_hidden_layers"),
         ({"hidden_size": 10**12}, "hidden_size = 1000000000000"),
@@ -242,12 +247,42 @@ def test_special_tokens_of_a_wrong_type_are_ignored(folder: Path) -> None:
         "{{ self._TemplateReference__context }}",
         "{{ 1 / 0 }}",
         "{{ [1] * 10**12 }}",
+        "{% if 1 %}" * 150 + "{% endif %}" * 150,
+        "{{ 1 }}" * 20_000,
     ],
 )
 def test_a_hostile_chat_template_is_refused(template: str, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(ValueError, match="chat template"):
         Chat.load(folder)
+
+
+def test_a_tokenizer_that_makes_texts_grow_is_refused(folder: Path) -> None:
+    """Twice the length, thirty times: 1 GB for each letter."""
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    for part, steps in (("normalizer", "normalizers"), ("decoder", "decoders")):
+        path = folder / "tokenizer.json"
+        sound = path.read_text()
+        change(path, **{part: {"type": "Sequence", steps: [step] * 30}})
+        with pytest.raises(ValueError, match="times longer"):
+            Chat.load(folder)
+        path.write_text(sound)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+        {"layer_types": ["none"]},
+        {"layer_types": 3},
+    ],
+)
+def test_a_config_that_transformers_refuses_is_one_message(
+    fields: dict[str, Any], folder: Path
+) -> None:
+    change(folder / "config.json", **fields)
+    with pytest.raises(UserError, match="cannot be loaded as a causal language model"):
+        load_model(folder, "float32", "cpu")
 
 
 # --- Adapters -------------------------------------------------------------------------------------

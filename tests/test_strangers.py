@@ -1,10 +1,13 @@
 """Run folders from strangers: links, private folders, hostile values with valid checksums."""
 
+import gc
 import gzip
 import json
+import lzma
 import os
 import shutil
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,15 @@ import pytest
 from typer.testing import CliRunner
 
 from mage.cli.main import app
+from mage.config.errors import ConfigError
+from mage.credit import trajectories
+from mage.engines.base import ScriptedEngine
+from mage.engines.base import run as run_all
 from mage.evaluation.rows import read_tasks
 from mage.run_folder import DamagedError, RunError, RunFolder
 from mage.run_folder import files as run_files
 from mage.run_folder.files import reading, write_sealed
+from mage.types import Request
 from mage.viewer.export import to_json
 from mage.viewer.library import Library
 from mage.viewer.runs import MOST_POINTS, describe_run
@@ -218,6 +226,51 @@ def test_packed_task_rows_have_a_limit(tmp_path: Path, monkeypatch: pytest.Monke
         read_tasks(path)
 
 
+def test_packed_trajectories_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trajectories, "_MOST_UNPACKED", 1_000)
+    path = tmp_path / "games.jsonl.xz"
+    path.write_bytes(lzma.compress(b" " * 10_000_000))
+    with pytest.raises(ConfigError, match="holds more than"):
+        list(trajectories.read_trajectories(path))
+    path.write_bytes(lzma.compress(b"{}")[:-5])
+    with pytest.raises(ConfigError, match=r"not a valid \.xz file"):
+        list(trajectories.read_trajectories(path))
+
+
+def test_a_long_table_of_credit_is_printed_as_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of the terminal needs minutes for 320,000 rows."""
+    monkeypatch.setattr("mage.cli.verbs.credit.MOST_IN_TABLE", 10)
+    turns = [{"state": f"s{k}"} for k in range(20)]
+    episodes = [{"reward": 1, "turns": turns}]
+    told = {"trajectories": [{"group": 0, "member": k, "episodes": episodes} for k in range(2)]}
+    (tmp_path / "games.jsonl").write_text(json.dumps(told))
+    done = call("credit", tmp_path / "games.jsonl", "--recipe", "kuhn_poker")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 41
+    assert lines[0].split()[:3] == ["line", "group", "member"]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_an_error_of_an_engine_leaves_no_open_coroutine() -> None:
+    """Python would print "coroutine ... was never awaited" after the message of the error."""
+
+    async def wait() -> str:
+        return str(await engine.sample(Request((1,), 1, seed=0, temperature=0)))
+
+    def fail(request: Request) -> str:
+        raise RuntimeError("out of memory")
+
+    engine = ScriptedEngine(fail, lambda text: (), batch=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(RuntimeError, match="out of memory"):
+            run_all([wait() for _ in range(4)], limit=2)
+        gc.collect()
+    assert caught == []
+
+
 def test_many_updates_are_listed_and_drawn(run: Path) -> None:
     """The list reads few lines; a curve keeps its first and last point."""
     count = 3 * MOST_POINTS + 2
@@ -231,3 +284,13 @@ def test_many_updates_are_listed_and_drawn(run: Path) -> None:
     updates = describe_run(RunFolder.open(run))["metrics"]["update"]
     assert (updates[0], updates[-1]) == (1, count)
     assert len(updates) <= MOST_POINTS + 1
+
+
+def test_a_new_item_is_not_named_by_a_word_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call("new", "environment", "class")
+    assert done.exit_code == 2
+    assert "is a word of Python itself" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ thought, and a reply in the history starts with `thought_end`.
 """
 
 import json
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from mage.config.errors import UserError
 Ids = tuple[int, ...]
 Thinking = Literal["auto", "on", "off"]
 LARGEST_FILE = 1 << 28  # bytes of a tokenizer file; the largest public ones have about 40 MB
+_MOST_GROWTH = 64  # of a text by a tokenizer; that of public ones is at most 4
 _MARKS = ("\u2460system\u2460", "\u2461user\u2461", "\u2462reply\u2462", "\u2463user\u2463")
 
 # Texts repeat within an update, seldom later. A page of 2,000 tokens takes 80 kB.
@@ -148,9 +150,31 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain exceptions
         raise UserError(f"{path} cannot be read as a tokenizer: {error}") from None
+    _check_growth(path, tokenizer)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def _check_growth(path: Path, tokenizer: Tokenizer) -> None:
+    """Refuse steps that make a text much longer, one after another: nothing can stop them later."""
+    for part in (tokenizer.normalizer, tokenizer.decoder):
+        growth = 1
+        for step in _steps(json.loads(part.__getstate__()) if part is not None else {}):
+            pattern = (step.get("pattern") or {}).get("String") or "x"
+            growth *= max(1, -(-len(step.get("content") or "") // len(pattern)))
+            if growth > _MOST_GROWTH:
+                raise UserError(
+                    f"{path} makes texts more than {_MOST_GROWTH} times longer: it is not a "
+                    "tokenizer of a model"
+                )
+
+
+def _steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A normalizer or decoder, or the steps that it consists of."""
+    for step in part.get("normalizers") or part.get("decoders") or ():
+        yield from _steps(step)
+    yield part
 
 
 def _render(

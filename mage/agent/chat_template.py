@@ -15,15 +15,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mage.config.errors import UserError
 
-LONGEST = 1 << 20  # characters of a template and of a rendered chat; public templates have 20,000
+LONGEST = 1 << 20  # characters of a rendered chat
+LONGEST_TEMPLATE = 1 << 17  # characters; public templates have 20,000
 SECONDS = 10  # processor time of a template; public ones need a few milliseconds
 # Python's errors in templates. Jinja's own errors are RuntimeErrors or derive from these.
 _PYTHON_ERRORS = (
     ArithmeticError,
+    AssertionError,
     AttributeError,
     LookupError,
     MemoryError,
     RecursionError,
+    SyntaxError,  # too many nested blocks for Python
     TypeError,
     ValueError,
 )
@@ -31,8 +34,10 @@ _PYTHON_ERRORS = (
 
 def render_template(template: str, values: dict[str, Any]) -> str:
     """The rendered template; UserError if it fails or exceeds a limit."""
-    if len(template) > LONGEST:
-        raise UserError(f"the chat template has {len(template):,} characters, {LONGEST:,} at most")
+    if len(template) > LONGEST_TEMPLATE:
+        raise UserError(
+            f"the chat template has {len(template):,} characters, {LONGEST_TEMPLATE:,} at most"
+        )
     try:
         with _limited_time():
             return "".join(_pieces(template, values))

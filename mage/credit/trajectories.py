@@ -12,6 +12,7 @@ to the reflection before the episode; null means that there is none. Rows have t
 file: for each episode the reflection, then the turns. Other keys of a line are ignored.
 """
 
+import io
 import lzma
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -75,6 +76,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
+_MOST_UNPACKED, _MOST_RATIO = 256 << 20, 100  # bytes, and bytes for each byte of an .xz file
 _LARGEST = 1e12  # rewards and costs; sums and squares of much larger numbers are not finite
 
 
@@ -119,11 +121,23 @@ def _read_lines(path: Path) -> list[bytes]:
     """The lines of a text file, or of an .xz file that contains one."""
     try:
         data = path.read_bytes()
-        return (lzma.decompress(data) if path.suffix == ".xz" else data).splitlines()
+        return (_unpack(path, data) if path.suffix == ".xz" else data).splitlines()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check the path") from None
-    except lzma.LZMAError as error:
+    except (lzma.LZMAError, EOFError) as error:
         raise ConfigError(f"{path} is not a valid .xz file: {error}") from None
+
+
+def _unpack(path: Path, data: bytes) -> bytes:
+    """A file of 1 MB can hold 7 GB: the size has a limit."""
+    most = _MOST_UNPACKED + _MOST_RATIO * len(data)
+    with lzma.open(io.BytesIO(data)) as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise ConfigError(
+            f"{path} holds more than {most:,} bytes: it is not a file of trajectories"
+        )
+    return text
 
 
 def _explain(error: ValidationError) -> str:

@@ -83,13 +83,18 @@ def run(
     The engine with the most waiting requests works next, so batches are as full as possible
     without a barrier.
     """
-    drive = _Drive(on_result)
-    for number, coroutine in enumerate(coroutines):
-        while limit is not None and len(drive.waiting) >= limit:
+    drive, left = _Drive(on_result), enumerate(coroutines)
+    try:
+        for number, coroutine in left:
+            drive.newest = coroutine
+            while limit is not None and len(drive.waiting) >= limit:
+                drive.advance()
+            drive.resume(number, coroutine, None)
+        while drive.waiting:
             drive.advance()
-        drive.resume(number, coroutine, None)
-    while drive.waiting:
-        drive.advance()
+    except BaseException:
+        drive.close(coroutine for _, coroutine in left)
+        raise
     return [drive.results[number] for number in sorted(drive.results)]
 
 
@@ -101,6 +106,13 @@ class _Drive:
         self.results: dict[int, Any] = {}
         self.waiting: dict[Request, tuple[int, Coroutine[Any, Any, Any]]] = {}
         self.in_hand: dict[Engine, int] = {}
+        self.newest: Coroutine[Any, Any, Any] | None = None
+
+    def close(self, others: Iterable[Coroutine[Any, Any, Any]]) -> None:
+        """End all coroutines after an error: Python would print a warning about each of them."""
+        begun = [coroutine for _, coroutine in self.waiting.values()]
+        for coroutine in (*begun, *others, *([self.newest] if self.newest else ())):
+            coroutine.close()
 
     def resume(
         self, number: int, coroutine: Coroutine[Any, Any, Any], completion: Completion | None

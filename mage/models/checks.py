@@ -7,6 +7,7 @@ code. safetensors compares every size in a file with the size of the file itself
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from mage.config.errors import UserError
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]  # name -> number format and shape
 LARGEST_JSON = 1 << 26  # bytes
-_SIZES = ("hidden_size", "vocab_size", "intermediate_size", "num_attention_heads")
+_SIZES = ("hidden_size", "vocab_size", "intermediate_size", "num_attention_heads", "n_positions")
+_MOST = 4_096  # layers and experts; the largest public models have 126 and 512
+_COUNTS = re.compile(r"(n|num)_(\w+_)?(layers?|experts)|(en|de)coder_layers")
+_MOST_LABELS = 100_000
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -84,6 +88,7 @@ def check_folder(folder: Path) -> None:
     allocate memory before anything is compared.
     """
     config, tensors = read_object(folder / "config.json"), Tensors()
+    _check_counts(folder, config)
     for path in sorted(folder.glob("*.safetensors")):
         tensors |= read_tensors(path)
     total = sum(math.prod(shape) for _, shape in tensors.values())
@@ -104,6 +109,29 @@ def check_folder(folder: Path) -> None:
             f"{folder} needs more parameters for its embedding (vocab_size x hidden_size) than "
             f"its files hold ({total:,}): the files do not belong together"
         )
+
+
+def _check_counts(folder: Path, config: Mapping[str, Any]) -> None:
+    """transformers makes a list of all layers and labels before it compares anything."""
+    left = [config]
+    while left:
+        for name, value in left.pop().items():
+            if isinstance(value, dict):
+                left.append(value)
+            count = len(value) if isinstance(value, list | dict) else value
+            most = _most_of(name)
+            if most and isinstance(count, int | float) and not count <= most:
+                raise UserError(
+                    f"{folder} has {name} = {count!s:.40} in config.json: at most {most:,} are "
+                    "allowed"
+                )
+
+
+def _most_of(name: str) -> int | None:
+    """The largest number of things that a key of a config may count; None for other keys."""
+    if name in ("num_labels", "id2label", "label2id"):
+        return _MOST_LABELS
+    return _MOST if _COUNTS.fullmatch(name) or name == "layer_types" else None
 
 
 def _is_size(value: Any, most: int) -> bool:

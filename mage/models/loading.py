@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -13,14 +14,18 @@ from mage.models.base import base_of, is_adapter
 from mage.models.checks import check_folder
 
 _LOAD_ERRORS = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
+    ArithmeticError,
+    AssertionError,
     AttributeError,
+    ImportError,  # of a package for quantised weights
+    LookupError,
+    MemoryError,
+    OSError,
     RuntimeError,
-    ZeroDivisionError,
     SafetensorError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
 )
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -54,7 +59,9 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
             output_loading_info=True,
         )
     except _LOAD_ERRORS as error:
-        raise UserError(f"{folder} cannot be loaded as a causal language model: {error}") from None
+        raise UserError(
+            f"{folder} cannot be loaded as a causal language model: {error!s:.600}"
+        ) from None
     if wrong := sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]])):
         # transformers would go on with random numbers in their place.
         raise UserError(

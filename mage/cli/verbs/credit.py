@@ -16,6 +16,7 @@ from mage.credit.trajectories import RowCredit, credit_rows, read_trajectories
 
 verbs = typer.Typer()
 PLACE = ("line", "group", "member", "episode", "turn")
+MOST_IN_TABLE, WIDTH = 2_000, 17  # rows; a longer table is printed as lines of this cell width
 FIGURES = ("step_return", "episode_advantage", "step_advantage", "advantage")
 
 
@@ -74,4 +75,8 @@ def _print_table(found: Sequence[tuple[int, Sequence[RowCredit]]]) -> None:
         for line, rows in found
         for row in rows
     ]
-    console().print(plain_table((*PLACE, *FIGURES), rows, group=3))
+    if len(rows) <= MOST_IN_TABLE:
+        console().print(plain_table((*PLACE, *FIGURES), rows, group=3))
+        return
+    for row in ((*PLACE, *FIGURES), *rows):
+        typer.echo("  ".join(f"{cell:>{WIDTH}}" for cell in row))
