@@ -68,6 +68,7 @@ class Server:
         self.headers: list[dict[str, str]] = []
         self.times: list[float] = []
         self.busy = self.busiest = 0
+        self.models: list[dict[str, Any]] | None = None  # the list of models, if there is one
         self.lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"owner": self})
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -115,6 +116,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
         except OSError:  # the client did not wait
             return
+
+    def do_GET(self) -> None:
+        found = self.owner.models if self.path == "/v1/models" else None
+        data = json.dumps({"data": found}).encode()
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
         pass

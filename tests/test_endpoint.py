@@ -286,6 +286,23 @@ t.play(t.engine_at(At, concurrency=2, answers="a.jsonl"))
     assert played == whole, "the same result as without a kill"
 
 
+def test_another_model_behind_the_same_name_does_not_get_the_old_answers() -> None:
+    with Server() as server:
+        server.models = [{"id": "toy", "root": "one", "created": 1}]
+        assert ask(engine_at(server), "a") == ask(engine_at(server), "a")
+        assert len(server.bodies) == 1
+        server.models = [{"id": "toy", "root": "one", "created": 2}]  # a new start of the server
+        ask(engine_at(server), "a")
+        assert len(server.bodies) == 1
+        server.models = [{"id": "other"}, {"id": "toy", "root": "two", "created": 2}]
+        ask(engine_at(server), "a")
+        assert len(server.bodies) == 2
+        server.models = None  # it tells nothing: the newest answer is used
+        engine = engine_at(server)
+        ask(engine, "a")
+        assert (len(server.bodies), engine.bill()["recalled"]) == (2, 1)
+
+
 def test_answers_are_stored_by_seed_even_if_the_server_takes_no_seed() -> None:
     with Server() as server:
         engine = engine_at(server, omit=("seed",))

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -27,7 +27,14 @@ from mage.agent.chat import Chat
 from mage.agent.messages import MessageChat, Piece
 from mage.agent.thoughts import CLOSE as THOUGHT_END
 from mage.engines.base import Engine
-from mage.engines.endpoint.answers import TOO_LONG, Answer, Answers, BadAnswer, read_answer
+from mage.engines.endpoint.answers import (
+    TOO_LONG,
+    Answer,
+    Answers,
+    BadAnswer,
+    read_answer,
+    read_served,
+)
 from mage.engines.endpoint.budget import Budget
 from mage.engines.endpoint.http import Client, EndpointError, TooLong
 from mage.types import Completion, Request
@@ -107,6 +114,7 @@ class EndpointEngine(Engine):
         self.answers = Answers(Path(answers))
         self.capacity = _ACTIVE * concurrency
         self.turns = asyncio.Semaphore(concurrency)
+        self._looking, self._model_now = asyncio.Lock(), cast("str | None", None)
         self.queue: deque[tuple[Request, Future[Answer]]] = deque()
         self.counts = {"asked": 0, "recalled": 0, "tokens_in": 0, "tokens_out": 0}
 
@@ -161,8 +169,10 @@ class EndpointEngine(Engine):
         if (begun := self.chat.begun(request.prompt_ids)) is not None:
             tokens = begun.tokens_behind
             return Answer(text=begun.behind, cut_off=False, tokens_in=0, tokens_out=tokens)
-        if (found := self.answers.find(key)) is not None:
-            return self._count(found, "recalled")
+        if self.answers.is_known(key):
+            found = self.answers.find(key, await self._served())
+            if found is not None:
+                return self._count(found, "recalled")
         try:
             async with self.turns:
                 return await self._ask(key, body, request)
@@ -182,8 +192,16 @@ class EndpointEngine(Engine):
             except TooLong:
                 answer = TOO_LONG
             self._count(answer, "asked")
-            self.answers.add(key, answer)
+            self.answers.add(key, answer, await self._served())
         return answer
+
+    async def _served(self) -> str:
+        """Which model is behind the name now; asked once, after an answer or before a recall."""
+        async with self._looking:
+            if self._model_now is None:
+                listed = self.client.url.removesuffix("chat/completions") + "models"
+                self._model_now = read_served(await self.client.look(listed), self.model)
+        return self._model_now
 
     def _read(self, data: bytes, asked: int) -> Answer:
         try:

@@ -4,6 +4,7 @@ An answer is written as soon as it arrives, so a kill loses only requests in fli
 are skipped. The key of an answer is a digest of everything that it depends on, without secrets.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -119,29 +120,58 @@ class Answers:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         data = path.read_bytes() if path.exists() else b""
-        self._known = dict(_read_lines(data))
+        self._known: dict[str, dict[str, Answer]] = {}
+        for key, served, answer in _read_lines(data):
+            self._known.setdefault(key, {})[served] = answer
         if data and not data.endswith(b"\n"):
             self._append("")
 
-    def find(self, key: str) -> Answer | None:
-        return self._known.get(key)
+    def is_known(self, key: str) -> bool:
+        return key in self._known
 
-    def add(self, key: str, answer: Answer) -> None:
-        self._known[key] = answer
-        self._append(json.dumps({"key": key} | answer.model_dump()))
+    def find(self, key: str, served: str = "") -> Answer | None:
+        """The answer of the model that is served now.
+
+        An answer without this fact (of an old file, or of a server that tells nothing) is used for
+        any model; without it about the present model, the newest answer is used.
+        """
+        found = self._known.get(key, {})
+        if served:
+            return found.get(served, found.get(""))
+        return next(reversed(found.values()), None)
+
+    def add(self, key: str, answer: Answer, served: str = "") -> None:
+        self._known.setdefault(key, {})[served] = answer
+        fact = {"served": served} if served else {}
+        self._append(json.dumps({"key": key} | fact | answer.model_dump()))
 
     def _append(self, line: str) -> None:
         with open(self.path, "ab", buffering=0) as file:
             file.write(f"{line}\n".encode())
 
 
-def _read_lines(data: bytes) -> Iterator[tuple[str, Answer]]:
+def read_served(data: bytes, model: str) -> str:
+    """A digest of what a server's list of models tells about a model; empty if it tells nothing.
+
+    `created` and `permission` change with every start of some servers.
+    """
+    found = _parse_json(data)
+    listed = found.get("data") if isinstance(found, dict) else None
+    for one in listed if isinstance(listed, list) else ():
+        if isinstance(one, dict) and one.get("id") == model:
+            facts = {name: one[name] for name in one.keys() - {"created", "permission"}}
+            return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return ""
+
+
+def _read_lines(data: bytes) -> Iterator[tuple[str, str, Answer]]:
     """All valid lines; damaged ones are skipped, so their requests are sent again."""
     for line in data.splitlines():
         record = _parse_json(line)
         if isinstance(record, dict) and isinstance(record.get("key"), str):
             try:
-                yield record["key"], Answer.model_validate(record)
+                answer = Answer.model_validate(record)
+                yield record["key"], str(record.get("served", "")), answer
             except ValidationError:
                 continue
 

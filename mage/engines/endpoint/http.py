@@ -27,6 +27,7 @@ LONGEST_WAIT = 60.0  # seconds between attempts by our own rule
 PATIENCE = 600.0  # longest Retry-After that is obeyed, in seconds
 KEPT = "All answers so far are stored: the same command continues from there"
 LARGEST_ANSWER = 16 << 20  # bytes
+_SHORT = 10.0  # seconds for the list of models
 _TEMPORARY = (408, 409, 425, 429)
 _NO_KEY = "it needs a key: name the environment variable that holds it in engines.key_env"
 _HEADERS = {
@@ -111,6 +112,20 @@ class Client:
             f"{self.url}: {reason}, {self.retries + 1} times in a row "
             f"(engines.retries = {self.retries}). {KEPT}"
         )
+
+    async def look(self, url: str) -> bytes:
+        """The content of a second address of the server; empty if there is none in a short time."""
+        data = bytearray()
+        try:
+            async with asyncio.timeout(min(self.timeout, _SHORT)):
+                async with self.http.stream("GET", url) as response:
+                    async for part in response.aiter_raw():
+                        data += part
+                        if len(data) > LARGEST_ANSWER:
+                            return b""
+                return bytes(data) if response.is_success else b""
+        except (TimeoutError, httpx.HTTPError, ValueError):
+            return b""
 
     def refuse(self, reason: str, data: bytes) -> EndpointError:
         """The error for an answer that is not a valid chat completion."""
