@@ -1,5 +1,6 @@
 """Doors: the contract, and best learners equal to a computation over all hidden doors."""
 
+import json
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -200,3 +201,13 @@ def test_invalid_ceilings_give_one_message(words, says, monkeypatch):
     done = CliRunner().invoke(app, ["ceilings", "doors", *words])
     assert done.exit_code != 0
     assert says in f"{done.output}{done.exception}"
+
+
+def test_the_command_prints_the_scores_of_every_return():
+    words = "doors --arms 4 --safe 0.68 --choices 2 --episodes 3 --discount 0.6 --json"
+    done = CliRunner().invoke(app, ["ceilings", *words.split()])
+    found = json.loads(done.stdout)
+    assert list(found) == ["cumulative", "differential", "final", "sum"]
+    assert found["cumulative"] == pytest.approx([0.68] * 3, abs=1e-9)
+    for kind in ("differential", "final", "sum"):
+        assert found[kind] == pytest.approx(SEARCH, abs=1e-9)
