@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from benchmarks.measure import Comparison, Skipped
 
 NAMES = ("packing", "generate", "trl", "sokoban", "webshop", "adapters", "cuda_engine")
-PROGRAMS = ("paper_scale", "vllm")  # with options of their own: python -m benchmarks.NAME --help
+# These have options of their own: python -m benchmarks.NAME --help
+PROGRAMS = ("paper_scale", "vllm", "drift")
 
 
 def main(names: list[str]) -> int:

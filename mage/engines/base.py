@@ -37,6 +37,12 @@ class Engine(ABC):
         """The weights have changed: drop everything that was computed with the old ones."""
         self.policy_version = policy_version
 
+    def empty_cache(self) -> None:  # noqa: B027 - most engines hold nothing
+        """Drop what is kept of finished requests, so that later ones are computed from the start.
+
+        Nothing may be open.
+        """
+
     def release(self) -> None:  # noqa: B027 - most engines hold nothing
         """Free memory that only play needs. The next `refresh` makes the engine ready again."""
 

@@ -145,12 +145,12 @@ class VllmEngine(Engine):
         if self.open:
             self.engine.abort_request(list(self.open))
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": self._weights()})
-        self._empty_cache()
+        self.empty_cache()
         waiting, self.open = list(self.open.values()), {}
         for one in waiting:
             self.submit(one.request)
 
-    def _empty_cache(self) -> None:
+    def empty_cache(self) -> None:
         """Drop keys and values of the old weights. A step in flight may still hold some of them."""
         for _ in range(_DRAIN):
             if self.engine.reset_prefix_cache():

@@ -22,6 +22,7 @@ from mage.models.sources.hub import read_hub_id
 from mage.play import PlaySetup
 from mage.play.rewards import find_rewards
 from mage.training.context import check_context
+from mage.training.kernel_cache import keep_kernels
 from mage.training.memory_plan import GB, plan_memory
 from mage.training.plan_advice import apply_plan
 
@@ -81,6 +82,8 @@ def build_components(recipe: Recipe) -> Components:
     chat = Chat.load(base_folder(recipe), recipe.agent.thinking)
     warnings = check_context(recipe, chat)
     device = pick_device(recipe.run.device)
+    if device.type == "cuda":
+        keep_kernels()
     reset_arithmetic(pick_dtype(recipe.model.dtype, device), device)
     model = load_model(folder, recipe.model.dtype, recipe.run.device)
     torch.set_num_threads(recipe.run.threads or _default_threads(model, recipe.run.workers))

@@ -41,6 +41,7 @@ from mage.training.build import build_components, fit_to_gpu
 from mage.training.callbacks import Callback, Metrics
 from mage.training.context import check_overflow
 from mage.training.device_errors import explain_device_errors
+from mage.training.engine_probe import EngineProbe
 from mage.training.evaluations import RunEvaluations, last_score, summarise_run
 from mage.training.league import FOLDER, LeagueTable, league_of
 from mage.training.metrics import Timer, credit_sums, means, memory_usage, play_sums
@@ -56,7 +57,7 @@ from mage.training.resume import (
 from mage.training.tasks import draw_tasks
 from mage.training.warm_start import make_warm_start
 from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
-from mage.types import Credit, MetaEpisode, Split, Task
+from mage.types import Credit, MetaEpisode, Sample, Split, Task
 
 
 def train(
@@ -155,6 +156,9 @@ class Trainer:
             total_updates=self.recipe.run.updates,
             ranks=ranks,
             start=source if is_adapter(source) else None,
+        )
+        self.probe = EngineProbe(
+            self.components.engine, self.learner.module, self.recipe.agent.temperature
         )
         self.evaluations = RunEvaluations(folder, self.components, ranks, callback, stop)
         self.league = self._make_league()
@@ -294,6 +298,8 @@ class Trainer:
         log.info("update %d: learn", self.done + 1)
         entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
         samples = make_samples(credits, reflections=self.done >= self.recipe.learn.reflect_from)
+        if not self.probe.began:
+            self._check_engine(samples)
         self.components.engine.release()
         if self.league is not None:
             self.league.release()
@@ -303,7 +309,12 @@ class Trainer:
         timer.add(before, self.learner.compilations())
         self.done, self._weights_match = self.done + 1, True
         self.components.engine.refresh(self.done)  # evaluations come next, with the new weights
+        self._check_engine(samples)
         return learned
+
+    def _check_engine(self, samples: Sequence[Sample]) -> None:
+        with self.ranks.together():
+            self.probe.check([sample.prompt_ids for sample in samples[:1]], self.done)
 
     def _figures(
         self, metas: Sequence[MetaEpisode], credit: SharedCredit, learned: Metrics

@@ -162,6 +162,10 @@ class LocalEngine(Engine):
             if self.loop is not None and self.decoder is not before:
                 self.loop.forget_graphs()
 
+    def empty_cache(self) -> None:
+        self.answered += self._complete(self._land())
+        self.slots.clear()
+
     def release(self) -> None:
         """Free the key/value pool and the graphs that use it, so that learning has the memory.
 
