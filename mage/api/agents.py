@@ -114,9 +114,11 @@ def find_player(
             say(line)
         return Candidate(model, 0, build_components(recipe))
     folder = RunFolder.open(run)
-    if folder.recipe.environments.name != name:
-        raise RunError(f"{run} was trained on {folder.recipe.environments.name}, not on {name}")
-    recipe = folder.recipe.changed(environments=given)
+    trained, worlds = folder.recipe, folder.recipe.environments.options.get("worlds", {})
+    if trained.environments.name != name and name not in worlds:
+        raise RunError(f"{run} was trained on {trained.environments.name}, not on {name}")
+    recipe = trained.in_world(name) if name in worlds else trained
+    recipe = recipe.changed(environments=given)
     on_recipe(recipe)
     return load_run(folder, recipe, "best", say)
 

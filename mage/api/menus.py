@@ -89,7 +89,9 @@ def _read_item(kind: str, name: str, description: str) -> Item:
 
 def _read_fields(fields: Mapping[str, FieldInfo]) -> tuple[ItemOption, ...]:
     return tuple(
-        ItemOption(name, field.default, field.description or "") for name, field in fields.items()
+        ItemOption(name, field.default, field.description or "")
+        for name, field in fields.items()
+        if not field.exclude
     )
 
 

@@ -56,7 +56,12 @@ def _samples_at_random(recipe: Options) -> bool:
 
 
 def _multi_agent(recipe: Options) -> bool:
-    return recipe.environment().multi_agent
+    return any(world.multi_agent for world in _worlds(recipe))
+
+
+def _worlds(recipe: Options) -> list[Any]:
+    """The environment, or the worlds of a mix: an option works if it does in one of them."""
+    return list(recipe.environment().inside().values())
 
 
 _SINGLE_AGENT = "in an environment without opponents"
@@ -77,7 +82,7 @@ _EFFECTS = (
         "warmup",
         "repeat_wins",
         'with environments.restart = "fresh"',
-        lambda r: r.environment().restart == "same",
+        lambda r: any(world.restart == "same" for world in _worlds(r)),
     ),
     _Effect(
         "run",
@@ -118,7 +123,7 @@ _EFFECTS = (
         "returns",
         "per_turn",
         "in environments that score an episode at its end only",
-        lambda r: r.environment().scores_every_turn or not r.returns.per_turn,
+        lambda r: not r.returns.per_turn or any(one.scores_every_turn for one in _worlds(r)),
     ),
     _Effect(
         "learn",
@@ -265,39 +270,68 @@ def _reward_fault(path: str) -> str | None:
 
 
 def _check_opponents(recipe: Options, origin: Origin) -> list[str]:
-    environment = recipe.environment()
-    if not environment.multi_agent:
+    games = [world for world in _worlds(recipe) if world.multi_agent]
+    if not games:
         return []
     if not recipe.opponents.train:
         where = origin.where("opponents.train", "add it to")
         return [
-            f"opponents.train is missing: {environment.name} needs opponents with their shares; "
+            f"opponents.train is missing: {_names(games)} needs opponents with their shares; "
             f"{where}"
         ]
     messages = [
         origin.mistake(f"opponents.{split}.{show_key(name)}", share, fault)
         for split, pool in recipe.opponents.model_dump().items()
         for name, share in pool.items()
-        if (fault := _opponent_fault(name, share, split, environment))
+        if (fault := _opponent_fault(name, share, split, games))
     ]
     splits = recipe.evaluate.splits
     if "ood" in splits and not recipe.opponents.ood:
         fault = "names ood, but opponents.ood is empty"
         messages.append(origin.mistake("evaluate.splits", splits, fault))
-    return messages
+    return messages or _check_games(recipe, games, origin)
 
 
-def _opponent_fault(name: str, share: float, split: str, environment: Any) -> str | None:
+def _check_games(recipe: Options, games: list[Any], origin: Origin) -> list[str]:
+    """Every game of a mix needs an opponent of its own."""
+    pools = {"train": recipe.opponents.train}
+    if "ood" in recipe.evaluate.splits:
+        pools["ood"] = recipe.opponents.ood
+    return [
+        origin.mistake(
+            f"opponents.{split}",
+            pool,
+            f"none of them plays {game.name}; opponents for {game.name}: {_fitting(game)}",
+        )
+        for split, pool in pools.items()
+        for game in games
+        if not any(_opponent(name).plays(game) for name in pool)
+    ]
+
+
+def _names(games: list[Any]) -> str:
+    return ", ".join(game.name for game in games)
+
+
+def _opponent(name: str) -> Any:
+    return find_item("opponents", name.split("-")[0]).named(name)
+
+
+def _fitting(game: Any) -> str:
+    known = sorted(word for word, _ in menu("opponents"))
+    return ", ".join(word for word in known if find_item("opponents", word).plays(game))
+
+
+def _opponent_fault(name: str, share: float, split: str, games: list[Any]) -> str | None:
     if share <= 0:
         return "a share must be greater than 0"
     try:
-        opponent = find_item("opponents", name.split("-")[0]).named(name)
+        opponent = _opponent(name)
     except UserError as error:
         return str(error)
     if opponent.trains_only and split != "train":
         return f"{name} plays in training only: it belongs in opponents.train"
-    if opponent.plays(environment):
+    if any(map(opponent.plays, games)):
         return None
-    known = sorted(word for word, _ in menu("opponents"))
-    fitting = ", ".join(word for word in known if find_item("opponents", word).plays(environment))
-    return f"{name} does not play {environment.name}; opponents for {environment.name}: {fitting}"
+    told = "; ".join(f"opponents for {game.name}: {_fitting(game)}" for game in games)
+    return f"{name} does not play {_names(games)}; {told}"

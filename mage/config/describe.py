@@ -88,7 +88,7 @@ def _item_fields(section: str, name: str) -> dict[str, FieldInfo]:
         return fields
     item = find_item(section, name)
     if isinstance(item, type) and issubclass(item, BaseModel):
-        return dict(item.model_fields)
+        return {key: field for key, field in item.model_fields.items() if not field.exclude}
     is_engine = section == "engines"  # an engine of another package: a class
     function = vars(item)["__init__"] if is_engine else item
     return dict(options_model(function, required=not is_engine).model_fields)

@@ -71,7 +71,7 @@ def find_item(folder: str, name: str) -> Any:
     of opponents may hold several; their names are those of their classes.
     """
     if _reads_only and is_foreign(name):
-        return stand_in(folder)
+        return stand_in(folder, name.rpartition(".")[2])
     module, attribute = _import_item(folder, name)
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
     if item is None or not _fits(item, folder) or inspect.isabstract(item):
@@ -139,12 +139,16 @@ def without_foreign_code() -> Iterator[None]:
 _reads_only = False
 
 
-def stand_in(folder: str) -> Any:
+def stand_in(folder: str, name: str) -> Any:
     """A class without behaviour, for an item whose code is not imported. It takes any options."""
     facts: dict[str, Any] = {"model_config": ConfigDict(extra="allow", frozen=True)}
     if folder == "environments":
-        facts["__annotations__"] = {"scores_every_turn": typing.ClassVar[bool]}
-        facts |= {"scores_every_turn": True, "forfeit_score": property(lambda self: -1.0)}
+        facts["__annotations__"] = {
+            "name": typing.ClassVar[str],
+            "scores_every_turn": typing.ClassVar[bool],
+        }
+        facts |= {"name": name, "scores_every_turn": True}
+        facts["forfeit_score"] = property(lambda self: -1.0)
     if folder == "memory":
         facts["reflects"] = property(lambda self: True)
     made: Any = type("StandIn", (contract(folder),), facts)

@@ -67,6 +67,20 @@ class Recipe(Options):
         keys = [f"{name}.{show_key(key)}" for name, table in sections.items() for key in table]
         return build_recipe(tables, Origin("the run's recipe", tuple(keys), resolved=True))
 
+    def in_world(self, name: str) -> "Recipe":
+        """The recipe of one world of a mix, with the opponents that play it."""
+        found = self.environments.options.get("worlds", {}).get(name)
+        if found is None:
+            known = ", ".join(_worlds_of(self.environments)) or self.environments.name
+            raise ConfigError(f"{name} is none of the worlds of this recipe: {known}")
+        options = {key: value for key, value in found.items() if key != "share"}
+        world = find_item("environments", name).model_validate(options)
+        pools = {
+            split: {one: share for one, share in pool.items() if _plays(one, world)}
+            for split, pool in self.opponents.model_dump().items()
+        }
+        return self.changed(environments={"name": name, **options}, opponents=pools)
+
     def in_stages(self) -> "dict[str, Recipe]":
         """Name -> recipe of every stage, in order; empty for a recipe without stages."""
         return {stage.name: self._in_stage(stage) for stage in self.stages}
@@ -152,8 +166,20 @@ def build_recipe(tables: Mapping[str, Any], origin: Origin | None = None) -> Rec
 def _has_foreign_items(recipe: Recipe) -> bool:
     pools = recipe.opponents.model_dump().values()
     chosen = (recipe.environments, recipe.memory_choice, recipe.advantages, recipe.engines)
-    names = (*(choice.name for choice in chosen), *(name for pool in pools for name in pool))
+    opponents = (name for pool in pools for name in pool)
+    names = (*(choice.name for choice in chosen), *opponents, *_worlds_of(recipe.environments))
     return any(map(is_foreign, names))
+
+
+def _plays(opponent: str, world: Any) -> bool:
+    kind = find_item("opponents", opponent.split("-")[0])
+    return world.multi_agent and bool(kind.plays(world))
+
+
+def _worlds_of(choice: Choice) -> tuple[str, ...]:
+    """The worlds of a mix; nothing for other items."""
+    worlds = choice.options.get("worlds")
+    return tuple(worlds) if isinstance(worlds, dict) else ()
 
 
 def _check_stages(recipe: Recipe, are_given: bool) -> None:
@@ -171,7 +197,7 @@ def _resolve(section: str, choice: Choice, origin: Origin) -> Choice:
 
     An engine is not imported, because that is slow: only the names of its options are checked.
     """
-    if origin.stored and is_foreign(choice.name):
+    if origin.stored and any(map(is_foreign, (choice.name, *_worlds_of(choice)))):
         return choice  # a stored recipe names every option, so no code is needed to read it
     try:
         check_name(section, choice.name)

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from mage.seeds import derive
-from mage.types import Outcome, Split
+from mage.types import Outcome, Split, Task
 
 SEATS = ("first", "second")
 
@@ -212,6 +212,18 @@ class Environment(BaseModel, ABC):
         """Whether an agent that reaches the turn limit with an illegal reply loses the episode."""
         return True
 
+    def inside(self) -> Mapping[str, "Environment"]:
+        """The worlds of a mix by name; any other environment is its only world."""
+        return {self.name: self}
+
+    def shares(self) -> Mapping[str, float]:
+        """The share of the tasks that each world has."""
+        return {self.name: 1.0}
+
+    def world_of(self, task: Task) -> "Environment":
+        """The world in which a task is played."""
+        return self
+
     def wording(self) -> Wording:
         """The words of the published prompts; an environment of its own needs none."""
         return Wording(self)
@@ -304,7 +316,13 @@ class SingleAgentEnvironment(Environment):
 
 
 def check(environment: Environment, games: int = 200, seed: int = 0) -> list[str]:
-    """Play random games and test the contract; returns the violations, empty if there are none."""
+    """Play random games and test the contract; returns the violations, empty if there are none.
+
+    In a mix the games are played in every world.
+    """
+    if environment.name not in (worlds := environment.inside()):
+        found = {name: check(world, games, seed) for name, world in worlds.items()}
+        return [f"{name}: {fault}" for name, faults in found.items() for fault in faults][:20]
     faults: list[str] = []
     if not environment.rules().strip():
         faults.append("rules() is empty")
@@ -370,6 +388,8 @@ def _check_end(environment: Environment, state: State) -> list[str]:
 
 def golden(environment: Environment, games: int = 3, seed: int = 0) -> str:
     """A play-through as text: every observation, move and result of a few random games."""
+    if environment.name not in (worlds := environment.inside()):
+        return "\n".join(golden(world, games, seed) for world in worlds.values())
     lines = [f"# {environment.name}", environment.rules(), ""]
     for game in range(games):
         rng = random.Random(derive(seed, "golden", game))

@@ -85,8 +85,8 @@ def _wins(first: Sequence[float], second: Sequence[float]) -> Difference:
 
 
 def _check_same_panel(a: Sequence[TaskRow], b: Sequence[TaskRow]) -> None:
-    worlds = {row.world for row in (*a, *b)} - {""}
-    if len(worlds) > 1:
+    worlds = {(row.task.environment, row.world) for row in (*a, *b) if row.world}
+    if len(worlds) > len({name for name, _ in worlds}):
         raise UserError(
             "the two evaluations were played in different environments, so their tasks are not the "
             "same although their seeds are; compare runs with the same options of environments"

@@ -4,7 +4,7 @@ Ceilings are computed beside the figures where the game is small enough.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -95,7 +95,8 @@ class Evaluation:
     by_opponent: tuple[Cell, ...]
     by_seat: tuple[Cell, ...]
     by_opponent_seat: tuple[Cell, ...]
-    rows: tuple[TaskRow, ...]
+    rows: tuple[TaskRow, ...] = ()
+    worlds: tuple["Evaluation", ...] = ()  # of a mix; the other figures are over all its worlds
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -109,11 +110,11 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values without the rows (see `write_tasks`); infinite interval ends become null."""
+        plain = asdict(replace(self, rows=(), worlds=()))
+        worlds = {"worlds": [one.to_json() for one in self.worlds]} if self.worlds else {}
         return {
-            name: finite(value)
-            for name, value in asdict(replace(self, rows=())).items()
-            if name != "rows"
-        }
+            name: finite(value) for name, value in plain.items() if name not in ("rows", "worlds")
+        } | worlds
 
 
 def summarise(
@@ -153,8 +154,25 @@ def summarise_rows(
     stratified: bool = False,
     with_ceilings: bool = True,
 ) -> Evaluation:
-    """The same from rows, new or read from a file."""
+    """The same from rows, new or read from a file.
+
+    In a mix every world has its own figures; bounds, opponents and seats belong to one world.
+    """
     _check_rows(rows, environment, population, split)
+    if environment.name not in environment.inside():
+        return _summarise_mix(
+            rows,
+            environment,
+            lambda own, world: summarise_rows(
+                own,
+                world,
+                population.playing(world),
+                split,
+                search=search,
+                stratified=stratified,
+                with_ceilings=with_ceilings,
+            ),
+        )
     episodes, pool = max(len(row.scores) for row in rows), population.pool(split)
     bounds = PanelBounds(environment, pool, episodes, search=search, enabled=with_ceilings)
     builder = _FigureBuilder(environment, bounds, episodes, stratified)
@@ -175,6 +193,33 @@ def summarise_rows(
         by_seat=tuple(builder.cell(rows, None, seat) for seat in seats),
         by_opponent_seat=tuple(builder.cell(rows, opponent, seat) for opponent, seat in pairs),
         rows=tuple(rows),
+    )
+
+
+def _summarise_mix(
+    rows: Sequence[TaskRow],
+    environment: Environment,
+    summarise_world: Callable[[Sequence[TaskRow], Environment], Evaluation],
+) -> Evaluation:
+    """The figures over all worlds, with those of every world; a mix of one world is that world."""
+    found = tuple(
+        summarise_world(own, world)
+        for name, world in environment.inside().items()
+        if (own := [row for row in rows if row.task.environment == name])
+    )
+    if len(environment.inside()) == 1:
+        return found[0]
+    episodes = max(len(row.scores) for row in rows)
+    bounds = PanelBounds(environment, {}, episodes, search=False, enabled=False)
+    return Evaluation(
+        environment=environment.name,
+        split=found[0].split,
+        overall=_FigureBuilder(environment, bounds, episodes, False).cell(rows, None, None),
+        by_opponent=(),
+        by_seat=(),
+        by_opponent_seat=(),
+        rows=tuple(rows),
+        worlds=found,
     )
 
 
@@ -210,7 +255,7 @@ class _FigureBuilder:
 
     def _expert(self, tasks: list[Task]) -> Expert | None:
         """Only worlds without other agents have an expert."""
-        if self.environment.multi_agent:
+        if self.environment.multi_agent or len(self.environment.inside()) > 1:
             return None
         for task in tasks:
             if task not in self.expert_scores:
@@ -280,15 +325,18 @@ def _check_rows(
 ) -> None:
     if not rows:
         raise UserError("there is nothing to evaluate: no meta-episode was played")
-    strangers = {row.task.environment for row in rows} - {environment.name}
+    worlds = environment.inside()
+    strangers = {row.task.environment for row in rows} - worlds.keys()
     if strangers:
         raise UserError(
             f"these meta-episodes were played in {', '.join(sorted(strangers))}, "
-            f"not in {environment.name}"
+            f"not in {', '.join(worlds)}"
         )
     if {row.task.split for row in rows} != {split}:
         splits = ", ".join(sorted({row.task.split for row in rows}))
         raise UserError(f"these meta-episodes belong to split {splits}, not to {split}")
+    if environment.name not in worlds:
+        return  # the opponents belong to its worlds
     pool = set(population.pool(split)) if environment.multi_agent else {NOBODY}
     unknown = {row.task.opponent for row in rows} - pool
     if unknown:

@@ -36,9 +36,11 @@ class Kind:
 
 
 def figures_by_kind(environment: Environment, rows: Sequence[TaskRow]) -> list[Kind]:
-    """The figures of every kind in the split of the rows; empty if all tasks have one kind."""
-    world = environment.for_split(rows[0].task.split)
-    kinds = [_kinds_of(world, row) for row in rows]
+    """The figures of every kind in the split of the rows; empty if all tasks have one kind.
+
+    In a mix the name of a kind begins with the name of its world.
+    """
+    kinds = [_kinds_of(environment, row) for row in rows]
     names = sorted({kind for one in kinds for kind in one}, key=_in_order)
     if len(names) < 2:
         return []
@@ -53,9 +55,11 @@ def _in_order(name: str) -> list[str]:
 
 def _kinds_of(environment: Environment, row: TaskRow) -> list[str]:
     """The kind of every episode of a task."""
-    seeds = [environment.episode_seed(row.task.seed, k) for k in range(len(row.scores))]
-    found = {seed: environment.task_kind(seed) for seed in dict.fromkeys(seeds)}
-    return [found[seed] for seed in seeds]
+    world = environment.world_of(row.task).for_split(row.task.split)
+    of_mix = [world.name] if len(environment.inside()) > 1 else []
+    seeds = [world.episode_seed(row.task.seed, k) for k in range(len(row.scores))]
+    found = {seed: world.task_kind(seed) for seed in dict.fromkeys(seeds)}
+    return [", ".join([*of_mix, *filter(None, [found[seed]])]) for seed in seeds]
 
 
 def _figures(

@@ -96,17 +96,51 @@ def _fixed_panel(
 def recipe_panel(
     recipe: Recipe, split: Split, name: PanelName, size: int | None = None
 ) -> tuple[Task, ...]:
-    """A panel of a recipe; `size` replaces its number of tasks."""
-    return make_panel(
-        recipe.environment(),
-        population_of(recipe),
-        split,
-        size=size or recipe.panel_size(name),
-        seats=recipe.evaluation_seats(split),
-        name=name,
-        episodes=recipe.evaluation_episodes(),
-        final_size=recipe.final_tasks(split),
-    )
+    """A panel of a recipe; `size` replaces its number of tasks.
+
+    Every world of a mix has its own panel, the same as in a recipe of this world alone. Their tasks
+    are shuffled together.
+    """
+    environment, population = recipe.environment(), population_of(recipe)
+    sizes = _sizes(environment, size or recipe.panel_size(name))
+    finals = _sizes(environment, recipe.final_tasks(split))
+    panels = [
+        make_panel(
+            world,
+            population.playing(world),
+            split,
+            size=sizes[one],
+            seats=recipe.evaluation_seats(split) if world.multi_agent else "both",
+            name=name,
+            episodes=recipe.evaluation_episodes(),
+            final_size=finals[one],
+        )
+        for one, world in environment.inside().items()
+    ]
+    if len(panels) == 1:
+        return panels[0]
+    tasks = [task for panel in panels for task in panel]
+    random.Random(derive("panel", VERSION, name, environment.name, split, "order")).shuffle(tasks)
+    return tuple(tasks)
+
+
+def _sizes(environment: Environment, size: int) -> dict[str, int]:
+    """How many of `size` tasks each world gets: at least one, otherwise by its share."""
+    shares = environment.shares()
+    if not size:
+        return dict.fromkeys(shares, 0)
+    if size < len(shares):
+        raise UserError(
+            f"a panel of {size} tasks is too small for a mix of {len(shares)} worlds: raise "
+            "evaluate.size and evaluate.final_size"
+        )
+    free = size - len(shares)
+    exact = {name: share * free for name, share in shares.items()}
+    found = {name: 1 + int(value) for name, value in exact.items()}
+    rest = sorted(exact, key=lambda name: int(exact[name]) - exact[name])  # largest remainder first
+    for name in rest[: size - sum(found.values())]:
+        found[name] += 1
+    return found
 
 
 def _check_arguments(
@@ -130,9 +164,10 @@ def _check_arguments(
 
 def check_panel_sizes(environment: Environment, split: Split, size: int, final_size: int) -> None:
     """Raise a ValueError if a split has too few instances for both panels."""
-    environment = environment.for_split(split)
-    if not environment.multi_agent:
-        _check_instances(environment, split, size, final_size)
+    sizes, finals = _sizes(environment, size), _sizes(environment, final_size)
+    for name, world in environment.inside().items():
+        if not world.multi_agent:
+            _check_instances(world.for_split(split), split, sizes[name], finals[name])
 
 
 def _check_instances(environment: Environment, split: Split, size: int, taken: int) -> None:

@@ -151,7 +151,9 @@ def _play_shard(
     engine, persistent = setup.agent.engine, setup.memory.tasks_at_once is not None
     engine.refresh(engine.policy_version)
     metas: list[MetaEpisode] = []
-    done, world = 0, setup.environment.digest()
+    done, world_of = 0, setup.environment.world_of
+    worlds = {task.environment: world_of(task) for task in tasks}
+    digests = {name: world.digest() for name, world in worlds.items()}
 
     def keep(meta: MetaEpisode) -> tuple[TaskRow, Entries | None]:
         nonlocal done
@@ -159,7 +161,9 @@ def _play_shard(
         on_played(min(start + done * ranks.size, start + len(tasks)))
         if transcripts is None or meta.group < transcripts:
             metas.append(meta)
-        return task_row(meta, world), keep_entries(setup, meta) if persistent else None
+        return task_row(meta, digests[meta.task.environment]), keep_entries(
+            setup, meta
+        ) if persistent else None
 
     numbers = ranks.split(range(start, start + len(tasks)))
     played = play_wave(setup, {number: [tasks[number - start]] for number in numbers}, seed, keep)

@@ -56,7 +56,7 @@ def evaluate_swapped(
 
 
 def partners(environment: Environment, tasks: Sequence[Task]) -> list[int]:
-    """For every task, the next one of the panel with the same seat and another adversary.
+    """For every task, the next one of its world with the same seat and another adversary.
 
     After the last task comes the first one. Panels are in random order, so this is a fair draw, and
     it is the same for all agents. The adversary is the player on the other side, or the instance in
@@ -70,7 +70,8 @@ def partners(environment: Environment, tasks: Sequence[Task]) -> list[int]:
             (
                 other
                 for other in others
-                if tasks[other].seat == task.seat and faced[other] != faced[place]
+                if (tasks[other].environment, tasks[other].seat) == (task.environment, task.seat)
+                and faced[other] != faced[place]
             ),
             None,
         )
@@ -84,7 +85,7 @@ def partners(environment: Environment, tasks: Sequence[Task]) -> list[int]:
 
 
 def _adversary(environment: Environment, task: Task) -> object:
-    if environment.multi_agent:
+    world = environment.world_of(task).for_split(task.split)
+    if world.multi_agent:
         return meet(task)
-    world = environment.for_split(task.split)
     return world.instance_key(world.episode_seed(task.seed, 0))

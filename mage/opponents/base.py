@@ -66,6 +66,10 @@ class Opponent(BaseModel, ABC):
         """The names of all players, if this is a fixed population such as `roshambo`."""
         return ()
 
+    def in_world_of(self, task: Task) -> "Opponent":
+        """The player in the world of a task; only a frozen agent depends on it."""
+        return self
+
     def updates_before(self) -> int:
         """Updates of training before it joins the pool."""
         return 0
@@ -178,6 +182,16 @@ class Population(BaseModel):
     train: dict[str, float] = {}
     test: dict[str, float] = {}
     ood: dict[str, float] = {}
+
+    def playing(self, world: Environment) -> "Population":
+        """The opponents that play this world."""
+        pools = self.model_dump()
+        return Population(
+            **{
+                split: {name: share for name, share in pool.items() if find(name).plays(world)}
+                for split, pool in pools.items()
+            }
+        )
 
     def pool(self, split: Split) -> dict[str, float]:
         """The shares of a split, which sum to 1.

@@ -23,6 +23,7 @@ from mage.config.errors import UserError
 from mage.environments.base import Environment, State
 from mage.opponents.base import Knowledge, Opponent
 from mage.seeds import derive
+from mage.types import Task
 
 
 class League(Opponent):
@@ -80,6 +81,12 @@ class FrozenAgent(Opponent):
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         raise UserError("a frozen copy has no exact policy; it is asked with `think`")
+
+    def in_world_of(self, task: Task) -> Opponent:
+        world = self.environment.world_of(task)
+        if world is self.environment:
+            return self
+        return self.model_copy(update={"environment": world})  # it shares the dialogues
 
     async def think(self, state: State, seat: int, rng: random.Random) -> str:
         """The copy's move; a random legal move if its reply names none."""

@@ -45,7 +45,8 @@ class PlaySetup:
 
     def meet(self, task: Task) -> Opponent:
         """The player on the other side of a task."""
-        return self.rivals.get(task.opponent) or meet(task)
+        rival = self.rivals.get(task.opponent)
+        return meet(task) if rival is None else rival.in_world_of(task)
 
     def numbering(self, number: int) -> tuple[int, int]:
         """Episode `number` (from 0) as prompts name it: its number from 1, and that of all."""

@@ -91,7 +91,9 @@ Entries = tuple[int, int, list[Entry]]  # group, member, and the episodes of the
 
 def keep_entries(setup: PlaySetup, meta: MetaEpisode) -> Entries:
     """All episodes of a meta-episode. The next episode holds the reflection on an episode."""
-    setup = replace(setup, environment=setup.environment.for_split(meta.task.split))
+    setup = replace(
+        setup, environment=setup.environment.world_of(meta.task).for_split(meta.task.split)
+    )
     reflections = [*(episode.reflection for episode in meta.episodes[1:]), None]
     pairs = zip(meta.episodes, reflections, strict=True)
     entries = [

@@ -28,7 +28,8 @@ async def play_meta_episode(
     writes no reflections.
     """
     texts = setup.shown.get(group)
-    setup = replace(setup, environment=setup.environment.for_split(task.split))
+    world = setup.environment.world_of(task)
+    setup = replace(setup, environment=world.for_split(task.split))
     notebook, questions = setup.memory.open(), _Questions(setup, task.seat, seed)
     episodes: list[Episode] = []
     memories: list[str] = []

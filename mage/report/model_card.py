@@ -39,8 +39,9 @@ def _body(results: RunResults, name: str, update: int, base: str) -> Iterator[st
             f"No results: the final panels of this run were played with the weights of update "
             f"{results.chosen_update}, not with these."
         )
-    for split in results.splits if results.chosen_update == update else ():
-        yield from _panel(results, split)
+    for one in (results, *results.by_world()) if results.chosen_update == update else ():
+        for split in one.splits:
+            yield from _panel(one, split)
     yield from ("", "## Use", "", "```", f"mage play --model.path={name}", "```")
     yield from ("", "## Recipe", "", "```toml", results.folder.recipe.toml().strip(), "```")
     packages = results.versions.get("packages", {})
@@ -51,7 +52,8 @@ def _body(results: RunResults, name: str, update: int, base: str) -> Iterator[st
 def _panel(results: RunResults, split: Split) -> Iterator[str]:
     overall = results.overall(split)
     stages = list(overall)
-    yield from ("", f"## Results on the {split} panel", "")
+    where = f" in {results.world}" if results.world else ""
+    yield from ("", f"## Results on the {split} panel{where}", "")
     titles = [title_of(stage, overall) for stage in stages]
     bounds = ["best without adapting", "best learner"]
     header = ["figure", "episode", *titles, *bounds]

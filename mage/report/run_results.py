@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -60,6 +60,7 @@ class RunResults:
     finished: bool
     seconds: float
     versions: Json
+    world: str = ""  # the world of a mix that these results are about; empty = all of them
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Updates and values of one metric, where it has a value."""
@@ -76,7 +77,21 @@ class RunResults:
 
     @property
     def environment(self) -> str:
-        return self.folder.recipe.environments.name
+        return self.world or self.folder.recipe.environments.name
+
+    def by_world(self) -> "list[RunResults]":
+        """The final panels of every world of a mix; empty for other environments."""
+        names = [one.environment for found in self.finals.values() for one in found.worlds]
+        return [self._in_world(name) for name in dict.fromkeys(names)]
+
+    def _in_world(self, name: str) -> "RunResults":
+        finals = {
+            key: one
+            for key, found in self.finals.items()
+            for one in found.worlds
+            if one.environment == name
+        }
+        return replace(self, selections=(), finals=finals, world=name)
 
     @property
     def updates(self) -> int:
@@ -132,7 +147,10 @@ class RunResults:
 
     def rows(self, stage: Stage, split: Split) -> tuple[TaskRow, ...] | None:
         """The stored rows of all tasks of a final panel, for paired comparisons."""
-        return read_rows(self.folder, f"{stage}_{split}")
+        rows = read_rows(self.folder, f"{stage}_{split}")
+        if rows is None or not self.world:
+            return rows
+        return tuple(row for row in rows if row.task.environment == self.world)
 
 
 def read_rows(folder: RunFolder, name: str) -> tuple[TaskRow, ...] | None:

@@ -8,6 +8,7 @@ import inspect
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from mage.agent.agent import LONGEST_NOTE, Agent, SamplingOptions, random_move
@@ -81,9 +82,11 @@ def check_overflow(figures: Mapping[str, Any], recipe: Recipe) -> None:
 
 def measure_prompts(recipe: Recipe, chat: Chat) -> PromptSizes:
     """Play random meta-episodes without a model and measure all prompts of moves."""
-    setup, sizes = _setting(recipe, chat), list[int]()
-    for number in range(_META_EPISODES):
-        player = _RandomPlayer(setup, number % setup.environment.seats, number)
+    worlds, sizes = list(recipe.environment().inside().values()), list[int]()
+    setup = _setting(recipe, chat)
+    for world, number in product(worlds, range(_META_EPISODES)):
+        setup = replace(setup, environment=world.for_split("train"))
+        player = _RandomPlayer(setup, number % world.seats, number)
         (found,) = run([player.play()])
         sizes += found
         setup = replace(setup, memory=setup.memory.after(player.entries))
@@ -95,7 +98,7 @@ def _setting(recipe: Recipe, chat: Chat) -> PlaySetup:
     sampling = SamplingOptions(max_tokens=own.max_tokens, reflection_tokens=own.reflection_tokens)
     engine = ScriptedEngine(lambda request: "", chat.encode)
     return PlaySetup(
-        environment=environment.for_split("train"),
+        environment=environment,
         agent=Agent(engine, chat, sampling, *own.shown()),
         memory=recipe.memory(),
         episodes=max(recipe.play.episodes, recipe.evaluation_episodes()),

@@ -14,13 +14,17 @@ from mage.types import Credit, MetaEpisode
 MetricSums = dict[str, tuple[float, float]]  # name -> sum and count
 
 
-def play_sums(metas: Sequence[MetaEpisode]) -> MetricSums:
-    """Results of an update's meta-episodes, by episode position."""
+def play_sums(metas: Sequence[MetaEpisode], by_world: bool = False) -> MetricSums:
+    """Results of an update's meta-episodes, by episode position; in a mix also by world."""
     sums: dict[str, list[float]] = defaultdict(list)
     for meta in metas:
         for number, episode in enumerate(meta.episodes, start=1):
             sums[f"score_{number}"].append(episode.score)
             sums[f"success_{number}"].append(episode.outcome == "won")
+            if by_world:
+                world = meta.task.environment
+                sums[f"{world}_score_{number}"].append(episode.score)
+                sums[f"{world}_success_{number}"].append(episode.outcome == "won")
             for name, value in episode.bonuses:
                 sums[f"reward_{name}"].append(value)
             sums["illegal_rate"] += [turn.illegal for turn in episode.turns]

@@ -1,34 +1,77 @@
 """The training tasks of an update, drawn from the run's seed and the update's number."""
 
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from mage.config.errors import UserError
 from mage.config.recipe import Recipe
-from mage.opponents.base import allocate, find, population_of
+from mage.environments.base import Environment
+from mage.opponents.base import Population, allocate, find, population_of
 from mage.seeds import derive
 from mage.types import Task
 
 _SEATS = {"first": (0,), "second": (1,), "both": (0, 1)}
 
 
+class _Kind(NamedTuple):
+    """Tasks that differ in their seed only."""
+
+    environment: str
+    opponent: str
+    seat: int
+
+
 def draw_tasks(recipe: Recipe, update: int) -> list[list[Task]]:
-    """One row of tasks per group. Opponents and seats occur in their exact shares."""
-    pool = _pool(recipe, update)
-    seats = _SEATS[recipe.play.seats][: recipe.environment().seats]
-    shares = {(name, seat): share / len(seats) for name, share in pool.items() for seat in seats}
+    """One row of tasks per group. Worlds, opponents and seats occur in their exact shares."""
+    shares = _shares(recipe, update)
     seed = derive(recipe.run.seed, "train", update)
     groups, members = recipe.play.groups, recipe.play.members
     if recipe.play.grouping == "mixed":
-        drawn = allocate(shares, groups * members, seed)
-        rows = [drawn[k * members : (k + 1) * members] for k in range(groups)]
+        rows = _mixed_rows(shares, groups, members, seed)
     else:
-        rows = [[player] * members for player in allocate(shares, groups, seed)]
-    return [
-        [_task(recipe, player, derive(seed, k)) for player in row] for k, row in enumerate(rows)
-    ]
+        rows = [[kind] * members for kind in allocate(shares, groups, seed)]
+    return [[_task(kind, derive(seed, k)) for kind in row] for k, row in enumerate(rows)]
 
 
-def _pool(recipe: Recipe, update: int) -> dict[str, float]:
+def _mixed_rows(
+    shares: Mapping[_Kind, float], groups: int, members: int, seed: int
+) -> list[list[_Kind]]:
+    """Groups whose members meet different opponents, in one world."""
+    worlds: dict[str, dict[_Kind, float]] = defaultdict(dict)
+    for kind, share in shares.items():
+        worlds[kind.environment][kind] = share
+    counts = Counter(
+        allocate({name: sum(own.values()) for name, own in worlds.items()}, groups, seed)
+    )
+    rows = []
+    for name, own in worlds.items():
+        total = sum(own.values()) if len(worlds) > 1 else 1.0
+        within = {kind: share / total for kind, share in own.items()}
+        drawn = allocate(within, counts[name] * members, seed)
+        rows += [drawn[k * members : (k + 1) * members] for k in range(counts[name])]
+    return rows
+
+
+def _shares(recipe: Recipe, update: int) -> dict[_Kind, float]:
+    """The share of every kind of task in an update."""
+    environment, population = recipe.environment(), population_of(recipe)
+    shares = environment.shares()
+    found: dict[_Kind, float] = {}
+    for name, world in environment.inside().items():
+        seats = _SEATS[recipe.play.seats] if world.multi_agent else (0,)
+        written = recipe.environments.name if world is environment else name
+        for opponent, share in _pool(world, population, update).items():
+            each = shares[name] * share / len(seats)
+            found |= {_Kind(written, opponent, seat): each for seat in seats}
+    return found
+
+
+def _pool(world: Environment, population: Population, update: int) -> dict[str, float]:
     """The shares of the opponents of an update; a world with one agent has the opponent ""."""
-    pool = population_of(recipe).pool("train") or {"": 1.0}
+    if not world.multi_agent:
+        return {"": 1.0}
+    pool = population.playing(world).pool("train")
     present = {name: share for name, share in pool.items() if not _is_absent(name, update)}
     if not present:
         raise UserError(
@@ -43,13 +86,10 @@ def _pool(recipe: Recipe, update: int) -> dict[str, float]:
 
 def _is_absent(name: str, update: int) -> bool:
     """Whether an opponent has not joined yet. Updates of a warm-up have negative numbers."""
-    if not name:
-        return False
     if update < 0:
         return find(name).trains_only  # a league has no copies before training
     return 0 < update <= find(name).updates_before()
 
 
-def _task(recipe: Recipe, player: tuple[str, int], seed: int) -> Task:
-    opponent, seat = player
-    return Task(recipe.environments.name, seed, seat, opponent, "train")
+def _task(kind: _Kind, seed: int) -> Task:
+    return Task(kind.environment, seed, kind.seat, kind.opponent, "train")

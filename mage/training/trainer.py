@@ -320,7 +320,8 @@ class Trainer:
         self, metas: Sequence[MetaEpisode], credit: SharedCredit, learned: Metrics
     ) -> Metrics:
         """The metrics of the update over all ranks, with warnings about them."""
-        sums = self.ranks.gather(play_sums(metas) | credit_sums(credit.counted))
+        is_mix = len(self.recipe.environment().inside()) > 1
+        sums = self.ranks.gather(play_sums(metas, is_mix) | credit_sums(credit.counted))
         figures: Metrics = {"update": self.done} | means(sums) | learned
         if self.league is not None:
             self.league.learn_scores(metas, self.ranks)

@@ -211,7 +211,14 @@ def _panel(results: RunResults, split: Split) -> Json:
             for stage, found in stages.items()
         ],
         "pairs": _pairs(results, split),
+        **_worlds(results, split),
     }
+
+
+def _worlds(results: RunResults, split: Split) -> Json:
+    """The panels of the worlds of a mix; nothing for other environments."""
+    found = [{"world": one.world, **_panel(one, split)} for one in results.by_world()]
+    return {"worlds": found} if found else {}
 
 
 def _pairs(results: RunResults, split: Split) -> list[Json]:

@@ -372,6 +372,9 @@ def _show_evaluation(
     title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"
     shown, hidden = evaluation_table(result, title, out.width if out.is_terminal else PIPE, by)
     out.print(shown)
+    for world in result.worlds:
+        title = f"{world.environment}, {world.overall.tasks:,} tasks"
+        out.print(evaluation_table(world, title, out.width if out.is_terminal else PIPE, by)[0])
     if "kind" in by and (kinds := _by_kind(one, result)):
         out.print(kinds_table(kinds))
     for line in (*one.components.warnings, *evaluation_problems(result)):

@@ -212,13 +212,14 @@ def _report(folder: RunFolder, as_json: bool) -> None:
         )
         return
     out = console()
-    for split in results.splits:
-        out.print(
-            Group(
-                result_table(results, split),
-                *tell_verdict(results.overall(split), results.measure_of(split)),
+    for one in (results, *results.by_world()):
+        for split in one.splits:
+            out.print(
+                Group(
+                    result_table(one, split),
+                    *tell_verdict(one.overall(split), one.measure_of(split)),
+                )
             )
-        )
     if not results.finished:
         out.print(
             f"not finished: update {results.updates} of {folder.recipe.run.updates}; "

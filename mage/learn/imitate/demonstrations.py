@@ -94,9 +94,10 @@ class _Player(ABC):
     """The player of one meta-episode. It sees the states of its episodes, and not the prompts."""
 
     def __init__(self, setup: PlaySetup, task: Task, engine: Sampler) -> None:
-        self.setup = replace(setup, agent=replace(setup.agent, engine=engine))
+        world, agent = setup.environment.world_of(task), replace(setup.agent, engine=engine)
+        self.setup = replace(setup, environment=world, agent=agent)
         self.task, self.chat = task, setup.agent.chat
-        self.wording = wording_of(setup.agent, setup.environment)
+        self.wording = wording_of(setup.agent, world)
         self.states: list[State] = []
 
     @abstractmethod

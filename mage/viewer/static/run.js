@@ -108,6 +108,15 @@
       (one) => html`<li>⚠ ${mage.clean(mage.capital(one))}</li>`,
     )}</ul>`;
 
+  // The tables of one panel, or of one world of a mix.
+  const Figures = ({panel}) => html`<${mage.PanelTable} panel=${panel} />
+    <${mage.PairTable} measure=${panel.measure} pairs=${panel.pairs.map((pair) => ({
+      name: `after training − ${pair.against === "before" ? "before training" : "without memory"}`,
+      episodes: pair.episodes,
+    }))} />
+    <${mage.CellTable} title="By opponent" panel=${panel} name="by_opponent" />
+    <${mage.CellTable} title="By seat" panel=${panel} name="by_seat" />`;
+
   function Overview({id, run}) {
     const several = run.panels.length > 1;
     return html`<${Warnings} warnings=${run.warnings} />
@@ -132,15 +141,14 @@
       }
       <${mage.SmallPlots} runs=${[run]} sync="run" />
       ${run.panels.map(
-        (panel) => html`<h2>Figures of the ${mage.splitName(panel.split)} panel</h2><${mage.PanelTable}
+        (panel) => html`<h2>Figures of the ${mage.splitName(panel.split)} panel</h2><${Figures}
           panel=${panel} />
-        <${mage.PairTable} measure=${panel.measure} pairs=${panel.pairs.map((pair) => ({
-          name: `after training − ${pair.against === "before" ? "before training" : "without memory"}`,
-          episodes: pair.episodes,
-        }))} />
-        <${mage.CellTable} title="By opponent" panel=${panel} name="by_opponent" />
-        <${mage.CellTable} title="By seat" panel=${panel} name="by_seat" />
-        <${mage.KindTable} id=${id} panel=${panel} />`,
+        <${mage.KindTable} id=${id} panel=${panel} />
+        ${(panel.worlds || []).map(
+          (one) => html`<h2>${mage.clean(one.world)}, ${mage.splitName(panel.split)} panel</h2><ul
+            class="verdict">${one.verdict.map((line) => html`<li>${line}</li>`)}</ul><${Figures}
+            panel=${one} />`,
+        )}`,
       )}
       ${run.panels.some((panel) => panel.pairs.length) && html`<p><a
         href=${mage.link("compare", `${id},${id}`)}>Compare before and after training, task by task</a></p>`}`;
