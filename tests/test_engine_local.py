@@ -15,6 +15,8 @@ from peft import LoraConfig, get_peft_model
 from scipy.stats import chisquare
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -26,6 +28,7 @@ from transformers import (
 )
 
 from mage.agent.chat import Chat
+from mage.config.errors import UserError
 from mage.engines.base import run
 from mage.engines.gpu.loop import Array, DeviceLoop, StepInFlight
 from mage.engines.gpu.prefill import Joining
@@ -549,6 +552,32 @@ def test_the_number_of_slots_is_limited_by_memory(
         LocalEngine(llama, chat, slots=512, context=256)
     monkeypatch.setattr("mage.engines.pool.memory_for_slots", lambda device: None)
     assert LocalEngine(llama, chat, slots=512, context=64).capacity == 512
+
+
+@pytest.mark.parametrize("kind", ["granite", "cohere", "bloom", "gptj", "gpt_neo", "diffllama"])
+def test_a_model_with_other_logits_is_refused(chat: Chat, kind: str) -> None:
+    options = {
+        "granite": SIZES | {"logits_scaling": 8.0},
+        "cohere": SIZES | {"logit_scale": 0.1},
+        "bloom": {"vocab_size": 300, "hidden_size": 32, "n_layer": 1, "n_head": 2},
+        "gptj": {"vocab_size": 300, "n_embd": 32, "n_layer": 1, "n_head": 2, "rotary_dim": 4},
+        "gpt_neo": {
+            **{"vocab_size": 300, "hidden_size": 32, "num_layers": 1, "num_heads": 2},
+            "attention_types": [[["global"], 1]],
+        },
+        "diffllama": SIZES,
+    }[kind]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **options)).eval()
+    model.get_output_embeddings().weight.data.mul_(50)
+    with pytest.raises(UserError, match=r"computes (other|attention or)"):
+        LocalEngine(model, chat, slots=1, context=32)
+
+
+def test_a_window_shorter_than_the_context_is_refused(chat: Chat) -> None:
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=32)).eval()
+    LocalEngine(model, chat, slots=1, context=32)
+    with pytest.raises(UserError, match=r"set engines\.context to 32 or less"):
+        LocalEngine(model, chat, slots=1, context=64)
 
 
 def test_sliding_window_layers_are_refused(chat: Chat) -> None:

@@ -55,9 +55,14 @@ def parts_of(layer: Any) -> LayerParts:
     )
 
 
+def is_known(model: Any) -> bool:
+    """Whether this is a Llama, Qwen2 or Qwen3, also with adapters."""
+    return _PLAIN.get(type(model).__module__) == type(model).__name__
+
+
 def is_plain(model: Any) -> bool:
     """Whether this is an unmodified model of these kinds, with one device and dtype."""
-    if _PLAIN.get(type(model).__module__) != type(model).__name__:
+    if not is_known(model):
         return False
     config = model.config
     return (

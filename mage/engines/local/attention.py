@@ -205,13 +205,26 @@ def attending(model: torch.nn.Module, config: Any, name: str) -> Iterator[None]:
             module.training = True
 
 
-def check_full_attention(config: Any) -> None:
-    """Refuse models with sliding windows or other kinds of attention."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+def check_full_attention(config: Any, context: int) -> None:
+    """Refuse models with sliding windows shorter than the context or other kinds of attention."""
+    layers = getattr(config, "layer_types", None)
+    kinds = set(layers or ["full_attention"])
     if kinds != {"full_attention"}:
         raise UserError(
             f"the local engine supports full attention only; {config.model_type} has layers of "
             f"kind {sorted(kinds)}"
+        )
+    window = None if layers else getattr(config, "sliding_window", None)
+    if window is not None and window < context:
+        raise UserError(
+            f"{config.model_type} sees the last {window} tokens only (sliding_window), and the "
+            f"local engine supports full attention: set engines.context to {window} or less"
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "dynamic":
+        raise UserError(
+            f"{config.model_type} with rope_type = dynamic changes all keys with the length of the "
+            "text, which the local engine cannot: use another model"
         )
 
 
