@@ -400,7 +400,7 @@ def test_a_broken_checkpoint_is_reported_and_nothing_is_changed(copy: Path, dama
         (newest / "manifest.json").unlink()
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     for words in (["train", "--resume"], ["evaluate"], ["evaluate", "--checkpoint", "latest"]):
-        assert f"checkpoint {newest} is broken" in refused(*words, copy)
+        assert f"checkpoint {newest} is broken" in refused_late(*words, copy)
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
 
 
@@ -522,7 +522,7 @@ def test_a_run_is_evaluated_at_the_given_checkpoint(run: Path) -> None:
     assert json.loads(call("evaluate", run, "--checkpoint latest --size 6 --json").stdout)[
         "update"
     ] == max(updates)
-    assert "Allowed are best, latest" in refused("evaluate", run, "--checkpoint 77")
+    assert "Allowed are best, latest" in refused_late("evaluate", run, "--checkpoint 77")
 
 
 def test_memories_are_swapped_and_written_by_another_agent(run: Path, place: Path) -> None:
@@ -594,17 +594,17 @@ def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run: Path, place:
     words = ("evaluate", run, "--compare", packed)
     assert json.loads(call(*words, "--json").stdout)["comparison"] == told["comparison"]
     packed.write_bytes(packed.read_bytes()[:-9])
-    assert "gzip cannot unpack it" in refused(*words)
+    assert "gzip cannot unpack it" in refused_late(*words)
     assert "no such file" in refused("evaluate", run, "--compare", place / "none.jsonl")
     assert "there is no folder" in refused("evaluate", run, "--tasks", place / "none" / "x.jsonl")
     assert "ends with .jsonl" in refused("evaluate", run, "--tasks", place / "x.txt")
     metrics = run / "metrics.jsonl"
     assert "the file exists already" in refused("evaluate", run, "--tasks", metrics)
     assert "cannot write there" in refused("evaluate", run, "--tasks", Path("/proc/x.jsonl"))
-    other = refused("evaluate", run, "--compare", file, "--size 4")
+    other = refused_late("evaluate", run, "--compare", file, "--size 4")
     assert "holds 6 tasks, and " in other
     file.write_text("{}")
-    assert "line 1 is not a task row" in refused("evaluate", run, "--compare", file)
+    assert "line 1 is not a task row" in refused_late("evaluate", run, "--compare", file)
     assert "has no effect" in refused("evaluate", place / "small.toml", "--checkpoint best")
     assert "no opponents for split 'ood'" in refused_late(
         "evaluate", place / "small.toml", "--split ood"
