@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from mage.config import menus
 from mage.ranks import processes as child_processes
 
 # Test processes run side by side, so each has one thread. Torch reads this when it is imported.
@@ -76,12 +75,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return first.get(path.stem, len(first)), -long[path], -all_tests[path], str(path)
 
     items.sort(key=place)
-
-
-@pytest.fixture(autouse=True)
-def _imports_foreign_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that only reads forbids imports for its process; the next test may import."""
-    monkeypatch.setattr(menus, "_reads_only", False)
 
 
 @pytest.fixture

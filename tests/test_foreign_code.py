@@ -88,6 +88,14 @@ def test_playing_refuses_code_of_a_run_folder(stranger: Path, tmp_path: Path) ->
     assert not (tmp_path / "ran").exists()
 
 
+def test_opening_a_run_imports_no_reward_functions(stranger: Path, tmp_path: Path) -> None:
+    recipe = stranger / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("[play]", '[play]\nrewards = ["lab_beside.x"]', 1))
+    name_item(stranger, "kuhn_poker")
+    assert RunFolder.open(stranger).recipe.play.rewards
+    assert not (tmp_path / "ran").exists()
+
+
 def test_own_code_beside_the_runs_still_plays(tmp_path: Path) -> None:
     (tmp_path / "lab_of_test.py").write_text(OWN)
     recipe = load_recipe("kuhn_poker", ["--environments.name=lab_of_test.Own"])

@@ -168,7 +168,7 @@ def _has_foreign_items(recipe: Recipe) -> bool:
     chosen = (recipe.environments, recipe.memory_choice, recipe.advantages, recipe.engines)
     opponents = (name for pool in pools for name in pool)
     names = (*(choice.name for choice in chosen), *opponents, *_worlds_of(recipe.environments))
-    return any(map(is_foreign, names))
+    return bool(recipe.play.rewards) or any(map(is_foreign, names))
 
 
 def _plays(opponent: str, world: Any) -> bool:
