@@ -1,11 +1,9 @@
 """Facts about the paper's experiment that need no model: print them, about a minute.
 
-    python scripts/paper_numbers.py [sokoban alfworld cfr kuhn webshop]
+    python scripts/paper_numbers.py [sokoban alfworld webshop]
 
 - sokoban: solution lengths of 300 rooms with one, two and three boxes (natural and uniform);
 - alfworld: share of turns that share an anchor with another member, in random play of 8 x 3;
-- cfr: deals of Kuhn poker that can be won against the most likely move of CFR, agent second;
-- kuhn: largest Pass@k on the panels of paper_kuhn_poker, with published and with balanced deals;
 - webshop: goals of each split, and the share of ood goals whose product is trained on.
 
 ALFWorld uses the folder in ALFWORLD_DATA and WebShop the one in WEBSHOP_DATA, else generated data.
@@ -19,15 +17,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import mean, median
 
-from mage.config.loading import load_recipe
 from mage.environments.alfworld import Alfworld
-from mage.environments.base import SEATS
-from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.sokoban.world import Sokoban
 from mage.environments.webshop.environment import WebShop
-from mage.evaluation.panels import recipe_panel
-from mage.opponents.base import find
-from mage.types import Task
 
 
 def sokoban_lengths(boxes: int, lengths: str, rooms: int = 300) -> list[int]:
@@ -62,29 +54,6 @@ def _random_anchors(world: Alfworld, game: int, rng: random.Random) -> Iterator[
         state.apply(rng.choice(state.legal()))
 
 
-def can_win(deal: tuple[int, int], opponent: str, seat: int, moves: tuple[str, ...] = ()) -> bool:
-    """Whether some moves of the agent win this deal; for opponents that do not draw their moves."""
-    state = KuhnPoker().start(DEALS.index(deal))
-    waiting = list(moves)
-    while (mover := state.turn()) is not None:
-        if mover != seat:
-            ((word, _),) = find(opponent).policy(state, mover).items()
-            state.apply(word)
-        elif waiting:
-            state.apply(waiting.pop(0))
-        else:
-            return any(can_win(deal, opponent, seat, (*moves, word)) for word in state.legal())
-    return state.scores()[seat] > 0
-
-
-def largest_pass_rate(tasks: tuple[Task, ...]) -> float:
-    """Share of the tasks that can be won at all: no Pass@k is larger."""
-    world = KuhnPoker(restart="same")
-    deals = [DEALS[world.stratum(world.episode_seed(task.seed, 0))] for task in tasks]
-    rows = zip(tasks, deals, strict=True)
-    return mean(can_win(deal, task.opponent, task.seat) for task, deal in rows)
-
-
 def product_overlap(shop: WebShop) -> tuple[dict[str, int], float]:
     """Goals of each split, and the share of ood goals whose product a training goal asks for."""
     splits = {split: shop.for_split(split) for split in ("train", "test", "ood")}
@@ -117,23 +86,6 @@ def _print_alfworld() -> None:
         print(f"alfworld, {data} games, anchor = {anchor}, {moves}: {shared_anchors(world):.3f}")
 
 
-def _print_cfr() -> None:
-    for seat, name in enumerate(("first", "second")):
-        won = [deal for deal in DEALS if can_win(deal, "cfr_argmax", seat)]
-        print(f"cfr_argmax, agent {name}: {len(won)} of {len(DEALS)} deals can be won: {won}")
-
-
-def _print_kuhn() -> None:
-    for panel in ("published", "balanced"):
-        recipe = load_recipe("paper_kuhn_poker", [f"--environments.panel={panel}"])
-        for split, paper in (("test", ".656"), ("ood", ".508")):
-            tasks = recipe_panel(recipe, split, "final")  # type: ignore[arg-type]
-            print(
-                f"kuhn, {panel} deals, {split}, agent {SEATS[tasks[0].seat]}, {len(tasks)} tasks: "
-                f"{largest_pass_rate(tasks):.3f} (the paper: {paper})"
-            )
-
-
 def _print_webshop() -> None:
     data = "official" if os.environ.get("WEBSHOP_DATA") else ""
     for ood in ("products", "goals"):
@@ -144,8 +96,6 @@ def _print_webshop() -> None:
 PARTS = {
     "sokoban": _print_sokoban,
     "alfworld": _print_alfworld,
-    "cfr": _print_cfr,
-    "kuhn": _print_kuhn,
     "webshop": _print_webshop,
 }
 

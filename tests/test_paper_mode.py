@@ -23,6 +23,7 @@ from mage.environments.sokoban.lengths import natural_lengths
 from mage.environments.sokoban.world import Sokoban
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.environments.webshop.environment import WebShop
+from mage.evaluation.exact.replayed import panel_bound, win_chances
 from mage.evaluation.panels import recipe_panel
 from mage.memory.notes import Notes
 from mage.opponents.base import find
@@ -134,7 +135,8 @@ def test_kuhn_poker_has_no_kl_and_plays_first_in_domain_and_second_against_cfr()
 
 
 def test_the_most_likely_moves_of_cfr_lose_three_of_six_deals_to_the_second_player() -> None:
-    won = [deal for deal in DEALS if NUMBERS["can_win"](deal, "cfr_argmax", 1)]
+    chances = win_chances(KuhnPoker(restart="same"), "cfr_argmax", 1)
+    won = [deal for deal, chance in zip(DEALS, chances, strict=True) if chance]
     assert won == [(0, 1), (0, 2), (1, 2)]
     state = KuhnPoker().start(0)
     assert set(find("cfr_argmax").policy(state, 0).values()) == {1.0}
@@ -150,10 +152,12 @@ def test_the_papers_kuhn_figures_are_the_winnable_deals_of_its_draw() -> None:
         "aggressive": 38,
         "intermediate": 52,
     }
-    rates = {split: NUMBERS["largest_pass_rate"](tasks) for split, tasks in panels.items()}
+    world = recipe.environment()
+    rates = {split: panel_bound(world, tasks, 10) for split, tasks in panels.items()}
     assert rates == {"test": 84 / 128, "ood": 65 / 128}
     balanced = load_recipe("paper_kuhn_poker", ["--environments.panel=balanced"])
-    assert NUMBERS["largest_pass_rate"](recipe_panel(balanced, "test", "final")) == 78 / 128
+    tasks = recipe_panel(balanced, "test", "final")
+    assert panel_bound(balanced.environment(), tasks, 10) == 78 / 128
 
 
 # --- Sokoban (rows 9, 108, 109, 110) --------------------------------------------------------------

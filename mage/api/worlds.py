@@ -3,6 +3,7 @@
 Both play whole meta-episodes against MAGE's opponents. The packages are imported when used.
 """
 
+from functools import cache
 from typing import Any, Literal
 
 from mage.agent.agent import system_text
@@ -51,6 +52,7 @@ def as_gymnasium(
     return _gymnasium_class()(world, opponent, SEATS.index(seat), episodes)
 
 
+@cache
 def _gymnasium_class() -> Any:
     """The class, made when it is first needed: its base class is in an optional package."""
     try:

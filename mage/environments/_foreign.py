@@ -11,12 +11,15 @@ import json
 import random
 import traceback
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.random import mtrand
+from pydantic import Field, field_validator
 
 from mage.config.errors import UserError
+from mage.environments.base import SingleAgentEnvironment
+from mage.types import Outcome
 
 Found = TypeVar("Found")
 LARGEST_SEED = 2**31  # many environments pass the seed to numpy's old generator
@@ -158,3 +161,36 @@ def check_seeds(name: str, observe: Callable[[int], str]) -> None:
 def _short(text: str, most: int = 60) -> str:
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[:most]}..."
+
+
+class ForeignWorld(SingleAgentEnvironment):
+    """What adapters for one agent share: when a task is repeated, and when it is won."""
+
+    scores_every_turn: ClassVar[bool] = True
+    presentation: ClassVar[tuple[str, ...]] = ("about", "moves")
+
+    success: float | None = Field(
+        None, description="score from which an episode is won; not given = any score above 0"
+    )
+    restart: Literal["same", "fresh"] = Field(
+        "same", description="same = one seed in all episodes of a task; fresh = a new one in each"
+    )
+    max_turns: int = Field(
+        20, ge=1, description="replies the agent may give in one episode, illegal ones included"
+    )
+
+    @field_validator("moves", mode="before", check_fields=False)
+    @classmethod
+    def _as_words(cls, value: object) -> object:
+        return split_words(value)
+
+    def instance(self, seat: int) -> str:
+        return (
+            "The task is the same in every attempt."
+            if self.restart == "same"
+            else "Every attempt is another task."
+        )
+
+    def outcome(self, score: float) -> Outcome:
+        won = score > 0 if self.success is None else score >= self.success
+        return "won" if won else "lost"

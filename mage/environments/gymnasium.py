@@ -18,16 +18,15 @@ from mage.config.errors import UserError
 from mage.config.menus import find_object, imports_foreign_code
 from mage.environments._foreign import (
     ForeignCalls,
+    ForeignWorld,
     check_seeds,
     missing_package,
     read_arguments,
     show_value,
     small_seed,
-    split_words,
 )
 from mage.environments._gymnasium_games import KnownGame, find_known, find_relative
-from mage.environments.base import SingleAgentEnvironment, State, named
-from mage.types import Outcome
+from mage.environments.base import State, named
 
 _LONGEST_RECAP = 300  # characters of the last observation
 
@@ -147,12 +146,11 @@ class GymnasiumState(State):
         )
 
 
-class Gymnasium(SingleAgentEnvironment):
+class Gymnasium(ForeignWorld):
     """Any Gymnasium environment with discrete or text actions, by its name or dotted path."""
 
     name: ClassVar[str] = "gymnasium"
-    presentation: ClassVar[tuple[str, ...]] = ("about", "formatter", "moves")
-    scores_every_turn: ClassVar[bool] = True
+    presentation: ClassVar[tuple[str, ...]] = ("formatter",)
 
     game: str = Field(
         "FrozenLake-v1",
@@ -181,20 +179,6 @@ class Gymnasium(SingleAgentEnvironment):
     worst: float | None = Field(
         None, description="lowest possible score; not given = known, else 0"
     )
-    success: float | None = Field(
-        None, description="score from which an episode is won; not given = any score above 0"
-    )
-    restart: Literal["same", "fresh"] = Field(
-        "same", description="same = one seed in all episodes of a task; fresh = a new one in each"
-    )
-    max_turns: int = Field(
-        20, ge=1, description="replies the agent may give in one episode, illegal ones included"
-    )
-
-    @field_validator("moves", mode="before")
-    @classmethod
-    def _as_words(cls, value: object) -> object:
-        return split_words(value)
 
     @field_validator("arguments")
     @classmethod
@@ -240,23 +224,12 @@ class Gymnasium(SingleAgentEnvironment):
     def rules(self) -> str:
         return self.about or self.known().rules or _first_paragraph(self)
 
-    def instance(self, seat: int) -> str:
-        return (
-            "The task is the same in every attempt."
-            if self.restart == "same"
-            else "Every attempt is another task."
-        )
-
     def example_action(self) -> str:
         return (self.words() or self.start(0).legal())[0]
 
     @property
     def forfeit_score(self) -> float:
         return self.known().worst if self.worst is None else self.worst
-
-    def outcome(self, score: float) -> Outcome:
-        won = score > 0 if self.success is None else score >= self.success
-        return "won" if won else "lost"
 
     def check_data(self) -> None:
         """The environment can be made, and its seed decides the task."""

@@ -8,22 +8,21 @@ different tasks.
 
 import json
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from mage.config.errors import UserError
 from mage.environments._foreign import (
+    ForeignWorld,
     check_seeds,
     read_arguments,
     show_value,
     small_seed,
-    split_words,
 )
 from mage.environments._websocket import WebSocket, WebSocketError
-from mage.environments.base import SingleAgentEnvironment, State, named
-from mage.types import Outcome
+from mage.environments.base import State, named
 
 _LONGEST_RECAP = 300  # characters of the last observation
 _CUT = " (cut)"
@@ -91,12 +90,11 @@ class OpenEnvState(State):
         self.words = tuple(map(str, words or ())) if self.listed else self.world.moves
 
 
-class OpenEnv(SingleAgentEnvironment):
+class OpenEnv(ForeignWorld):
     """A running OpenEnv server, by its address."""
 
     name: ClassVar[str] = "openenv"
-    presentation: ClassVar[tuple[str, ...]] = ("about", "seconds", "largest")
-    scores_every_turn: ClassVar[bool] = True
+    presentation: ClassVar[tuple[str, ...]] = ("text_field", "seconds", "largest", "longest")
 
     url: str = Field(
         "http://localhost:8000", description="address of the server (http, https, ws or wss)"
@@ -115,23 +113,9 @@ class OpenEnv(SingleAgentEnvironment):
     moves: tuple[str, ...] = Field(("hello",), min_length=1, description="a few typical moves")
     about: str = Field("", description="the rules, shown first; empty = a general sentence")
     worst: float = Field(0.0, description="lowest possible score")
-    success: float | None = Field(
-        None, description="score from which an episode is won; not given = any score above 0"
-    )
     seconds: float = Field(30.0, gt=0, description="time limit of every call to the server")
     largest: int = Field(1_000_000, ge=1000, description="largest answer of the server in bytes")
     longest: int = Field(4000, ge=100, description="characters of an observation that are shown")
-    restart: Literal["same", "fresh"] = Field(
-        "same", description="same = one seed in all episodes of a task; fresh = a new one in each"
-    )
-    max_turns: int = Field(
-        20, ge=1, description="replies the agent may give in one episode, illegal ones included"
-    )
-
-    @field_validator("moves", mode="before")
-    @classmethod
-    def _as_words(cls, value: object) -> object:
-        return split_words(value)
 
     @field_validator("url")
     @classmethod
@@ -200,23 +184,12 @@ class OpenEnv(SingleAgentEnvironment):
     def rules(self) -> str:
         return self.about or "You act in a world that answers each of your moves."
 
-    def instance(self, seat: int) -> str:
-        return (
-            "The task is the same in every attempt."
-            if self.restart == "same"
-            else "Every attempt is another task."
-        )
-
     def example_action(self) -> str:
         return self.moves[0]
 
     @property
     def forfeit_score(self) -> float:
         return self.worst
-
-    def outcome(self, score: float) -> Outcome:
-        won = score > 0 if self.success is None else score >= self.success
-        return "won" if won else "lost"
 
     def check_data(self) -> None:
         """The server answers, and the seed decides the task."""
