@@ -32,7 +32,7 @@ demo: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/mypy mage
+	$(BIN)/mypy mage benchmarks scripts
 
 # Lint runs beside the tests; its output comes after theirs, and both must succeed.
 LINT := $(VENV)/lint.txt

@@ -116,12 +116,9 @@ def search(room: Any) -> int:
     for depth in itertools.count():
         if any(boxes == targets for _, boxes in layer) or not layer:
             return depth
-        layer = [
-            state
-            for before in layer
-            for state in _next(before, floor)
-            if state not in seen and not seen.add(state)
-        ]  # type: ignore[func-returns-value]
+        found = dict.fromkeys(state for before in layer for state in _next(before, floor))
+        layer = [state for state in found if state not in seen]
+        seen.update(layer)
     raise AssertionError("a search ends")
 
 

@@ -30,7 +30,7 @@ class Picture:
     height: int
     parts: list[str] = field(default_factory=list)
 
-    def add(self, tag: str, words: str = "", **attributes: object) -> None:
+    def add(self, tag: str, words: str = "", /, **attributes: object) -> None:
         pairs = (f'{name.replace("_", "-")}="{value}"' for name, value in attributes.items())
         self.parts.append(f"<{tag} {' '.join(pairs)}>{escape(words)}</{tag}>")
 
@@ -260,9 +260,9 @@ def draw_adaptation() -> Picture:
     picture.text(24, 28, "*0 = without adapting", "start")
     picture.text(616, 28, "*1 = the most that is possible", "end")
     for quarter in range(5):
-        x = 50 + 130 * quarter
-        picture.line((x, 62), (x, bottom), color=FAINT, tip=False)
-        picture.text(x, 54, f"{quarter / 4:g}", fill=GREY)
+        column = 50 + 130 * quarter
+        picture.line((column, 62), (column, bottom), color=FAINT, tip=False)
+        picture.text(column, 54, f"{quarter / 4:g}", fill=GREY)
     for number, (name, (files, measure)) in enumerate(WORLDS.items()):
         y, (shares, emptied, ends) = 108 + 50 * number, read_shares(files, measure)
         color = ORANGE if measure == "success" else BLUE
@@ -271,7 +271,7 @@ def draw_adaptation() -> Picture:
         picture.line((places[0], y), (places[2], y), color=color, tip=False)
         for x in (50 + 520 * end for end in ends):
             picture.line((places[2], y), (x, y), (x, y - 5), (x, y + 5), color=color, tip=False)
-        for x, radius in zip(places, (4, 5.5, 8), strict=True):
+        for x, radius in zip(places, (4.0, 5.5, 8.0), strict=True):
             picture.dot(x, y, radius, color)
         picture.dot(50 + 520 * emptied, y, 8, GREY, "none")
     notes = (

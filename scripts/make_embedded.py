@@ -426,7 +426,9 @@ def _finish(tokenizer: Tokenizer, phrases: Sequence[str], template: str) -> Chat
     tokenizer.add_tokens(
         [AddedToken(one, special=False, normalized=False) for one in (*TAGS, *phrases)]
     )
-    return Chat(tokenizer, template, {}, (tokenizer.token_to_id("<|end|>"),))
+    end = tokenizer.token_to_id("<|end|>")
+    assert end is not None, "the tokenizer has no end token"
+    return Chat(tokenizer, template, {}, (end,))
 
 
 def build_network(model: Model, chat: Chat) -> LlamaForCausalLM:

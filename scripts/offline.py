@@ -96,7 +96,7 @@ def download_wheels(requirements: Iterable[str], folder: Path, host: Host) -> li
     done: set[tuple[str, str]] = set()  # package and extra
     waiting = {(text, "") for text in requirements}
     while waiting:
-        new = {}
+        new: dict[str, tuple[str, set[str]]] = {}
         for text, extra in sorted(waiting):
             name, pinned, extras = _read_requirement(text, extra, host)
             if fresh := {one for one in extras if (name, one) not in done}:
@@ -187,7 +187,7 @@ def pack(given: argparse.Namespace) -> None:
         wheels = download_wheels(needed, downloads, host)
         files += _files_below(downloads, "wheels")
         files += _files_below(model, f"models/{model.name}") if model else []
-        manifest = {
+        manifest: dict[str, Any] = {
             "format": FORMAT,
             "python": host.python,
             "platforms": host.platforms,

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -157,7 +158,7 @@ def main() -> None:
         }
         for g, n in SETTINGS
     }
-    report: dict[str, dict[str, dict]] = {}
+    report: dict[str, dict[str, dict[str, Any]]] = {}
     for (g, n), (title, found) in zip(SETTINGS, figures.items(), strict=True):
         lines = {kind: search_line(Doors(), kind, n, g) for kind in NAMES}
         report[title] = {kind: summarise(kind, runs, lines[kind]) for kind, runs in found.items()}
@@ -166,7 +167,9 @@ def main() -> None:
     draw(figures, report, given.out)
 
 
-def summarise(kind: str, runs: Sequence[tuple[np.ndarray, np.ndarray]], line: float) -> dict:
+def summarise(
+    kind: str, runs: Sequence[tuple[np.ndarray, np.ndarray]], line: float
+) -> dict[str, Any]:
     crossings = [crossing(SAFES, search) for search, _ in runs]
     rows = {
         f"{safe:g}": {
@@ -178,7 +181,7 @@ def summarise(kind: str, runs: Sequence[tuple[np.ndarray, np.ndarray]], line: fl
     return {"line": round(line, 4), "crossings": [round(one, 4) for one in crossings], **rows}
 
 
-def draw(figures: dict, report: dict, out: Path) -> None:
+def draw(figures: dict[str, Any], report: dict[str, Any], out: Path) -> None:
     """One panel for each setting: P(search) of every seed, and the exact lines."""
     with new_figure(10, 7, **{"font.size": 10}) as figure:
         for place, (title, found) in enumerate(figures.items(), start=1):
