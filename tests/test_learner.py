@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from learn_toys import VOCABULARY, make_model, make_sample
+from learn_toys import SMALL, VOCABULARY, make_model, make_sample
 from peft import PeftModel
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner
 from mage.learn.minibatches import cut_by_rows, split_by_unit
@@ -88,6 +89,20 @@ def test_a_bandit_is_learned(options: dict[str, Any]) -> None:
         learner.update(pulls, entropy=0.0, update=update)
     assert probability(learner.module, prompt, 4) > 0.5
     assert probability(learner.module, prompt, 5) < before
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_model_with_other_logits_is_refused(packed: bool) -> None:
+    """Scaled logits are refused, and the same model without a scale is trained."""
+
+    def build(scale: float) -> Learner:
+        config = AutoConfig.for_model("granite", **SMALL, logits_scaling=scale)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        return Learner(model, LearnOptions(packed=packed), temperature=0.7)
+
+    build(1.0)
+    with pytest.raises(UserError, match="the learner computes other probabilities than Granite"):
+        build(0.25)
 
 
 def test_the_entropy_bonus_drives_the_action_to_uniform() -> None:

@@ -9,15 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learn_toys import batches, make_model, make_sample, prepend, starts
+from learn_toys import SMALL, batches, make_model, make_sample, prepend, starts
+from transformers import MistralConfig, MistralForCausalLM
 
+from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner
 from mage.learn.loss import token_logprobs
 from mage.learn.pack import packing
 from mage.learn.pack.attention import IMPLEMENTATIONS, attending, forest_mask, hidden_states
 from mage.learn.pack.layers import block_mask
-from mage.learn.pack.packer import check_packable
+from mage.learn.pack.packer import Packer, check_packable
 from mage.learn.pack.packing import Layout, Shape, pack_forest
 from mage.learn.pack.plans import plan_forests, plan_rows, plan_tries
 from mage.learn.pack.tries import SplitCost, build_tree, common, prepare, split_tree
@@ -330,6 +332,14 @@ def test_a_model_with_windows_cannot_be_packed() -> None:
     model = make_model("qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=1)
     with pytest.raises(ValueError, match=r"learn\.packed = false"):
         check_packable(model)
+
+
+def test_a_row_longer_than_a_window_is_not_packed() -> None:
+    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).eval()
+    pack = Packer(model, "forest", 64)
+    assert list(pack(prepare([make_sample((1,) * 4, (1, 2))])))
+    with pytest.raises(UserError, match=r"a row has 9: set engines\.context to 8"):
+        pack(prepare([make_sample((1,) * 7, (1, 2))]))
 
 
 def test_the_attention_is_switched_back_even_after_an_error() -> None:

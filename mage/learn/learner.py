@@ -20,6 +20,7 @@ from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
 from mage.learn.fully_sharded import FullySharded, whole
+from mage.learn.logits_check import check_logits
 from mage.learn.loss import (
     BatchSums,
     Scores,
@@ -37,6 +38,7 @@ from mage.learn.pack.packing import Layout, Packed
 from mage.learn.pack.tries import Row, prepare
 from mage.learn.trainable import Adapters, Trainable, make_trainable
 from mage.learn.update_metrics import Metrics, Step, measure_update
+from mage.models.architecture import is_known
 from mage.ranks.ranks import Ranks
 from mage.seeds import derive
 from mage.types import Sample
@@ -79,6 +81,8 @@ class Learner:
             weight_decay=options.weight_decay,
             fused=True,
         )
+        if not is_known(model):
+            check_logits(model, self.logprobs, temperature)
 
     def _make_trainable(self, start: Path | None) -> Trainable:
         shard = self.options.shard if self.ranks.has_group else "none"

@@ -30,6 +30,8 @@ class Packer:
     def __call__(self, rows: Sequence[Row]) -> Iterator[Packed]:
         where: dict[str, Any] = {"dtype": self.model.dtype, "device": self.model.device}
         sizes: dict[str, Any] = {"micro_tokens": self.micro_tokens, "tree_tokens": self.tree_tokens}
+        if self.layout != "rows":
+            check_lengths(self.model, rows)
         if self.layout == "trie":
             pad = partial(line_length, micro_tokens=self.micro_tokens, device=self.model.device)
             tries = plan_tries(rows, **sizes, exchange=trie_exchange_rate(self.model))
@@ -60,6 +62,20 @@ def check_packable(model: PreTrainedModel) -> None:
         raise UserError(
             f"{type(model).__name__} has layers of kind {sorted(kinds)}, but packed training needs "
             "full attention: set learn.packed = false"
+        )
+
+
+def check_lengths(model: PreTrainedModel, rows: Sequence[Row]) -> None:
+    """Raise if a row is longer than the window of a model that names no kinds of layers."""
+    config = model.config
+    window = (
+        None if getattr(config, "layer_types", None) else getattr(config, "sliding_window", None)
+    )
+    longest = max((len(row.ids) for row in rows), default=0)
+    if window is not None and longest > window:
+        raise UserError(
+            f"{type(model).__name__} sees the last {window} tokens only (sliding_window), and a "
+            f"row has {longest}: set engines.context to {window} or less, or learn.packed = false"
         )
 
 
