@@ -1,7 +1,8 @@
 """Draw the pictures of docs/results from results/: `python scripts/draw_results.py [FOLDER [pdf]]`.
 
 Every line has one name on all pictures: "with memory", "without memory", "memory of another
-opponent", "best learner", "best without adapting". Bars and bands are 95 % intervals.
+opponent", "best learner", "best without adapting". Bars and bands are 95 % intervals. The pictures
+of concepts in docs/images (meta_episode, credit, trie, loop) are SVG files that are edited as text.
 """
 
 import sys
@@ -20,20 +21,14 @@ from mage.run_folder import read_json
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-WITH, WITHOUT, SWAPPED, LEARNER, FIXED = (
-    "with memory",
-    "without memory",
-    "memory of another opponent",
-    "best learner",
-    "best without adapting",
-)
 COLOURS = {
-    WITH: Colour.after,
-    WITHOUT: Colour.emptied,
-    SWAPPED: Colour.before,
-    LEARNER: Colour.ink,
-    FIXED: Colour.quiet,
+    (WITH := "with memory"): Colour.after,
+    (WITHOUT := "without memory"): Colour.emptied,
+    (SWAPPED := "memory of another opponent"): Colour.before,
+    (LEARNER := "best learner"): Colour.ink,
+    (FIXED := "best without adapting"): Colour.quiet,
 }
+LATE = "qwen/rps_controls/reflections_late_seed1"  # notes learn late
 Curve = Sequence[dict[str, Any]]  # one estimate an episode: value, low, high
 
 
@@ -102,8 +97,8 @@ def draw_adapts(panels: Sequence[Axes]) -> None:
 
 def draw_real_models(panels: Sequence[Axes]) -> None:
     titles = {
-        "smollm2_rps": ("Rock-paper-scissors, history", "score a throw", "episode"),
-        "smollm2_rps_reflections": ("The same, reflections only", "score a throw", "episode"),
+        "smollm2_rps/history": ("Rock-paper-scissors, history", "score a throw", "episode"),
+        "smollm2_rps/reflections": ("The same, reflections only", "score a throw", "episode"),
         "smollm2_kuhn_poker_seed1": ("Kuhn poker, three styles", "chips a hand", "hand"),
     }
     for axes, (folder, (title, unit, word)) in zip(panels, titles.items(), strict=True):
@@ -127,11 +122,9 @@ def draw_worlds(panels: Sequence[Axes]) -> None:
 
 
 def draw_qwen(panels: Sequence[Axes]) -> None:
-    folder = "qwen_rps_controls/reflections_late_seed1"
-    against_ceilings(
-        panels[0], folder, "Rock-paper-scissors, reflections", "score a throw", "episode"
-    )
-    draw_curve(panels[0], SWAPPED, curve(f"{folder}/swapped_test.json", "score"), SWAPPED)
+    title = "Rock-paper-scissors, reflections"
+    against_ceilings(panels[0], LATE, title, "score a throw", "episode")
+    draw_curve(panels[0], SWAPPED, curve(f"{LATE}/swapped_test.json", "score"), SWAPPED)
     agents = {"MAGE": "mage_seed1", "MAGE, seed 2": "mage_seed2", "LaMer": "lamer_seed1"}
     styles = {"MAGE": "o-", "MAGE, seed 2": "s--", "LaMer": "D-"}
     for name, run in agents.items():
@@ -157,7 +150,7 @@ def doors_by_safe(run: str) -> dict[float, list[tuple[float, ...]]]:
     """The scores of all tasks of a run on doors, by what the safe box pays."""
     world = load_recipe("qwen_doors").environment()
     found: dict[float, list[tuple[float, ...]]] = {}
-    for row in read_tasks(RESULTS / "qwen_doors" / "tasks" / f"{run}_after_test.jsonl.gz"):
+    for row in read_tasks(RESULTS / "qwen" / "doors" / "tasks" / f"{run}_after_test.jsonl.gz"):
         state: Any = world.start(world.episode_seed(row.task.seed, 0))
         found.setdefault(state.safe, []).append(tuple(row.scores))
     return dict(sorted(found.items()))
@@ -168,7 +161,7 @@ METHODS = {name: TITLES[name] for name in ("grpo", "gigpo", "lamer", "mage")} | 
 
 def draw_methods(panels: Sequence[Axes]) -> None:
     returns = read_json(RESULTS / "returns_small" / "returns.json")["results"]
-    table = read_json(RESULTS / "table1_small" / "table1.json")["results"]
+    table = read_json(RESULTS / "paper_small" / "table1.json")["results"]
     titles = (
         ("Rock-paper-scissors, new opponents", "score a throw", 0.286),
         ("Kuhn poker, three styles", "chips a hand", 0.125),
@@ -183,13 +176,74 @@ def draw_methods(panels: Sequence[Axes]) -> None:
             axes.plot([place] * 2, [one["low"], one["high"]], color=colour, linewidth=2.5)
             axes.plot(place, one["value"], "o", color=colour, markersize=8)
         if fixed is not None:
-            axes.axhline(
-                fixed, color=COLOURS[FIXED], linewidth=1.2, linestyle=(0, (5, 3)), label=FIXED
-            )
+            draw_bounds(axes, fixed, ())
         axes.set_xticks(range(len(names)), [METHODS[name] for name in names])
         axes.set_xlim(-0.6, len(names) - 0.4)
         axes.set_title(title, fontsize=11.5)
         axes.set_ylabel(f"{unit}, third episode")
+
+
+# The files of every world; {} is the condition. `score` and `exact` have exact bounds.
+WORLDS = {
+    "Rock-paper-scissors, SmolLM2": ("smollm2_rps/history/evaluations/{}_test", "score"),
+    "Rock-paper-scissors, Qwen2.5-1.5B": ("qwen/rps/both_seed1/evaluations/{}_test", "score"),
+    "Doors, Qwen2.5-1.5B": ("qwen/doors/mage_seed1/evaluations/{}_test", "success"),
+    "Rock-paper-scissors, 0.1 M parameters": ("demo/evaluations/{}_test", "score"),
+    "Kuhn poker, three styles, SmolLM2": ("smollm2_kuhn_poker_seed1/exact_test{}", "exact"),
+    "Rock-paper-scissors, reflections": ("smollm2_rps/reflections/evaluations/{}_test", "score"),
+    "The same, Qwen2.5-1.5B": (f"{LATE}/evaluations/{{}}_test", "score"),
+    "Kuhn poker, players never met, 0.1 M": ("kuhn_random_seed2/exact_test{}", "exact"),
+    "ALFWorld, generated rooms, 0.4 M": ("alfworld_three_games/evaluations/{}_test", "success"),
+    "ALFWorld, official, SmolLM2": ("smollm2_alfworld_methods/mage_seed2_test{}", "success"),
+    "Sokoban, two boxes, SmolLM2": ("smollm2_sokoban_long/mage_seed0_test{}", "success"),
+    "WebShop, SmolLM2": ("smollm2_webshop_loss/mage_seed0_test{}_four_plays", "success"),
+    "Tic-Tac-Toe, SmolLM2": ("smollm2_tic_tac_toe/evaluations/{}_test", "success"),
+}
+
+
+def read_shares(files: str, measure: str) -> tuple[list[float], float, list[float]]:
+    """Episodes 1 to 3, episode 3 with emptied memory, and the interval, between 0 and 1."""
+    conditions = ("after", "emptied") if "evaluations" in files else ("", "_emptied")
+    paths = [f"{files.format(condition)}.json" for condition in conditions]
+    if measure == "exact":
+        after, emptied = (read_json(RESULTS / path) for path in paths)
+        places = [RESULTS / files.split("/")[0] / f"ceilings_{n}.json" for n in ("first", "second")]
+        seats = [read_json(place) for place in places]
+        zero, one = (sum(s[key] for s in seats) / 2 for key in ("non_adapting", "bayes_final"))
+        gain = after.get("over_players", {}).get("gain")  # a few known opponents: no interval
+        values, without = (found["cells"][0]["scores"] for found in (after, emptied))
+    else:
+        values, without = ([e["value"] for e in curve(path, measure)[:3]] for path in paths)
+        cell = evaluation(paths[0])
+        gain = cell["episodes"][2][f"{measure}_gain"]
+        zero, one = cell["non_adapting"], cell["episodes"][2]["ceiling"]
+    if measure == "success":
+        zero, one = values[0], 1.0
+    ends = [values[0] + gain[end] for end in ("low", "high")] if gain else []
+    shares = [(value - zero) / (one - zero) for value in (*values, without[2], *ends)]
+    return shares[:3], shares[3], shares[4:]
+
+
+def draw_adaptation(axes: Axes) -> None:
+    """Episodes 1, 2 and 3 of every world between no adaptation (0) and the most possible (1)."""
+    for row, (files, measure) in enumerate(WORLDS.values()):
+        shares, emptied, ends = read_shares(files, measure)
+        colour = Colour.episodes[2] if measure == "success" else Colour.after
+        axes.plot([min(shares[0], *ends, shares[2]), max(shares)], [row] * 2, color=colour)
+        axes.plot(ends, [row] * len(ends), "|-", color=colour, markersize=9)
+        axes.scatter(shares, [row] * 3, (18, 40, 90), colour, zorder=3)
+        axes.scatter(emptied, row, 90, "none", edgecolors=Colour.quiet, linewidths=1.6, zorder=4)
+    axes.set_yticks(range(len(WORLDS)), WORLDS, fontsize=10)
+    axes.set_ylim(len(WORLDS) - 0.5, -0.5)
+    axes.grid(axis="x")
+    axes.set_title("0 = without adapting, 1 = the most that is possible", fontsize=11.5)
+    axes.set_xlabel(
+        "Dots: episodes 1, 2, 3 (the largest). Ring: episode 3, memory emptied.\n"
+        "Blue: 0 is the best without memory, 1 the best learner, both exact.\n"
+        "Orange: 0 is the success in episode 1, 1 is every task.\n"
+        "Bars: 95 % interval of the gain from episode 1 to 3.",
+        fontsize=9.5,
+    )
 
 
 PICTURES: dict[str, Callable[[Sequence[Axes]], None]] = {
@@ -211,6 +265,10 @@ def draw(folder: Path, kind: str = "svg") -> None:
             handles, labels = axes[0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
             (folder / f"{name}.{kind}").write_bytes(save_figure(figure, kind))
+    with new_figure(8, 7) as figure:
+        draw_adaptation(figure.subplots())
+        figure.tight_layout()
+        (folder / f"adaptation.{kind}").write_bytes(save_figure(figure, kind))
 
 
 if __name__ == "__main__":

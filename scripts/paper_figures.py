@@ -1,17 +1,28 @@
-"""Compute the tables of docs/what_the_figures_can_show.md: `python scripts/paper_figures.py`.
+"""Facts about the paper's experiment that need no model.
 
-Every table stands between two comments in the page and is replaced by the computed one. The
-figures of the paper come from `mage/reproduce/tables.py`.
+    python scripts/paper_figures.py           # writes docs/what_the_figures_can_show.md
+    python scripts/paper_figures.py worlds    # prints shared anchors of ALFWorld, goals of WebShop
+
+Every table stands between two comments in the page and is replaced by the computed one. The figures
+of the paper come from `mage/reproduce/tables.py`. ALFWorld uses the folder in ALFWORLD_DATA and
+WebShop the one in WEBSHOP_DATA, else generated data.
 """
 
 import math
+import os
+import random
 import re
-import runpy
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 from mage.config.loading import load_recipe
+from mage.environments.alfworld import Alfworld
+from mage.environments.sokoban.world import Sokoban
+from mage.environments.webshop.environment import WebShop
 from mage.evaluation.exact.ceilings import ceilings
 from mage.evaluation.exact.replayed import (
     at_least_once,
@@ -25,7 +36,6 @@ from mage.reproduce.tables import TABLES
 from mage.types import Split
 
 PAGE = Path(__file__).parents[1] / "docs" / "what_the_figures_can_show.md"
-NUMBERS = runpy.run_path(str(Path(__file__).with_name("paper_numbers.py")))
 EPISODES, TASKS = 10, 128
 SEATS = ("first", "second")
 KUHN = load_recipe("paper_kuhn_poker")
@@ -117,25 +127,26 @@ def cfr() -> str:
         rows.append([f"`{name}`{note}", seats, "", *map(rate, panel_bounds(name, "ood"))])
     known = PAPER["ood"]["kuhn_poker", "ood"]["mage"]
     rows.append(["the paper, MAGE", "", "", "", rate(known[10])])
-    header = [
-        "CFR plays its",
-        "agent",
-        "deals that can be won",
-        "Pass@1 at most",
-        "Pass@10 at most",
-    ]
-    return table(header, rows)
+    bounds = ["Pass@1 at most", "Pass@10 at most"]
+    return table(["CFR plays its", "agent", "deals that can be won", *bounds], rows)
 
 
 def rooms() -> str:
     """Solution lengths of test rooms, of the published generator's lengths and of uniform ones."""
     rows = [
-        [f"{boxes}", name, *_spread(NUMBERS["sokoban_lengths"](boxes, lengths))]
+        [f"{boxes}", name, *_spread(sokoban_lengths(boxes, lengths))]
         for boxes in (1, 2, 3)
         for lengths, name in (("natural", "as published"), ("uniform", "`+ours`"))
     ]
     header = ["boxes", "lengths", "median", "mean", "5", "6 to 10", "11 to 15", "16 to 21"]
     return table(header, rows)
+
+
+def sokoban_lengths(boxes: int, lengths: str, rooms: int = 300) -> list[int]:
+    """Shortest solutions of the first rooms of the paper's Sokoban with so many boxes."""
+    world = Sokoban.model_validate({"boxes": (boxes,), "lengths": lengths})
+    found = [world.room(seed) for seed in range(rooms)]
+    return [room.distance(room.player, room.boxes) or 0 for room in found]
 
 
 def _spread(lengths: Sequence[int]) -> list[str]:
@@ -156,8 +167,60 @@ def fill(text: str, name: str) -> str:
     return text.replace(found.group(), f"{begin}\n\n{BLOCKS[name]()}\n\n{end}")
 
 
-if __name__ == "__main__":
+def shared_anchors(world: Alfworld, games: int = 20, members: int = 8, episodes: int = 3) -> float:
+    """Share of turns whose anchor another member of the group also has, in random play."""
+    shared = turns = 0
+    for game in range(games):
+        holders: dict[str, set[int]] = defaultdict(set)
+        seen: list[str] = []
+        for member, episode in product(range(members), range(episodes)):
+            for anchor in _random_anchors(world, game, random.Random(f"{member} {episode}")):
+                holders[anchor].add(member)
+                seen.append(anchor)
+        shared += sum(len(holders[anchor]) > 1 for anchor in seen)
+        turns += len(seen)
+    return shared / turns
+
+
+def _random_anchors(world: Alfworld, game: int, rng: random.Random) -> Iterator[str]:
+    state = world.start(game)
+    for _ in range(world.max_turns):
+        if state.turn() is None:
+            return
+        yield state.anchor(0)
+        state.apply(rng.choice(state.legal()))
+
+
+def product_overlap(shop: WebShop) -> tuple[dict[str, int], float]:
+    """Goals of each split, and the share of ood goals whose product a training goal asks for."""
+    places = {split: shop.for_split(split).places() for split in ("train", "test", "ood")}
+    catalogue = shop.catalogue()
+    trained = {catalogue.goal(place).asin for place in places["train"]}
+    known = statistics.mean(catalogue.goal(place).asin in trained for place in places["ood"])
+    return {split: len(own) for split, own in places.items()}, known
+
+
+def print_worlds() -> None:
+    rooms, goals = (
+        "official" if os.environ.get(name) else other
+        for name, other in (("ALFWORLD_DATA", "generated"), ("WEBSHOP_DATA", ""))
+    )
+    for anchor, idle in product(("text", "state"), (False, True)):
+        world = Alfworld.model_validate({"data": rooms, "anchor": anchor, "idle": idle})
+        print(f"alfworld, {rooms}, anchor {anchor}, idle {idle}: {shared_anchors(world):.3f}")
+    for ood in ("products", "goals"):
+        counts, known = product_overlap(WebShop.model_validate({"data": goals, "ood": ood}))
+        print(f"webshop, ood = {ood}: goals {counts}, ood goals of trained products {known:.3f}")
+
+
+def main() -> None:
+    if sys.argv[1:] == ["worlds"]:
+        return print_worlds()
     page = PAGE.read_text("utf-8")
     for block in BLOCKS:
         page = fill(page, block)
     PAGE.write_text(page, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,10 +5,12 @@
 `tests/test_docs.py` compares the page with the option tree.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import mage
 from mage import Item
+from mage.api.menus import ItemOption
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 MENUS = {
@@ -55,29 +57,20 @@ def page() -> str:
 
 def _most_used(sections: list[Item]) -> str:
     """One table of the options that most people set."""
-    known = {(item.name, one.name): one for item in sections for one in item.options}
-    chosen = [(section, name) for section, names in MOST_USED.items() for name in names.split()]
-    rows = [
-        f"| `{section}.{name}` | {_cell(one.default)} | {_text(one.description)} |"
-        for section, name in chosen
-        for one in [known[section, name]]
-    ]
-    header = [
-        "## Options that most people set\n",
-        "| option | default | meaning |",
-        "|---|---|---|",
-    ]
-    return "\n".join([*header, *rows, ""])
+    known = {f"{item.name}.{one.name}": one for item in sections for one in item.options}
+    chosen = [f"{section}.{name}" for section, names in MOST_USED.items() for name in names.split()]
+    return f"## Options that most people set\n\n{_options({name: known[name] for name in chosen})}"
 
 
 def _section(item: Item) -> str:
-    return f"### [{item.name}]\n\n{item.description}\n\n{_options(item)}"
+    options = _options({one.name: one for one in item.options})
+    return f"### [{item.name}]\n\n{item.description}\n\n{options}"
 
 
-def _options(item: Item) -> str:
+def _options(options: Mapping[str, ItemOption]) -> str:
     rows = [
-        f"| `{one.name}` | {_cell(one.default)} | {_text(one.description)} |"
-        for one in item.options
+        f"| `{name}` | {_cell(one.default)} | {_text(one.description)} |"
+        for name, one in options.items()
     ]
     return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows, ""])
 
@@ -88,7 +81,7 @@ def _menu(kind: str, title: str) -> str:
         plays = f" Plays {', '.join(item.plays)}." if item.plays else ""
         parts.append(f"### {item.name}\n\n{item.description}{plays}\n")
         if item.options:
-            parts.append(_options(item))
+            parts.append(_options({one.name: one for one in item.options}))
     return "\n".join(parts)
 
 

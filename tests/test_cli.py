@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -538,15 +537,6 @@ def test_memories_are_swapped_and_written_by_another_agent(run: Path, place: Pat
     assert "plays no panel" in refused("evaluate", run, "--population cfr --writer", run)
     assert "holds no reflections" in refused_late(*words, "--memory none --writer", run)
     assert "nothing can be swapped" in refused_late(*words, "--memory swapped --memory.keep=none")
-
-
-def test_four_combinations_of_writer_and_reader_are_played(run: Path, tmp_path: Path) -> None:
-    script = runpy.run_path(str(ROOT / "scripts" / "writers_and_readers.py"))
-    found = script["play_all"](script["load_both"](run, "best"), 4, tmp_path)
-    own = json.loads(call("evaluate", run, "--size 4 --json").stdout)["evaluation"]["overall"]
-    assert found["trained", "trained"].to_json()["overall"] == own
-    assert len(list(tmp_path.glob("*_writer_*_reader.jsonl"))) == len(found) == 4
-    assert script["table"](found).count("\n| ") == 4
 
 
 def test_an_evaluation_needs_no_state_of_the_optimizer(copy: Path) -> None:

@@ -1,45 +1,15 @@
-"""Exploration: exact lines, and the tabular learner's credit equal to that of the package."""
+"""Exploration: exact lines, and the curve of a training."""
 
 import json
-import sys
-from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
-from toys import episode, meta
 
-from mage.credit.advantages.gigpo import estimate
-from mage.credit.returns import compute_returns
 from mage.environments.doors import Doors
 from mage.reproduce.exploration import safe_box, search_line, write_exploration
 from mage.reproduce.plan import make_plan
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-import tabular_doors
-
-
-@pytest.mark.parametrize("kind", ["cumulative", "differential", "sum", "final"])
-def test_the_tabular_learner_has_the_credit_of_the_package(kind):
-    gains = np.random.default_rng(0).random((1, 5, 3, 2))  # group, member, episode, choice
-    options = {
-        "sum": {"kind": "cumulative", "episode_discount": 1.0},
-        "final": {"kind": "differential", "episode_discount": 1.0},
-    }.get(kind, {"kind": kind})
-    returns = []
-    for member, played in enumerate(gains[0]):
-        episodes = tuple(
-            replace(episode(float(own.sum()), ("a", "b")), gains=tuple(map(float, own)))
-            for own in played
-        )
-        one = replace(meta((0.0,) * 3), member=member, episodes=episodes)
-        returns += compute_returns(one, step_discount=1.0, per_turn=True, **options)
-    credits = estimate(returns, anchor="local", episode_weight=0.0)
-    expected = tabular_doors.against_others(tabular_doors.discounted(gains, kind, 0.6))
-    assert [one.advantage for one in credits] == pytest.approx(expected.ravel(), abs=1e-9)
 
 
 @pytest.mark.parametrize(

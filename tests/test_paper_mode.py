@@ -31,7 +31,7 @@ from mage.play import PlaySetup, play_groups
 from mage.types import Task
 
 WORLDS = ("tic_tac_toe", "kuhn_poker", "sokoban", "alfworld", "webshop")
-NUMBERS = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "paper_numbers.py"))
+NUMBERS = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "paper_figures.py"))
 SHOP = {"products": 300, "test_goals": 100}
 GOALS = {**SHOP, "dev_goals": 100}
 

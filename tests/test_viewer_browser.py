@@ -259,7 +259,7 @@ def test_a_static_copy_opens_from_disk(visit: Any, runs: Path, tmp_path: Path, f
 
 # --- Tables
 
-TABLE = Path(__file__).parents[1] / "results" / "table1_small" / "table1.json"
+TABLE = Path(__file__).parents[1] / "results" / "paper_small" / "table1.json"
 
 
 def write_table(path: Path, **more: Any) -> str:
