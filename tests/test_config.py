@@ -394,12 +394,12 @@ def test_an_error_says_what_is_allowed_and_where_to_change_it(
         (
             {"returns": {"kind": "single", "episode_discount": 0.6}},
             "returns.episode_discount",
-            'with returns.kind = "single" or "final"',
+            'with returns.kind = "single", "final" or "balanced"',
         ),
         (
             {"returns": {"kind": "final", "weights": [0, 0, 1], "episode_discount": 0.6}},
             "returns.episode_discount",
-            'with returns.kind = "single" or "final"',
+            'with returns.kind = "single", "final" or "balanced"',
         ),
         (
             {"returns": {"kind": "single", "propagation": "code"}},

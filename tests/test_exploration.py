@@ -14,7 +14,13 @@ from mage.training.trainer import train
 
 @pytest.mark.parametrize(
     ("kind", "line"),
-    [("cumulative", 1.26 / 1.96), ("differential", 0.72), ("sum", 0.75), ("final", 1.0)],
+    [
+        ("cumulative", 1.26 / 1.96),
+        ("differential", 0.72),
+        ("sum", 0.75),
+        ("balanced", 0.75),
+        ("final", 1.0),
+    ],
 )
 def test_lines_are_those_of_the_searchers_scores(kind, line):
     assert search_line(Doors(), kind, 3, 0.6) == pytest.approx(line, abs=1e-5)

@@ -1,6 +1,6 @@
 """Bandit and Mastermind: best learners equal to computations over whole histories."""
 
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from mage.cli.main import app
 from mage.environments.bandit import Bandit
 from mage.environments.base import check, golden
+from mage.environments.doors import Doors
 from mage.environments.mastermind import Mastermind, compare
 from mage.evaluation.exact.learners import RETURNS, best_learner, learner_ceilings, return_weights
 
@@ -69,6 +70,16 @@ def test_the_best_bandit_learners_equal_a_walk_over_histories(case):
         found = learner_ceilings(world, case["episodes"], g)
         for kind in RETURNS:
             assert found[kind] == pytest.approx(bandit_by_histories(kind, g, **case), abs=1e-9)
+
+
+@pytest.mark.parametrize("world", [Doors(change=0.2), Doors(map=0.3), Bandit(), Mastermind()])
+def test_the_balanced_return_has_the_best_policy_of_the_plain_sum(world):
+    ((_, problem),) = world.problems()
+    found = [
+        best_learner(problem, 3, partial(return_weights, kind, discount=0.6))
+        for kind in ("balanced", "sum")
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1e-9)
 
 
 def test_a_plain_bandit_hardly_tells_mage_from_lamer():

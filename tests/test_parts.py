@@ -51,6 +51,11 @@ def test_a_part_does_not_inherit_options_of_the_item_it_replaces() -> None:
     assert load_recipe("kuhn_poker+mage").learn == load_recipe("kuhn_poker").learn
 
 
+def test_the_balanced_return_is_refused_where_a_win_ends_play() -> None:
+    with pytest.raises(ConfigError, match="play_on"):
+        load_recipe("kuhn_poker+balanced", ["--play.stop_on_success=true"])
+
+
 def test_options_without_effect_are_dropped_from_parts_and_refused_from_users() -> None:
     assert "reflection_tokens" not in load_recipe("paper_kuhn_poker+react").tables()["agent"]
     with pytest.raises(ConfigError, match=r"agent\.reflection_tokens = 9: has no effect"):

@@ -1,5 +1,7 @@
 """Returns against values that were computed by hand from the formulas of returns.py."""
 
+from dataclasses import replace
+
 import pytest
 from toys import episode, meta
 
@@ -57,6 +59,33 @@ def test_paper_propagation_does_not_apply_the_step_discount_to_later_episodes():
     beyond = (0.6 + 0.36) * 9.025
     assert values(found, 0) == pytest.approx([-9.025 + beyond, -9.5 + beyond, -10 + beyond])
     assert values(found, 1) == pytest.approx([9.025 + 5.415, 9.5 + 5.415, 10 + 5.415])
+
+
+def test_balanced_returns_are_the_sum_of_what_remains_over_the_root_of_its_number():
+    """Rewards -10, 10, 10: the first episode has 10 / sqrt(3), the second 20 / sqrt(2)."""
+    found = compute_returns(meta((-10, 10, 10)), kind="balanced", step_discount=1.0)
+    assert values(found, 0) == pytest.approx([5.773503] * 3)
+    assert values(found, 1) == pytest.approx([14.142136] * 3)
+    assert values(found, 2) == pytest.approx([10.0] * 3)
+    assert values(found, 1, reflection=True) == pytest.approx([14.142136])
+    assert [item.episode_value for item in found] == [item.value for item in found]
+
+
+def test_balanced_returns_with_a_step_discount_inside_episodes_only():
+    """Later episodes count from their first turn, 10 x .9025 each, at every turn of the first."""
+    found = compute_returns(meta((-10, 10, 10)), kind="balanced", propagation="paper")
+    own, root = [-9.025, -9.5, -10.0], 3**0.5
+    assert values(found, 0) == pytest.approx([(one + 2 * 9.025) / root for one in own])
+    assert values(found, 2) == pytest.approx([9.025, 9.5, 10.0])
+
+
+def test_a_balanced_return_counts_the_penalty_of_a_reflection_at_the_same_scale():
+    one = meta((0, 10, 10))
+    paid = replace(one.episodes[1].reflection, penalty=-1.0)
+    episodes = (one.episodes[0], replace(one.episodes[1], reflection=paid), one.episodes[2])
+    found = compute_returns(replace(one, episodes=episodes), kind="balanced", step_discount=1.0)
+    assert values(found, 1, reflection=True) == pytest.approx([19 / 2**0.5])
+    assert values(found, 1)[0] == pytest.approx(20 / 2**0.5)
 
 
 def test_differential_weights_of_three_episodes_equal_the_method_page():

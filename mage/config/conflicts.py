@@ -20,6 +20,7 @@ def find_conflicts(recipe: Options, origin: Origin) -> list[str]:
         *unused,
         *_check_weights(recipe, origin),
         *_check_workers(recipe, origin),
+        *_check_balanced(recipe, origin),
         *_check_shard(recipe, origin),
         *_check_plays(recipe, origin),
         *_check_support(recipe, origin),
@@ -110,7 +111,7 @@ _EFFECTS = (
     _Effect(
         "returns",
         "episode_discount",
-        'with returns.kind = "single" or "final"',
+        'with returns.kind = "single", "final" or "balanced"',
         lambda r: r.returns.kind in ("differential", "cumulative"),
     ),
     _Effect(
@@ -201,6 +202,16 @@ def _check_weights(recipe: Options, origin: Origin) -> list[str]:
             origin.mistake("returns.weights", weights, "at least one weight must differ from 0")
         ]
     return []
+
+
+def _check_balanced(recipe: Options, origin: Origin) -> list[str]:
+    if recipe.returns.kind != "balanced" or not recipe.play.stop_on_success:
+        return []
+    fault = (
+        "divides by the number of episodes that remain, so play.stop_on_success = true would pay "
+        "early wins more: set it to false (part play_on), or use the part sum"
+    )
+    return [origin.mistake("returns.kind", recipe.returns.kind, fault)]
 
 
 def _check_shard(recipe: Options, origin: Origin) -> list[str]:

@@ -269,7 +269,7 @@ class EstimatorChoice(Choice):
 class ReturnOptions(Section):
     """[returns]: the return of a turn (docs/concepts.md)."""
 
-    kind: Literal["differential", "cumulative", "single", "final"] = Field(
+    kind: Literal["differential", "cumulative", "single", "final", "balanced"] = Field(
         "differential", description="reward at the end of each episode"
     )
     step_discount: float = Field(

@@ -4,6 +4,7 @@ R_n is the task reward of episode n. The meta-reward r_n at the last turn of epi
 
     differential  R_n - R_{n-1}, R_0 = 0 (MAGE)     cumulative  R_n (LaMer)
     single        R_n, no later episodes            final       w_n R_n, episode discount 1
+    balanced      R_n, episode discount 1
 
 and the return of turn t is
 
@@ -13,6 +14,10 @@ and the return of turn t is
 where g_{m,1} is the return of the first turn of episode m without later episodes. A penalty of a
 reply is a reward at its turn; with `penalties = False` it is no part of the returns, as published.
 A reflection gets the return of the first turn of the next episode.
+
+`balanced` then divides the returns of an episode by the square root of the number of episodes that
+remain, this one included: the objective is the plain sum, the noise is about that of one episode
+(docs/exploration.md).
 
 With `own_difference = False` the returns of the turns of episode n itself do not have - R_{n-1}: it
 is known before the episode begins, so it says nothing about these turns and is only noise. Returns
@@ -26,12 +31,13 @@ Example: three turns per episode, discounts .95/.6, lost then won, differential:
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from mage.types import Episode, MetaEpisode, Return, TurnRef
 
-ReturnKind = Literal["differential", "cumulative", "single", "final"]
+ReturnKind = Literal["differential", "cumulative", "single", "final", "balanced"]
 Propagation = Literal["code", "paper"]
 
 
@@ -50,7 +56,7 @@ def compute_returns(
     """The returns of every reflection and turn of a meta-episode, in order of play."""
     task_rewards = [episode.reward for episode in meta.episodes]
     rewards = meta_rewards(task_rewards, kind, weights or ())
-    across = {"single": 0.0, "final": 1.0}.get(kind, episode_discount)
+    across = {"single": 0.0, "final": 1.0, "balanced": 1.0}.get(kind, episode_discount)
     scales = [1.0] * len(rewards) if kind != "final" else weights or ()
     values: list[list[float]] = []  # of every episode, the last one first
     later = 0.0  # discounted return of the next episode's first turn
@@ -64,11 +70,12 @@ def compute_returns(
         if kind == "differential" and not own_difference and n:
             own = turn_values(known=task_rewards[n - 1])
         values.append(own)
-    return [
+    returns = [
         item
         for n, own in enumerate(reversed(values))
         for item in _episode_returns(meta, n, own, rewards[n], penalties)
     ]
+    return [_balance(item, len(rewards)) for item in returns] if kind == "balanced" else returns
 
 
 def meta_rewards(
@@ -84,6 +91,12 @@ def meta_rewards(
     if kind == "final":
         return [weight * reward for weight, reward in zip(weights, rewards, strict=False)]
     return list(rewards)
+
+
+def _balance(item: Return, episodes: int) -> Return:
+    """Divided by the square root of the number of episodes that remain, this one included."""
+    scale = (episodes - item.where.episode) ** -0.5
+    return replace(item, value=scale * item.value, episode_value=scale * item.episode_value)
 
 
 def _place_rewards(

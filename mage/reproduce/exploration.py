@@ -14,7 +14,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 
 from mage.environments.base import Environment
-from mage.evaluation.exact.learners import RETURNS, best_learner, return_weights
+from mage.evaluation.exact.learners import best_learner, return_weights
 from mage.evaluation.rows import finite, read_tasks
 from mage.evaluation.statistics import Estimate, mean
 from mage.report.drawing import Colour, new_figure, save_figure
@@ -22,9 +22,21 @@ from mage.reproduce.plan import Job, Plan, is_done, open_runs
 from mage.run_folder import RunFolder, write_atomic, write_json
 from mage.run_folder.move_files import read_moves
 
-NAMES = {"cumulative": "LaMer", "differential": "MAGE", "sum": "plain sum", "final": "last only"}
-COLOURS = dict(zip(NAMES, ("#D55E00", "#0072B2", "#009E73", "#E69F00"), strict=True))
-KINDS = {"lamer": "cumulative", "mage": "differential", "sum": "sum", "last": "final"}
+NAMES = {
+    "cumulative": "LaMer",
+    "differential": "MAGE",
+    "sum": "plain sum",
+    "final": "last only",
+    "balanced": "balanced sum",
+}
+COLOURS = dict(zip(NAMES, ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7"), strict=True))
+KINDS = {
+    "lamer": "cumulative",
+    "mage": "differential",
+    "sum": "sum",
+    "last": "final",
+    "balanced": "balanced",
+}
 SAFE = "safe"
 _PANEL = "after_test"
 _CLOSE = 1e-6  # of a line
@@ -53,7 +65,7 @@ class SearchCurve:
 
 def search_line(environment: Environment, kind: str, episodes: int, discount: float) -> float:
     """The largest value of the safe box at which the best policy for this return searches."""
-    assert kind in RETURNS, "a return with known weights"
+    assert kind in NAMES, "a return with known weights"
     low, high = 0.0, 1.0
     while high - low > _CLOSE:
         middle = (low + high) / 2

@@ -99,6 +99,7 @@ TITLES = {
     "final": "weighted final",
     "sum": "plain sum",
     "last": "last episode only",
+    "balanced": "balanced sum",
     "differential": "differential (MAGE)",
     "cumulative": "cumulative (LaMer)",
     "single": "single episodes",
@@ -209,7 +210,7 @@ TABLES: Mapping[Name, Table] = {
     ),
     "exploration": Table(
         "Which return searches, by what the safe box pays",
-        _arms("lamer", "mage", "sum", "last"),
+        _arms("lamer", "mage", "sum", "last", "balanced"),
         worlds=("doors",),
         measure="score",
     ),

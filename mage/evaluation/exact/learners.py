@@ -7,6 +7,7 @@ discount g between episodes:
     differential  1-g, g(1-g), ..., g^(N-1) at the end (MAGE)
     final         0, ..., 0, 1
     sum           1, ..., 1
+    balanced      1/sqrt(N), ..., 1/sqrt(N)            (the best policy is that of the sum)
 
 Every move is the best one for the weights as its own episode sees them: this is what training
 rewards. Ties are broken by the larger plain sum of the scores that remain, then by the order in
@@ -40,8 +41,8 @@ def return_weights(kind: str, episodes: int, discount: float) -> Scores:
         return (*((1 - discount) * power for power in powers[:-1]), powers[-1])
     if kind == "final":
         return (*(0.0,) * (episodes - 1), 1.0)
-    assert kind == "sum", "one of RETURNS"
-    return (1.0,) * episodes
+    assert kind in ("sum", "balanced"), "a return with known weights"
+    return (1.0 if kind == "sum" else episodes**-0.5,) * episodes
 
 
 def learner_ceilings(environment: Environment, episodes: int, discount: float) -> dict[str, Scores]:
