@@ -1,5 +1,6 @@
 """Loading a transformers checkpoint for play and training."""
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -28,6 +29,21 @@ _LOAD_ERRORS = (
     ValueError,
 )
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def pick_cache(cache: str, device: torch.device) -> str:
+    """`cache`, or "model" with a warning on a device that does not compute with 8-bit floats."""
+    if cache != "fp8" or (
+        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    ):
+        return cache
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    warnings.warn(
+        f'engines.cache = "{cache}" has no effect: {name} does not compute with 8-bit floats '
+        "(a GPU of compute capability 8.9 or newer does). Keys and values keep the model's format",
+        stacklevel=2,
+    )
+    return "model"
 
 
 def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTrainedModel:

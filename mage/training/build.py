@@ -16,7 +16,7 @@ from mage.engines.base import Engine
 from mage.memory.base import Memory
 from mage.models.arithmetic import reset_arithmetic
 from mage.models.base import base_folder, count_parameters, model_folder, read_model
-from mage.models.loading import load_model, pick_device, pick_dtype
+from mage.models.loading import load_model, pick_cache, pick_device, pick_dtype
 from mage.models.shapes import read_shape
 from mage.models.sources.hub import read_hub_id
 from mage.play import PlaySetup
@@ -122,6 +122,9 @@ def fit_to_gpu(recipe: Recipe, ranks: int | None = None) -> Recipe:
     device = pick_device(recipe.run.device)
     if device.type != "cuda":
         return recipe
+    cache = recipe.engines.options.get("cache", "model")
+    if pick_cache(cache, device) != cache:
+        recipe = recipe.changed(engines={"cache": None})
     free, total = torch.cuda.mem_get_info(device)
     ranks = ranks or recipe.run.workers
     memory = free / _ranks_on_card(ranks)

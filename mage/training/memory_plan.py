@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mage.config.menus import engine_fields
 from mage.config.recipe import Recipe
 from mage.config.sections import LearnOptions
-from mage.models.shapes import ModelShape
+from mage.models.shapes import ModelShape, check_cache
 from mage.opponents.base import find, population_of
 
 GB = 1e9
@@ -220,7 +220,7 @@ def _static_parts(
         reference=weights if learn.kl and not adapters else 0,
         gradients=gradients / (sharers if learn.shard == "full" else 1),
         engine=0 if sampler else prefill + _ENGINE_BUFFERS,
-        slot=0 if sampler else _context(recipe) * shape.cached_values * value_bytes,
+        slot=0 if sampler else _context(recipe) * _token_bytes(recipe, shape, value_bytes),
         sampler=sampler,
         copies=_copies(recipe),
         copy=weights + masters + sampler,
@@ -230,6 +230,15 @@ def _static_parts(
 def _context(recipe: Recipe) -> int:
     """Tokens of a conversation."""
     return int(recipe.engines.options.get("context", 2048))
+
+
+def _token_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> int:
+    """Bytes of a token in a key/value pool; in 8 bits a key or value of a head has an exponent."""
+    cache = str(recipe.engines.options.get("cache", "model"))
+    check_cache(cache, shape.parameters)
+    if cache == "fp8":
+        return shape.cached_values + shape.cached_values // shape.head_size
+    return shape.cached_values * value_bytes
 
 
 def sampler_share(recipe: Recipe) -> float:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mage.engines.gpu.fp8_kernels import blocks_fp8, decode_fp8, in_words
 from mage.engines.gpu.state import BLOCK, DECODE, PREFILL, Blocks, Tuning
 
 _LOG2 = tl.constexpr(1.4426950408889634)
@@ -23,12 +24,13 @@ def attend_decode(
     filled: Tensor,
     shared: Tensor,
     scaling: float,
+    exponents: Tensor | None = None,
     tuning: Tuning = DECODE,
 ) -> Tensor:
     """One query per sequence: row r attends to the first filled[slots[r]] + 1 keys of its slot.
 
     The first shared[1] keys (whole blocks) are equal for all rows. They are read from slot
-    shared[0], so they stay in the GPU's cache.
+    shared[0], so they stay in the GPU's cache. With `exponents`, keys and values are in 8 bits.
     """
     rows, heads, size = query.shape
     kv_heads = keys.shape[2]
@@ -37,12 +39,19 @@ def attend_decode(
     parts = query.new_empty(splits, rows, heads, size, dtype=torch.float32) if splits > 1 else query
     sums = query.new_empty(splits, rows, heads, dtype=torch.float32) if splits > 1 else query
     together = heads // kv_heads
-    _attend_decode[(rows, kv_heads, splits)](
-        query, keys, values, slots, filled, shared, out, parts, sums,
-        keys.stride(0), keys.stride(1), scaling, rows,
-        heads, together, max(16, triton.next_power_of_2(together)), size, BLOCK, splits,
-        num_warps=tuning.warps, num_stages=tuning.stages,
-    )  # fmt: skip
+    sizes = heads, together, max(16, triton.next_power_of_2(together)), size, BLOCK, splits
+    if exponents is None:
+        _attend_decode[(rows, kv_heads, splits)](
+            query, keys, values, slots, filled, shared, out, parts, sums,
+            keys.stride(0), keys.stride(1), scaling, rows,
+            *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
+        )  # fmt: skip
+    else:
+        decode_fp8[(rows, kv_heads, splits)](
+            query, slots, filled, shared, out, parts, sums, scaling, rows,
+            *in_words(keys, values, exponents),
+            *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
+        )  # fmt: skip
     if splits > 1:
         _join[(rows, heads)](parts, sums, out, rows, heads, size, splits, num_warps=1)
     return out
@@ -139,6 +148,7 @@ def attend_blocks(
     values: Tensor,
     blocks: Blocks,
     scaling: float,
+    exponents: Tensor | None = None,
     tuning: Tuning = PREFILL,
 ) -> Tensor:
     """Blocks of new tokens of a sequence; each token attends to its slot's keys up to its own.
@@ -150,11 +160,19 @@ def attend_blocks(
     out = torch.empty_like(query)
     together = heads // kv_heads
     lines = max(16, triton.next_power_of_2(blocks.width * together))
-    _attend_blocks[(len(blocks.start), kv_heads)](
-        query, keys, values, blocks.start, blocks.count, blocks.slot, blocks.position, out,
-        keys.stride(0), keys.stride(1), scaling,
-        heads, together, lines, size, tuning.keys, num_warps=tuning.warps, num_stages=tuning.stages,
-    )  # fmt: skip
+    sizes = heads, together, lines, size, tuning.keys
+    if exponents is None:
+        _attend_blocks[(len(blocks.start), kv_heads)](
+            query, keys, values, blocks.start, blocks.count, blocks.slot, blocks.position, out,
+            keys.stride(0), keys.stride(1), scaling,
+            *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
+        )  # fmt: skip
+    else:
+        blocks_fp8[(len(blocks.start), kv_heads)](
+            query, blocks.start, blocks.count, blocks.slot, blocks.position, out, scaling,
+            *in_words(keys, values, exponents),
+            *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
+        )  # fmt: skip
     return out
 
 

@@ -31,7 +31,10 @@ from mage.engines.pool import KeyValuePool
 from mage.engines.sampling import truncate
 
 Array = np.ndarray[Any, Any]
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+# From queries, keys, values, their exponents if they are in 8 bits, and the factor of scores.
+Attend = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,10 +59,20 @@ class TokenSlots:
     ) -> torch.Tensor:
         """Attention of a layer from queries, keys and values [tokens, heads + 2 kv heads, size]."""
         keys, values = self.pool.layer(layer)
+        exponents = self.pool.layer_exponents(layer)
         query = self.ops.rotate_and_store(
-            together, heads, rope, norms, epsilon, self.slots, self.positions, keys, values
+            together,
+            heads,
+            rope,
+            norms,
+            epsilon,
+            self.slots,
+            self.positions,
+            keys,
+            values,
+            exponents,
         )
-        return self.attention(query, keys, values, scaling)
+        return self.attention(query, keys, values, exponents, scaling)
 
     def attend(
         self,
@@ -71,12 +84,15 @@ class TokenSlots:
     ) -> torch.Tensor:
         """The same for a transformers module, which has already applied the rotation."""
         keys, values = self.pool.layer(layer)
-        keys[self.slots, self.positions] = key
-        values[self.slots, self.positions] = value
+        exponents = self.pool.layer_exponents(layer)
+        where = self.slots, self.positions
+        reference_ops.store(where, key, keys, None if exponents is None else exponents[0])
+        reference_ops.store(where, value, values, None if exponents is None else exponents[1])
         return self.attention(
             query.contiguous(),
             keys,
             values,
+            exponents,
             query.shape[-1] ** -0.5 if scaling is None else scaling,
         )
 
@@ -169,10 +185,14 @@ class DeviceLoop:
         positions = self.state.filled.index_select(0, slots)
 
         def attend(
-            query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+            query: torch.Tensor,
+            keys: torch.Tensor,
+            values: torch.Tensor,
+            exponents: torch.Tensor | None,
+            scaling: float,
         ) -> torch.Tensor:
             found: torch.Tensor = self.ops.attend_decode(
-                query, keys, values, slots, self.state.filled, self.shared, scaling
+                query, keys, values, slots, self.state.filled, self.shared, scaling, exponents
             )
             return found
 
@@ -189,9 +209,15 @@ class DeviceLoop:
         self.state.top_p.index_copy_(0, words.slot, top_p)
 
         def attend(
-            query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+            query: torch.Tensor,
+            keys: torch.Tensor,
+            values: torch.Tensor,
+            exponents: torch.Tensor | None,
+            scaling: float,
         ) -> torch.Tensor:
-            found: torch.Tensor = self.ops.attend_blocks(query, keys, values, blocks, scaling)
+            found: torch.Tensor = self.ops.attend_blocks(
+                query, keys, values, blocks, scaling, exponents
+            )
             return found
 
         places = TokenSlots(self.ops, self.pool, words.owner, words.position, attend)

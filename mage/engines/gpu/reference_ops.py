@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from mage.engines.gpu.state import Blocks, DeviceState
+from mage.engines.pool import FP8, LARGEST, SMALLEST
 from mage.engines.sampling import uniform
 
 
@@ -23,16 +24,32 @@ def gated(gate_up: Tensor) -> Tensor:
 def rotate_and_store(
     together: Tensor, heads: int, rope: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor] | None, epsilon: float, slots: Tensor, positions: Tensor,
-    keys: Tensor, values: Tensor,
+    keys: Tensor, values: Tensor, exponents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Rotated queries of `together` [rows, heads + 2 kv heads, size]; stores keys and values."""
     query, key, value = together.split((heads, keys.shape[2], keys.shape[2]), 1)
     if norms is not None:
         query, key = rms_norm(query, norms[0], epsilon), rms_norm(key, norms[1], epsilon)
     cos, sin = (table.index_select(0, positions)[:, None] for table in rope)
-    keys[slots, positions] = rotate(key, cos, sin)
-    values[slots, positions] = value
+    where = slots, positions
+    store(where, rotate(key, cos, sin), keys, None if exponents is None else exponents[0])
+    store(where, value, values, None if exponents is None else exponents[1])
     return rotate(query, cos, sin)
+
+
+def store(
+    where: tuple[Tensor, Tensor], rows: Tensor, cache: Tensor, exponents: Tensor | None
+) -> None:
+    """Write rows [tokens, kv heads, size] to slots and positions; with exponents in 8 bits."""
+    if exponents is None:
+        cache[where] = rows
+        return
+    rows = rows.float()
+    exponent = (rows.abs().amax(-1).clamp(min=SMALLEST) / LARGEST).log2().ceil()
+    small = (rows * torch.exp2(-exponent)[..., None]).to(FP8)
+    cache.view(torch.uint8)[where] = small.view(torch.uint8)  # PyTorch does not index 8-bit floats
+    slots, positions = where
+    exponents[slots, :, positions] = exponent.to(torch.int8)
 
 
 def rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -48,6 +65,7 @@ def attend_decode(
     filled: Tensor,
     shared: Tensor,
     scaling: float,
+    exponents: Tensor | None = None,
 ) -> Tensor:
     """Row r attends to the first filled[slots[r]] + 1 keys of its slot.
 
@@ -56,13 +74,20 @@ def attend_decode(
     place = torch.arange(keys.shape[1], device=keys.device)
     owner = torch.where(place < shared[1], shared[0], slots[:, None])
     seen = place <= filled[slots][:, None]
-    return _attend(
-        query[:, None], keys[owner, place], values[owner, place], seen[:, None], scaling
-    )[:, 0]
+    where = owner, place
+    if exponents is None:
+        return _attend(query[:, None], keys[where], values[where], seen[:, None], scaling)[:, 0]
+    read = _read(keys, exponents[0], where), _read(values, exponents[1], where)
+    return _attend(query[:, None].float(), *read, seen[:, None], scaling)[:, 0].to(query.dtype)
 
 
 def attend_blocks(
-    query: Tensor, keys: Tensor, values: Tensor, blocks: Blocks, scaling: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Blocks,
+    scaling: float,
+    exponents: Tensor | None = None,
 ) -> Tensor:
     """Blocks of new tokens of a sequence; each token attends to its slot's keys up to its own."""
     out = torch.zeros_like(query)
@@ -72,14 +97,23 @@ def attend_blocks(
     ).tolist():
         if count > 0:
             seen = place <= position + torch.arange(count, device=keys.device)[:, None]
+            asked = query[None, start : start + count]
+            if exponents is None:
+                read = keys[slot], values[slot]
+            else:
+                where, asked = (torch.full_like(place, slot), place), asked.float()
+                read = _read(keys, exponents[0], where), _read(values, exponents[1], where)
             out[start : start + count] = _attend(
-                query[None, start : start + count],
-                keys[slot][None],
-                values[slot][None],
-                seen[None],
-                scaling,
+                asked, read[0][None], read[1][None], seen[None], scaling
             )[0]
     return out
+
+
+def _read(cache: Tensor, exponents: Tensor, where: tuple[Tensor, Tensor]) -> Tensor:
+    """The numbers [.., kv heads, size] at slots and places, in float32."""
+    slots, places = where
+    small = cache.view(torch.uint8)[where].view(FP8)
+    return small.float() * torch.exp2(exponents[slots, :, places].float())[..., None]
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float) -> Tensor:

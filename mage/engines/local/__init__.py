@@ -18,7 +18,7 @@ them (`forward.py`, `attention.py`), samples, and completes the sequences that e
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 from weakref import WeakMethod
 
 import numpy as np
@@ -45,6 +45,8 @@ from mage.engines.local.slots import Slots
 from mage.engines.pool import affordable_slots, make_pool
 from mage.engines.sampling import sample
 from mage.models.architecture import is_known
+from mage.models.loading import pick_cache
+from mage.models.shapes import check_cache
 from mage.types import Completion, Finish, Request
 
 _TRIED = 12  # tokens of the prompt with which an unknown architecture is tried
@@ -69,7 +71,7 @@ class LocalEngine(Engine):
     It computes or caches up to `slots` sequences of at most `context` tokens (prompt and reply). A
     step computes at most about `max_batch_tokens` tokens, so long prompts take several steps.
     `run_ahead`: launch a step from CUDA graphs before the tokens of the last one are read; the
-    default is True on a GPU.
+    default is True on a GPU. `cache`: keys and values in the model's format or in 8 bits.
     """
 
     context: int
@@ -95,6 +97,10 @@ class LocalEngine(Engine):
             bool | None,
             Field(description="launch a step before the last one is read; default: on a GPU"),
         ] = None,
+        cache: Annotated[
+            Literal["model", "fp8"],
+            Field(description="format of keys and values; fp8: 8 bits, for 1 B or more on a GPU"),
+        ] = "model",
     ) -> None:
         if slots < 1 or context < 2 or max_batch_tokens < 1:
             raise UserError(
@@ -110,15 +116,21 @@ class LocalEngine(Engine):
         self.attention = register()
         self.device = self.head.weight.device
         ahead = self.device.type == "cuda" if run_ahead is None else run_ahead
+        check_cache(cache, sum(weight.numel() for weight in causal_lm.parameters()))
+        fp8 = pick_cache(cache, self.device) == "fp8"
+        if fp8 and not ahead:
+            raise UserError('engines.cache = "fp8" needs engines.run_ahead = true')
         self.ops = operations(self.device) if ahead else None
         self.decoder = plain_decoder(model, context, self.ops)
-        slots = affordable_slots(slots, context, self.config, self.backbone, self.device)
         self.pool = make_pool(
             self.config,
             (slots + ahead, context),
             self.backbone.get_input_embeddings().weight.dtype,
             self.device,
+            fp8=fp8,
         )
+        slots = affordable_slots(slots, context, self.pool)
+        self.pool.most = (slots + ahead, context)
         self.slots = Slots(slots, context, share=prefix_cache)
         self.stats = Stats()
         self.queue: deque[Request] = deque()
