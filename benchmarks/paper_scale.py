@@ -167,7 +167,7 @@ def has_catalogue() -> bool:
 def make_recipe(case: Case, model: Path, given: argparse.Namespace) -> Recipe:
     small = ("--play.groups=2", "--play.members=2", "--engines.slots=8", "--engines.context=4096")
     return load_recipe(
-        case.recipe,
+        case.recipe + given.plus,
         [
             f"--model.path={model}",
             f"--learn.lora_rank={case.rank}",
@@ -286,6 +286,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-4b")
     parser.add_argument("--cases", default=",".join(case.name for case in CASES))
     parser.add_argument("--updates", type=int, help="updates of every case; default: 1 or 2")
+    parser.add_argument("--plus", default="", help="parts for every recipe, such as +ours")
     parser.add_argument("--reply-tokens", type=int, default=256)
     parser.add_argument("--folder", type=Path, help="folder for the model, kept; e.g. /dev/shm/m")
     parser.add_argument("--out", type=Path, help="JSON file, written after every update")

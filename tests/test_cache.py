@@ -30,6 +30,7 @@ from mage.config.loading import load_recipe
 from mage.engines.gpu import reference_ops
 from mage.engines.pool import FP8, KeyValuePool
 from mage.models.shapes import PRESETS
+from mage.training.engine_probe import EXACT, HALF, EngineProbe
 from mage.training.memory_plan import GB, plan_memory
 
 pytestmark = pytest.mark.timeout(600)
@@ -170,3 +171,8 @@ def test_the_benchmark_measures_both_caches(
     }
     for length in (80, 128):
         assert gaps["model", length] < 1e-5 < gaps["fp8", length] < 0.1
+
+
+def test_the_probe_of_the_engine_allows_for_8_bits(model: PreTrainedModel) -> None:
+    limits = [EngineProbe(make_engine(model, name), model, 1.0).limits for name in ("model", "fp8")]
+    assert limits == [EXACT, HALF]

@@ -24,6 +24,7 @@ class Engine(ABC):
     policy_version: int = 0
     capacity: int | None = None  # conversations that its cache can hold; None = any number
     context: int | None = None  # longest prompt and reply in tokens; None = unknown
+    rounds: bool = False  # whether it computes with fewer bits than the model has
 
     @abstractmethod
     def submit(self, request: Request) -> None:

@@ -62,7 +62,8 @@ class EngineProbe:
 
     def __init__(self, engine: Engine, model: PreTrainedModel, temperature: float) -> None:
         self.engine, self.model, self.temperature = engine, model, temperature
-        self.limits = HALF if model.dtype in (torch.bfloat16, torch.float16) else EXACT
+        half = engine.rounds or model.dtype in (torch.bfloat16, torch.float16)
+        self.limits = HALF if half else EXACT
         self.began = False  # a first check was made; on all ranks, also those without a prompt
         self.request: Request | None = None
         self.last: _Answer | None = None

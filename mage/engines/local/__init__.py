@@ -131,6 +131,7 @@ class LocalEngine(Engine):
         )
         slots = affordable_slots(slots, context, self.pool)
         self.pool.most = (slots + ahead, context)
+        self.rounds = fp8
         self.slots = Slots(slots, context, share=prefix_cache)
         self.stats = Stats()
         self.queue: deque[Request] = deque()
