@@ -110,7 +110,6 @@ BROKEN: dict[str, Any] = {
         "pddl_problem": GOOD["pddl_problem"].replace("(atLocation agent1 loc_bar_0)", ""),
     },
     "undeclared": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("agent1 - agent\n", "")},
-    "walkthrough": {**GOOD, "walkthrough": "go"},
     "grammar": {key: value for key, value in GOOD.items() if key != "task"}
     | {"grammar": "no task here"},
 }
@@ -133,7 +132,7 @@ def test_an_unreadable_game_file_gives_one_clear_message(tmp_path: Path) -> None
         load_game(tmp_path / "gone")
 
 
-# --- Filter and missing walkthroughs ----------------------------------------------------------
+# --- Filter ---------------------------------------------------------------------------------------
 
 
 def test_movable_sliced_and_unsolvable_games_are_left_out(tmp_path: Path) -> None:
@@ -145,18 +144,6 @@ def test_movable_sliced_and_unsolvable_games_are_left_out(tmp_path: Path) -> Non
     unsolvable = json.dumps(good | {"solvable": False}, separators=(",", ":"))
     write(tmp_path, "valid_seen", "pick_and_place_simple-Cup-None-Shelf-1", unsolvable)
     assert list_games(tmp_path, "test", TASK_TYPES) == (kept,)
-
-
-def test_a_game_without_a_walkthrough_loads_with_a_plan(tmp_path: Path) -> None:
-    game = generate("heat", "train", 3, **SMALL)
-    expected = game.pop("walkthrough")
-    write(tmp_path, "train", "pick_heat_then_place_in_recep-a", game)
-    found = Alfworld(data=str(tmp_path)).start(0).world.game
-    assert list(found.walkthrough) == expected
-    world = World(found)
-    for command in found.walkthrough:
-        world.step(command)
-    assert world.won
 
 
 def test_data_is_checked_before_the_model_loads(
@@ -202,9 +189,10 @@ def test_official_walkthroughs_win_and_plans_are_no_longer(official: Path) -> No
         world = World(game)
         steps = plan(world)
         assert steps is not None
-        assert len(steps) <= len(game.walkthrough), path
-        twin = world.copy()
-        for command in game.walkthrough:
+        walkthrough = json.loads(path.read_text())["walkthrough"]
+        assert len(steps) <= len(walkthrough), path
+        twin = World(game)
+        for command in walkthrough:
             world.step(command)
         for command in steps:
             twin.step(command)
@@ -220,11 +208,12 @@ def test_a_thousand_official_games_need_less_than_a_gigabyte(official: Path) -> 
 import resource
 from mage.environments.alfworld.engine import World
 from mage.environments.alfworld.games import find_folder, list_games, load_game
+from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TASK_TYPES
 paths = list_games(find_folder("official"), "train", TASK_TYPES)[:1000]
 worlds = [World(load_game.__wrapped__(path)) for path in paths]
 for world in worlds:
-    for command in world.game.walkthrough:
+    for command in plan(world):
         world.step(command)
     world.admissible()
 print(len(worlds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)

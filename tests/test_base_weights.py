@@ -33,7 +33,7 @@ def test_adapters_are_refused_on_other_base_weights(tmp_path: Path) -> None:
         {"name": "kuhn_poker"},
         opponents={"train": {"random": 1.0}},
         model={"path": str(model)},
-        learn={"lora_rank": 2, "lora_alpha": 4.0},
+        learn={"lora_rank": 2},
     )
     run = mage.train(recipe, runs=tmp_path / "runs").folder
     call = CliRunner().invoke

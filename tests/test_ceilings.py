@@ -21,7 +21,6 @@ from mage.evaluation.exact.ceilings import (
     ceilings,
     equilibrium_value,
     exploitation,
-    opening_values,
     optimum,
 )
 from mage.evaluation.exact.replayed import RARE, at_least_once, panel_bound, pass_bound, win_chances
@@ -254,15 +253,6 @@ def test_exploitation_runs_from_safe_play_to_the_best_response():
     assert exploitation(-1 / 18, -1 / 18, 1 / 3) == 0
     assert exploitation(1 / 3, -1 / 18, 1 / 3) == pytest.approx(1)
     assert exploitation(0.1, 0.0, 0.001) is None
-
-
-def test_the_best_opening_has_the_value_of_the_best_response() -> None:
-    """Pattern-0 is deterministic, so its best opening wins with certainty."""
-    worth = opening_values(TicTacToe(), "pattern-0", "win")
-    assert set(worth) == set("123456789")
-    assert max(worth.values()) == best_response(TicTacToe(), "pattern-0", 0, "win") == 1.0
-    with pytest.raises(ValueError, match="no exact value"):
-        opening_values(KuhnPoker(), "conservative")
 
 
 # --- Pass@k of a replayed deal

@@ -324,7 +324,7 @@ def test_ceilings_of_other_opponents_are_not_shown(place: Path, run: Path) -> No
         (["--environments.name=kuhn_pokr"], "did you mean 'kuhn_poker'?"),
         (["--opponents.train={bold=1}"], "mage/opponents/ has no 'bold'"),
         (["--play.members=1"], "greater than or equal to 2"),
-        (["--learn.lora_alpha=3"], "has no effect"),
+        (["--learn.entropy_final=3"], "has no effect"),
         (["--model.path=/nowhere"], "has no config.json"),
         (["--play.groups", "no"], "play.groups"),
         (["two", "names"], "--section.option=value"),

@@ -91,7 +91,6 @@ def test_the_resolved_recipe_contains_the_defaults_of_menu_items(recipe_file: Pa
         ],
         [
             "--learn.lora_rank=8",
-            "--learn.lora_alpha=16.5",
             "--evaluate.temperature=0",
             "--advantages.name=grpo",
         ],
@@ -164,9 +163,9 @@ def test_change_recipe_drops_options_that_lose_their_effect(recipe_file: Path) -
     recipe = load_recipe(recipe_file, ["--agent.reflection_tokens=64"])
     assert change_recipe(recipe, ["--memory.keep=none"]).memory() == Notes(keep="none")
     with pytest.raises(
-        ConfigError, match=r"learn\.lora_alpha = 4\.0: has no effect while learn\.lora_rank = 0"
+        ConfigError, match=r"learn\.entropy_final = 0\.5: has no effect while learn\.entropy = 0"
     ):
-        change_recipe(recipe, ["--learn.lora_alpha=4"])
+        change_recipe(recipe, ["--learn.entropy_final=0.5"])
 
 
 def test_every_option_has_a_description() -> None:
@@ -407,7 +406,6 @@ def test_an_error_says_what_is_allowed_and_where_to_change_it(
             'with returns.kind = "single"',
         ),
         ({"learn": {"entropy_final": 0.1}}, "learn.entropy_final", "while learn.entropy = 0"),
-        ({"learn": {"lora_alpha": 8.0}}, "learn.lora_alpha", "while learn.lora_rank = 0"),
         (
             {"learn": {"minibatches": 4, "minibatch_rows": 64}},
             "learn.minibatches",
@@ -701,15 +699,6 @@ def test_a_persistent_memory_plays_a_panel_once(kuhn_tables: Tables) -> None:
     given = {"evaluate": {"plays": 2}, "memory": {"name": "memento"}}
     message = message_of(kuhn_tables | given)
     assert message.startswith("evaluate.plays = 2: must be 1 with a memory that persists")
-
-
-@pytest.mark.parametrize(("name", "value"), [("top_p", 0.8), ("top_k", 20)])
-def test_training_samples_from_all_tokens(kuhn_tables: Tables, name: str, value: float) -> None:
-    message = message_of(kuhn_tables | {"agent": {name: value}})
-    assert message.startswith(f"agent.{name} = {value}: cuts off tokens in training")
-    assert f"use evaluate.{name}" in message
-    build_recipe(kuhn_tables | {"agent": {name: value}, "run": {"updates": 0}})
-    build_recipe(kuhn_tables | {"evaluate": {name: value}})
 
 
 def test_full_sharding_with_adapters_is_an_error(kuhn_tables: Tables) -> None:

@@ -9,7 +9,7 @@ from mage.config.sections import ReturnOptions
 from mage.credit.advantages.gigpo import estimate
 from mage.credit.samples import assign_credit
 from mage.run_folder import RunError
-from mage.run_folder.credit_files import read_credits, write_credits
+from mage.run_folder.turn_files import read_credits, write_credits
 
 
 def test_stored_credit_equals_the_credit_of_training(tmp_path: Path) -> None:

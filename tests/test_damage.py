@@ -19,8 +19,8 @@ from mage.config.loading import build_recipe
 from mage.evaluation.rows import task_row, write_tasks
 from mage.learn import checkpoint
 from mage.run_folder import RunError, RunFolder
-from mage.run_folder.credit_files import write_credits
 from mage.run_folder.files import write_checksums
+from mage.run_folder.turn_files import write_credits
 from tests.test_checkpoint import make
 from tests.toys import meta
 

@@ -16,7 +16,7 @@ from mage.environments.sokoban import Sokoban
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.compare import compare
 from mage.evaluation.exact.ceilings import ceilings
-from mage.evaluation.figures import Evaluation, Expert, summarise, summarise_rows
+from mage.evaluation.figures import Evaluation, Expert, summarise_rows
 from mage.evaluation.rows import (
     TaskRow,
     read_tasks,
@@ -28,6 +28,7 @@ from mage.evaluation.rows import (
 from mage.evaluation.statistics import wilson
 from mage.opponents.base import Population
 from mage.types import Completion, Episode, MetaEpisode, Outcome, Task, Turn
+from tests.toys import summarise
 
 KUHN = KuhnPoker()
 POPULATION = Population(train={"conservative": 0.5, "aggressive": 0.5}, ood={"cfr": 1})
@@ -204,24 +205,6 @@ def test_members_of_a_task_count_as_one_task():
     assert overall.tasks == 2
     assert overall.episodes[0].success == wilson(1.5, 2)
     assert (overall.episodes[0].score.value, overall.episodes[0].score.count) == (1 / 2, 2)
-
-
-def test_stratified_intervals_are_narrower_when_the_deal_explains_the_score():
-    seeds = {
-        deal: [s for s in range(200) if KUHN.stratum(KUHN.episode_seed(s, 0)) == deal][:4]
-        for deal in range(6)
-    }
-    games = [
-        played(s, 0, "aggressive", [deal - 2.5 + (s % 2)])
-        for deal, some in seeds.items()
-        for s in some
-    ]
-    plain, narrow = (
-        summarise(games, KUHN, POPULATION, "test", stratified=flag).overall.episodes[0].score
-        for flag in (False, True)
-    )
-    assert plain.value == pytest.approx(narrow.value)
-    assert narrow.high - narrow.low < 0.5 * (plain.high - plain.low)
 
 
 def test_stored_rows_give_the_same_figures(tmp_path):

@@ -11,8 +11,8 @@ from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.config.menus import find_item
 from mage.run_folder import RunFolder
-from mage.run_folder.credit_files import write_credits
 from mage.run_folder.files import file_digest, read_json, write_sealed
+from mage.run_folder.turn_files import write_credits
 from tests.toys import meta
 
 OWN = """

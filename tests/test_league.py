@@ -18,7 +18,7 @@ from mage.ranks.stop import Stopped
 from mage.run_folder import DamagedError, RunFolder
 from mage.training import league
 from mage.training.callbacks import Callback
-from mage.training.league import Copy, draw_copies, league_of
+from mage.training.league import Copy, draw_copies
 from mage.training.tasks import draw_tasks
 from mage.training.trainer import train
 from tests.toys import scripted_agent
@@ -31,7 +31,7 @@ SMALL = [
     "--run.keep=5",
     "--run.evaluate_every=0",
     "--run.episodes_every=0",
-    '--opponents.train={"league-1-1.0-2-1" = 0.5, aggressive = 0.5}',
+    '--opponents.train={"league-1-1.0-2" = 0.5, aggressive = 0.5}',
     "--play.groups=4",
     "--play.members=2",
     "--engines.slots=16",
@@ -87,31 +87,6 @@ def test_a_frozen_agent_sees_its_own_turns_and_answers_bad_replies_with_a_legal_
     assert "opponent bet" in seen[1][len(seen[0]) :]
 
 
-def test_a_league_that_starts_later_has_no_share_before() -> None:
-    """24 groups: 6 for each of both styles and 12 for the league, or 12 and 12 before it starts."""
-    pool = '--opponents.train={"league-20-1-2-5" = 2.0, aggressive = 1.0, conservative = 1.0}'
-    recipe = load_recipe("kuhn_demo", [pool, "--play.groups=24"])
-
-    def shares(update: int) -> Counter[str]:
-        return Counter(row[0].opponent for row in draw_tasks(recipe, update))
-
-    assert shares(5) == {"aggressive": 12, "conservative": 12}
-    assert shares(6) == {"league-20-1-2-5": 12, "aggressive": 6, "conservative": 6}
-    assert league_of(recipe) == "league-20-1-2-5"
-
-
-@pytest.mark.parametrize(
-    ("pool", "message"),
-    [
-        ('{"league-20-1-2-320" = 1.0, aggressive = 1.0}', "raise run.updates or lower"),
-        ('{"league-20-1-2-5" = 1.0}', "no other opponent"),
-    ],
-)
-def test_a_start_that_cannot_work_is_an_error(pool: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        league_of(load_recipe("kuhn_demo", [f"--opponents.train={pool}"]))
-
-
 def test_a_warm_up_plays_without_the_league() -> None:
     pool = '--opponents.train={{"league-20" = 1.0{}}}'
     recipe = load_recipe("kuhn_demo", [pool.format(", aggressive = 1.0")])
@@ -129,21 +104,21 @@ def test_a_resumed_run_has_the_same_metrics_and_the_same_copies(
     recipe = load_recipe("kuhn_demo", SMALL)
     whole = RunFolder.create(tmp_path / "whole", recipe)
     train(whole.path, Callback(), lambda: False)
-    assert synced[:2] == ["update_000001.partial", "league"], "written to the disk, then renamed"
+    assert synced[:2] == ["update_000000.partial", "league"], "written to the disk, then renamed"
     cut = RunFolder.create(tmp_path / "cut", recipe)
     with pytest.raises(Stopped):
         train(cut.path, Callback(), lambda: True)  # stops after update 1
     train(cut.path, Callback(), lambda: False)
     assert cut.metrics() == whole.metrics()
-    assert [line["league_copies"] for line in whole.metrics()] == [0, 1, 2]
+    assert [line["league_copies"] for line in whole.metrics()] == [1, 2, 3]
     copies = sorted(path.name for path in (whole.path / "league").iterdir())
-    assert copies == ["update_000001.safetensors", "update_000002.safetensors"]
-    for update, name in zip((1, 2), copies, strict=True):
+    assert copies == [f"update_{update:06d}.safetensors" for update in range(3)]
+    for update, name in enumerate(copies):
         checkpoint = whole.path / "checkpoints" / f"update_{update:06d}" / "model.safetensors"
         trained, frozen = load_file(checkpoint), load_file(whole.path / "league" / name)
         assert all(bool((trained[tensor] == value).all()) for tensor, value in frozen.items())
     assert not check_run(cut).faults
-    (cut.path / "league" / copies[0]).write_bytes(b"")
+    (cut.path / "league" / copies[1]).write_bytes(b"")
     assert ["frozen copy" in line for line in check_run(cut).faults] == [True]
     (cut.path / "summary.json").unlink()
     with pytest.raises(DamagedError, match="frozen copy"):

@@ -14,7 +14,6 @@ from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.config.recipe import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
-from mage.evaluation.figures import summarise
 from mage.opponents.base import Population
 from mage.report.loggers import make_loggers
 from mage.report.run_results import read_run_results
@@ -22,6 +21,7 @@ from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback, CallbackList
 from mage.training.trainer import train
 from tests.report_runs import make_run
+from tests.toys import summarise
 from tests.view_runs import STYLES, play
 
 TINY = (

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,13 +16,8 @@ from mage.types import Completion, Task, TurnRef
 ATOMS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 KEYS = st.integers() | st.text() | st.tuples(st.integers(), st.text())
 ITEMS = st.recursive(
-    ATOMS | st.binary(),
-    lambda inner: (
-        st.lists(inner)
-        | st.tuples(inner, inner)
-        | st.dictionaries(KEYS, inner)
-        | st.frozensets(KEYS)
-    ),
+    ATOMS,
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner),
     max_leaves=8,
 )
 
@@ -41,7 +35,6 @@ def test_records_come_back_equal() -> None:
     item = [
         (task, completion, TurnRef(0, 1, 2, -1, "a" * 40)),
         Counter({("x", 1): 2.5}),
-        {3, 4},
         Path("a/b"),
     ]
     assert decode(encode(item)) == item
@@ -60,15 +53,6 @@ def test_long_lists_of_whole_numbers(largest: int) -> None:
     item = (*range(40), -3, largest)
     assert decode(encode(item)) == item
     assert type(decode(encode(item))[-1]) is type(largest)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_tensors_come_back_equal(dtype: torch.dtype) -> None:
-    tensor = torch.tensor([[0, 1, 2], [3, 4, 0]]).to(dtype)
-    found = decode(encode({"x": tensor}))["x"]
-    assert found.dtype == dtype
-    assert torch.equal(found, tensor)
-    assert decode(encode(torch.zeros(0, 3))).shape == (0, 3)
 
 
 def test_a_long_object_that_occurs_twice_is_sent_once() -> None:

@@ -17,7 +17,7 @@ from mage.learn.pack.packing import Packed
 from mage.play import play_groups
 from mage.ranks.ranks import Ranks
 from mage.run_folder import RunError, RunFolder
-from mage.run_folder.move_files import TurnMoves, read_moves
+from mage.run_folder.turn_files import TurnMoves, read_moves
 from mage.training.build import Components, build_components
 from mage.training.callbacks import Callback
 from mage.training.tasks import draw_tasks

@@ -34,8 +34,6 @@ TABLE: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("agent.prompts", "published prompts", ("published",) * 5),
     ("agent.window", "published windows", (None, None, 7, 15, 5)),
     ("agent.temperature", "published code", (1.0,) * 5),
-    ("agent.top_p", "published code", (1.0,) * 5),
-    ("agent.top_k", "published code", (0,) * 5),
     ("returns.kind", "2: differential", ("differential",) * 5),
     ("returns.step_discount", "2: g_step", (0.95,) * 5),
     ("returns.episode_discount", "2: g_traj", (0.6,) * 5),

@@ -181,7 +181,7 @@ def test_the_published_reflection_on_kuhn_poker_shows_both_cards_in_training_onl
 
 
 def test_sokoban_has_row_numbers_the_tick_and_three_moves() -> None:
-    world = Sokoban(stop_when_lost=False)
+    world = Sokoban()
     state = world.start(world.episode_seed(3, 0))
     expert = state.expert()
     assert expert is not None
@@ -208,7 +208,7 @@ def test_alfworld_lists_no_help_and_gives_no_hints() -> None:
 
 
 def test_webshop_offers_a_search_on_the_search_page_only_and_cuts_old_pages() -> None:
-    search = "search[<r>]"  # many results
+    search = "search[made for every day]"  # many results
     found = Played(WORLDS[-1], (search,))
     assert "'search[<your words>]'" in found.moves[0]
     assert "click[" not in found.moves[0]

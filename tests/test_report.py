@@ -12,7 +12,6 @@ from matplotlib.image import imread
 from mage.api.report import write_report
 from mage.config.recipe import build_recipe
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.evaluation.figures import summarise
 from mage.opponents.base import Population
 from mage.report.curves import draw_legend
 from mage.report.drawing import separate, smooth
@@ -22,6 +21,7 @@ from mage.run_folder import RunError, RunFolder
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 from tests import toys
 from tests.report_runs import make_run, metrics_of, play
+from tests.toys import summarise
 from tests.view_runs import STYLES, store
 
 

@@ -32,9 +32,9 @@ from mage.run_folder import (
     versions,
     write_atomic,
 )
-from mage.run_folder.credit_files import write_credits
 from mage.run_folder.episode_files import contents_path, read_contents
 from mage.run_folder.files import append_line
+from mage.run_folder.turn_files import write_credits
 from mage.run_folder.update_lines import UpdateLines
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 from tests.torture.processes import Kill, call

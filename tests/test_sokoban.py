@@ -59,10 +59,7 @@ def test_the_expert_solves_every_room_in_exactly_its_distance_without_regret(
 @given(seeds, seeds)
 def test_random_play_keeps_the_rules(seed: int, luck: int) -> None:
     """Moves agree with brute force, and lost rooms are exactly those without a solution."""
-    state, rng = (
-        Sokoban(stop_when_lost=False, turn_moves=1, longest=7).start(seed),
-        random.Random(luck),
-    )
+    state, rng = Sokoban(turn_moves=1, longest=7).start(seed), random.Random(luck)
     distances = search_all(state.room.draw(state.player, state.boxes)) if seed % 10 == 0 else None
     while state.turn() is not None:
         floor, targets, before = read_drawing(
@@ -113,14 +110,6 @@ def test_the_recap_by_turns_has_the_answers_with_their_numbers() -> None:
         "targets at the end: 0 of 1. After turn 2 the room could not be solved any more. You lost."
     )
     assert "Turn" not in state.observe(0), "a finished room has no next turn"
-
-
-def test_a_lost_room_continues_if_stop_when_lost_is_off() -> None:
-    state = start_at(EDGE, stop_when_lost=False)
-    state.apply("right right")
-    assert state.dead_since == 2
-    assert state.turn() == 0
-    assert state.expert() is None
 
 
 def test_the_words_view_is_relative_to_the_player() -> None:
@@ -176,11 +165,11 @@ def test_the_recap_mentions_that_no_move_was_made() -> None:
 
 
 def test_the_map_marks_player_and_boxes_on_targets() -> None:
-    state = start_at("#######\n#@$..$#\n#######", stop_when_lost=False)
+    state = start_at("#######\n#@$..$#\n#######")
     state.apply("right")
     state.apply("right right")
     assert state.observe(0).splitlines() == [
-        "You made: right, right (blocked).",
+        "You made: right.",
         "# # # # # # #",
         "# _ _ S * X #",
         "# # # # # # #",

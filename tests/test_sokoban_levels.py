@@ -16,12 +16,12 @@ from mage.environments.sokoban import Sokoban
 from mage.environments.sokoban.levels import read_levels
 from mage.environments.sokoban.rooms import make_room
 from mage.environments.sokoban.search import solve
-from mage.evaluation.figures import summarise
 from mage.evaluation.rows import read_tasks, write_tasks
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
 from mage.play import PlaySetup, play_groups
 from mage.types import Task
+from tests.toys import summarise
 
 BOXOBAN = Path(__file__).parents[2] / "shared/data/boxoban/levels.tar.xz"
 LINE = """

@@ -87,7 +87,7 @@ def test_a_person_sees_the_throw_of_the_opponent_after_both_throws() -> None:
 
 def test_options_that_allow_no_full_game_are_refused() -> None:
     assert RockPaperScissors(throws=50).max_turns == 100
-    with pytest.raises(ValueError, match="no game could be finished"):
+    with pytest.raises(ValueError, match="no episode could be finished"):
         RockPaperScissors(throws=5, max_turns=4)
     with pytest.raises(ValueError, match="greater than or equal to 1"):
         RockPaperScissors(throws=0)

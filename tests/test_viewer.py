@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from mage.api.dataset import dataset_rows
 from mage.cli.main import app
 from mage.run_folder import RunError, RunFolder
-from mage.run_folder.credit_files import read_credits
-from mage.run_folder.move_files import write_moves
+from mage.run_folder.turn_files import read_credits, write_moves
 from mage.viewer.export import collect, write_file, write_folder
 from mage.viewer.library import Library, UnknownPath
 from mage.viewer.runs import stored_names

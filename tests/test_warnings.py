@@ -49,12 +49,12 @@ def test_a_different_sampler_in_evaluation_gives_a_warning() -> None:
 def test_evaluation_samples_as_training_unless_the_recipe_says_otherwise(
     kuhn_tables: dict[str, dict[str, Any]],
 ) -> None:
-    tables = kuhn_tables | {"agent": {"temperature": 0.9, "top_k": 5}, "run": {"updates": 0}}
-    assert build_recipe(tables).evaluation_sampler() == (0.9, 1.0, 5)
-    recipe = build_recipe(tables | {"evaluate": {"temperature": 0.0}})
+    tables = kuhn_tables | {"agent": {"temperature": 0.9}}
+    assert build_recipe(tables).evaluation_sampler() == (0.9, 1.0, 0)
+    recipe = build_recipe(tables | {"evaluate": {"temperature": 0.5, "top_k": 5}})
     assert (recipe.evaluation_sampler(), recipe.training_sampler()) == (
-        (0.0, 1.0, 5),
-        (0.9, 1.0, 5),
+        (0.5, 1.0, 5),
+        (0.9, 1.0, 0),
     )
     assert start_warnings(build_recipe(tables)) == []
 

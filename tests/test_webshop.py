@@ -1,10 +1,8 @@
 """WebShop on generated catalogues: pages, actions, the expert, page limits."""
 
 import random
-from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -12,7 +10,6 @@ from hypothesis import strategies as some
 from mage.config.menus import find_item
 from mage.environments.base import check, golden
 from mage.environments.webshop import WebShop, pages
-from mage.environments.webshop.generate import generate
 from mage.environments.webshop.session import WebShopState
 
 GOLDEN = Path(__file__).parent / "golden" / "webshop.txt"
@@ -36,68 +33,6 @@ def with_options(environment: WebShop) -> WebShopState:
     while state.page != "item":
         state.apply(str(state.expert()))
     return state
-
-
-def test_keywords_list_products_in_file_order() -> None:
-    """Compared with the raw records."""
-    raw, state = generate(300, 0, "full"), SHOP.start(3)
-    known = {item["asin"]: raw.attributes[item["asin"]] for item in raw.products}
-    sample = raw.products[7]
-    attribute = known[sample["asin"]]["attributes"][0]
-    wanted = {
-        f"search[<a> {attribute}]": [
-            item["asin"] for item in raw.products if attribute in known[item["asin"]]["attributes"]
-        ],
-        f"search[<c> {sample['category']} and more]": [
-            item["asin"] for item in raw.products if item["category"] == sample["category"]
-        ],
-        f"search[<q> {sample['query']}]": [
-            item["asin"]
-            for item in raw.products
-            if item["query"].lower().strip() == sample["query"].lower().strip()
-        ],
-        "search[<q> no such query]": [],
-        "search[<a>]": [],
-    }
-    for action, asins in wanted.items():
-        walk(state, action)
-        assert list(state._hits()) == asins, action
-        assert [value for value in state.clickables() if value.upper() in asins] == [
-            asin.lower() for asin in asins[:10]
-        ]
-    assert len(wanted[f"search[<a> {attribute}]"]) > 1
-
-
-def test_the_random_keyword_lists_the_same_fifty_products_per_goal() -> None:
-    first, again, other = (walk(SHOP.start(seed), "search[<r>]")._hits() for seed in (3, 3, 4))
-    assert first == again != other
-    assert len(set(first)) == 50
-    assert (
-        walk(SHORT.start(0), "search[<r> whatever]")._hits()
-        == walk(SHORT.start(0), "search[<r>]")._hits()
-    )
-
-
-def test_weighted_goals_are_drawn_in_proportion_to_their_weights() -> None:
-    """Weights recomputed from the goals; 6,000 draws, each share within five standard errors."""
-    world = SHOP.model_copy(update={"draw": "weighted"})
-    catalogue, places = world.catalogue(), world.places()
-    goals = [catalogue.goal(place) for place in range(catalogue.goals)]
-    asked = Counter(attribute for goal in goals for attribute in goal.attributes)
-    weights = [
-        sum(1 / asked[attribute] for attribute in goal.attributes) / len(goal.attributes)
-        for goal in goals
-    ]
-    assert np.allclose(catalogue.weights(places), weights[places.start : places.stop])
-    found = Counter(world._weighted(seed) for seed in range(6000))
-    total = sum(weights[place] for place in places)
-    for at, place in enumerate(places):
-        share = weights[place] / total
-        assert abs(found[at] - 6000 * share) < 5 * (6000 * share) ** 0.5 + 5
-    assert world.strata() == 1
-    assert world.for_split("test").goal(5) == SHOP.for_split("test").goal(5), (
-        "held-out goals are all measured alike"
-    )
 
 
 def test_the_menu_finds_it_by_name() -> None:

@@ -10,12 +10,12 @@ from mage.environments.alfworld import Alfworld
 from mage.environments.base import Environment
 from mage.environments.sokoban import Sokoban
 from mage.environments.webshop import WebShop
-from mage.evaluation.figures import summarise
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
 from mage.play import PlaySetup, play_groups
 from mage.seeds import derive
 from mage.types import Split, Task
+from tests.toys import summarise
 
 WORLDS: tuple[Environment, ...] = (
     Sokoban(),

@@ -1,13 +1,17 @@
 """Small objects for tests: a chat, a scripted agent, hand-made meta-episodes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
 from mage.engines.base import ScriptedEngine
-from mage.types import Completion, Episode, MetaEpisode, Request, Task, Turn
+from mage.environments.base import Environment
+from mage.evaluation.figures import Evaluation, summarise_rows
+from mage.evaluation.rows import task_row
+from mage.opponents.base import Population
+from mage.types import Completion, Episode, MetaEpisode, Request, Split, Task, Turn
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -30,6 +34,13 @@ def byte_chat() -> Chat:
         ]
     )
     return Chat(tokenizer, TEMPLATE, {}, (tokenizer.token_to_id("<|end|>"),))
+
+
+def summarise(
+    metas: Iterable[MetaEpisode], world: Environment, population: Population, split: Split
+) -> Evaluation:
+    """The figures of played meta-episodes."""
+    return summarise_rows([task_row(one) for one in metas], world, population, split)
 
 
 def scripted_agent(

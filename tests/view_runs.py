@@ -10,17 +10,15 @@ from typing import Any
 from mage.config.recipe import build_recipe
 from mage.credit.samples import assign_credit
 from mage.environments.kuhn_poker import KuhnPoker
-from mage.evaluation.figures import summarise
 from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import write_tasks
 from mage.memory.notes import Notes
 from mage.opponents.base import Population
 from mage.play import PlaySetup, play_groups
 from mage.run_folder import RunFolder
-from mage.run_folder.credit_files import write_credits
-from mage.run_folder.move_files import TurnMoves, write_moves
+from mage.run_folder.turn_files import TurnMoves, write_credits, write_moves
 from mage.types import MetaEpisode, Task
-from tests.toys import scripted_agent
+from tests.toys import scripted_agent, summarise
 
 CHANCES = TurnMoves(0, 0, 0, 0, 2, 0.9, (("pass", 0.625), ("bet", 0.275)))
 WARNING = "60 % of the replies of the last 3 updates are not legal moves. Teach the format first."

@@ -10,10 +10,9 @@ from mage.config.errors import ConfigError, UserError
 from mage.evaluation.rows import read_tasks
 from mage.learn import checkpoint
 from mage.run_folder import RunFolder, list_stages
-from mage.run_folder.credit_files import read_credits
 from mage.run_folder.files import reading, verify_checksums
 from mage.run_folder.links import refuse_links
-from mage.run_folder.move_files import read_moves
+from mage.run_folder.turn_files import read_credits, read_moves
 from mage.training.league import FOLDER, check_copy, read_copies
 from mage.training.resume import check_base, read_best
 

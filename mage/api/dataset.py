@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mage.run_folder import Json, RunError, RunFolder, write_atomic
-from mage.run_folder.credit_files import TurnCredit, read_credits
 from mage.run_folder.files import reading, to_line
-from mage.run_folder.move_files import read_moves
+from mage.run_folder.turn_files import TurnCredit, read_credits, read_moves
 from mage.viewer.runs import stored_names
 from mage.viewer.transcripts import Transcripts
 

@@ -7,18 +7,15 @@ template the prompts are messages, with one they need the tokenizer of the model
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
 from mage.agent.messages import MessageChat
 from mage.config.recipe import Recipe
-from mage.engines.base import ScriptedEngine
 from mage.learn.imitate.demonstrations import Demonstration, Script, write_demonstrations
 from mage.models.base import base_folder
-from mage.play import PlaySetup
+from mage.training.context import scripted_setup
 from mage.training.tasks import draw_tasks
 
 _NOTE = "(what the agent has written)"
-_ROOM = 1 << 20  # tokens of a scripted reply: texts of the templates may be long
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,9 @@ def show_prompts(recipe: Recipe, template: bool = False) -> list[ShownPrompt]:
 
 def _prompts(recipe: Recipe, chat: Chat) -> Iterator[tuple[str, tuple[int, ...]]]:
     task = draw_tasks(recipe, 0)[0][0]
-    turns = write_demonstrations(_setup(recipe, chat), [task], 0, Script(note=_NOTE))
+    recipe.environment().check_data()
+    setup = replace(scripted_setup(recipe, chat), episodes=recipe.play.episodes)
+    turns = write_demonstrations(setup, [task], 0, Script(note=_NOTE))
     plays = [turn for turn in turns if turn.turn.kind == "play"]
     yield "episode 1, turn 1", plays[0].turn.prompt_ids
     for turn in turns:
@@ -64,19 +63,6 @@ def _prompts(recipe: Recipe, chat: Chat) -> Iterator[tuple[str, tuple[int, ...]]
 def _last(plays: Sequence[Demonstration]) -> Demonstration:
     """The last turn of the last episode: it has a memory and past turns."""
     return max(plays, key=lambda turn: (turn.where.episode, turn.where.index))
-
-
-def _setup(recipe: Recipe, chat: Chat) -> PlaySetup:
-    recipe.environment().check_data()
-    engine = ScriptedEngine(lambda request: "", chat.encode)
-    sampling = SamplingOptions(max_tokens=_ROOM, reflection_tokens=_ROOM)
-    return PlaySetup(
-        environment=recipe.environment(),
-        agent=Agent(engine, chat, sampling, *recipe.agent.shown()),
-        memory=recipe.memory(),
-        episodes=recipe.play.episodes,
-        numbered=recipe.play.numbered,
-    )
 
 
 def _decode(chat: Chat, ids: tuple[int, ...]) -> str:

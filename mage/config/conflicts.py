@@ -23,7 +23,6 @@ def find_conflicts(recipe: Options, origin: Origin) -> list[str]:
         *_check_balanced(recipe, origin),
         *_check_shard(recipe, origin),
         *_check_plays(recipe, origin),
-        *_check_support(recipe, origin),
         *_check_opponents(recipe, origin),
         *_check_rewards(recipe, origin),
     ]
@@ -66,117 +65,99 @@ def _worlds(recipe: Options) -> list[Any]:
 
 
 _SINGLE_AGENT = "in an environment without opponents"
-_EFFECTS = (
-    _Effect(
+_PUBLISHED = 'with agent.prompts = "published"'
+_RANDOM = 'with warmup.play = "random"'
+_NO_REFLECTIONS = "with a memory that asks for no reflections"
+# Section, options, what takes away their effect, and whether they have one.
+_RULES: tuple[tuple[str, str, str, Callable[[Options], bool]], ...] = (
+    (
         "warmup",
-        "noise",
-        'with warmup.play = "random"',
+        "noise own_steps own_labels processes repeat_wins",
+        _RANDOM,
         lambda r: r.warmup.play == "expert",
     ),
-    *(
-        _Effect("warmup", name, 'with warmup.play = "random"', lambda r: r.warmup.play == "expert")
-        for name in ("own_steps", "own_labels", "processes", "repeat_wins")
-    ),
-    _Effect("warmup", "own_labels", "while warmup.own_steps = 0", lambda r: r.warmup.own_steps > 0),
-    _Effect("warmup", "own_labels", "with play.episodes = 1", lambda r: r.play.episodes > 1),
-    _Effect(
+    ("warmup", "own_labels", "while warmup.own_steps = 0", lambda r: r.warmup.own_steps > 0),
+    ("warmup", "own_labels", "with play.episodes = 1", lambda r: r.play.episodes > 1),
+    (
         "warmup",
         "repeat_wins",
         'with environments.restart = "fresh"',
         lambda r: any(world.restart == "same" for world in _worlds(r)),
     ),
-    _Effect(
-        "run",
-        "keep_transcripts",
-        "while run.episodes_every = 0",
-        lambda r: r.run.episodes_every > 0,
-    ),
-    *(
-        _Effect(
-            "agent", name, 'with agent.prompts = "published"', lambda r: r.agent.prompts == "chat"
-        )
-        for name in ("fold", "think_first", "past_turns")
-    ),
-    _Effect("agent", "window", "with agent.past_turns = false", lambda r: r.agent.past_turns),
-    _Effect("agent", "fold", "with agent.past_turns = false", lambda r: r.agent.past_turns),
-    _Effect(
-        "returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"
-    ),
-    _Effect(
+    ("run", "keep_transcripts", "while run.episodes_every = 0", lambda r: r.run.episodes_every > 0),
+    ("agent", "fold think_first past_turns", _PUBLISHED, lambda r: r.agent.prompts == "chat"),
+    ("agent", "window fold", "with agent.past_turns = false", lambda r: r.agent.past_turns),
+    ("agent", "reflection_tokens", _NO_REFLECTIONS, lambda r: r.memory().reflects),
+    ("returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"),
+    (
         "returns",
         "own_difference",
         'unless returns.kind = "differential"',
         lambda r: r.returns.kind == "differential",
     ),
-    _Effect(
+    (
         "returns",
         "episode_discount",
         'with returns.kind = "single", "final" or "balanced"',
         lambda r: r.returns.kind in ("differential", "cumulative"),
     ),
-    _Effect(
+    (
         "returns",
         "propagation",
         'with returns.kind = "single"',
         lambda r: r.returns.kind != "single",
     ),
-    _Effect(
+    (
         "returns",
         "per_turn",
         "in environments that score an episode at its end only",
         lambda r: not r.returns.per_turn or any(one.scores_every_turn for one in _worlds(r)),
     ),
-    _Effect(
+    (
         "learn",
         "entropy_final",
         "while learn.entropy = 0",
         lambda r: r.learn.entropy > 0 or r.learn.entropy_final == 0,
     ),
-    _Effect(
+    (
         "learn",
         "minibatches",
         "together with learn.minibatch_rows",
         lambda r: r.learn.minibatch_rows is None,
     ),
-    _Effect("learn", "lora_alpha", "while learn.lora_rank = 0", lambda r: r.learn.lora_rank > 0),
-    _Effect("learn", "tree_tokens", "while learn.packed = false", lambda r: r.learn.packed),
-    _Effect(
+    (
+        "learn",
+        "reflect_from",
+        _NO_REFLECTIONS,
+        lambda r: r.memory().reflects or r.learn.reflect_from == 0,
+    ),
+    ("learn", "tree_tokens", "while learn.packed = false", lambda r: r.learn.packed),
+    (
         "play",
         "stop_on_success",
         "with play.episodes = 1",
         lambda r: r.play.episodes > 1 or not r.play.stop_on_success,
     ),
-    _Effect(
-        "agent",
-        "reflection_tokens",
-        "with a memory that asks for no reflections",
-        lambda r: r.memory().reflects,
-    ),
-    _Effect(
-        "learn",
-        "reflect_from",
-        "with a memory that asks for no reflections",
-        lambda r: r.memory().reflects or r.learn.reflect_from == 0,
-    ),
-    _Effect("play", "seats", _SINGLE_AGENT, _multi_agent),
-    _Effect("play", "grouping", _SINGLE_AGENT, _multi_agent),
-    _Effect("evaluate", "seats", _SINGLE_AGENT, _multi_agent),
-    _Effect("evaluate", "ood_seats", _SINGLE_AGENT, _multi_agent),
-    _Effect("opponents", "train", _SINGLE_AGENT, _multi_agent),
-    _Effect("opponents", "test", _SINGLE_AGENT, _multi_agent),
-    _Effect("opponents", "ood", _SINGLE_AGENT, _multi_agent),
-    _Effect(
+    ("play", "seats grouping", _SINGLE_AGENT, _multi_agent),
+    ("evaluate", "seats ood_seats", _SINGLE_AGENT, _multi_agent),
+    ("opponents", "train test ood", _SINGLE_AGENT, _multi_agent),
+    (
         "evaluate",
         "top_p",
         "with evaluate.temperature = 0",
         lambda r: _samples_at_random(r) or r.evaluate.top_p == 1,
     ),
-    _Effect(
+    (
         "evaluate",
         "top_k",
         "with evaluate.temperature = 0",
         lambda r: _samples_at_random(r) or r.evaluate.top_k == 0,
     ),
+)
+_EFFECTS = tuple(
+    _Effect(section, option, needs, works)
+    for section, options, needs, works in _RULES
+    for option in options.split()
 )
 
 
@@ -235,20 +216,6 @@ def _check_plays(recipe: Options, origin: Origin) -> list[str]:
         "memory would already hold the first one"
     )
     return [origin.mistake("evaluate.plays", recipe.evaluate.plays, fault)]
-
-
-def _check_support(recipe: Options, origin: Origin) -> list[str]:
-    """The learner computes probabilities among all tokens, so the sampler must use all of them."""
-    fault = (
-        "cuts off tokens in training, where the learner counts all tokens, so every ratio of "
-        "probabilities would be wrong; to cut them off in evaluation only, use evaluate.{}"
-    )
-    given = {"top_p": recipe.agent.top_p < 1, "top_k": recipe.agent.top_k > 0}
-    return [
-        origin.mistake(f"agent.{name}", getattr(recipe.agent, name), fault.format(name))
-        for name, cuts in given.items()
-        if cuts and recipe.run.updates and not origin.stored  # old runs stay readable
-    ]
 
 
 def _check_workers(recipe: Options, origin: Origin) -> list[str]:

@@ -101,17 +101,14 @@ class Options(Section):
         return self.evaluate.plays if panel == "final" else 1
 
     def training_sampler(self) -> Sampler:
-        """How replies are sampled in training."""
-        return Sampler(self.agent.temperature, self.agent.top_p, self.agent.top_k)
+        """How replies are sampled in training: among all tokens, as the learner counts them."""
+        return Sampler(self.agent.temperature, 1.0, 0)
 
     def evaluation_sampler(self) -> Sampler:
         """How replies are sampled in evaluation: as in training, unless [evaluate] says more."""
-        own, train = self.evaluate, self.training_sampler()
-        return Sampler(
-            train.temperature if own.temperature is None else own.temperature,
-            train.top_p if own.top_p is None else own.top_p,
-            train.top_k if own.top_k is None else own.top_k,
-        )
+        own = self.evaluate
+        temperature = self.agent.temperature if own.temperature is None else own.temperature
+        return Sampler(temperature, own.top_p or 1.0, own.top_k or 0)
 
     def evaluation_episodes(self) -> int:
         """Episodes of a meta-episode in evaluation."""

@@ -17,6 +17,12 @@ RETIRED: dict[tuple[str, str, str], Any] = {
     ("advantages", "gigpo", "reflections_score_zero"): False,
     ("advantages", "gigpo", "sample_std"): False,
     ("agent", "", "examples"): 0,
+    ("agent", "", "top_k"): 0,
+    ("agent", "", "top_p"): 1.0,
+    ("environments", "sokoban", "stop_when_lost"): True,
+    ("environments", "webshop", "attributes_page"): False,
+    ("environments", "webshop", "catalogue_seed"): 0,
+    ("environments", "webshop", "draw"): "evenly",
     ("learn", "", "beta1"): 0.9,
 }
 # name of a deleted part -> what to write instead

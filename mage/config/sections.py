@@ -182,8 +182,6 @@ class AgentOptions(Section):
     temperature: float = Field(
         1.0, gt=0, le=10, description="sampling temperature; loss and logprobs use the same"
     )
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; 1 = off")
-    top_k: int = Field(0, ge=0, description="sample among the k most likely tokens; 0 = off")
     thinking: Literal["auto", "on", "off"] = Field(
         "auto",
         description="thoughts before the action, for chat templates with such a switch; "
@@ -362,9 +360,6 @@ class LearnOptions(Section):
         "results), or all weights, gradients and state that are trained (FSDP2)",
     )
     lora_rank: int = Field(0, ge=0, description="rank of the LoRA adapters; 0 = train all weights")
-    lora_alpha: float | None = Field(
-        None, gt=0, description="scale of the LoRA adapters; twice the rank if not given"
-    )
 
     @property
     def tokens_at_once(self) -> int:
@@ -418,12 +413,12 @@ class EvaluateOptions(Section):
         description="sampling temperature; 0 = the most likely token; not given = as in agent",
     )
     top_p: float | None = Field(
-        None, gt=0, le=1, description="nucleus sampling; 1 = off; not given = as in agent"
+        None, gt=0, le=1, description="nucleus sampling; not given or 1 = off"
     )
     top_k: int | None = Field(
         None,
         ge=0,
-        description="sample among the k most likely tokens; 0 = off; not given = as in agent",
+        description="sample among the k most likely tokens; not given or 0 = off",
     )
     episodes: int = Field(0, ge=0, le=100, description="episodes in a meta-episode; 0 = as in play")
     seats: Seats | None = Field(

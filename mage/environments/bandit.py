@@ -10,12 +10,19 @@ import random
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from scipy.integrate import quad
 from scipy.special import betainc
 
 from mage.config.errors import UserError
-from mage.environments.base import Problem, Result, SingleAgentEnvironment, State, named
+from mage.environments.base import (
+    FixedLength,
+    Problem,
+    Result,
+    SingleAgentEnvironment,
+    State,
+    named,
+)
 from mage.seeds import derive
 from mage.types import Outcome
 
@@ -72,11 +79,12 @@ class BanditState(State):
         return f"{SAFE if move == SAFE else f'arm {move}'} paid {pays:g}"
 
 
-class Bandit(SingleAgentEnvironment):
+class Bandit(FixedLength, SingleAgentEnvironment):
     """Arms that pay 1 with unknown probabilities, the same ones in all episodes."""
 
     name: ClassVar[str] = "bandit"
     scores_every_turn: ClassVar[bool] = True
+    length: ClassVar[str] = "pulls"
 
     arms: int = Field(2, description="arms with unknown probabilities, 2 to 100")
     pulls: int = Field(3, ge=1, le=100, description="pulls in one episode")
@@ -88,9 +96,6 @@ class Bandit(SingleAgentEnvironment):
     )
     restart: Literal["same", "fresh"] = Field(
         "same", description="same = same arms in every episode; fresh = new arms in each"
-    )
-    max_turns: int = Field(
-        0, description="replies in one episode, illegal ones included; 0 = twice the pulls"
     )
 
     @field_validator("prior", mode="before")
@@ -116,23 +121,6 @@ class Bandit(SingleAgentEnvironment):
                 f"arms = {value}: a choice needs 2 to 100 arms. Choose a number in this range"
             )
         return value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_max_turns(cls, options: dict[str, Any]) -> dict[str, Any]:
-        pulls = options.get("pulls", 3)
-        if options.get("max_turns", 0) in (0, "0") and str(pulls).isdigit():
-            return options | {"max_turns": 2 * int(pulls)}
-        return options
-
-    @model_validator(mode="after")
-    def _can_be_finished(self) -> "Bandit":
-        if self.max_turns < self.pulls:
-            raise UserError(
-                f"max_turns = {self.max_turns} is less than pulls = {self.pulls}: no episode could "
-                "be finished. Leave max_turns out"
-            )
-        return self
 
     def start(self, seed: int) -> BanditState:
         return BanditState(self, seed)

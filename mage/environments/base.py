@@ -11,10 +11,11 @@ import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from mage.config.errors import UserError
 from mage.seeds import derive
 from mage.types import Outcome, Split, Task
 
@@ -166,6 +167,15 @@ class Problem(ABC):
         """The results of every move that differs from the others; the first one wins ties."""
 
 
+def turn_limit(default: int) -> Any:
+    """The option `max_turns` of an environment."""
+    return Field(
+        default,
+        ge=1,
+        description="replies the agent may give in one episode, illegal ones included",
+    )
+
+
 class Environment(BaseModel, ABC):
     """A world and its options. A class in a file of this folder is found by the file's name."""
 
@@ -182,9 +192,7 @@ class Environment(BaseModel, ABC):
         description="same = the deal and the opponent's opening are replayed; "
         "fresh = same opponent and seat, new deal",
     )
-    max_turns: int = Field(
-        8, ge=1, description="replies the agent may give in one episode, illegal ones included"
-    )
+    max_turns: int = turn_limit(8)
     reward_scale: float = Field(10.0, gt=0, description="task reward of an episode = scale x score")
 
     @abstractmethod
@@ -256,7 +264,7 @@ class Environment(BaseModel, ABC):
 
     def stratum(self, seed: int) -> int:
         """Which of the `strata()` deals an episode with this seed gets."""
-        return 0
+        return seed % self.strata()
 
     def fixed_deals(self, tasks: int) -> list[int] | None:
         """The strata of the final panel, one for each task; None = a panel balances them."""
@@ -297,12 +305,22 @@ class SingleAgentEnvironment(Environment):
     seats: ClassVar[int] = 1
     multi_agent: ClassVar[bool] = False
 
+    restart: Literal["same", "fresh"] = Field(
+        "same", description="same = one task in all episodes; fresh = a new task in each"
+    )
     failure_reward: float = Field(
         0.0,
         le=0,
         description="task reward of an episode without success, also at the turn limit; "
         "0 = scale x score",
     )
+
+    @property
+    def forfeit_score(self) -> float:
+        return 0.0
+
+    def outcome(self, score: float) -> Outcome:
+        return "won" if score > 0 else "lost"
 
     def reward(self, score: float) -> float:
         """Task reward of an episode (Appendix A: +10 for success, -10 for failure)."""
@@ -313,6 +331,33 @@ class SingleAgentEnvironment(Environment):
     def paid_score(self, score: float) -> float:
         """The part of the score that is paid; an environment with partial scores overrides it."""
         return score
+
+
+class FixedLength(Environment):
+    """An environment whose episodes all have the same number of turns: the option `length`."""
+
+    length: ClassVar[str]
+    max_turns: int = Field(
+        0, description="replies in one episode, illegal ones included; 0 = twice its turns"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_max_turns(cls, options: dict[str, Any]) -> dict[str, Any]:
+        turns = str(options.get(cls.length, cls.model_fields[cls.length].default))
+        if options.get("max_turns", 0) in (0, "0") and turns.isdigit():
+            return options | {"max_turns": 2 * int(turns)}
+        return options
+
+    @model_validator(mode="after")
+    def _can_be_finished(self) -> Self:
+        turns = getattr(self, self.length)
+        if self.max_turns < turns:
+            raise UserError(
+                f"max_turns = {self.max_turns} is less than {self.length} = {turns}: no episode "
+                "could be finished. Leave max_turns out"
+            )
+        return self
 
 
 def check(environment: Environment, games: int = 200, seed: int = 0) -> list[str]:

@@ -13,10 +13,17 @@ import random
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from mage.config.errors import UserError
-from mage.environments.base import Problem, Result, SingleAgentEnvironment, State, named
+from mage.environments.base import (
+    FixedLength,
+    Problem,
+    Result,
+    SingleAgentEnvironment,
+    State,
+    named,
+)
 from mage.seeds import derive
 from mage.types import Outcome
 
@@ -70,11 +77,12 @@ class DoorsState(State):
         return f"{'The safe box' if move == SAFE else f'Door {move}'} paid {pays:g}"
 
 
-class Doors(SingleAgentEnvironment):
+class Doors(FixedLength, SingleAgentEnvironment):
     """One of K doors pays 1, a safe box pays s; the same doors in all episodes."""
 
     name: ClassVar[str] = "doors"
     scores_every_turn: ClassVar[bool] = True
+    length: ClassVar[str] = "choices"
 
     arms: int = Field(4, description="doors, 2 to 100; one of them pays 1")
     safe: tuple[float, ...] = Field(
@@ -97,9 +105,6 @@ class Doors(SingleAgentEnvironment):
     )
     restart: Literal["same", "fresh"] = Field(
         "same", description="same = same doors in every episode; fresh = drawn anew in each"
-    )
-    max_turns: int = Field(
-        0, description="replies in one episode, illegal ones included; 0 = twice the choices"
     )
 
     @field_validator("arms")
@@ -128,23 +133,6 @@ class Doors(SingleAgentEnvironment):
                 "0 (nothing) and 1 (what the right door pays). Give values in this range"
             )
         return tuple(sorted(set(value)))
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_max_turns(cls, options: dict[str, Any]) -> dict[str, Any]:
-        choices = options.get("choices", 2)
-        if options.get("max_turns", 0) in (0, "0") and str(choices).isdigit():
-            return options | {"max_turns": 2 * int(choices)}
-        return options
-
-    @model_validator(mode="after")
-    def _can_be_finished(self) -> "Doors":
-        if self.max_turns < self.choices:
-            raise UserError(
-                f"max_turns = {self.max_turns} is less than choices = {self.choices}: no episode "
-                "could be finished. Leave max_turns out"
-            )
-        return self
 
     def start(self, seed: int) -> DoorsState:
         deal = self.stratum(seed)

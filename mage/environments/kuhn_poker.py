@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from mage.environments.base import State, Wording
+from mage.environments.base import State, Wording, turn_limit
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
 
 CARDS = ("J", "Q", "K")
@@ -124,9 +124,7 @@ class KuhnPoker(OpenSpiel):
     name: ClassVar[str] = "kuhn_poker"
     presentation: ClassVar[tuple[str, ...]] = ("pay",)
     game: Literal["kuhn_poker"] = Field("kuhn_poker", description="OpenSpiel's name of the game")
-    max_turns: int = Field(
-        6, ge=1, description="replies the agent may give in one episode, illegal ones included"
-    )
+    max_turns: int = turn_limit(6)
     reward_scale: float = Field(5.0, gt=0, description="task reward of an episode = scale x chips")
     pay: Literal["chips", "result"] = Field(
         "chips",
@@ -163,9 +161,6 @@ class KuhnPoker(OpenSpiel):
 
     def strata(self) -> int:
         return len(DEALS)
-
-    def stratum(self, seed: int) -> int:
-        return seed % len(DEALS)
 
 
 _PUBLISHED_SEED = 1000  # of the published evaluation: environment seed 0, plus 1,000

@@ -11,14 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from itertools import combinations, permutations, product
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from mage.config.errors import UserError
 from mage.environments.base import Problem, Result, SingleAgentEnvironment, State
 from mage.seeds import derive
-from mage.types import Outcome
 
 _MOST_CODES = 10_000
 _MOST_EXACT = 130  # codes of an exact solution; more take minutes and gigabytes
@@ -97,9 +96,6 @@ class Mastermind(SingleAgentEnvironment):
         le=9,
         description="with restart = fresh: number of digits that all secrets of a task use",
     )
-    restart: Literal["same", "fresh"] = Field(
-        "same", description="same = same secret in every episode; fresh = a new one in each"
-    )
     max_turns: int = Field(
         6, ge=1, le=100, description="guesses in one episode, illegal ones included"
     )
@@ -165,13 +161,6 @@ class Mastermind(SingleAgentEnvironment):
 
     def example_action(self) -> str:
         return self.codes()[min(1, len(self.codes()) - 1)]
-
-    @property
-    def forfeit_score(self) -> float:
-        return 0.0
-
-    def outcome(self, score: float) -> Outcome:
-        return "won" if score > 0 else "lost"
 
     def restated(self, score: float) -> Mapping[str, float]:
         """Guesses, if the code is always found."""

@@ -9,13 +9,12 @@ so a mine that was hit in one episode is known in the next.
 import random
 import re
 from collections.abc import Hashable, Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from mage.config.errors import UserError
-from mage.environments.base import SingleAgentEnvironment, State
-from mage.types import Outcome
+from mage.environments.base import SingleAgentEnvironment, State, turn_limit
 
 Cell = tuple[int, int]  # row and column, from 1 on
 CLOSED, MINE, NONE = "?", "*", "."
@@ -99,12 +98,7 @@ class Minesweeper(SingleAgentEnvironment):
 
     size: int = Field(6, ge=2, le=20, description="rows and columns of the board")
     mines: int = Field(3, ge=1, description="number of mines")
-    restart: Literal["same", "fresh"] = Field(
-        "same", description="same = same board in every episode; fresh = a new board in each"
-    )
-    max_turns: int = Field(
-        7, ge=1, description="cells the agent may open in one episode, illegal replies included"
-    )
+    max_turns: int = turn_limit(7)
 
     @model_validator(mode="after")
     def _has_safe_cells(self) -> "Minesweeper":
@@ -150,13 +144,6 @@ class Minesweeper(SingleAgentEnvironment):
 
     def example_action(self) -> str:
         return "2,1"
-
-    @property
-    def forfeit_score(self) -> float:
-        return 0.0
-
-    def outcome(self, score: float) -> Outcome:
-        return "won" if score > 0 else "lost"
 
 
 def _name(cell: Cell) -> str:

@@ -16,7 +16,7 @@ import pyspiel
 from pydantic import Field, field_validator
 
 from mage.config.errors import UserError
-from mage.environments.base import SEATS, Environment, State
+from mage.environments.base import SEATS, Environment, State, turn_limit
 
 # Short rules by OpenSpiel's name of the game, for a reader who knows only the printed state.
 _RULES = {
@@ -123,9 +123,7 @@ class OpenSpiel(Environment):
     game: str = Field(
         "connect_four", description="OpenSpiel's name of the game, with its parameters"
     )
-    max_turns: int = Field(
-        100, ge=1, description="replies the agent may give in one episode, illegal ones included"
-    )
+    max_turns: int = turn_limit(100)
     forfeits: bool = Field(
         True,
         description="the turn limit is a loss after any illegal reply; false = it pays 0, as in "

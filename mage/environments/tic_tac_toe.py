@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mage.environments.base import State, Wording
+from mage.environments.base import State, Wording, turn_limit
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
 
 _RULES = (
@@ -115,9 +115,7 @@ class TicTacToeWording(Wording):
 class TicTacToe(OpenSpiel):
     name: ClassVar[str] = "tic_tac_toe"
     game: Literal["tic_tac_toe"] = Field("tic_tac_toe", description="OpenSpiel's name of the game")
-    max_turns: int = Field(
-        8, ge=1, description="replies the agent may give in one episode, illegal ones included"
-    )
+    max_turns: int = turn_limit(8)
 
     def start(self, seed: int) -> TicTacToeState:
         return TicTacToeState(self, seed)

@@ -4,7 +4,7 @@ Ceilings are computed beside the figures where the game is small enough.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from mage.evaluation.panels import NOBODY
 from mage.evaluation.rows import (
     TaskRow,
     average,
-    by_task,
     finite,
     gain_of,
     outcome_of,
@@ -27,11 +26,10 @@ from mage.evaluation.rows import (
     score_of,
     select_rows,
     success_of,
-    task_row,
 )
-from mage.evaluation.statistics import Estimate, mean, stratified_mean
+from mage.evaluation.statistics import Estimate
 from mage.opponents.base import Population
-from mage.types import MetaEpisode, Split, Task
+from mage.types import Split, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,65 +115,28 @@ class Evaluation:
         } | worlds
 
 
-def summarise(
-    meta_episodes: Iterable[MetaEpisode],
-    environment: Environment,
-    population: Population,
-    split: Split,
-    *,
-    search: bool = False,
-    stratified: bool = False,
-    with_ceilings: bool = True,
-) -> Evaluation:
-    """The figures of a played panel.
-
-    `search` also computes best responses to MCTS (slow, estimated). `stratified` uses the narrower
-    score intervals of a stratified panel.
-    """
-    rows = [task_row(played) for played in meta_episodes]
-    return summarise_rows(
-        rows,
-        environment,
-        population,
-        split,
-        search=search,
-        stratified=stratified,
-        with_ceilings=with_ceilings,
-    )
-
-
 def summarise_rows(
     rows: Sequence[TaskRow],
     environment: Environment,
     population: Population,
     split: Split,
-    *,
-    search: bool = False,
-    stratified: bool = False,
     with_ceilings: bool = True,
 ) -> Evaluation:
-    """The same from rows, new or read from a file.
+    """The figures of a played panel, from its rows, new or read from a file.
 
     In a mix every world has its own figures; bounds, opponents and seats belong to one world.
     """
     _check_rows(rows, environment, population, split)
-    if environment.name not in environment.inside():
-        return _summarise_mix(
-            rows,
-            environment,
-            lambda own, world: summarise_rows(
-                own,
-                world,
-                population.playing(world),
-                split,
-                search=search,
-                stratified=stratified,
-                with_ceilings=with_ceilings,
-            ),
-        )
     episodes, pool = max(len(row.scores) for row in rows), population.pool(split)
-    bounds = PanelBounds(environment, pool, episodes, search=search, enabled=with_ceilings)
-    builder = _FigureBuilder(environment, bounds, episodes, stratified)
+    if environment.name not in environment.inside():
+        worlds = tuple(
+            summarise_rows(own, world, population.playing(world), split, with_ceilings)
+            for name, world in environment.inside().items()
+            if (own := [row for row in rows if row.task.environment == name])
+        )
+        return _summarise_mix(rows, environment, worlds, episodes)
+    bounds = PanelBounds(environment, pool, episodes, enabled=with_ceilings)
+    builder = _FigureBuilder(environment, bounds, episodes)
     there = {row.task.opponent for row in rows}
     opponents = [name for name in (*pool, NOBODY) if name in there]
     seats = sorted({row.task.seat for row in rows})
@@ -197,40 +158,29 @@ def summarise_rows(
 
 
 def _summarise_mix(
-    rows: Sequence[TaskRow],
-    environment: Environment,
-    summarise_world: Callable[[Sequence[TaskRow], Environment], Evaluation],
+    rows: Sequence[TaskRow], environment: Environment, worlds: tuple[Evaluation, ...], episodes: int
 ) -> Evaluation:
     """The figures over all worlds, with those of every world; a mix of one world is that world."""
-    found = tuple(
-        summarise_world(own, world)
-        for name, world in environment.inside().items()
-        if (own := [row for row in rows if row.task.environment == name])
-    )
     if len(environment.inside()) == 1:
-        return found[0]
-    episodes = max(len(row.scores) for row in rows)
-    bounds = PanelBounds(environment, {}, episodes, search=False, enabled=False)
+        return worlds[0]
+    bounds = PanelBounds(environment, {}, episodes, enabled=False)
     return Evaluation(
         environment=environment.name,
-        split=found[0].split,
-        overall=_FigureBuilder(environment, bounds, episodes, False).cell(rows, None, None),
+        split=worlds[0].split,
+        overall=_FigureBuilder(environment, bounds, episodes).cell(rows, None, None),
         by_opponent=(),
         by_seat=(),
         by_opponent_seat=(),
         rows=tuple(rows),
-        worlds=found,
+        worlds=worlds,
     )
 
 
 class _FigureBuilder:
     """Computes cells; holds what all cells share: the environment and its bounds."""
 
-    def __init__(
-        self, environment: Environment, bounds: PanelBounds, episodes: int, stratified: bool
-    ) -> None:
-        self.environment, self.bounds = environment, bounds
-        self.episodes, self.stratified = episodes, stratified
+    def __init__(self, environment: Environment, bounds: PanelBounds, episodes: int) -> None:
+        self.environment, self.bounds, self.episodes = environment, bounds, episodes
         self.expert_scores: dict[Task, float | None] = {}
 
     def cell(self, rows: Sequence[TaskRow], opponent: str | None, seat: int | None) -> Cell:
@@ -271,7 +221,7 @@ class _FigureBuilder:
         self, rows: Sequence[TaskRow], tasks: list[Task], k: int, everybody: bool
     ) -> EpisodeFigures:
         played = [row for row in rows if k < len(row.scores)]
-        passed, score = rate(rows, passed_by(k)), self._mean_score(played, k)
+        passed, score = rate(rows, passed_by(k)), average(played, score_of(k))
         ceiling = self.bounds.ceiling(tasks, k) if everybody else None
         assert passed is not None, "a cell has at least one task"
         return EpisodeFigures(
@@ -294,17 +244,6 @@ class _FigureBuilder:
             folded=_share(played, k, "folded"),
             overflow=_share(played, k, "overflow"),
         )
-
-    def _mean_score(self, played: Sequence[TaskRow], k: int) -> Estimate | None:
-        values = by_task(played, score_of(k))
-        if not values or not self.stratified:
-            return mean(list(values.values())) if values else None
-        world = self.environment
-        strata = [
-            (task.opponent, task.seat, world.stratum(world.episode_seed(task.seed, k)))
-            for task in values
-        ]
-        return stratified_mean(list(values.values()), strata)
 
     def _exploitation(self, score: Estimate | None, played: Sequence[TaskRow]) -> Estimate | None:
         bounds = self.bounds.scores(list(dict.fromkeys(row.task for row in played)))

@@ -48,7 +48,5 @@ def evaluate_panel(
         read_transcripts=read_transcripts,
     )
     numbered = [replace(row, member=place // len(tasks)) for place, row in enumerate(rows)]
-    figures = summarise_rows(
-        numbered, setup.environment, population, split, with_ceilings=with_ceilings
-    )
+    figures = summarise_rows(numbered, setup.environment, population, split, with_ceilings)
     return figures, metas

@@ -1,17 +1,19 @@
 """Intervals and paired comparisons. The unit is the TASK: members of one task are averaged first.
 
-All intervals are 95 % by default. Scores have the plain t interval by default. Panels are
-stratified, so it is a little too wide; `stratified_mean` takes the strata into account.
+All intervals are 95 %. Scores have the plain t interval. Panels are stratified over opponents,
+seats and deals, so it is a little too wide.
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
 from mage.config.errors import UserError
+
+_UPPER = 0.975  # quantile of the upper end of a 95 % interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Difference:
     p_value: float
 
 
-def wilson(successes: float, count: int, level: float = 0.95) -> Estimate:
+def wilson(successes: float, count: int) -> Estimate:
     """Wilson's score interval of a rate; valid at 0 and 1. 8 of 10 give .49 to .943.
 
     `successes` may be a sum of per-task means. With several members a task, `count` is still the
@@ -49,7 +51,7 @@ def wilson(successes: float, count: int, level: float = 0.95) -> Estimate:
             f"a rate needs at least one task and at most one success for each, "
             f"not {successes} of {count}"
         )
-    rate, z = successes / count, float(ndtri(0.5 + level / 2))
+    rate, z = successes / count, float(ndtri(_UPPER))
     centre = (rate + z * z / (2 * count)) / (1 + z * z / count)
     half = (
         z
@@ -61,60 +63,17 @@ def wilson(successes: float, count: int, level: float = 0.95) -> Estimate:
     )
 
 
-def mean(values: Sequence[float], level: float = 0.95) -> Estimate:
+def mean(values: Sequence[float]) -> Estimate:
     """The mean over tasks with Student's t interval."""
     _need(values)
     average = math.fsum(values) / len(values)
     if len(values) == 1:
         return Estimate(average, -math.inf, math.inf, 1)
     error = math.sqrt(_variance(values) / len(values))
-    return _t_interval(average, error, len(values) - 1, len(values), level)
+    return _t_interval(average, error, len(values) - 1, len(values))
 
 
-def stratified_mean(
-    values: Sequence[float], strata: Sequence[Hashable], level: float = 0.95
-) -> Estimate:
-    """The same mean; its interval comes from the variance WITHIN strata.
-
-    A panel fixes the number of tasks of each (opponent, seat, deal).
-    error^2 = sum_h (n_h / n)^2 s_h^2 / n_h. Strata of one task have no variance of their own and
-    are pooled into one, which is conservative. Without a stratum of two or more tasks it is the
-    plain interval.
-    """
-    _need(values)
-    groups: dict[Hashable, list[float]] = {}
-    for value, stratum in zip(values, strata, strict=True):
-        groups.setdefault(stratum, []).append(value)
-    single = [group[0] for group in groups.values() if len(group) == 1]
-    several = [group for group in groups.values() if len(group) > 1]
-    if len(single) == 1 and several:
-        several[-1] = [*several[-1], single.pop()]
-    blocks = [*several, *([single] if single else [])]
-    if len(values) == 1:
-        return mean(values, level)
-    error = math.sqrt(sum(len(block) * _variance(block) for block in blocks)) / len(values)
-    return _t_interval(
-        math.fsum(values) / len(values), error, len(values) - len(blocks), len(values), level
-    )
-
-
-def bootstrap(
-    values: Sequence[float],
-    *,
-    seed: int,
-    draws: int = 2_000,
-    level: float = 0.95,
-    statistic: Callable[[np.ndarray], float | np.floating] = np.mean,
-) -> Estimate:
-    """Percentile bootstrap over tasks, for any statistic of the per-task values."""
-    _need(values)
-    data, rng = np.asarray(values, dtype=float), np.random.default_rng(seed)
-    found = [float(statistic(data[rng.integers(len(data), size=len(data))])) for _ in range(draws)]
-    low, high = np.quantile(found, [0.5 - level / 2, 0.5 + level / 2])
-    return Estimate(float(statistic(data)), float(low), float(high), len(data))
-
-
-def crossed_mean(values_ST: np.ndarray, level: float = 0.95) -> Difference:
+def crossed_mean(values_ST: np.ndarray) -> Difference:
     """The mean over training seeds (rows) and tasks (columns), with the variance of both.
 
     value = mean + seed + task + rest gives the variance (M_seed + M_task - M_rest) / (S T) of the
@@ -130,10 +89,7 @@ def crossed_mean(values_ST: np.ndarray, level: float = 0.95) -> Difference:
         return Difference(Estimate(average, -math.inf, math.inf, 1), 1.0)
     variance, freedom = _crossed_variance(values_ST.astype(float))
     error = math.sqrt(variance)
-    found = _t_interval(average, error, freedom, tasks, level)
-    if error == 0:
-        return Difference(found, 1.0 if average == 0 else 0.0)
-    return Difference(found, min(1.0, 2 * float(stdtr(freedom, -abs(average) / error))))
+    return _tested(_t_interval(average, error, freedom, tasks), error, freedom)
 
 
 def _crossed_variance(values_ST: np.ndarray) -> tuple[float, float]:
@@ -156,15 +112,15 @@ def _crossed_variance(values_ST: np.ndarray) -> tuple[float, float]:
     return total / (seeds * tasks), max(seeds - 1, min(freedom, tasks - 1))
 
 
-def crossed_rate(values_ST: np.ndarray, level: float = 0.95) -> Estimate:
+def crossed_rate(values_ST: np.ndarray) -> Estimate:
     """A rate over training seeds (rows) and tasks (columns): inside 0 and 1, also near them.
 
     It is Wilson's interval of the number of independent tasks that would give the interval of
     `crossed_mean`. If all values are equal, it is Wilson's interval of the tasks.
     """
     tasks = values_ST.shape[1]
-    plain = wilson(float(values_ST.mean(axis=0).sum()), tasks, level)
-    found = crossed_mean(values_ST, level).difference
+    plain = wilson(float(values_ST.mean(axis=0).sum()), tasks)
+    found = crossed_mean(values_ST).difference
     half, rate = (found.high - found.low) / 2, plain.value
     if not 0 < half < math.inf or not 0 < rate < 1:
         return plain
@@ -188,18 +144,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def paired(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Difference:
+def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
     """Mean of second minus first, task by task, with the paired t interval and test."""
     gaps = [b - a for a, b in zip(first, second, strict=True)]
-    difference = mean(gaps, level)
+    difference = mean(gaps)
     if len(gaps) == 1:
         return Difference(difference, 1.0)
-    error = math.sqrt(_variance(gaps) / len(gaps))
-    if error == 0:
-        return Difference(difference, 1.0 if difference.value == 0 else 0.0)
-    return Difference(
-        difference, min(1.0, 2 * float(stdtr(len(gaps) - 1, -abs(difference.value) / error)))
-    )
+    return _tested(difference, math.sqrt(_variance(gaps) / len(gaps)), len(gaps) - 1)
 
 
 def sign_test(better: int, worse: int) -> float:
@@ -218,6 +169,13 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - average) ** 2 for value in values) / (len(values) - 1)
 
 
-def _t_interval(value: float, error: float, freedom: float, count: int, level: float) -> Estimate:
-    half = float(stdtrit(freedom, 0.5 + level / 2)) * error
+def _t_interval(value: float, error: float, freedom: float, count: int) -> Estimate:
+    half = float(stdtrit(freedom, _UPPER)) * error
     return Estimate(value, value - half, value + half, count)
+
+
+def _tested(found: Estimate, error: float, freedom: float) -> Difference:
+    """A mean difference with the p-value of Student's test against 0."""
+    if error == 0:
+        return Difference(found, 1.0 if found.value == 0 else 0.0)
+    return Difference(found, min(1.0, 2 * float(stdtr(freedom, -abs(found.value) / error))))

@@ -18,7 +18,7 @@ from mage.agent.chat import Ids
 from mage.config.sections import LearnOptions
 from mage.learn.imitate.supervised import reply_logprobs
 from mage.learn.pack.packer import best_layout
-from mage.run_folder.move_files import MOST_LISTED, TurnMoves
+from mage.run_folder.turn_files import MOST_LISTED, TurnMoves
 from mage.types import MetaEpisode, Sample, Turn, TurnRef
 
 MOST_TOKENS = 300_000  # a set is scored up to this size, from its first meta-episode on

@@ -26,7 +26,7 @@ from mage.learn.owned_state import OwnedState, placeholder
 from mage.learn.pack.low_rank import Factors
 from mage.learn.pack.packing import Packed
 from mage.learn.pack.tries import Row
-from mage.models.adapters import linear_layers, read_adapters
+from mage.models.adapters import adapter_config, linear_layers, read_adapters
 from mage.models.base import base_of
 from mage.ranks.ranks import Ranks
 from mage.seeds import derive
@@ -175,34 +175,28 @@ class AllWeights(Trainable):
 class Adapters(Trainable):
     """A and B of every linear layer except the output head.
 
-    They start with B = 0 (no change), or with the values of a PEFT folder (`start`). `direct`:
-    the compiled layers compute the gradients of A and B, not that of W.
+    They start with B = 0 (no change) and the scale 2, or with the values and the scale of a PEFT
+    folder (`start`). `direct`: the compiled layers compute the gradients of A and B, not that of W.
     """
 
     direct = True  # faster at 4 B (docs/performance.md)
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        rank: int,
-        alpha: float,
-        *,
-        seed: int = 0,
-        start: Path | None = None,
+        self, model: PreTrainedModel, rank: int, *, seed: int = 0, start: Path | None = None
     ) -> None:
         super().__init__(model)
-        self.rank, self.alpha = rank, alpha
+        config = adapter_config(start) if start else {"r": rank, "lora_alpha": 2.0 * rank}
+        if config["r"] != rank:
+            raise UserError(
+                f"the adapters in {start} need learn.lora_rank = {config['r']}, not {rank}"
+            )
+        self.rank, self.alpha = rank, float(config["lora_alpha"])
         model.requires_grad_(False)
         names = linear_layers(model)
-        values = (
-            read_adapters(start, model, names, rank, alpha)
-            if start
-            else _fresh(model, names, rank, seed)
-        )
+        values = read_adapters(start, model, names) if start else _fresh(model, names, rank, seed)
         base = _base_weights(model, names, start)
-        self._stacks = [
-            _Stack(model, some, values, base, alpha / rank) for some in _alike(model, names)
-        ]
+        scale = self.alpha / rank
+        self._stacks = [_Stack(model, some, values, base, scale) for some in _alike(model, names)]
         self.masters = {
             name: value for stack in self._stacks for name, value in stack.masters.items()
         }
@@ -328,8 +322,7 @@ def make_trainable(
     """All weights, or LoRA adapters if `lora_rank` is set."""
     if not options.lora_rank:
         return AllWeights(model, reference=options.kl > 0)
-    alpha = 2.0 * options.lora_rank if options.lora_alpha is None else options.lora_alpha
-    return Adapters(model, options.lora_rank, alpha, seed=seed, start=start)
+    return Adapters(model, options.lora_rank, seed=seed, start=start)
 
 
 def _fresh(model: PreTrainedModel, names: list[str], rank: int, seed: int) -> dict[str, Tensor]:

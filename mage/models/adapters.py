@@ -73,9 +73,8 @@ def save_adapters(
 @torch.no_grad()
 def merge_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Add the adapters of a folder to the weights of their base model."""
-    config = _config(folder)
-    names = linear_layers(model)
-    masters = read_adapters(folder, model, names, config["r"], config["lora_alpha"])
+    config, names = adapter_config(folder), linear_layers(model)
+    masters = read_adapters(folder, model, names)
     for name in names:
         weight = model.get_parameter(f"{name}.weight")
         weight.copy_(
@@ -88,7 +87,8 @@ def merge_adapters(model: PreTrainedModel, folder: Path) -> None:
         )
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """PEFT's config of plain LoRA adapters: `r`, `lora_alpha` and others."""
     found = read_object(folder / ADAPTER_CONFIG)
     rank: Any = found.get("r")
     alpha: Any = found.get("lora_alpha")
@@ -108,18 +108,13 @@ def _config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def read_adapters(
-    folder: Path, model: PreTrainedModel, names: list[str], rank: int, alpha: float
-) -> dict[str, Tensor]:
+def read_adapters(folder: Path, model: PreTrainedModel, names: list[str]) -> dict[str, Tensor]:
     """The A and B matrices of a folder. Raises ValueError if they do not fit the model."""
-    config = _config(folder)
-    if (config["r"], config["lora_alpha"]) != (rank, alpha):
-        found = f"learn.lora_rank = {config['r']} and learn.lora_alpha = {config['lora_alpha']}"
-        raise UserError(f"the adapters in {folder} need {found}, not {rank} and {alpha}")
+    config = adapter_config(folder)
     expected = {
         f"{name}.{key}.weight": shape
         for name in names
-        for key, shape in _shapes(model, name, rank).items()
+        for key, shape in _shapes(model, name, config["r"]).items()
     }
     # The header is compared before the weights are read.
     tensors = read_tensors(folder / ADAPTER_WEIGHTS)

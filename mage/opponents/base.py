@@ -70,10 +70,6 @@ class Opponent(BaseModel, ABC):
         """The player in the world of a task; only a frozen agent depends on it."""
         return self
 
-    def updates_before(self) -> int:
-        """Updates of training before it joins the pool."""
-        return 0
-
     def copies_at_once(self) -> int:
         """Copies of the agent that play for it in an update, each with weights of its own."""
         return 0

@@ -1,10 +1,9 @@
 """The league: frozen earlier copies of the agent as opponents.
 
-`league-20` in a training pool stands for all copies so far. The first copy is taken after `start`
-updates (0: before the first update), the others every 20 updates after it. Before the first copy
-the other opponents of the pool play. Each update draws a few copies, hard ones more often: a copy
-counts exp(-hardness * s), where s is the agent's mean score against it. `league-20-1.0-2-0-40` is
-the copy that was taken after update 40. `mage.training.league` keeps the copies and their weights.
+`league-20` in a training pool stands for all copies so far. The first copy is taken before the
+first update, the others every 20 updates after it. Each update draws a few copies, hard ones more
+often: a copy counts exp(-hardness * s), where s is the agent's mean score against it.
+`mage.training.league` keeps the copies and their weights.
 
 A copy is stationary: it plays without memory and sees the running episode only.
 """
@@ -37,17 +36,10 @@ class League(Opponent):
         1.0, ge=0, le=100, description="how much more often hard copies play; 0 = all equally often"
     )
     at_once: int = Field(2, ge=1, le=16, description="copies that play in one update")
-    start: int = Field(0, ge=0, description="updates before the first copy is taken")
-    copy_of: int | None = Field(
-        None, ge=0, description="the update after which the copy was taken; set by training"
-    )
 
     @classmethod
     def plays(cls, environment: Environment) -> bool:
         return environment.multi_agent
-
-    def updates_before(self) -> int:
-        return self.start
 
     def copies_at_once(self) -> int:
         return self.at_once
@@ -64,9 +56,12 @@ class League(Opponent):
         return FrozenAgent(agent=agent, environment=environment, episodes=episodes)
 
     def copy_name(self, update: int) -> str:
-        """The name of the copy that was taken after an update."""
-        options = (self.every, self.hardness, self.at_once, self.start)
-        return "-".join([self.name, *map(str, options), str(update)])
+        """The name of the copy that was taken after an update, as in `league-20-1.0-2-0-40`.
+
+        Random numbers derive from it, so it keeps the 0 of an option that is gone.
+        """
+        options = (self.every, self.hardness, self.at_once, 0, update)
+        return "-".join([self.name, *map(str, options)])
 
 
 class FrozenAgent(Opponent):

@@ -1,7 +1,7 @@
 """Objects as bytes, for messages between ranks.
 
-A message is JSON. Reading one runs no code: it makes plain values, tensors, and dataclasses whose
-fields are set one by one. So a process that gets into the group can send wrong values, but cannot
+A message is JSON. Reading one runs no code: it makes plain values, and dataclasses whose fields are
+set one by one. So a process that gets into the group can send wrong values, but cannot
 run a program here, which pickled data would allow.
 """
 
@@ -13,27 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from mage.config.errors import UserError
 
 _ATOMS = frozenset({type(None), bool, int, float, str})
 _LONG = 16  # from this length on, an object that occurs twice is sent once
-_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-}
+_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple}
 _MAPPINGS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "counter": lambda pairs: Counter(dict(pairs)),
 }
-_KINDS = {kind: name for name, kind in _SEQUENCES.items() if isinstance(kind, type)}
 
 
 def encode(item: Any) -> bytes:
@@ -67,24 +58,18 @@ class _Writer:
         return ["new", written]
 
     def _write(self, item: Any, kind: type) -> Any:
-        if kind in _KINDS:
+        if kind is list or kind is tuple:
             if len(item) >= _LONG and (packed := _pack_numbers(item)):
-                return [_KINDS[kind], *packed]
-            return [_KINDS[kind], [self.write(one) for one in item]]
+                return [kind.__name__, *packed]
+            return [kind.__name__, [self.write(one) for one in item]]
         if kind is dict or kind is Counter:
             pairs = [[self.write(key), self.write(value)] for key, value in item.items()]
             return ["counter" if kind is Counter else "dict", pairs]
         if is_dataclass(item):
             values = [self.write(getattr(item, field.name)) for field in fields(item)]
             return ["record", kind.__module__, kind.__qualname__, values]
-        if isinstance(item, Enum):
-            return ["enum", kind.__module__, kind.__qualname__, item.name]
-        if kind is bytes:
-            return ["bytes", base64.b64encode(item).decode()]
         if isinstance(item, Path):
             return ["path", str(item)]
-        if isinstance(item, torch.Tensor):
-            return _write_tensor(item)
         raise TypeError(f"ranks cannot send an object of the type {kind.__qualname__}")
 
 
@@ -114,21 +99,13 @@ class _Reader:
             return _MAPPINGS[kind]([(self.read(key), self.read(value)) for key, value in parts[0]])
         if kind == "record":
             return self._read_record(*parts)
-        if kind == "enum":
-            return _find(parts[0], parts[1], Enum)[parts[2]]
-        if kind == "bytes":
-            return base64.b64decode(parts[0])
         if kind == "path":
             return Path(parts[0])
-        if kind == "tensor":
-            return _read_tensor(*parts)
         raise UserError(f"another rank has sent an object of the unknown kind {kind!r}")
 
     def _read_record(self, module: str, name: str, values: list[Any]) -> Any:
-        kind: Any = _find(module, name, object)
-        if not is_dataclass(kind):
-            raise _refusal(module, name)
-        made: Any = object.__new__(kind)  # type: ignore[arg-type]
+        kind = _find_record(module, name)
+        made: Any = object.__new__(kind)
         for field, value in zip(fields(kind), values, strict=True):
             object.__setattr__(made, field.name, self.read(value))
         return made
@@ -154,32 +131,14 @@ def _unpack_numbers(text: str, code: str) -> Iterable[int] | Iterable[float]:
     return found
 
 
-def _find(module: str, name: str, base: type) -> Any:
-    """A class that this process has loaded already: a message imports nothing."""
+def _find_record(module: str, name: str) -> Any:
+    """A dataclass that this process has loaded already: a message imports nothing."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise _refusal(module, name)
+    if not (isinstance(found, type) and is_dataclass(found)):
+        raise UserError(
+            f"another rank has sent a {module}.{name}, which this rank does not know: start all "
+            "ranks with the same version of the code"
+        )
     return found
-
-
-def _refusal(module: str, name: str) -> UserError:
-    return UserError(
-        f"another rank has sent a {module}.{name}, which this rank does not know: start all ranks "
-        "with the same version of the code"
-    )
-
-
-def _write_tensor(tensor: torch.Tensor) -> list[Any]:
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return ["tensor", dtype, list(tensor.shape), base64.b64encode(raw).decode()]
-
-
-def _read_tensor(dtype: str, shape: list[int], text: str) -> torch.Tensor:
-    kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype):
-        raise UserError(f"another rank has sent a tensor of the unknown type {dtype!r}")
-    raw = bytearray(base64.b64decode(text))
-    return torch.frombuffer(raw, dtype=kind).reshape(shape) if raw else torch.empty(shape).to(kind)

@@ -10,7 +10,7 @@ entropy  of the pairs of an episode over all tasks, in nats. Near 0: one pair ev
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,8 +60,10 @@ def read_choices(metas: dict[str, list[MetaEpisode]]) -> WorldChoices | None:
     """The choices in the meta-episodes of every arm; None if there are none."""
     if not any(metas.values()):
         return None
-    totals = {label: _sum(map(count_choices, found)) for label, found in metas.items()}
-    rows = _choose_rows(_sum(totals.values()))
+    totals = {
+        label: sum(map(count_choices, found), start=Counter()) for label, found in metas.items()
+    }
+    rows = _choose_rows(sum(totals.values(), start=Counter()))
     episodes = 1 + max(episode for total in totals.values() for episode, _, _ in total)
     return WorldChoices(
         rows,
@@ -106,26 +108,17 @@ def shares(count: Count, rows: Sequence[tuple[str, str]], episodes: int) -> np.n
     met: Counter[tuple[int, str]] = Counter()
     for (episode, state, _), times in count.items():
         met[episode, state] += times
-    return np.array(
-        [
-            [
-                count[k, state, move] / met[k, state] if met[k, state] else np.nan
-                for k in range(episodes)
-            ]
-            for state, move in rows
-        ]
-    )
+
+    def share(k: int, state: str, move: str) -> float:
+        return count[k, state, move] / met[k, state] if met[k, state] else math.nan
+
+    return np.array([[share(k, *row) for k in range(episodes)] for row in rows])
 
 
 def frequencies(count: Count, rows: Sequence[tuple[str, str]], episodes: int) -> np.ndarray:
     """The share of each pair among all turns of an episode; 0 if the episode has no turn."""
     turns = _turns(count)
-    return np.array(
-        [
-            [count[k, state, move] / max(1, turns[k]) for k in range(episodes)]
-            for state, move in rows
-        ]
-    )
+    return np.array([[count[k, *row] / max(1, turns[k]) for k in range(episodes)] for row in rows])
 
 
 def measure_habits(metas: Sequence[MetaEpisode], count: Count, episodes: int) -> tuple[Habit, ...]:
@@ -174,14 +167,7 @@ def _choose_rows(total: Count) -> tuple[tuple[str, str], ...]:
         moves[state, move] += times
     chosen = [state for state, _ in states.most_common(_STATES)]
     return tuple(
-        (state, move)
-        for one in chosen
-        for state, move in [pair for pair, _ in moves.most_common() if pair[0] == one][:_MOVES]
+        pair
+        for state in chosen
+        for pair in [pair for pair, _ in moves.most_common() if pair[0] == state][:_MOVES]
     )
-
-
-def _sum(counts: Iterable[Count]) -> Count:
-    total: Count = Counter()
-    for count in counts:
-        total.update(count)
-    return total

@@ -20,7 +20,7 @@ from mage.evaluation.statistics import Estimate, mean
 from mage.report.drawing import Colour, new_figure, save_figure
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
 from mage.run_folder import RunFolder, write_atomic, write_json
-from mage.run_folder.move_files import read_moves
+from mage.run_folder.turn_files import read_moves
 
 NAMES = {
     "cumulative": "LaMer",

@@ -259,7 +259,7 @@ def _curve_panel(plan: Plan, world: str, variant: str, split: Split, held: _Held
     measure: MeasureName = "draw_at" if wanted == "draw_at" else "pass_at"
     arms = []
     for arm, played in _played(held, split, variant).items():
-        values = played.measured(measure)
+        values = played.values[measure]
         rates = tuple(crossed_rate(values[:, :, k]) for k in range(values.shape[2]))
         paper = _paper_rates(plan, held[arm][0][0], variant, split)
         arms.append(ArmCurve(arm.label, played.trains, rates, paper))
@@ -307,32 +307,21 @@ class _Played:
         if any([row.task for row in rows] != self.tasks * self.plays for _, rows in found):
             raise UserError("runs of one arm were evaluated on different panels")
         self.rows = [rows for _, rows in found]
-        scores = np.array([[row.scores for row in rows] for rows in self.rows], dtype=float)
         outcomes = np.array([[row.outcomes for row in rows] for rows in self.rows])
-        self.score = self._by_task(scores)
-        self.success, self.drawn = (
-            self._by_task(outcomes == outcome) for outcome in ("won", "drawn")
-        )
-        self.passed, self.drawn_once = (
-            self._by_task(np.maximum.accumulate(outcomes == outcome, axis=2))
-            for outcome in ("won", "drawn")
-        )
+        won, drawn = outcomes == "won", outcomes == "drawn"
+        self.values: dict[MeasureName, np.ndarray] = {
+            "score": self._by_task(np.array([[row.scores for row in one] for one in self.rows])),
+            "success": self._by_task(won),
+            "draws": self._by_task(drawn),
+            "pass_at": self._by_task(np.maximum.accumulate(won, axis=2)),
+            "draw_at": self._by_task(np.maximum.accumulate(drawn, axis=2)),
+        }
 
     def _by_task(self, values: np.ndarray) -> np.ndarray:
         """The mean over the plays of each task, from [seed, row, episode]."""
         seeds, _, episodes = values.shape
         split = values.astype(float).reshape(seeds, self.plays, len(self.tasks), episodes)
         return split.mean(axis=1)
-
-    def measured(self, measure: MeasureName) -> np.ndarray:
-        found: dict[MeasureName, np.ndarray] = {
-            "score": self.score,
-            "success": self.success,
-            "draws": self.drawn,
-            "pass_at": self.passed,
-            "draw_at": self.drawn_once,
-        }
-        return found[measure]
 
 
 def _arm(
@@ -342,7 +331,7 @@ def _arm(
     measure: MeasureName,
     paper: tuple[tuple[int, float], ...],
 ) -> ArmResult:
-    values = played.measured(measure)
+    values = played.values[measure]
     gain = crossed_mean(values[:, :, -1] - values[:, :, 0]).difference
     return ArmResult(
         label=arm.label,
@@ -359,26 +348,19 @@ def _arm(
 
 
 def _episode(played: _Played, k: int) -> EpisodeResult:
-    return EpisodeResult(
-        episode=k + 1,
-        score=crossed_mean(played.score[:, :, k]).difference,
-        success=crossed_rate(played.success[:, :, k]),
-        draws=crossed_rate(played.drawn[:, :, k]),
-        pass_at=crossed_rate(played.passed[:, :, k]),
-        draw_at=crossed_rate(played.drawn_once[:, :, k]),
-    )
+    now = {name: values[:, :, k] for name, values in played.values.items()}
+    score = crossed_mean(now.pop("score")).difference
+    rates = {str(name): crossed_rate(values) for name, values in now.items()}
+    return EpisodeResult(episode=k + 1, score=score, **rates)
 
 
 def _budget(played: _Played, folders: Sequence[RunFolder]) -> Budget:
-    records = [folder.metrics() for folder in folders]
+    records = [record for folder in folders for record in folder.metrics()]
     runs = len(folders)
     rows = [row for one in played.rows for row in one]
     return Budget(
-        training_episodes=sum(record["episodes"] for one in records for record in one) / runs,
-        training_tokens=sum(
-            record.get("generated_tokens", 0.0) for one in records for record in one
-        )
-        / runs,
+        training_episodes=sum(record["episodes"] for record in records) / runs,
+        training_tokens=sum(record.get("generated_tokens", 0.0) for record in records) / runs,
         evaluation_episodes=sum(len(row.scores) for row in rows) / runs,
         evaluation_tokens=sum(row.generated for row in rows) / runs,
     )
@@ -401,11 +383,9 @@ def _curve(
 
 def _bounds(folder: RunFolder, split: Split) -> Bounds | None:
     cell = read_evaluation(folder, f"after_{split}").overall
-    return (
-        None
-        if cell.non_adapting is None
-        else Bounds(cell.non_adapting, tuple(figures.ceiling for figures in cell.episodes))
-    )
+    if cell.non_adapting is None:
+        return None
+    return Bounds(cell.non_adapting, tuple(figures.ceiling for figures in cell.episodes))
 
 
 # --- Pairs and budgets
@@ -431,7 +411,7 @@ def _compare(
     """Paired by task, and by seed if both arms train; None if there is no common seed."""
     if first.tasks != second.tasks:
         raise UserError("two arms of one world were evaluated on different panels")
-    a, b = (one.measured(measure)[:, :, -1] for one in (first, second))
+    a, b = (one.values[measure][:, :, -1] for one in (first, second))
     if first.trains and second.trains:
         shared = [seed for seed in first.seeds if seed in second.seeds]
         a, b = (

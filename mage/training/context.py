@@ -5,27 +5,26 @@ reflections of full length, without a model. Their prompts show the sizes that t
 """
 
 import inspect
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from mage.agent.agent import LONGEST_NOTE, Agent, SamplingOptions, random_move
+from mage.agent.agent import LONGEST_NOTE, Agent, SamplingOptions
 from mage.agent.chat import Chat
 from mage.config.errors import ConfigError
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
-from mage.engines.base import ScriptedEngine, run
-from mage.environments.base import State
-from mage.memory.base import Entry, Notebook
-from mage.play import PlaySetup, opening_text
+from mage.engines.base import ScriptedEngine
+from mage.learn.imitate.demonstrations import Script, play_scripted
+from mage.play import PlaySetup, in_order, keep_entries
 from mage.seeds import derive
-from mage.types import Completion
+from mage.types import Task
 
 MOST_OVERFLOW = 0.05  # share of replies; training stops above it
 _META_EPISODES = 4
 _WORD = "note "
+_ROOM = 1 << 20  # tokens of a scripted reply: some moves are long texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,78 +81,30 @@ def check_overflow(figures: Mapping[str, Any], recipe: Recipe) -> None:
 
 def measure_prompts(recipe: Recipe, chat: Chat) -> PromptSizes:
     """Play random meta-episodes without a model and measure all prompts of moves."""
-    worlds, sizes = list(recipe.environment().inside().values()), list[int]()
-    setup = _setting(recipe, chat)
-    for world, number in product(worlds, range(_META_EPISODES)):
-        setup = replace(setup, environment=world.for_split("train"))
-        player = _RandomPlayer(setup, number % world.seats, number)
-        (found,) = run([player.play()])
-        sizes += found
-        setup = replace(setup, memory=setup.memory.after(player.entries))
+    setup, sizes = scripted_setup(recipe, chat, recipe.agent.reflection_tokens), list[int]()
+    script = Script(note=_longest_note(setup.agent))
+    for (name, world), number in product(setup.environment.inside().items(), range(_META_EPISODES)):
+        seed = derive("prompt sizes", name, number) % 2**31
+        opponent = "random" if world.multi_agent else ""
+        task = Task(name, seed, number % world.seats, opponent, "train")
+        ((_, meta),) = play_scripted(setup, [task], seed, script)
+        sizes += [len(turn.prompt_ids) for episode in meta.episodes for turn in episode.turns]
+        entries = in_order([[keep_entries(setup, meta)]])
+        setup = replace(setup, memory=setup.memory.after(entries))
     return PromptSizes(min(sizes, default=0), max(sizes, default=0))
 
 
-def _setting(recipe: Recipe, chat: Chat) -> PlaySetup:
-    environment, own = recipe.environment(), recipe.agent
-    sampling = SamplingOptions(max_tokens=own.max_tokens, reflection_tokens=own.reflection_tokens)
-    engine = ScriptedEngine(lambda request: "", chat.encode)
+def scripted_setup(recipe: Recipe, chat: Chat, reflection_tokens: int = _ROOM) -> PlaySetup:
+    """What scripted play of a recipe needs: no model, and replies of any length."""
+    engine = ScriptedEngine(lambda request: "", chat.encode)  # replaced by the scripted player
+    sampling = SamplingOptions(max_tokens=_ROOM, reflection_tokens=reflection_tokens)
     return PlaySetup(
-        environment=environment,
-        agent=Agent(engine, chat, sampling, *own.shown()),
+        environment=recipe.environment(),
+        agent=Agent(engine, chat, sampling, *recipe.agent.shown()),
         memory=recipe.memory(),
         episodes=max(recipe.play.episodes, recipe.evaluation_episodes()),
         numbered=recipe.play.numbered,
     )
-
-
-class _RandomPlayer:
-    """One meta-episode: random legal moves in all seats, notes of full length."""
-
-    def __init__(self, setup: PlaySetup, seat: int, number: int) -> None:
-        self.setup, self.seat = setup, seat
-        self.seed = derive("prompt sizes", setup.environment.name, number) % 2**31
-        self.rng = random.Random(self.seed)
-        self.note = _longest_note(setup.agent)
-        self.entries: list[Entry] = []
-
-    async def play(self) -> list[int]:
-        """The sizes of all prompts."""
-        notebook, sizes = self.setup.memory.open(), list[int]()
-        for number in range(self.setup.episodes):
-            sizes += await self._play_episode(number, notebook)
-            await notebook.add(self.entries[-1], self._ask)
-        return sizes
-
-    async def _play_episode(self, number: int, notebook: Notebook) -> list[int]:
-        environment, dialogue = self.setup.environment, self.setup.talk(self.seat, number)
-        state = environment.start(environment.episode_seed(self.seed, number))
-        opening, sizes = "", list[int]()
-        while (mover := state.turn()) is not None and len(sizes) < environment.max_turns:
-            action = random_move(state, self.rng)
-            if mover == self.seat:
-                if not sizes:
-                    opening = opening_text(self.setup, mover, dialogue.observe(state))
-                    dialogue.memory = await notebook.show(opening, self._ask)
-                sizes.append(len(dialogue.ask(state).ids))
-                dialogue.add(*self._reply(dialogue.wording.word(action)), action)
-            state.apply(action)
-        told = dialogue.review(state) or self._recap(state)
-        prompts = self.setup.agent.prompts
-        self.entries.append(Entry(number + 1, opening, told, "lost", self.note, prompts))
-        return sizes
-
-    def _reply(self, word: str) -> tuple[Completion, str]:
-        """A reply that is only this action, and the action."""
-        agent = self.setup.agent
-        ids = agent.action_reply(word)
-        return Completion(ids, (0.0,) * len(ids), agent.chat.decode(ids), "stop", 0), word
-
-    def _recap(self, state: State) -> str:
-        known = state.turn() is None or not self.setup.environment.multi_agent
-        return state.recap(self.seat) if known else ""
-
-    async def _ask(self, question: str) -> str:
-        return self.note
 
 
 def _longest_note(agent: Agent) -> str:

@@ -50,23 +50,7 @@ def league_of(recipe: Recipe) -> str | None:
         raise UserError(f"opponents.train has several leagues ({', '.join(names)}); use one")
     if names and recipe.learn.shard != "none":
         raise UserError('a league needs learn.shard = "none": every rank holds whole copies')
-    if names:
-        _check_start(recipe, names[0])
     return names[0] if names else None
-
-
-def _check_start(recipe: Recipe, name: str) -> None:
-    start = find(name).updates_before()
-    if start >= recipe.run.updates > 0:
-        raise UserError(
-            f"{name} takes its first copy after {start} updates, but run.updates is "
-            f"{recipe.run.updates}; raise run.updates or lower the league's start"
-        )
-    if start and len(population_of(recipe).pool("train")) == 1:
-        raise UserError(
-            f"{name} starts after {start} updates, and opponents.train has no other opponent "
-            "before; add one, or set the league's start to 0"
-        )
 
 
 def draw_copies(
@@ -94,10 +78,7 @@ class LeagueTable:
 
     def grow(self, update: int, trainable: Trainable, ranks: Ranks) -> None:
         """Take a copy of the agent if one is due after this update."""
-        since = update - self.options.start
-        if since < 0 or since % self.options.every:
-            return
-        if any(one.update == update for one in self.copies):
+        if update % self.options.every or any(one.update == update for one in self.copies):
             return
         if ranks.is_main:
             self._write(update, trainable)
@@ -107,7 +88,8 @@ class LeagueTable:
     def _write(self, update: int, trainable: Trainable) -> None:
         self.folder.mkdir(exist_ok=True)
         partial = self._path(update).with_suffix(".partial")
-        held = {name: value.detach().cpu().contiguous() for name, value in _masters(trainable)}
+        masters = trainable.masters.items()
+        held = {name: value.detach().cpu().contiguous() for name, value in masters}
         save_file(held, partial)
         sync_folder(partial)
         partial.replace(self._path(update))
@@ -203,10 +185,6 @@ class _Player:
             self.trainable.set_master(name, value)
         self.trainable.publish()
         self.engine.refresh(one.update)
-
-
-def _masters(trainable: Trainable) -> list[tuple[str, Any]]:
-    return list(trainable.masters.items())
 
 
 def _sums(metas: Sequence[MetaEpisode]) -> Mapping[str, tuple[float, int]]:

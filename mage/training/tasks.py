@@ -72,23 +72,17 @@ def _pool(world: Environment, population: Population, update: int) -> dict[str, 
     if not world.multi_agent:
         return {"": 1.0}
     pool = population.playing(world).pool("train")
-    present = {name: share for name, share in pool.items() if not _is_absent(name, update)}
+    if update >= 0 or not any(find(name).trains_only for name in pool):
+        return pool
+    # Updates of a warm-up have negative numbers. A league has no copies before training.
+    present = {name: share for name, share in pool.items() if not find(name).trains_only}
     if not present:
         raise UserError(
             f"a warm-up cannot play against {', '.join(pool)}: add another opponent to "
             "opponents.train"
         )
-    if len(present) == len(pool):
-        return pool
     total = sum(present.values())
     return {name: share / total for name, share in present.items()}
-
-
-def _is_absent(name: str, update: int) -> bool:
-    """Whether an opponent has not joined yet. Updates of a warm-up have negative numbers."""
-    if update < 0:
-        return find(name).trains_only  # a league has no copies before training
-    return 0 < update <= find(name).updates_before()
 
 
 def _task(kind: _Kind, seed: int) -> Task:

@@ -34,7 +34,7 @@ from mage.ranks.rank_log import log
 from mage.ranks.ranks import RankLost, Ranks, RanksStopped
 from mage.ranks.stop import Stopped, StopRequest, StopSignals
 from mage.run_folder import RunFolder, lock_run
-from mage.run_folder.move_files import TurnMoves
+from mage.run_folder.turn_files import TurnMoves
 from mage.run_folder.versions import changed_software
 from mage.seeds import derive
 from mage.training.build import build_components, fit_to_gpu

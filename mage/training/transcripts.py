@@ -9,8 +9,7 @@ from mage.learn.move_probabilities import move_probabilities
 from mage.ranks.dealing import collect_metas
 from mage.ranks.ranks import Ranks
 from mage.run_folder import RunError, RunFolder
-from mage.run_folder.credit_files import write_credits
-from mage.run_folder.move_files import TurnMoves, read_moves, write_moves
+from mage.run_folder.turn_files import TurnMoves, read_moves, write_credits, write_moves
 from mage.training.build import Components
 from mage.types import Credit, MetaEpisode
 

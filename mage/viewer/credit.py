@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from mage.run_folder import Json, RunFolder
-from mage.run_folder.credit_files import TurnCredit, read_credits
+from mage.run_folder.turn_files import TurnCredit, read_credits
 from mage.viewer.transcripts import Transcripts
 
 

@@ -17,7 +17,7 @@ from mage.config.errors import ConfigError
 from mage.models.base import base_folder
 from mage.run_folder import Json, RunFolder
 from mage.run_folder.episode_files import COLUMNS, Contents, read_contents, read_member
-from mage.run_folder.move_files import TurnMoves, read_moves
+from mage.run_folder.turn_files import TurnMoves, read_moves
 from mage.viewer.runs import stored_names
 
 FILES_KEPT = 64

@@ -24,8 +24,8 @@ from mage.environments.alfworld.games import (
 from mage.environments.alfworld.generator import SHORTEST
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TASK_TYPES, TaskType
-from mage.environments.base import SingleAgentEnvironment, State, Wording
-from mage.types import Outcome, Split
+from mage.environments.base import SingleAgentEnvironment, State, Wording, turn_limit
+from mage.types import Split
 
 _RULES = (
     "You are alone in a room and have one household task. Things lie on or in receptacles; "
@@ -225,13 +225,7 @@ class Alfworld(SingleAgentEnvironment):
         ge=200,
         description="longest answer or recap; the text says how much is cut",
     )
-    restart: Literal["same", "fresh"] = Field(
-        "same",
-        description="same = the room and task are replayed; fresh = a new game in every episode",
-    )
-    max_turns: int = Field(
-        10, ge=1, description="replies the agent may give in one episode, illegal ones included"
-    )
+    max_turns: int = turn_limit(10)
 
     @field_validator("task_types", mode="before")
     @classmethod
@@ -306,19 +300,9 @@ class Alfworld(SingleAgentEnvironment):
     def example_action(self) -> str:
         return "go to shelf 1"
 
-    @property
-    def forfeit_score(self) -> float:
-        return 0.0
-
-    def outcome(self, score: float) -> Outcome:
-        return "won" if score > 0 else "lost"
-
     def strata(self) -> int:
         """Task types for generated games, else the games; panels cover them evenly."""
         return len(self.task_types) if self.data == GENERATED else len(self._files())
-
-    def stratum(self, seed: int) -> int:
-        return seed % self.strata()
 
     def _files(self) -> tuple[Path, ...]:
         return list_games(find_folder(self.data), self.split, self.task_types)

@@ -38,7 +38,6 @@ class Game:
     task: str
     help: str
     goal: Goal
-    walkthrough: tuple[str, ...]
     objects: tuple[str, ...]
     object_types: tuple[str, ...]
     receptacles: tuple[str, ...]
@@ -97,14 +96,6 @@ class World:
             frozenset()
         )  # (object, receptacle it was taken from)
         self._commands: dict[str, Action] | None = None
-
-    def copy(self) -> "World":
-        """A copy of the situation, for trying something out."""
-        twin = World(self.game)
-        for name in ("at", "held", "opened", "inside", "done", "gone"):
-            setattr(twin, name, getattr(self, name))
-        twin.moved = dict(self.moved)
-        return twin
 
     # --- Admissible commands ----------------------------------------------------------------------
 

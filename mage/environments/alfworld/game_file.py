@@ -5,16 +5,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from mage.config.errors import UserError
-from mage.environments.alfworld.engine import Game, World
-from mage.environments.alfworld.planner import plan
+from mage.environments.alfworld.engine import Game
 from mage.environments.alfworld.problem import Problem, read_problem
 
-_KEYS = ("pddl_problem",)  # required entries of a game file, besides task or grammar
 _HELP = (
     "You can look, examine, go to, open, close, take, move, use, clean, heat, cool and slice "
     "things; inventory tells what you carry."
@@ -31,25 +28,11 @@ _FEEDBACK = re.compile(r'feedback\s*::\s*(?=")')
 def read_game(data: Mapping[str, Any]) -> Game:
     """A game from the content of a `game.tw-pddl` file.
 
-    Our own games have `task` instead of a grammar. A game without a walkthrough gets the plan of
-    our planner, or an empty one if there is no plan.
+    Our own games have `task` instead of a grammar.
     """
-    missing = [key for key in _KEYS if key not in data] + (
-        [] if "task" in data or "grammar" in data else ["grammar"]
-    )
-    if missing:
-        raise UserError(f"a game needs {', '.join(missing)}")
-    problem = read_problem(_text(data, "pddl_problem"))
-    task, told = _read_words(data)
-    walkthrough = data.get("walkthrough")
-    if walkthrough is None:
-        game = _build(problem, task, told, ())
-        return replace(game, walkthrough=tuple(plan(World(game)) or ()))
-    if not isinstance(walkthrough, (list, tuple)) or not all(
-        isinstance(command, str) for command in walkthrough
-    ):
-        raise UserError("a game's walkthrough must be a list of commands")
-    return _build(problem, task, told, tuple(walkthrough))
+    if "pddl_problem" not in data or not {"task", "grammar"} & data.keys():
+        raise UserError("a game needs pddl_problem and grammar")
+    return _build(read_problem(_text(data, "pddl_problem")), *_read_words(data))
 
 
 def _text(data: Mapping[str, Any], key: str) -> str:
@@ -104,7 +87,7 @@ _DONE = {
 }
 
 
-def _build(problem: Problem, task: str, told: str, walkthrough: tuple[str, ...]) -> Game:
+def _build(problem: Problem, task: str, told: str) -> Game:
     facts, kinds = problem.facts, problem.kinds
     names = _name_things(sorted({name for rows in facts.values() for row in rows for name in row}))
     objects, receptacles, locations = (
@@ -136,7 +119,6 @@ def _build(problem: Problem, task: str, told: str, walkthrough: tuple[str, ...])
         task=task,
         help=sys.intern(told),
         goal=problem.goal,
-        walkthrough=walkthrough,
         objects=tuple(names[one] for one in objects),
         object_types=tuple(sys.intern(types.get(one, "")) for one in objects),
         receptacles=tuple(names[one] for one in receptacles),

@@ -184,7 +184,6 @@ def _write(plot: Plot, sentence: str) -> dict[str, Any]:
         "pddl_problem": _problem(plot),
         "task": sentence.format(thing=plot.thing.lower(), target=plot.target.lower()),
         "solvable": True,
-        "walkthrough": [],
     }
     steps = plan(World(read_game(game)))
     assert steps, "a game is drawn such that its task is not done yet and can be"

@@ -10,11 +10,11 @@ present observation only.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from mage.config.errors import UserError
+from mage.environments.base import FixedLength
 from mage.environments.openspiel import OpenSpiel, OpenSpielState
 from mage.environments.rock_paper_scissors.predictors import Predictors
 
@@ -90,12 +90,13 @@ class RockPaperScissorsState(OpenSpielState):
         return f"{throws}. Score {self.scores()[seat] * self.environment.throws:+g}."
 
 
-class RockPaperScissors(OpenSpiel):
+class RockPaperScissors(FixedLength, OpenSpiel):
     """Repeated rock-paper-scissors with `throws` throws a game."""
 
     name: ClassVar[str] = "rock_paper_scissors"
     presentation: ClassVar[tuple[str, ...]] = ("summary",)
     scores_every_turn: ClassVar[bool] = True
+    length: ClassVar[str] = "throws"
     game: Literal["matrix_rps"] = Field("matrix_rps", description="OpenSpiel's name of the game")
     throws: int = Field(3, ge=1, le=1000, description="throws in one game (one episode)")
     summary: Literal["none", "predictors"] = Field(
@@ -103,26 +104,6 @@ class RockPaperScissors(OpenSpiel):
         description="what an observation shows besides the last throws: nothing, or the best throw "
         "and the record of 24 simple predictors in this game",
     )
-    max_turns: int = Field(
-        0, description="replies in one episode, illegal ones included; 0 = twice the throws"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_max_turns(cls, options: dict[str, Any]) -> dict[str, Any]:
-        throws = options.get("throws", 3)
-        if options.get("max_turns", 0) in (0, "0") and str(throws).isdigit():
-            return options | {"max_turns": 2 * int(throws)}
-        return options
-
-    @model_validator(mode="after")
-    def _can_be_finished(self) -> "RockPaperScissors":
-        if self.max_turns < self.throws:
-            raise UserError(
-                f"max_turns = {self.max_turns} is less than throws = {self.throws}: "
-                "no game could be finished"
-            )
-        return self
 
     def spiel_game(self) -> str:
         return f"repeated_game(stage_game=matrix_rps(),num_repetitions={self.throws})"

@@ -7,7 +7,8 @@ _RULES = """You are in a room seen from above and push boxes onto targets. {lege
 A move is up, down, left or right. You push a box by walking against it, if the square behind it \
 is free; you cannot pull, and never push two boxes at once. \
 A move against a wall or a box that cannot move does nothing. {answer} You have {turns}. You win \
-when every box is on a target. {end}"""
+when every box is on a target. The attempt ends when that can no longer happen, as with a box in a \
+corner."""
 _LEGEND = (
     "The symbols:\n# wall, _ floor, O target, X box, * box on a target, P you, S you on a target."
 )
@@ -15,11 +16,9 @@ _WORDS = (
     "You are told where things are from where you stand: 2 right 1 up is two squares to the "
     "right and one up; and on which sides a wall is next to you."
 )
-_ENDS = "The attempt ends when that can no longer happen, as with a box in a corner."
-_GOES_ON = "Take care: a box in a corner never comes out again."
 
 
-def write_rules(view: View, turn_moves: int, max_turns: int, stop_when_lost: bool) -> str:
+def write_rules(view: View, turn_moves: int, max_turns: int) -> str:
     """The rules for one way to show the room, and for one limit of moves and turns."""
     answer = (
         f"An answer is one to {turn_moves} moves with spaces between them."
@@ -31,7 +30,6 @@ def write_rules(view: View, turn_moves: int, max_turns: int, stop_when_lost: boo
         legend=legend,
         answer=answer,
         turns=f"{max_turns} turn{'s' if max_turns > 1 else ''}",
-        end=_ENDS if stop_when_lost else _GOES_ON,
     )
 
 

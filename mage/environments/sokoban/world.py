@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mage.config.errors import UserError
-from mage.environments.base import SingleAgentEnvironment, State, Wording
+from mage.environments.base import SingleAgentEnvironment, State, Wording, turn_limit
 from mage.environments.sokoban.lengths import NATURAL, SIZE, natural_lengths
 from mage.environments.sokoban.levels import level_files, pick_level
 from mage.environments.sokoban.moves import Surplus, all_actions, read_moves
@@ -27,7 +27,7 @@ from mage.environments.sokoban.rooms import (
 )
 from mage.environments.sokoban.rules import TASK, TICK, View, write_answer, write_rules
 from mage.environments.sokoban.search import bounds_of, solve
-from mage.types import Outcome, Split
+from mage.types import Split
 
 _KIND_MOVES = 5  # solution lengths that tables put together
 
@@ -52,8 +52,8 @@ class SokobanState(State):
     # --- State interface ---
 
     def turn(self) -> int | None:
-        lost = self.dead_since is not None and self.environment.stop_when_lost
-        return None if self.solved or lost or len(self.turns) >= self.environment.max_turns else 0
+        ran_out = len(self.turns) >= self.environment.max_turns
+        return None if self.solved or self.dead_since is not None or ran_out else 0
 
     def legal(self) -> tuple[str, ...]:
         return all_actions(self.environment.turn_moves)
@@ -71,7 +71,7 @@ class SokobanState(State):
             self.last.append((word, (player, boxes) != (self.player, self.boxes)))
             self.player, self.boxes = player, boxes
             self._look_for_the_end(len(self.moves) + len(self.last))
-            if self.solved or (self.dead_since is not None and self.environment.stop_when_lost):
+            if self.solved or self.dead_since is not None:
                 break
         self.moves += self.last
         self.regrets.append(_regret(before, self._distance(), len(self.last)))
@@ -179,7 +179,7 @@ class SokobanState(State):
             return f"{done} The room was not solved. You lost."
         if self.dead_since is not None:
             move = f"move {self.dead_since} ({self.moves[self.dead_since - 1][0]})"
-            if self.environment.recap == "turns" and self.environment.stop_when_lost:
+            if self.environment.recap == "turns":
                 move = f"turn {len(self.turns)}"
             return f"{done} After {move} the room could not be solved any more. You lost."
         ran_out = "The turns ran out. " if len(self.turns) >= self.environment.max_turns else ""
@@ -279,15 +279,7 @@ class Sokoban(SingleAgentEnvironment):
         description="the recap says after which move the room could not be solved any more; "
         "false = only whether it was solved",
     )
-    stop_when_lost: bool = Field(
-        True, description="end an episode when the room can no longer be solved"
-    )
-    restart: Literal["same", "fresh"] = Field(
-        "same", description="same = same room in every episode; fresh = a new room in every episode"
-    )
-    max_turns: int = Field(
-        7, ge=1, description="replies the agent may give in one episode, illegal ones included"
-    )
+    max_turns: int = turn_limit(7)
 
     @field_validator("boxes", "ood_boxes", mode="before")
     @classmethod
@@ -339,7 +331,7 @@ class Sokoban(SingleAgentEnvironment):
         return self.room(seed)
 
     def rules(self) -> str:
-        return write_rules(self.view, self.turn_moves, self.max_turns, self.stop_when_lost)
+        return write_rules(self.view, self.turn_moves, self.max_turns)
 
     def wording(self) -> SokobanWording:
         return SokobanWording(self)
@@ -353,13 +345,6 @@ class Sokoban(SingleAgentEnvironment):
 
     def example_action(self) -> str:
         return ("left left up", "left up", "left")[3 - self.turn_moves]
-
-    @property
-    def forfeit_score(self) -> float:
-        return 0.0
-
-    def outcome(self, score: float) -> Outcome:
-        return "won" if score > 0 else "lost"
 
     def task_kind(self, seed: int) -> str:
         """Number of boxes, and the range of the solution length."""
@@ -392,9 +377,6 @@ class Sokoban(SingleAgentEnvironment):
     def strata(self) -> int:
         """One stratum per solution length and number of boxes."""
         return 1 if self.levels else self._lengths_of_a_number() * len(self.boxes)
-
-    def stratum(self, seed: int) -> int:
-        return seed % self.strata()
 
 
 def _check_rooms(world: Sokoban) -> None:

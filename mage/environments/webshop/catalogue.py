@@ -15,8 +15,7 @@ import random
 import shutil
 import tempfile
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -29,7 +28,6 @@ import numpy.typing as npt
 from mage.config.errors import UserError
 from mage.environments.webshop.files import contents, find_files, parse_all, read_folder
 from mage.environments.webshop.generate import Style, generate
-from mage.environments.webshop.listing import Listing, build_listing
 from mage.environments.webshop.products import Goal, Product
 from mage.environments.webshop.search import Index, Texts, build_index, join_texts
 from mage.seeds import derive
@@ -38,7 +36,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 GoalKind = Literal["synthetic", "human"]
 NO_LIMIT = 1_000_000.0
 HELD_OUT = 20  # one product in so many is held out for the split out of domain
-_FORMAT = 3  # version of the compiled files
+_FORMAT = 4  # version of the compiled files
 _SHUFFLE = 233  # WebShop's own seed
 # Generated catalogues up to this size are not cached: they take a third of a second.
 _SMALL = 2_000
@@ -54,7 +52,6 @@ class Source:
     folder: str = ""
     products: int = 0  # 0 = all products of the folder
     style: Style = "full"
-    seed: int = 0
     goals: GoalKind = "synthetic"
 
 
@@ -62,10 +59,8 @@ class Catalogue:
     """Products by number or asin, search, and goals in shuffled order."""
 
     def __init__(self, arrays: Arrays, kind: GoalKind) -> None:
-        self.records, self.asins = (
-            Texts(arrays["records"], arrays["record_starts"]),
-            Texts(arrays["asins"], arrays["asin_starts"]),
-        )
+        self.records = Texts(arrays["records"], arrays["record_starts"])
+        self.asins = Texts(arrays["asins"], arrays["asin_starts"])
         vocabulary = Texts(arrays["words"], arrays["word_starts"])
         self.index = Index(
             vocabulary,
@@ -76,16 +71,8 @@ class Catalogue:
             arrays["rows"],
             len(self.asins),
         )
-        self.listing = Listing(
-            Texts(arrays["keys"], arrays["key_ends"]), arrays["key_starts"], arrays["listed"]
-        )
-        self.owners, self.firsts, self.order, self.kind = (
-            arrays["owners"],
-            arrays["firsts"],
-            arrays["order"],
-            kind,
-        )
-        self.owner_weights = arrays["weights"]
+        self.owners, self.firsts = arrays["owners"], arrays["firsts"]
+        self.order, self.kind = arrays["order"], kind
         self.product = lru_cache(maxsize=4096)(self._product)
         self.find = lru_cache(maxsize=4096)(self._find)
         self.search = lru_cache(maxsize=1024)(self._search)
@@ -115,19 +102,6 @@ class Catalogue:
             self.kind,
         )
 
-    def weights(self, places: Sequence[int]) -> npt.NDArray[np.float64]:
-        """WebShop's sampling weights of these goals. Rare attributes weigh more."""
-        numbers = self.order[np.asarray(places)]
-        found: npt.NDArray[np.float64] = self.owner_weights[
-            np.searchsorted(self.firsts, numbers, side="right") - 1
-        ]
-        return found
-
-    def draw(self, luck: int, hits: int) -> tuple[str, ...]:
-        """Random products."""
-        numbers = random.Random(luck).sample(range(len(self)), min(hits, len(self)))
-        return tuple(self.asins.bytes(number).decode() for number in numbers)
-
     def _first_texts(self, count: int) -> frozenset[str]:
         """The instructions of the first goals."""
         return frozenset(self.goal(place).text for place in range(count))
@@ -148,11 +122,8 @@ class Catalogue:
         return _decode(self.records.bytes(number))
 
     def _search(self, words: str, hits: int) -> tuple[str, ...]:
-        listed = self.listing.find(words)
-        return tuple(
-            self.asins.bytes(number).decode()
-            for number in (self.index.search(words, hits) if listed is None else listed)
-        )
+        numbers = self.index.search(words, hits)
+        return tuple(self.asins.bytes(number).decode() for number in numbers)
 
 
 def make_goal(product: Product, number: int, which: int, kind: GoalKind) -> Goal:
@@ -234,7 +205,7 @@ def _compile(source: Source) -> Arrays:
     raw = (
         read_folder(Path(source.folder), source.goals == "human")
         if source.folder
-        else generate(source.products, source.seed, source.style)
+        else generate(source.products, source.style)
     )
     listed = list(parse_all(raw, source.products if source.folder else 0, source.goals == "human"))
     if not listed:
@@ -246,44 +217,17 @@ def _compile(source: Source) -> Arrays:
     random.Random(_SHUFFLE).shuffle(numbers)
     number_of = np.empty(len(listed), np.int32)
     number_of[rank] = np.arange(len(listed))
-    index, listing = (
-        build_index(contents(listed[at]) for at in rank),
-        build_listing(listed, number_of),
-    )
-    records, asins = (
-        join_texts(_encode(listed[at]) for at in rank),
-        join_texts(listed[at].asin.encode() for at in rank),
-    )
+    index = build_index(contents(listed[at]) for at in rank)
+    records = join_texts(_encode(listed[at]) for at in rank)
+    asins = join_texts(listed[at].asin.encode() for at in rank)
     return {
         "records": records.joined, "record_starts": records.starts, "asins": asins.joined,
         "asin_starts": asins.starts, "words": index.vocabulary.joined,
         "word_starts": index.vocabulary.starts, "starts": index.starts,
         "documents": index.documents, "shares": index.shares, "frequent": index.frequent,
-        "rows": index.rows, "keys": listing.keys.joined, "key_ends": listing.keys.starts,
-        "key_starts": listing.starts, "listed": listing.products,
-        "weights": _weigh([listed[at] for at in owners], source.goals), "owners": number_of[owners],
-        "firsts": firsts[:-1].astype(np.int64), "order": np.array(numbers, np.int32),
+        "rows": index.rows, "owners": number_of[owners], "firsts": firsts[:-1].astype(np.int64),
+        "order": np.array(numbers, np.int32),
     }  # fmt: skip
-
-
-def _weigh(owners: Sequence[Product], kind: GoalKind) -> npt.NDArray[np.float64]:
-    """The weight of each goal of a product.
-
-    It is the mean of 1 / (number of goals with the attribute) over its attributes; 1 for human
-    goals.
-    """
-    if kind == "human":
-        return np.ones(len(owners))
-    asked = Counter[str]()
-    for product in owners:
-        for attribute in product.wanted:
-            asked[attribute] += count_goals(product, kind)
-    return np.array(
-        [
-            math.fsum(1 / asked[attribute] for attribute in product.wanted) / len(product.wanted)
-            for product in owners
-        ]
-    )
 
 
 def _save(arrays: Arrays, place: Path) -> None:

@@ -1,16 +1,12 @@
 """The WebShop environment: options, splits and rules."""
 
-import random
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
 from typing import ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from mage.config.errors import UserError
-from mage.environments.base import SingleAgentEnvironment
+from mage.environments.base import SingleAgentEnvironment, turn_limit
 from mage.environments.webshop.catalogue import (
     Catalogue,
     GoalKind,
@@ -24,7 +20,6 @@ from mage.environments.webshop.pages import Mode
 from mage.environments.webshop.products import Goal
 from mage.environments.webshop.session import ShopView, WebShopState
 from mage.environments.webshop.wording import WebShopWording
-from mage.seeds import derive
 from mage.types import Outcome, Split
 
 # Panels cover splits up to this size evenly: 500 test tasks are the 500 test goals.
@@ -49,7 +44,6 @@ class WebShop(SingleAgentEnvironment):
     name: ClassVar[str] = "webshop"
     presentation: ClassVar[tuple[str, ...]] = (
         "observation",
-        "attributes_page",
         "page_limit",
         "long_page_limit",
         "list_actions",
@@ -58,13 +52,7 @@ class WebShop(SingleAgentEnvironment):
         "pay",
     )
 
-    restart: Literal["same", "fresh"] = Field(
-        "same",
-        description="same = every episode of a meta-episode has one goal; fresh = a new goal each",
-    )
-    max_turns: int = Field(
-        12, ge=1, description="replies the agent may give in one episode, illegal ones included"
-    )
+    max_turns: int = turn_limit(12)
     data: str = Field(
         "",
         description="folder with WebShop's items_shuffle*.json and items_ins_v2*.json; "
@@ -82,15 +70,9 @@ class WebShop(SingleAgentEnvironment):
         description="generated products: full = as long as real ones, short = two-word titles "
         "for tiny models",
     )
-    catalogue_seed: int = Field(0, ge=0, description="seed of the generated catalogue")
     goals: GoalKind = Field(
         "synthetic",
         description="synthetic = made from attributes and options; human = written by people",
-    )
-    draw: Literal["evenly", "weighted"] = Field(
-        "evenly",
-        description="training goals: uniformly, or by WebShop's weights (rare attributes are "
-        "more frequent)",
     )
     test_goals: int = Field(
         500, ge=1, description="goals of the test split: the first ones of the fixed shuffle"
@@ -109,9 +91,6 @@ class WebShop(SingleAgentEnvironment):
     observation: Mode = Field(
         "text_rich",
         description="text = one line, as published; text_rich = one line per element with buttons",
-    )
-    attributes_page: bool = Field(
-        False, description="whether products have a page that lists their attributes"
     )
     per_page: int = Field(10, ge=1, le=50, description="products on a page of results")
     page_limit: int = Field(
@@ -160,16 +139,9 @@ class WebShop(SingleAgentEnvironment):
 
     @model_validator(mode="after")
     def _has_effect(self) -> "WebShop":
-        idle = [
-            name
-            for name, default in (("style", "full"), ("catalogue_seed", 0))
-            if self.data and getattr(self, name) != default
-        ]
-        if idle:
+        if self.data and self.style != "full":
             find_files(data_folder(self.data))  # an error of the folder is reported first
-            raise UserError(
-                f"{' and '.join(idle)} has no effect with data: it is for generated catalogues"
-            )
+            raise UserError("style has no effect with data: it is for generated catalogues")
         for name in ("page_limit", "long_page_limit"):
             if 0 < getattr(self, name) < SHORTEST_PAGE:
                 raise UserError(f"{name} must be 0 (no limit) or at least {SHORTEST_PAGE}")
@@ -177,11 +149,6 @@ class WebShop(SingleAgentEnvironment):
             default = type(self).model_fields["dev_goals"].default
             if self.dev_goals != default:
                 raise UserError("dev_goals has no effect with ood = 'products'")
-        if self.draw == "weighted" and self.goals == "human":
-            raise UserError(
-                "draw = 'weighted' has no effect with goals = 'human', which all have the "
-                "same weight"
-            )
         if self.pay == "graded" and self.failure_reward:
             raise UserError(
                 "pay = 'graded' has no effect with failure_reward: a failure always pays that; "
@@ -194,7 +161,6 @@ class WebShop(SingleAgentEnvironment):
             self.observation,
             self.page_limit_now,
             self.per_page,
-            self.attributes_page,
             self.tagger_now,
             self.list_actions,
             self.recap_limit,
@@ -219,10 +185,6 @@ class WebShop(SingleAgentEnvironment):
     def example_action(self) -> str:
         return "search[red shoes]"
 
-    @property
-    def forfeit_score(self) -> float:
-        return 0.0
-
     def outcome(self, score: float) -> Outcome:
         return "won" if score >= 1 else "lost"
 
@@ -235,7 +197,7 @@ class WebShop(SingleAgentEnvironment):
         """Shared by all states of a process. Large ones are shared by all processes."""
         folder = str(data_folder(self.data)) if self.data else ""
         size = self.products if self.data else self.products or 1000
-        return open_catalogue(Source(folder, size, self.style, self.catalogue_seed, self.goals))
+        return open_catalogue(Source(folder, size, self.style, self.goals))
 
     def task_kind(self, seed: int) -> str:
         count = len(self.goal(seed).options)
@@ -300,9 +262,8 @@ class WebShop(SingleAgentEnvironment):
         """
         places, catalogue = self.places(), self.catalogue()
         taken = catalogue.first_texts(self._earlier_goals())
-        first = self._weighted(seed) if self._is_weighted else seed
         for step in range(len(places)):
-            goal = catalogue.goal(places[(first + step) % len(places)])
+            goal = catalogue.goal(places[(seed + step) % len(places)])
             if goal.text not in taken:
                 return goal
         raise UserError(
@@ -318,27 +279,9 @@ class WebShop(SingleAgentEnvironment):
     def instance_key(self, seed: int) -> Hashable:
         return self.goal(seed).text
 
-    @property
-    def _is_weighted(self) -> bool:
-        return self.draw == "weighted" and self._split == "train"
-
-    def _weighted(self, seed: int) -> int:
-        """The place for this seed when goals are drawn by weight."""
-        ends = _ends_of_weights(self.catalogue(), self.places())
-        return int(
-            np.searchsorted(
-                ends,
-                random.Random(derive(seed, "webshop", "goal")).random() * ends[-1],
-                side="right",
-            )
-        )
-
     def strata(self) -> int:
         count = len(self.places())
-        return count if count <= _STRATA and not self._is_weighted else 1
-
-    def stratum(self, seed: int) -> int:
-        return seed % self.strata()
+        return count if count <= _STRATA else 1
 
     @property
     def page_limit_now(self) -> int:
@@ -347,8 +290,3 @@ class WebShop(SingleAgentEnvironment):
     @property
     def tagger_now(self) -> Literal["spacy", "bundled"]:
         return "spacy" if self.tagger == "spacy" else "bundled"
-
-
-@lru_cache(maxsize=4)
-def _ends_of_weights(catalogue: Catalogue, places: Sequence[int]) -> npt.NDArray[np.float64]:
-    return np.cumsum(catalogue.weights(places))

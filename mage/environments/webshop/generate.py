@@ -2,7 +2,7 @@
 
 `full` products have titles, descriptions, features and options as long as real ones. `short` ones
 have two-word titles and at most one option, for character-level models. Products are drawn one
-after the other, so the first 100 of 1,000 equal a catalogue of 100 with the same seed.
+after the other, so the first 100 of 1,000 equal a catalogue of 100.
 """
 
 import random
@@ -163,12 +163,12 @@ _SHORT = {
 }
 
 
-def generate(count: int, seed: int = 0, style: Style = "full") -> Raw:
+def generate(count: int, style: Style = "full") -> Raw:
     """A catalogue of `count` products. About 40 % have an instruction, as in the real one."""
     raw = Raw([], {}, {}, f"the generated catalogue of {count} products")
     taken = set[str]()
     for number in range(count):
-        rng = random.Random(f"webshop {style} {seed} {number}")
+        rng = random.Random(f"webshop {style} 0 {number}")
         asin = _short_asin(number) if style == "short" else _asin(rng, taken)
         item, known, written = (_short_product if style == "short" else _full_product)(rng, asin)
         raw.products.append(item)

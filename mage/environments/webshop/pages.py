@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from mage.environments.webshop.products import Product
 
 Mode = Literal["text", "text_rich"]
-SUB_PAGES = ("description", "features", "reviews", "attributes")
+SUB_PAGES = ("description", "features", "reviews")
 BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
 _MARK = 24  # length of "… (+123 characters)"
 _SHORTEST = 40
@@ -61,20 +61,17 @@ def results_page(
     return pieces
 
 
-def item_page(
-    instruction: str, product: Product, chosen: Mapping[str, str], attributes: bool
-) -> list[Piece]:
+def item_page(instruction: str, product: Product, chosen: Mapping[str, str]) -> list[Piece]:
     pieces = [*_head(instruction), Piece(PREVIOUS, "button")]
     for name, values in product.options.items():
         pieces += [
             *_texts(name),
             *(Piece(value, "option", chosen.get(name) == value) for value in values),
         ]
-    buttons = [*SUB_PAGES[: 4 if attributes else 3], BUY]
     return [
         *pieces,
         *_texts(product.title, f"Price: {product.price_tag}", "Rating: N.A."),
-        *(Piece(name.title(), "button") for name in buttons),
+        *(Piece(name.title(), "button") for name in (*SUB_PAGES, BUY)),
     ]
 
 
@@ -84,13 +81,6 @@ def sub_page(instruction: str, product: Product, which: str) -> list[Piece]:
         texts = (product.description,)
     elif which == "features":
         texts = tuple(f" {bullet}" for bullet in product.bullets)
-    elif which == "attributes":
-        texts = (
-            *(f" {one}" for one in product.attributes),
-            product.category,
-            product.query,
-            product.product_category,
-        )
     return [*_head(instruction), Piece(PREVIOUS, "button"), *_texts(*texts)]
 
 

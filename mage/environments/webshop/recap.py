@@ -31,7 +31,6 @@ def describe_text(name: str, product: Product) -> str:
     texts = {
         "description": product.description,
         "features": " ".join(bullet.strip() for bullet in product.bullets),
-        "attributes": ", ".join(product.attributes),
     }
     return texts.get(name, "").strip() or "nothing"
 

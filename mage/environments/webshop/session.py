@@ -1,8 +1,7 @@
 """One shopping episode: the open page, its clickables, chosen options, and the expert.
 
-`search[words]` works on every page, as in WebShop, and accepts its keywords (`listing.py`). `<r>`
-lists the same products for a goal every time. Clicks are written without `<`, which would open a
-tag in the agent's reply: click[prev].
+`search[words]` works on every page, as in WebShop. Clicks are written without `<`, which would open
+a tag in the agent's reply: click[prev].
 """
 
 import json
@@ -15,7 +14,6 @@ from typing import Literal
 from mage.environments.base import State
 from mage.environments.webshop import pages
 from mage.environments.webshop.catalogue import Catalogue
-from mage.environments.webshop.listing import RANDOM
 from mage.environments.webshop.products import Goal, Product
 from mage.environments.webshop.recap import (
     Step,
@@ -26,7 +24,6 @@ from mage.environments.webshop.recap import (
     write_recap,
 )
 from mage.environments.webshop.reward import Reward, judge
-from mage.seeds import derive
 
 HITS = 50
 LONGEST = 400  # characters of an action; longer ones are not legal
@@ -43,7 +40,6 @@ class ShopView:
     observation: pages.Mode
     page_limit: int
     per_page: int
-    attributes_page: bool
     tagger: Literal["spacy", "bundled"]
     actions: bool
     recap_limit: int
@@ -160,7 +156,7 @@ class WebShopState(State):
                 self.asin, json.dumps(self.options, sort_keys=True), self.scores()[0]
             )
         if self.page == "item":
-            return pages.item_page(text, self._product(), self.options, self.view.attributes_page)
+            return pages.item_page(text, self._product(), self.options)
         return pages.sub_page(text, self._product(), self.page)
 
     def clickables(self) -> list[str]:
@@ -179,20 +175,9 @@ class WebShopState(State):
             ]
         if self.page != "item":
             return [back, previous]
-        buttons = [
-            back,
-            previous,
-            *pages.SUB_PAGES[: 4 if self.view.attributes_page else 3],
-            pages.BUY.lower(),
-        ]
-        return list(
-            dict.fromkeys(
-                (
-                    *buttons,
-                    *(value for values in self._product().options.values() for value in values),
-                )
-            )
-        )
+        values = (value for values in self._product().options.values() for value in values)
+        listed = (back, previous, *pages.SUB_PAGES, pages.BUY.lower(), *values)
+        return list(dict.fromkeys(listed))
 
     def _clickable(self, words: str) -> str | None:
         """The clickable that is meant, as written by WebShop or by `legal`."""
@@ -214,7 +199,7 @@ class WebShopState(State):
         elif self.page == "results":
             self.page, self.asin = "item", value.upper()
             self.seen.add(self.asin)
-        elif value in pages.SUB_PAGES[: 4 if self.view.attributes_page else 3]:
+        elif value in pages.SUB_PAGES:
             self.page = value
         else:  # if two options have this value, WebShop takes the last
             self.options[
@@ -231,13 +216,8 @@ class WebShopState(State):
 
     def _open_results(self, words: str, number: int) -> None:
         """Open a results page. This clears the chosen options, as in WebShop."""
-        self.page, self.words, self.number, self.asin, self.options = (
-            "results",
-            words,
-            number,
-            "",
-            {},
-        )
+        self.page, self.words, self.number = "results", words, number
+        self.asin, self.options = "", {}
 
     def _buy(self) -> None:
         wanted = self.catalogue.find(self.goal.asin)
@@ -250,8 +230,6 @@ class WebShopState(State):
         return self.catalogue.find(self.asin)
 
     def _hits(self) -> tuple[str, ...]:
-        if self.words.split(" ")[0] == RANDOM:
-            return self.catalogue.draw(derive("webshop", RANDOM, self.goal.number), HITS)
         return self.catalogue.search(self.words, HITS)
 
     def _shown(self) -> tuple[str, ...]:

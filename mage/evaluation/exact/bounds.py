@@ -22,21 +22,14 @@ from mage.types import Task
 class PanelBounds:
     """The bounds of one environment against one pool of opponents; each is computed once.
 
-    `enabled = False` gives no bounds. `search` also computes best responses to MCTS (slow,
-    estimated).
+    `enabled = False` gives no bounds.
     """
 
     def __init__(
-        self,
-        environment: Environment,
-        pool: Mapping[str, float],
-        episodes: int,
-        *,
-        search: bool,
-        enabled: bool,
+        self, environment: Environment, pool: Mapping[str, float], episodes: int, *, enabled: bool
     ) -> None:
-        self.environment, self.pool, self.episodes = environment, pool, episodes
-        self.search, self.enabled = search, enabled
+        self.environment, self.pool = environment, pool
+        self.episodes, self.enabled = episodes, enabled
         self.ceilings: dict[int, tuple[Ceilings, ...]] = {}
         self.pairs: dict[tuple[str, int], tuple[float, float]] = {}
 
@@ -53,7 +46,7 @@ class PanelBounds:
             or not isinstance(self.environment, OpenSpiel)
         ):
             return None
-        if not all(self._is_exact(task.opponent) for task in tasks):
+        if not all(_is_exact(task.opponent) for task in tasks):
             return None
         pairs = Counter((task.opponent, task.seat) for task in tasks)
         try:
@@ -72,10 +65,6 @@ class PanelBounds:
                 best_response(self.environment, opponent, seat),
             )
         return self.pairs[opponent, seat]
-
-    def _is_exact(self, opponent: str) -> bool:
-        knowledge = find(opponent).policy_is
-        return knowledge == "exact" or (self.search and knowledge == "sampled")
 
     def ceiling(self, tasks: list[Task], k: int) -> Ceilings | None:
         """The ceilings of episode k (from 0), averaged over the seats of the tasks."""
@@ -101,7 +90,7 @@ class PanelBounds:
             or not isinstance(self.environment, OpenSpiel)
             or self.environment.strata() == 1
             or self.environment.restart == "same"
-            or not all(map(self._is_exact, self.pool))
+            or not all(map(_is_exact, self.pool))
         ):
             return ()
         found: list[Ceilings] = []
@@ -117,6 +106,10 @@ class PanelBounds:
         if not self.enabled or len(self.pool) != 1:
             return None
         return dirichlet_alpha(self.environment, next(iter(self.pool)))
+
+
+def _is_exact(opponent: str) -> bool:
+    return find(opponent).policy_is == "exact"
 
 
 def _throw_ceilings(environment: Environment, alpha: float, episodes: int) -> tuple[Ceilings, ...]:

@@ -36,7 +36,6 @@ __all__ = [
     "equilibrium_value",
     "expert_score",
     "exploitation",
-    "opening_values",
     "optimum",
 ]
 
@@ -81,25 +80,6 @@ def best_response(
         return Expectimax(game, opponent, seat, worth, budget).total()
     tree = grow_tree(game, (opponent,), seat, budget)
     return BeliefLearner(tree, worth, budget).value((1.0,), (1.0,))
-
-
-@cache
-def opening_values(
-    environment: Environment, opponent_name: str, objective: Objective = "score"
-) -> dict[str, float]:
-    """The value of every first move with best play after it, in games without hidden information.
-
-    Against a search player it is estimated as in `best_response`.
-    """
-    game, opponent = checked_game(environment, 0), _rival(environment, opponent_name)
-    if not is_perfect_information(game) or game.strata() > 1:
-        raise UserError(
-            f"{environment.name} has hidden cards or chance, so its first moves have no exact value"
-        )
-    budget = Budget(f"first moves against {opponent_name} in {game.game}")
-    solver = Expectimax(game, opponent, 0, _worth(environment, objective), budget)
-    ((_, root),) = roots(game)
-    return {word: solver.value(moved(root, word)) for word in root.legal()}
 
 
 @cache

@@ -70,11 +70,19 @@ def write_demonstrations(
 
     Moves are random without a script.
     """
+    played = play_scripted(setup, tasks, seed, script or Script())
+    return [one for player, meta in played for one in player.read(meta)]
+
+
+def play_scripted(
+    setup: PlaySetup, tasks: Sequence[Task], seed: int, script: Script
+) -> list[tuple["_Player", MetaEpisode]]:
+    """One scripted meta-episode per task, with its player."""
     players = [
-        DemonstrationPlayer(setup, task, derive(seed, number), script or Script())
+        DemonstrationPlayer(setup, task, derive(seed, number), script)
         for number, task in enumerate(tasks)
     ]
-    return [one for player, meta in _play_all(players, seed) for one in player.read(meta)]
+    return _play_all(players, seed)
 
 
 def _play_all(
