@@ -163,7 +163,8 @@ def test_the_probabilities_change_no_figure_and_are_stored_with_every_transcript
     assert check_run(without).faults == ()
 
 
-def test_a_resumed_evaluation_keeps_the_probabilities_of_its_first_part(tmp_path: Path) -> None:
+def test_a_resumed_evaluation_has_the_probabilities_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    """Transcripts hold no legal moves, so those of stored shards cannot be scored again."""
     recipe = build_recipe(
         {
             "environments": {"name": "kuhn_poker"},
@@ -173,16 +174,18 @@ def test_a_resumed_evaluation_keeps_the_probabilities_of_its_first_part(tmp_path
         }
     )
     parts = build_components(recipe)
-    folder = RunFolder.create(tmp_path / "run", recipe)
     metas = play_groups(parts.play_setup(), draw_tasks(recipe, 1), 5)
-    store = TranscriptStore(folder, Ranks(), parts)
-    first = [meta for meta in metas if meta.group == 0]
-    store.write_panel("after_test", parts.agent(False), first)
-    restored = folder.read_episodes_of("after_test")
-    assert restored == first
-    second = [meta for meta in metas if meta.group == 1]
-    store.write_panel("after_test", parts.agent(False), [*restored, *second])
-    assert set(by_place(read_moves(folder.path, "after_test"))) == set(turns_of(metas))
+    files = []
+    for name, shards in (("whole", (0, 1)), ("killed", (0, 1, 1))):  # the second shard was cut
+        folder = RunFolder.create(tmp_path / name, recipe)
+        for group in shards:
+            store = TranscriptStore(folder, Ranks(), parts)
+            shard = [meta for meta in metas if meta.group == group]
+            store.write_panel("after_test", parts.agent(False), shard)
+        assert folder.read_episodes_of("after_test") == metas
+        assert set(by_place(read_moves(folder.path, "after_test"))) == set(turns_of(metas))
+        files.append((folder.path / "episodes" / "after_test.moves.jsonl.gz").read_bytes())
+    assert files[0] == files[1]
 
 
 def test_damaged_probabilities_give_one_message(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ def evaluate_panel(
     transcripts: int | None = None,
     store: ShardStore | None = None,
     on_transcripts: Callable[[list[MetaEpisode]], None] = lambda metas: None,
-    read_transcripts: Callable[[], list[MetaEpisode]] = list,
 ) -> tuple[Evaluation, list[MetaEpisode]]:
     """Figures of the panel, and this rank's meta-episodes of the first `transcripts` tasks.
 
@@ -45,7 +44,6 @@ def evaluate_panel(
         store=store,
         on_played=on_played,
         on_transcripts=on_transcripts,
-        read_transcripts=read_transcripts,
     )
     numbered = [replace(row, member=place // len(tasks)) for place, row in enumerate(rows)]
     figures = summarise_rows(numbered, setup.environment, population, split, with_ceilings)

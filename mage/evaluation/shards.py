@@ -96,21 +96,17 @@ def play_shards(
     store: ShardStore | None = None,
     on_played: Callable[[int], None] = lambda done: None,
     on_transcripts: Callable[[list[MetaEpisode]], None] = lambda metas: None,
-    read_transcripts: Callable[[], list[MetaEpisode]] = list,
 ) -> tuple[list[TaskRow], list[MetaEpisode]]:
     """All rows in the order of the tasks, and meta-episodes of the first `transcripts` tasks.
 
     The meta-episodes are those that all ranks have played now; `transcripts=None` keeps all.
-    `on_transcripts` is called on rank 0 after every shard that has some. In a resumed evaluation it
-    also gets those of the stored shards, from `read_transcripts`.
+    `on_transcripts` gets those of one shard, on rank 0, before the shard is stored.
     """
     stored: list[Shard] = ranks.broadcast(
         store.read() if store is not None and ranks.is_main else []
     )
     # Capacities can differ between ranks; all must make the same number of gathers.
     size = min(ranks.gather(_size(setup)))
-    restored = sum(len(shard.rows) for shard in stored)  # plays in the stored shards
-    earlier = [meta for meta in read_transcripts() if meta.group < restored] if stored else []
     rows: list[TaskRow] = []
     metas: list[MetaEpisode] = []
     while len(rows) < len(tasks):
@@ -121,7 +117,7 @@ def play_shards(
             shard, kept = _play_shard(setup, span, len(rows), seed, ranks, transcripts, on_played)
             metas += kept
             if ranks.is_main and kept:
-                on_transcripts([*earlier, *metas])
+                on_transcripts(kept)
             if ranks.is_main and store is not None:
                 store.add(shard)
         rows += shard.rows

@@ -21,7 +21,7 @@ from mage.learn.pack.packer import best_layout
 from mage.run_folder.turn_files import MOST_LISTED, TurnMoves
 from mage.types import MetaEpisode, Sample, Turn, TurnRef
 
-MOST_TOKENS = 300_000  # a set is scored up to this size, from its first meta-episode on
+MOST_TOKENS = 300_000  # of an update or a shard, scored from its first meta-episode on
 _AT_ONCE = 4_000_000  # tokens of prompts and moves that are held as arrays at a time
 # A dense attention mask of a larger tree costs more than the prompt that the turns of an episode
 # share. The moves of one turn always share theirs.

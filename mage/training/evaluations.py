@@ -88,7 +88,6 @@ class RunEvaluations:
                 transcripts=TRANSCRIPTS if panel == "final" else 0,
                 store=ShardStore(self.folder.shards(name), about, self.callback.on_warning),
                 on_transcripts=partial(self.transcripts.write_panel, name, setup.agent),
-                read_transcripts=partial(self.transcripts.read_panel, name),
             )
         if self.ranks.is_main:
             self._store(name, panel, evaluation)

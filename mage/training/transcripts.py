@@ -60,7 +60,11 @@ class TranscriptStore:
             self.folder.prune_episodes(self.components.recipe.run.keep_transcripts)
 
     def write_panel(self, name: str, agent: Agent, metas: list[MetaEpisode]) -> None:
-        """Store transcripts, with those that an interrupted evaluation has stored before."""
+        """Add the transcripts of a shard to those of the shards before it.
+
+        Each shard is scored by itself: rounding depends on what is computed together, so a resumed
+        evaluation would have other probabilities.
+        """
         version = self.components.engine.policy_version
         played = {meta.group for meta in metas}
         earlier = [
@@ -73,7 +77,7 @@ class TranscriptStore:
         self._write_panel_moves(name, self.score(metas, agent), {meta.group for meta in both})
 
     def _write_panel_moves(self, name: str, scored: list[TurnMoves], groups: set[int]) -> None:
-        """With the stored probabilities of meta-episodes that were not played now."""
+        """Add probabilities to those of the meta-episodes that were scored before."""
         new = {one.group for one in scored}
         try:
             stored = read_moves(self.folder.path, name)
@@ -82,10 +86,6 @@ class TranscriptStore:
         earlier = [one for one in stored if one.group in groups - new]
         if scored or stored:
             write_moves(self.folder.path, name, sorted([*earlier, *scored], key=_place))
-
-    def read_panel(self, name: str) -> list[MetaEpisode]:
-        """Those of an interrupted evaluation; none if the file is missing or damaged."""
-        return self.folder.stored_episodes(name) if self.ranks.is_main else []
 
 
 def _place(one: TurnMoves) -> tuple[int, int, int, int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.torture.processes import Ended, Kill, call, command, count_operations, preload
 from tests.torture.result import Result, show_progress
-from tests.torture.runs import SHORT, train_words, write_recipe
+from tests.torture.runs import MEMENTO, SHORT, train_words, write_recipe
 
 # Wall-clock times, logs, and copies of the figures that have times in them.
 _UNEQUAL = {
@@ -70,6 +70,7 @@ def short_kinds(place: Path) -> tuple[Kind, ...]:
     return (
         Kind("train, league, LoRA, warm-up first", _train(tiny, *SHORT)),
         Kind("evaluation without training", _train(tiny, *SHORT, *alone)),
+        Kind("Memento, evaluation in three shards", _train(tiny, *alone, *MEMENTO)),
         Kind("mage warmup", lambda folder: _warm_words(tiny, folder)),
     )
 

@@ -53,6 +53,15 @@ SHORT = (
     "--warmup.batch=4",
 )
 
+# Three tasks that are played one after the other, because the memory is kept between them.
+MEMENTO = (
+    "--agent.reflection_tokens=",
+    "--memory.name=memento",
+    "--memory.wave=1",
+    "--memory.embedding=lexical",
+    "--evaluate.final_size=3",
+)
+
 
 def write_recipe(folder: Path) -> Path:
     path = folder / "tiny.toml"
