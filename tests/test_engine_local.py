@@ -580,6 +580,19 @@ def test_a_window_shorter_than_the_context_is_refused(chat: Chat) -> None:
         LocalEngine(model, chat, slots=1, context=64)
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_change_with_the_length_of_a_text_are_refused(chat: Chat, kind: str) -> None:
+    """A cached key would keep its old position: log-probabilities differ by several nats."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 1e4, **factors}
+    sizes = SIZES | {"max_position_embeddings": 32}
+    limit = {"original_max_position_embeddings": 32}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope | limit)).eval()
+    LocalEngine(model, chat, slots=1, context=32)
+    with pytest.raises(UserError, match=r"rope_type.*set engines\.context to 32 or less"):
+        LocalEngine(model, chat, slots=1, context=64)
+
+
 def test_sliding_window_layers_are_refused(chat: Chat) -> None:
     model = Qwen3ForCausalLM(
         Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1)

@@ -19,9 +19,18 @@ import torch
 import vllm_toys
 from scipy.stats import chisquare
 from toys import byte_chat
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from mage.agent.chat import Chat
+from mage.config.errors import UserError
 from mage.config.loading import load_recipe
 from mage.engines.base import run
 from mage.engines.vllm import VllmEngine, choose_executor, pool_size
@@ -252,6 +261,26 @@ def test_weights_of_experts_have_the_names_of_a_checkpoint(chat: Chat) -> None:
     names = dict(engine._weights())
     assert names["model.layers.0.mlp.experts.3.down_proj.weight"].shape == (64, 32)
     assert not any("gate_up_proj" in name for name in names)
+
+
+def test_a_model_that_vllm_computes_in_another_way_is_refused(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the stand-in of vLLM does not know that this model divides its logits by 4."""
+    vllm_toys.install(monkeypatch)
+    sizes = SIZES | {"vocab_size": chat.tokenizer.get_vocab_size(), "head_dim": 16}
+    model = GraniteForCausalLM(GraniteConfig(**sizes, logits_scaling=4.0)).eval()
+    VllmEngine(model, chat, slots=2, context=CONTEXT)
+    real = AutoConfig.from_pretrained
+
+    def forget(*words: Any) -> Any:
+        config = real(*words)
+        config.logits_scaling = 1.0
+        return config
+
+    monkeypatch.setattr("vllm_toys.AutoConfig.from_pretrained", forget)
+    with pytest.raises(UserError, match="vLLM computes other probabilities than Granite"):
+        VllmEngine(model, chat, slots=2, context=CONTEXT)
 
 
 def test_a_missing_package_is_one_message(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

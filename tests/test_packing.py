@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learn_toys import SMALL, batches, make_model, make_sample, prepend, starts
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
@@ -337,6 +337,19 @@ def test_a_model_with_windows_cannot_be_packed() -> None:
 def test_a_row_longer_than_a_window_is_not_packed() -> None:
     model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).eval()
     pack = Packer(model, "forest", 64)
+    assert list(pack(prepare([make_sample((1,) * 4, (1, 2))])))
+    with pytest.raises(UserError, match=r"a row has 9: set engines\.context to 8"):
+        pack(prepare([make_sample((1,) * 7, (1, 2))]))
+
+
+@pytest.mark.parametrize("layout", ["forest", "rows"])
+def test_a_row_longer_than_fixed_positions_is_refused(layout: Layout) -> None:
+    """Rows of one batch would all get the positions of the longest."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope = {"rope_type": "longrope", "factor": 4.0, "rope_theta": 1e4, **factors}
+    limit = {"original_max_position_embeddings": 8}
+    config = LlamaConfig(**SMALL, rope_parameters=rope | limit)
+    pack = Packer(LlamaForCausalLM(config).eval(), layout, 64)
     assert list(pack(prepare([make_sample((1,) * 4, (1, 2))])))
     with pytest.raises(UserError, match=r"a row has 9: set engines\.context to 8"):
         pack(prepare([make_sample((1,) * 7, (1, 2))]))

@@ -23,6 +23,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
 from mage.engines.base import Engine
+from mage.engines.own_logits import NEEDED, check_own_logits
 from mage.engines.stops import StopTable
 from mage.types import Completion, Finish, Request
 
@@ -110,6 +111,8 @@ class VllmEngine(Engine):
                 )
             )
         self.refresh(0)
+        if context > NEEDED:
+            check_own_logits(self, self.model, "vLLM")
 
     def submit(self, request: Request) -> None:
         room = self.context - len(request.prompt_ids)

@@ -60,6 +60,18 @@ def is_known(model: Any) -> bool:
     return _PLAIN.get(type(model).__module__) == type(model).__name__
 
 
+def fixed_length(config: Any) -> int | None:
+    """Tokens up to which positions do not depend on the length of the text; None: no limit.
+
+    Beyond it `dynamic` and `longrope` change all keys, and rows of one batch have one length.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type")
+    if kind == "dynamic":
+        return int(config.max_position_embeddings)
+    return int(rope["original_max_position_embeddings"]) if kind == "longrope" else None
+
+
 def is_plain(model: Any) -> bool:
     """Whether this is an unmodified model of these kinds, with one device and dtype."""
     if not is_known(model):

@@ -42,15 +42,13 @@ from mage.engines.local.attention import (
 from mage.engines.local.forward import plain_decoder
 from mage.engines.local.sequences import Array, OpenSequences, Work
 from mage.engines.local.slots import Slots
+from mage.engines.own_logits import HALF_GAP, NEEDED, check_own_logits
 from mage.engines.pool import affordable_slots, make_pool
 from mage.engines.sampling import sample
 from mage.models.architecture import is_known
 from mage.models.loading import pick_cache
 from mage.models.shapes import check_cache
 from mage.types import Completion, Finish, Request
-
-_TRIED = 12  # tokens of the prompt with which an unknown architecture is tried
-_GAP, _HALF_GAP = 0.01, 0.25  # of log-probabilities, in float32 and in bfloat16
 
 
 @dataclass(slots=True)
@@ -141,41 +139,21 @@ class LocalEngine(Engine):
         self.group_size = 256 if self.device.type == "cpu" else slots
         self.loop = self._make_loop(slots) if ahead else None
         self.flight: tuple[StepInFlight, Array] | None = None
-        if not (is_known(causal_lm) or causal_lm.training) and context > _TRIED + 4:
-            self._check_logits(causal_lm)
+        # Some models scale their logits, and some do not take another attention. Llama, Qwen2 and
+        # Qwen3 are known and not tried.
+        if not (is_known(causal_lm) or causal_lm.training) and context > NEEDED:
+            self._check_head(causal_lm)
+            check_own_logits(self, causal_lm, "the local engine")
+            self.stats = Stats()
 
     @torch.no_grad()
-    def _check_logits(self, model: Any) -> None:
-        """Refuse a model whose own log-probabilities of a short reply differ from the engine's.
-
-        Some models scale their logits, and some do not take another attention. Llama, Qwen2 and
-        Qwen3 are known and not tried.
-        """
-        self._check_head(model)
-        prompt = tuple(number % self.head.weight.shape[0] for number in range(_TRIED))
-        self.submit(Request(prompt, 4, seed=0))
-        while not (answered := self.step()):
-            continue
-        ((_, reply),) = answered
-        ids = torch.tensor([[*prompt, *reply.token_ids]], device=self.device)
-        own = model(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
-        told = [float(own[_TRIED - 1 + k, token]) for k, token in enumerate(reply.token_ids)]
-        gap = max(abs(a - b) for a, b in zip(told, reply.logprobs, strict=True))
-        if not gap < (_GAP if own.dtype == self.head.weight.dtype else _HALF_GAP):
-            raise UserError(
-                f"the local engine computes other probabilities than {type(model).__name__} itself "
-                f"(log-probabilities differ by {gap:.3g}): use another model"
-            )
-        self.slots.clear()
-        self.stats = Stats()
-
     def _check_head(self, model: Any) -> None:
         """Engine and learner multiply the last hidden state by the head, over all tokens."""
         ids = torch.arange(8, device=self.device)[None] % self.head.weight.shape[0]
         own = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
         state = self.backbone(input_ids=ids, use_cache=False).last_hidden_state
         gap = float((own - self.head(state).float().log_softmax(-1)).abs().max())
-        if not model._supports_attention_backend or not gap < _HALF_GAP:
+        if not model._supports_attention_backend or not gap < HALF_GAP:
             raise UserError(
                 f"{type(model).__name__} computes attention or logits in a way of its own, which "
                 f"the local engine does not (logits differ by {gap:.3g}): use another model"

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from mage.config.errors import UserError
 from mage.engines.gpu.loop import TokenSlots
 from mage.engines.pool import KeyValuePool
+from mage.models.architecture import fixed_length
 
 NAME = "mage_slots"
 DENSE = 0.5  # share of used slots from which a view is faster than a gather
@@ -220,11 +221,12 @@ def check_full_attention(config: Any, context: int) -> None:
             f"{config.model_type} sees the last {window} tokens only (sliding_window), and the "
             f"local engine supports full attention: set engines.context to {window} or less"
         )
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "dynamic":
+    limit = fixed_length(config)
+    if limit is not None and limit < context:
         raise UserError(
-            f"{config.model_type} with rope_type = dynamic changes all keys with the length of the "
-            "text, which the local engine cannot: use another model"
+            f"{config.model_type} encodes positions in another way in texts of more than {limit} "
+            f"tokens (rope_type), which the local engine cannot: set engines.context to {limit} or "
+            "less, or use another model"
         )
 
 

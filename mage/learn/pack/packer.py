@@ -13,6 +13,7 @@ from mage.learn.pack.layers import line_length
 from mage.learn.pack.packing import Layout, Packed, pack_forest, pack_rows, pack_trie
 from mage.learn.pack.plans import plan_forests, plan_rows, plan_tries
 from mage.learn.pack.tries import TRIE_EXCHANGE, Row
+from mage.models.architecture import fixed_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,7 @@ class Packer:
     def __call__(self, rows: Sequence[Row]) -> Iterator[Packed]:
         where: dict[str, Any] = {"dtype": self.model.dtype, "device": self.model.device}
         sizes: dict[str, Any] = {"micro_tokens": self.micro_tokens, "tree_tokens": self.tree_tokens}
-        if self.layout != "rows":
-            check_lengths(self.model, rows)
+        check_lengths(self.model, rows, self.layout)
         if self.layout == "trie":
             pad = partial(line_length, micro_tokens=self.micro_tokens, device=self.model.device)
             tries = plan_tries(rows, **sizes, exchange=trie_exchange_rate(self.model))
@@ -65,17 +65,25 @@ def check_packable(model: PreTrainedModel) -> None:
         )
 
 
-def check_lengths(model: PreTrainedModel, rows: Sequence[Row]) -> None:
-    """Raise if a row is longer than the window of a model that names no kinds of layers."""
-    config = model.config
-    window = (
-        None if getattr(config, "layer_types", None) else getattr(config, "sliding_window", None)
-    )
+def check_lengths(model: PreTrainedModel, rows: Sequence[Row], layout: Layout) -> None:
+    """Raise if a row is longer than the model's window, or than its positions stay the same.
+
+    A window matters to packed rows of a model that names no kinds of layers.
+    """
+    config, name = model.config, type(model).__name__
     longest = max((len(row.ids) for row in rows), default=0)
+    packed = layout != "rows" and not getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None) if packed else None
     if window is not None and longest > window:
         raise UserError(
-            f"{type(model).__name__} sees the last {window} tokens only (sliding_window), and a "
-            f"row has {longest}: set engines.context to {window} or less, or learn.packed = false"
+            f"{name} sees the last {window} tokens only (sliding_window), and a row has "
+            f"{longest}: set engines.context to {window} or less, or learn.packed = false"
+        )
+    limit = fixed_length(config)
+    if limit is not None and longest > limit:
+        raise UserError(
+            f"{name} encodes positions in another way in texts of more than {limit} tokens "
+            f"(rope_type), and a row has {longest}: set engines.context to {limit} or less"
         )
 
 
