@@ -489,6 +489,33 @@ def test_a_full_gpu_is_reported_without_training_too(
     assert "long trace" not in told
 
 
+def fill_gpu() -> None:
+    """In a process: the engine's first step finds no memory."""
+    import torch
+
+    from mage.engines.local import LocalEngine
+
+    def step(self: LocalEngine) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nand a long trace")
+
+    LocalEngine.step = step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "play"])
+def test_a_gpu_that_is_full_in_the_middle_of_a_game_is_one_message(
+    verb: str, run: Path, tmp_path: Path
+) -> None:
+    """In a process of its own, because Python prints warnings about lost coroutines at its end."""
+    game = ["play", "kuhn_poker", "--against", "random", "--watch"]
+    words = ["evaluate", str(run), "--size", "6"] if verb == "evaluate" else game
+    assert wait(start_mage(words, tmp_path, tmp_path / "log", prepare=fill_gpu)) == 2
+    lines = (tmp_path / "log").read_text().splitlines()
+    told = [line for line in lines if line and not line.startswith("note: ")]
+    assert told[-2] == "mage: out of GPU memory: CUDA out of memory."
+    assert "engines.context" in told[-1]
+    assert "never awaited" not in "".join(lines)
+
+
 def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def slip(kind: str, with_options: bool) -> list[Any]:
         return [*zip([1], [], strict=True)]

@@ -1,17 +1,23 @@
 """The memory plan: close to measured peaks, choices that fit, and advice where nothing fits."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import mage
+from mage.api.agents import find_candidate, find_player
 from mage.cli.main import app
 from mage.config.loading import load_recipe
+from mage.config.recipe import Recipe
+from mage.models.base import base_folder
 from mage.models.shapes import PRESETS, find_shape, read_shape
 from mage.training.memory_plan import GB, plan_memory
-from mage.training.plan_advice import advice, apply_plan
+from mage.training.plan_advice import advice, apply_plan, explain_misfit
 
 # Measured on an H200 with recompute and 16,384 tokens at once (docs/log): peak GB of an update.
 MEASURED = (
@@ -217,6 +223,62 @@ def test_given_options_that_do_not_fit_are_advised_against() -> None:
         "--learn.recompute=true",
         "--learn.micro_tokens=2048",
     }
+
+
+def test_play_without_training_needs_neither_optimizer_nor_gradients() -> None:
+    """4.02 B parameters: 2 bytes of weights; a checkpoint also has float32 masters."""
+    recipe, shape = load_recipe("paper_alfworld"), PRESETS["qwen3-4b"]
+    alone, loaded = (
+        plan_memory(recipe, shape, 60 * GB, use=use) for use in ("model", "checkpoint")
+    )
+    assert not plan_memory(recipe, shape, 60 * GB).fits
+    for found, masters in ((alone, 0), (loaded, 4)):
+        static = found.static
+        assert found.fits
+        assert static.both_phases / 4.022e9 == pytest.approx(2 + masters, rel=1e-3)
+        assert found.peak == pytest.approx(static.both_phases + static.engine + found.pool)
+    assert 0 < loaded.slots < alone.slots
+    small = plan_memory(recipe, shape, 8 * GB, use="model")
+    told = explain_misfit(small)
+    assert "the agent needs" in told
+    assert "cards with 16 GB" in told
+    assert "learn." not in told
+
+
+@pytest.mark.parametrize("command", ["evaluate", "play", "python"])
+def test_evaluate_and_play_follow_the_plan_and_run_gpu_memory(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: the recipe is caught before the model is loaded."""
+    fractions, recipes = list[float](), list[Recipe]()
+
+    class Caught(Exception):
+        pass
+
+    def catch(recipe: Recipe) -> None:
+        recipes.append(recipe)
+        raise Caught
+
+    monkeypatch.setattr("mage.training.build.pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (140 * GB, 141 * GB))
+    monkeypatch.setattr(
+        "torch.cuda.set_per_process_memory_fraction", lambda share, device: fractions.append(share)
+    )
+    monkeypatch.setattr("mage.api.agents.build_components", catch)
+    recipe = load_recipe("demo", ["--run.gpu_memory=2"])
+    monkeypatch.setattr("mage.api.agents._recipe_of", lambda *words: recipe)
+    world = recipe.environment()
+    commands: dict[str, Callable[[], object]] = {
+        "evaluate": lambda: find_candidate("demo", ["--run.gpu_memory=2"], None),
+        "play": lambda: find_player("rock_paper_scissors", world, (), None, "embedded-rps"),
+        "python": lambda: mage.evaluate(recipe),
+    }
+    with pytest.raises(Caught):
+        commands[command]()
+    assert fractions == [pytest.approx(2 / 141)]
+    expected = plan_memory(recipe, read_shape(base_folder(recipe)), 2 * GB, use="model")
+    assert recipes[0].engines.options["slots"] == expected.slots
 
 
 def test_every_stage_has_a_plan(tmp_path: Path) -> None:

@@ -80,7 +80,12 @@ def find_candidate(
     on_recipe(recipe)
     if is_run:
         return load_run(RunFolder.open(name), recipe, which or "best", say)
-    return Candidate(name, 0, build_components(fit_to_gpu(recipe, 1)))
+    return untrained(name, recipe)
+
+
+def untrained(title: str, recipe: Recipe) -> Candidate:
+    """The model of a recipe before training."""
+    return Candidate(title, 0, build_components(fit_to_gpu(recipe, 1, "model")))
 
 
 def _recipe_at(name: str, overrides: Sequence[str]) -> Recipe:
@@ -112,7 +117,7 @@ def find_player(
         on_recipe(recipe)
         for line in notes:
             say(line)
-        return Candidate(model, 0, build_components(recipe))
+        return untrained(model, recipe)
     folder = RunFolder.open(run)
     trained, worlds = folder.recipe, folder.recipe.environments.options.get("worlds", {})
     if trained.environments.name != name and name not in worlds:

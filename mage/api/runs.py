@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mage.agent.chat import Chat
-from mage.api.agents import Candidate, find_candidate, play_panel, warn
+from mage.api.agents import Candidate, find_candidate, play_panel, untrained, warn
 from mage.api.recipes import load_recipe
 from mage.api.report import write_report
 from mage.config.menus import find_item
@@ -23,7 +23,6 @@ from mage.opponents.base import find
 from mage.play import play_meta_episode
 from mage.ranks.ranks import Ranks
 from mage.run_folder import RunFolder, choose_path
-from mage.training.build import build_components
 from mage.training.callbacks import Callback, CallbackList
 from mage.training.context import check_context
 from mage.training.stages import begin_stages
@@ -177,7 +176,7 @@ def _find(source: Source, checkpoint: str | None, episodes: int | None = None) -
     if isinstance(source, Run):
         source = source.path
     if isinstance(source, Recipe):
-        return Candidate("recipe", 0, build_components(source.changed(**changes)))
+        return untrained("recipe", source.changed(**changes))
     return find_candidate(str(source), [], checkpoint, changes=changes)
 
 

@@ -85,7 +85,8 @@ def _describe(error: Exception) -> str:
     if _is_out_of_memory(error):
         return (
             f"out of GPU memory: {str(error).splitlines()[0]}\n"
-            "Stop other programs on the GPU, or lower engines.slots or engines.context."
+            "Stop other programs on the GPU, lower engines.slots or engines.context, or use a "
+            "smaller model. run.gpu_memory limits the GB that MAGE plans with."
         )
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror

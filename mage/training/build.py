@@ -23,7 +23,7 @@ from mage.play import PlaySetup
 from mage.play.rewards import find_rewards
 from mage.training.context import check_context
 from mage.training.kernel_cache import keep_kernels
-from mage.training.memory_plan import GB, plan_memory
+from mage.training.memory_plan import GB, Use, plan_memory
 from mage.training.plan_advice import apply_plan
 
 _SMALL_MODEL = 1_000_000  # parameters
@@ -111,7 +111,7 @@ def _check_thinking(recipe: Recipe) -> None:
         )
 
 
-def fit_to_gpu(recipe: Recipe, ranks: int | None = None) -> Recipe:
+def fit_to_gpu(recipe: Recipe, ranks: int | None = None, use: Use = "train") -> Recipe:
     """The recipe with micro-batch size, recompute and slots chosen for the memory of the GPU.
 
     `ranks` is the number of ranks, run.workers by default; those on one card share its memory.
@@ -137,6 +137,7 @@ def fit_to_gpu(recipe: Recipe, ranks: int | None = None) -> Recipe:
         memory,
         half_precision=recipe.model.dtype != "float32",
         ranks=ranks,
+        use=use,
     )
     return apply_plan(recipe, plan)
 

@@ -1,15 +1,17 @@
-"""GPU memory of a training run, planned before anything is loaded.
+"""GPU memory of a run, planned before anything is loaded.
 
 Play and learning take turns. Both hold the weights, their float32 masters, the optimizer state and
 the KL reference, and the models of a league's copies. Learning also holds gradients and
 activations. Play also holds the key/value pools of the agent and of the copies, which are freed
 during learning. So the pools get what is left beside the parts of both phases, and recompute and
-the micro-batch size are chosen so that learning fits.
+the micro-batch size are chosen so that learning fits. Without training (`mage evaluate`, `mage
+play`, exports) there is neither optimizer state nor a reference nor a learning phase.
 
 `Static` has the bytes that the recipe and the model fix. `MemoryPlan` adds the choices.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mage.config.menus import engine_fields
 from mage.config.recipe import Recipe
@@ -18,6 +20,8 @@ from mage.models.shapes import ModelShape, check_cache
 from mage.opponents.base import find, population_of
 
 GB = 1e9
+# What a plan is for: a training, play with a checkpoint, or play with the model as it is.
+Use = Literal["train", "checkpoint", "model"]
 # A card's memory that a run can use: the CUDA context and fragmentation take the rest.
 _USABLE, _CONTEXT = 0.94, 1.0 * GB
 # Candidates in order of speed: (recompute, tokens of a micro-batch).
@@ -62,6 +66,7 @@ class Static:
     sampler: float  # an engine with its own weights and pool (vLLM)
     copies: int  # frozen copies of a league that play at once, each in an engine of its own
     copy: float  # what one of them holds in both phases
+    learns: bool  # False: nothing is trained, so there is no learning phase
 
     @property
     def both_phases(self) -> float:
@@ -89,6 +94,8 @@ class Static:
 
     def learn(self, *, recompute: bool, tokens: int) -> float:
         """All that learning holds, with micro-batches of `tokens` tokens."""
+        if not self.learns:
+            return self.both_phases
         activations = self.activations(recompute=recompute, tokens=tokens)
         return self.both_phases + self.gradients + activations
 
@@ -102,6 +109,7 @@ class PlanRequest:
     memory: float
     half_precision: bool
     ranks: int
+    use: Use = "train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +181,17 @@ def plan_memory(
     *,
     half_precision: bool = True,
     ranks: int | None = None,
+    use: Use = "train",
 ) -> MemoryPlan:
     """The plan of a recipe for a card of `memory` bytes; `ranks` is run.workers by default."""
     return plan_request(
-        PlanRequest(recipe, shape, memory, half_precision, ranks or recipe.run.workers)
+        PlanRequest(recipe, shape, memory, half_precision, ranks or recipe.run.workers, use)
     )
 
 
 def plan_request(request: PlanRequest) -> MemoryPlan:
     """The plan of a request: the choices that are fastest among those that fit."""
-    recipe = request.recipe
-    value_bytes = 2 if request.half_precision else 4
-    static = _static_parts(recipe, request.shape, request.memory, value_bytes, request.ranks)
+    recipe, static = request.recipe, _static_parts(request)
     recompute, micro_tokens, learn_reasons = _choose_learning(static, recipe.learn)
     slots, slots_reason = _choose_slots(static, recipe)
     return MemoryPlan(
@@ -192,20 +199,20 @@ def plan_request(request: PlanRequest) -> MemoryPlan:
     )
 
 
-def _static_parts(
-    recipe: Recipe, shape: ModelShape, memory: float, value_bytes: int, ranks: int
-) -> Static:
+def _static_parts(request: PlanRequest) -> Static:
     """The bytes that the recipe and the model fix.
 
     With learn.shard = "optimizer" every rank holds an equal part of masters and optimizer state,
     with "full" also of the gradients. vLLM holds its share of the card in both phases. A copy of a
     league has weights and masters, but neither optimizer state nor gradients.
     """
+    recipe, shape, memory = request.recipe, request.shape, request.memory
+    learns, value_bytes = request.use == "train", 2 if request.half_precision else 4
     learn = recipe.learn
     adapters = bool(learn.lora_rank)
-    sharers = 1 if learn.shard == "none" else ranks
+    sharers = 1 if learn.shard == "none" else request.ranks
     weights = value_bytes * shape.parameters
-    masters = _masters(shape, learn, value_bytes)
+    masters = 0 if request.use == "model" else _masters(shape, learn, value_bytes)
     gradients = _gradients(shape, learn, value_bytes)
     sampler = memory * sampler_share(recipe)
     prefill = 2 * _PREFILL_TOKENS * shape.layer_values * value_bytes
@@ -216,14 +223,15 @@ def _static_parts(
         usable=memory * _USABLE - _CONTEXT,
         weights=weights,
         masters=masters / (1 if adapters else sharers),
-        optimizer=_MOMENT_BYTES * _trained(shape, learn) / sharers,
-        reference=weights if learn.kl and not adapters else 0,
+        optimizer=_MOMENT_BYTES * _trained(shape, learn) / sharers if learns else 0,
+        reference=weights if learn.kl and learns and not adapters else 0,
         gradients=gradients / (sharers if learn.shard == "full" else 1),
         engine=0 if sampler else prefill + _ENGINE_BUFFERS,
         slot=0 if sampler else _context(recipe) * _token_bytes(recipe, shape, value_bytes),
         sampler=sampler,
-        copies=_copies(recipe),
+        copies=_copies(recipe) if learns else 0,
         copy=weights + masters + sampler,
+        learns=learns,
     )
 
 

@@ -35,13 +35,13 @@ def advice(plan: MemoryPlan) -> list[Advice]:
         return []
     request = plan.request
     options = _options(request)
-    more = [] if options and request.ranks > 1 else _more_cards(request)
+    more = [] if request.use != "train" or (options and request.ranks > 1) else _more_cards(request)
     return [*options, *more, *_larger_card(request), *_smaller(request)]
 
 
 def _options(request: PlanRequest) -> list[Advice]:
     """Single options of the recipe; if none is enough, two together, then three."""
-    known = _changes(request.recipe, request.ranks)
+    known = _changes(request)
     for count in (1, 2, 3):
         found = [
             Advice(
@@ -56,10 +56,24 @@ def _options(request: PlanRequest) -> list[Advice]:
     return []
 
 
-def _changes(recipe: Recipe, ranks: int) -> list[Advice]:
+def _changes(request: PlanRequest) -> list[Advice]:
     """The options that save memory in this recipe."""
-    learn, context = recipe.learn, int(recipe.engines.options.get("context", 2048))
-    found = []
+    recipe = request.recipe
+    found = _learning_changes(recipe, request.ranks) if request.use == "train" else []
+    if recipe.model.dtype == "float32":
+        found.append(Advice("half precision", ("--model.dtype=bfloat16",)))
+    # A prompt needs room beside the longest reply. A run checks this before it starts.
+    context = int(recipe.engines.options.get("context", 2048))
+    shorter = (context // 2 // 256 * 256, context // 4 // 256 * 256)
+    return found + [
+        Advice("a shorter context", (f"--engines.context={size}",))
+        for size in shorter
+        if size >= 2 * recipe.agent.max_tokens and "context" in recipe.engines.options
+    ]
+
+
+def _learning_changes(recipe: Recipe, ranks: int) -> list[Advice]:
+    learn, found = recipe.learn, list[Advice]()
     if not learn.lora_rank:
         found.append(Advice("train adapters", _ADAPTERS))
     if ranks > 1:
@@ -72,15 +86,7 @@ def _changes(recipe: Recipe, ranks: int) -> list[Advice]:
         found.append(Advice("recompute activations", ("--learn.recompute=true",)))
     if learn.micro_tokens is not None:
         found.append(Advice("smaller micro-batches", ("--learn.micro_tokens=2048",)))
-    if recipe.model.dtype == "float32":
-        found.append(Advice("half precision", ("--model.dtype=bfloat16",)))
-    # A prompt needs room beside the longest reply. A run checks this before it starts.
-    shorter = (context // 2 // 256 * 256, context // 4 // 256 * 256)
-    return found + [
-        Advice("a shorter context", (f"--engines.context={size}",))
-        for size in shorter
-        if size >= 2 * recipe.agent.max_tokens and "context" in recipe.engines.options
-    ]
+    return found
 
 
 def _fits_with(request: PlanRequest, chosen: Sequence[Advice]) -> bool:
@@ -109,7 +115,7 @@ def _more_cards(request: PlanRequest) -> Iterator[Advice]:
 def _larger_card(request: PlanRequest) -> Iterator[Advice]:
     """The smallest card at which the recipe fits, and with adapters, if they need a larger one."""
     larger = [replace(request, memory=card * GB) for card in _CARDS if card * GB > request.memory]
-    for words in ((), _ADAPTERS):
+    for words in ((), _ADAPTERS) if request.use == "train" else ((),):
         if words and (request.recipe.learn.lora_rank or _fits_with(request, [Advice("", words)])):
             return
         found = next((one for one in larger if _fits_with(one, [Advice("", words)])), None)
@@ -134,12 +140,13 @@ def explain_misfit(plan: MemoryPlan) -> str:
     needed, there = plan.peak / GB, plan.usable / GB
     ways = [f"  {one}" for one in advice(plan)]
     told = ["What would make it fit:", *ways] if ways else ["No change that was tried fits."]
+    learns = plan.static.learns
     return "\n".join(
         [
-            f"the run needs {needed:.1f} GB of GPU memory, but {there:.1f} GB can be used. "
-            + told[0],
+            f"{'the run' if learns else 'the agent'} needs {needed:.1f} GB of GPU memory, but "
+            f"{there:.1f} GB can be used. {told[0]}",
             *told[1:],
-            "`mage plan` shows every part.",
+            *(["`mage plan` shows every part."] if learns else []),
         ]
     )
 
