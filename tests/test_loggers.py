@@ -1,7 +1,10 @@
 """Loggers get the figures of a run, and a logger that fails never stops the run."""
 
 import csv
+import json
+import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -108,11 +111,14 @@ def test_mlflow_gets_parameters_and_metrics(
 def test_the_real_packages_log_offline_and_keep_the_runs_of_a_process_apart(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Figures, options and the user's own settings are read back from the files of the package."""
     monkeypatch.chdir(tmp_path)
     for variable, value in {
-        "WANDB_MODE": "offline",
+        **{"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_PROJECT": "poker"},
+        **{"WANDB_ENTITY": "lab", "WANDB_RUN_GROUP": "seeds"},
         "TRACKIO_DIR": str(tmp_path / "trackio"),
         "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+        "MLFLOW_EXPERIMENT_NAME": "poker",
     }.items():
         monkeypatch.setenv(variable, value)
     pytest.importorskip(name)
@@ -121,15 +127,76 @@ def test_the_real_packages_log_offline_and_keep_the_runs_of_a_process_apart(
     for folder in (*folders, folders[0]):  # the first run is continued
         run_events(CallbackList(make_loggers([name], warnings.append)), folder)
     assert warnings == []
-    if name == "trackio":
-        sys.modules["trackio"].finish()
-        runs = sys.modules["trackio"].Api().runs("mage")
-        assert sorted(run.name[:3] for run in runs) == ["one", "two"]
-    if name == "mlflow":
-        runs = sys.modules["mlflow"].search_runs(search_all_experiments=True, output_format="list")
-        assert sorted(run.info.run_name for run in runs) == ["one", "two"]
-        assert [run.data.metrics["train/score_1"] for run in runs] == [0.5, 0.5]
-        sys.modules["mlflow"].end_run()  # at its exit the process would use another database
+    read = {"wandb": read_wandb, "trackio": read_trackio, "mlflow": read_mlflow}[name]
+    found = read(tmp_path)
+    assert sorted(found) == ["one", "two"]
+    for options, figures in found.values():
+        assert options == "kuhn_poker"
+        assert figures["train/score_1"] == 0.5
+        assert {"select/score_3", "after_test/score_3"} <= set(figures)
+
+
+Found = dict[str, tuple[str, dict[str, float]]]  # by run: the environment, and all figures
+
+
+def read_wandb(place: Path) -> Found:
+    """The records of the files that `wandb sync` sends, by wandb's own classes."""
+    sys.modules["wandb"].finish()
+    records = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    found: Found = {}
+    for path in sorted(place.rglob("*.wandb")):
+        options, figures, run = "", dict[str, float](), ""
+        for line in log_records(path.read_bytes()):
+            record = records.Record.FromString(line)
+            if record.HasField("run"):
+                one = record.run
+                assert (one.entity, one.project, one.run_group) == ("lab", "poker", "seeds")
+                run = one.display_name
+                options = next(
+                    json.loads(item.value_json)["name"]
+                    for item in one.config.update
+                    if item.key == "environments"
+                )
+            for item in (*record.history.item, *record.summary.update):
+                name, value = item.key or "/".join(item.nested_key), json.loads(item.value_json)
+                figures |= {name: value} if isinstance(value, float) else {}
+        found[run] = (options, found.get(run, ("", {}))[1] | figures)
+    return found
+
+
+def log_records(data: bytes) -> Iterator[bytes]:
+    """The records of a LevelDB log: pieces in blocks of 32 KiB with checksum, length and kind."""
+    at, whole = 7, b""  # the file begins with 7 bytes of wandb's own
+    while at + 7 <= len(data):
+        at += -at % 32768 if -at % 32768 < 7 else 0  # the end of a block is too short for a piece
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            yield whole
+            whole = b""
+
+
+def read_trackio(place: Path) -> Found:
+    trackio = sys.modules["trackio"]
+    trackio.finish()
+    store = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
+    return {
+        run.name[:3]: (
+            run.config["environments"]["name"],
+            {k: v for line in store.get_logs("poker", run.name) for k, v in line.items()},
+        )
+        for run in trackio.Api().runs("poker")
+    }
+
+
+def read_mlflow(place: Path) -> Found:
+    mlflow = sys.modules["mlflow"]
+    runs = mlflow.search_runs(experiment_names=["poker"], output_format="list")
+    mlflow.end_run()  # at its exit the process would use another database
+    return {
+        run.info.run_name: (run.data.params["environments.name"], run.data.metrics) for run in runs
+    }
 
 
 @pytest.mark.e2e
