@@ -125,7 +125,7 @@ def compare_kernels(kernels: ModuleType, device: str, *, exact_bytes: bool) -> N
     assert torch.equal(our_exponents, their_exponents)
     assert their_exponents[0, 1, :, 5].tolist() != [0, 0]
     differing = (ours != theirs).sum() / (theirs != 0).sum()
-    assert differing < (0.002 if exact_bytes else 0.02)
+    assert differing < (0.002 if exact_bytes else 0.05)
 
     keys, values = (draw(2, 7, 200, kv_heads, size) * 100).to(FP8)
     exponents = torch.randint(-10, -4, (2, 7, kv_heads, 200), device=device).to(torch.int8)

@@ -137,17 +137,11 @@ def test_interpreted_kernels_compute_what_the_plain_versions_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The interpreter runs no assembler and rounds some numbers down to the next power of two."""
-    triton = pytest.importorskip("triton")
-    language, kernels = triton.language, import_module("mage.engines.gpu.kernels")
-
-    @triton.jit
-    def widen(words):  # type: ignore[no-untyped-def]
-        parts = words & 255, (words >> 8) & 255
-        return (
-            parts[0].to(language.uint8).to(language.float8e4nv, bitcast=True).to(language.float16),
-            parts[1].to(language.uint8).to(language.float8e4nv, bitcast=True).to(language.float16),
-        )
-
+    pytest.importorskip("triton")
+    kernels, widen = (
+        import_module("mage.engines.gpu.kernels"),
+        import_module("fp8_interpreted").widen,
+    )
     monkeypatch.setattr("mage.engines.gpu.fp8_kernels._widen", widen)
     compare_kernels(kernels, "cpu", exact_bytes=False)
 
