@@ -29,6 +29,7 @@ from mage.environments.base import Environment
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
+from mage.learn.imitate import skill, warmup
 from mage.learn.imitate.demonstrations import (
     Demonstration,
     facts_of,
@@ -216,6 +217,35 @@ def test_the_same_seed_gives_the_same_weights_and_figures() -> None:
     assert first == second != third
     assert (first.turns, first.notes) == (40, 10)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_learning_has_the_memory_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before every computation of the learner the engine has released what only play needs.
+
+    A released engine is refreshed before it samples again.
+    """
+    events: list[str] = []
+
+    def note(owner: object, name: str, event: str) -> None:
+        before = getattr(owner, name)
+
+        def noted(*given: object, **options: object) -> object:
+            events.append(event)
+            return before(*given, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for name in ("submit", "release", "refresh"):
+        note(LocalEngine, name, name)
+    note(warmup, "imitate", "learn")
+    note(skill, "action_entropy", "learn")
+    warm(steps=2, keep="none")
+    assert events.count("learn") == 4, "two steps, measured before and after"
+    ready = True
+    for event in events:
+        assert event != "learn" or not ready
+        assert event != "submit" or ready
+        ready = event == "refresh" or (ready and event != "release")
 
 
 def test_packed_padded_and_recomputed_steps_are_equal() -> None:

@@ -178,7 +178,7 @@ def test_batches_of_own_play_play_again_when_they_are_used_up() -> None:
     batches = own_batches(own, tasks(world), WarmupOptions(batch=20), 0)
     some = [next(batches) for _ in range(6)]
     assert {len(batch) for batch in some} == {20}
-    assert own.agent.engine.policy_version >= 1, "the engine is refreshed before it plays again"
+    assert own.agent.engine.policy_version >= 2, "the engine is refreshed before each round"
     large = next(own_batches(own, tasks(world), WarmupOptions(batch=200), 0))
     assert len(large) == 200, "several rounds of play fill one batch"
 

@@ -36,6 +36,9 @@ class Sampler(Protocol):
     def refresh(self, policy_version: int) -> None:
         """The weights have changed: drop all cached results of the old ones."""
 
+    def release(self) -> None:
+        """Free the memory of cached results until the next `refresh`."""
+
     def sample(self, request: Request) -> Awaitable[Completion]:
         """Complete one request."""
 

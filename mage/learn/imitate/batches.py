@@ -116,10 +116,10 @@ def own_batches(
     engine, blocks = setup.agent.engine, list[Block]()
     taught = {"repeat_wins": options.repeat_wins, "after_loss": options.own_labels != "all"}
     for number in itertools.count():
-        if number:  # the weights have changed
-            engine.refresh(engine.policy_version + 1)
+        engine.refresh(engine.policy_version + 1)  # the weights have changed
         some = list(itertools.islice(tasks, max(engine.capacity or 0, _AT_ONCE)))
         played = label_play(setup, some, derive(seed, number), **taught)
+        engine.release()
         blocks += _episodes(played)
         if sum(map(len, blocks)) >= options.batch:
             yield from _batches(blocks, options.batch, derive(seed, number, "order"))

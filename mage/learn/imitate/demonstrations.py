@@ -267,6 +267,9 @@ class _Observed:
     def refresh(self, policy_version: int) -> None:
         self.inner.refresh(policy_version)
 
+    def release(self) -> None:
+        self.inner.release()
+
     def sample(self, request: Request) -> Awaitable[Completion]:
         self.report(request)
         return self.inner.sample(request)

@@ -58,6 +58,7 @@ def measure(
         reply.finish == "eos" and _is_true(agent, reply, demonstration)
         for reply, demonstration in zip(written, notes, strict=True)
     ]
+    agent.engine.release()  # what follows computes with the learner's memory
     asked = [demonstration.sample() for demonstration in moves]
     return Skill(
         readable=sum(word is not None for word in words) / len(words),
