@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import tempfile
 from collections import Counter
 from typing import Any
 
@@ -12,6 +13,11 @@ from mage.ranks import processes as child_processes
 
 # Test processes run side by side, so each has one thread. Torch reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Models that the user has added would play in some tests, and caches would stay in the home folder.
+_PLACES = tempfile.TemporaryDirectory(prefix="mage-tests-")
+os.environ.setdefault("MAGE_MODELS", f"{_PLACES.name}/models")
+os.environ.setdefault("MAGE_CACHE", f"{_PLACES.name}/cache")
 
 pytest_plugins = ["forked_workers"]
 

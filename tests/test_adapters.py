@@ -49,7 +49,6 @@ def test_there_are_shipped_adapters_for_six_environments() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_shipped_agents_reach_their_trained_scores() -> None:
     """Kuhn poker: the best score without adaptation is .125.
 

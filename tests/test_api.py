@@ -42,7 +42,7 @@ def test_the_public_names_are_stable_and_documented() -> None:
 
 def test_import_mage_loads_nothing_heavy() -> None:
     program = "import sys, mage; assert not {'torch', 'pydantic', 'numpy'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=600)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=3600)
     assert done.returncode == 0, done.stderr
 
 

@@ -73,7 +73,6 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunFolder
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("before", [disturb, multiply_in_bfloat16])
 @pytest.mark.parametrize(

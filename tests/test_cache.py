@@ -33,8 +33,6 @@ from mage.models.shapes import PRESETS
 from mage.training.engine_probe import EXACT, HALF, EngineProbe
 from mage.training.memory_plan import GB, plan_memory
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:

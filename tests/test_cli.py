@@ -147,7 +147,7 @@ def test_light_commands_import_no_torch() -> None:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3600,
     )
     assert done.returncode == 0, done.stderr
 

@@ -41,7 +41,6 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @needs_ray
 @pytest.mark.e2e
-@pytest.mark.timeout(1200)
 def test_a_run_continues_after_a_node_is_lost_and_ends_with_the_same_metrics(
     nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,14 +187,12 @@ def run_python(program: str, folder: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     run_python("\n\n".join(blocks(page, "python")), tmp_path)
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(3600)
 def test_the_notebook_runs(tmp_path: Path) -> None:
     cells = [
         "".join(cell["source"])

@@ -342,16 +342,31 @@ def test_a_server_that_always_fails_is_one_message_and_earlier_answers_are_store
     assert len(server.bodies) == 5 + 3
 
 
-def test_a_failure_waits_for_the_paid_requests_in_flight_and_sends_no_further_ones() -> None:
-    def second_fails(number: int, body: dict[str, Any]) -> HttpAnswer | None:
+def test_a_failure_waits_for_the_paid_requests_in_flight_and_sends_no_further_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first answer comes when three requests are there, the others after its failure."""
+    all_three, failed = threading.Barrier(3), threading.Event()
+
+    def first_fails(number: int, body: dict[str, Any]) -> HttpAnswer | None:
+        if number < 3:
+            all_three.wait(600)
         if body["messages"][-1]["content"] == "1":
             return (404, {}, b"")
-        time.sleep(0.3)
+        failed.wait(600)
         return None
 
-    with Server(trouble=second_fails) as server:
+    with Server(trouble=first_fails) as server:
+        engine = engine_at(server, concurrency=3)
+        stop = engine.client.stop
+
+        def stop_and_tell(why: str) -> None:
+            stop(why)
+            failed.set()
+
+        monkeypatch.setattr(engine.client, "stop", stop_and_tell)
         with pytest.raises(EndpointError, match="answered 404"):
-            ask(engine_at(server, concurrency=3), "1", "2", "3", "4", "5")
+            ask(engine, "1", "2", "3", "4", "5")
         assert len(server.bodies) == 3
     assert len(Path("runs/answers.jsonl").read_text().splitlines()) == 2
 

@@ -72,7 +72,6 @@ def test_a_run_with_several_ranks_has_a_gpu_for_each(tmp_path: Path, recipe: Any
 
 @needs_ray
 @pytest.mark.e2e
-@pytest.mark.timeout(1200)
 def test_runs_work_on_the_nodes_of_a_ray_cluster(
     nodes: Any,  # noqa: F811
     tmp_path: Path,

@@ -63,7 +63,7 @@ def test_workers_listen_on_loopback_only(tmp_path: Path) -> None:
         env=os.environ | {"GLOO_SOCKET_IFNAME": "eth0"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=3600,
     )
     assert done.returncode == 0, done.stderr
     found = [line.split()[2] for line in done.stdout.splitlines() if line.startswith("LISTEN")]

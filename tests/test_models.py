@@ -363,7 +363,7 @@ def test_sources_load_no_torch_until_they_write() -> None:
         cwd=PACKAGE.parent,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3600,
     )
     assert done.returncode == 0, done.stderr
 

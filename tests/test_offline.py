@@ -102,7 +102,7 @@ def unpack(*words: str | Path, task: str = "unpack") -> subprocess.CompletedProc
         [sys.executable, SCRIPTS / "offline.py", task, *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3600,
     )
 
 
@@ -264,7 +264,7 @@ def test_this_checkout_is_packed_unpacked_and_trains_two_updates(tmp_path: Path)
         cwd=tmp_path / "empty",
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3600,
     )
     assert shell.returncode == 0, shell.stderr
     lines = (tmp_path / "empty/runs/tiny/metrics.jsonl").read_text().splitlines()

@@ -24,7 +24,7 @@ def run(*words: object, cwd: Path, **environment: str) -> str:
         | environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

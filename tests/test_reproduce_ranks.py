@@ -33,7 +33,6 @@ def call(*words: str | Path) -> Any:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(300)
 def test_two_ranks_give_the_figures_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

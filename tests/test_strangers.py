@@ -95,9 +95,9 @@ def test_a_link_that_appears_while_the_page_is_open_is_refused(run: Path, tmp_pa
 def test_a_folder_of_links_to_itself_is_read_once(run: Path) -> None:
     for number in range(250):
         (run.parent / f"link{number}").symlink_to(run.parent)
-    began = time.monotonic()
+    began = time.process_time()
     assert list(Library([run.parent]).runs) == ["run"]
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5  # of this process: others may keep the machine busy
 
 
 def test_a_private_folder_is_passed_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
