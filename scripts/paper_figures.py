@@ -213,9 +213,7 @@ def print_worlds() -> None:
         print(f"webshop, ood = {ood}: goals {counts}, ood goals of trained products {known:.3f}")
 
 
-def main() -> None:
-    if sys.argv[1:] == ["worlds"]:
-        return print_worlds()
+def write_page() -> None:
     page = PAGE.read_text("utf-8")
     for block in BLOCKS:
         page = fill(page, block)
@@ -223,4 +221,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    (print_worlds if sys.argv[1:] == ["worlds"] else write_page)()

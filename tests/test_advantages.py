@@ -54,12 +54,12 @@ def test_local_anchors_compare_one_position_and_unmatched_turns_get_zero():
 
 
 def test_global_anchors_centre_each_position_and_then_pool_episodes():
-    # Position means are 0 and 10; centred values: member 0: +10, +10; member 1: -10, -10.
+    # Position means are 0 and 20; centred values: member 0: +10, +20; member 1: -10, -20.
     credits = gigpo.estimate(
-        returns_of(meta((10, 20), 0, anchors=("a",)), meta((-10, 0), 1, anchors=("a",)))
+        returns_of(meta((10, 40), 0, anchors=("a",)), meta((-10, 0), 1, anchors=("a",)))
     )
-    assert part(credits, "step", 0, 0) == pytest.approx(20)
-    assert part(credits, "step", 1, 1) == pytest.approx(-20)
+    assert part(credits, "step", 0, 0) == pytest.approx(10 + 15)
+    assert part(credits, "step", 1, 1) == pytest.approx(-20 - 15)
 
 
 def test_as_published_later_episodes_get_credit_for_their_position():

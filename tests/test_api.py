@@ -1,7 +1,5 @@
 """The Python interface: names, changes by objects, a training with callbacks, frames."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +36,6 @@ def test_the_public_names_are_stable_and_documented() -> None:
     assert all(f'    "{name}",' in stub for name in NAMES)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = mage.trian  # type: ignore[attr-defined]
-
-
-def test_import_mage_loads_nothing_heavy() -> None:
-    program = "import sys, mage; assert not {'torch', 'pydantic', 'numpy'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=3600)
-    assert done.returncode == 0, done.stderr
 
 
 def test_recipes_are_changed_by_values_classes_and_objects() -> None:

@@ -170,6 +170,7 @@ def test_torchrun_does_not_stop_rank_0_before_its_message(tmp_path: Path) -> Non
     assert codes == ["2", "2"]
     assert told.count("mage: ") == 1
     assert f"mage: rank 1 on {socket.gethostname()} has another recipe than rank 0" in told
+    assert not list(tmp_path.glob("runs/*")), "nothing is created"
 
 
 def break_rank_1() -> None:

@@ -60,11 +60,6 @@ def folder_with(tmp_path: Path, **files: str) -> Path:
     return tmp_path
 
 
-def test_a_folder_without_a_chat_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no chat template"):
-        Chat.load(folder_with(tmp_path, chat_template=""))
-
-
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
         Chat.load(folder_with(tmp_path, tokenizer=""))

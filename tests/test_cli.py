@@ -1,9 +1,7 @@
 """The commands: what they print, the files they write, and one clear message per user error."""
 
-import errno
 import gzip
 import json
-import os
 import re
 import shutil
 import signal
@@ -11,13 +9,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import signal_in_update, start_mage, wait
+from processes import start_mage, wait
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -55,9 +52,6 @@ context = 1024
 size = 6
 final_size = 6
 """
-ROOT = Path(mage.__file__).parent.parent
-PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-ENVIRONMENT = os.environ | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 def call(*words: str | Path, typed: str | None = None) -> Any:
@@ -128,30 +122,6 @@ def test_mage_prints_help_and_every_command_has_an_example() -> None:
     assert call("--version").stdout == f"mage {mage.__version__}\n"
 
 
-def test_light_commands_import_no_torch() -> None:
-    program = """
-    import sys
-    from typer.testing import CliRunner
-    from mage.cli.main import app
-    for words in (
-        ["list", "environments"],
-        ["ceilings", "kuhn_poker", "--weights", "random=1"],
-        ["play", "kuhn_poker", "--against", "random"],
-    ):
-        assert CliRunner().invoke(app, words, input="").exit_code == 0, words
-    assert CliRunner().invoke(app, ["train", "kuhn_pokr"]).exit_code == 2, "an unknown recipe"
-    assert not {"torch", "transformers", "matplotlib"} & set(sys.modules)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 # --- train, report -------------------------------------------------------------------------------
 
 
@@ -212,21 +182,6 @@ def test_overrides_are_accepted_in_any_order_and_can_name_the_run(
     assert "exists already" in refused(
         "train", place / "small.toml", "--run.name=other --runs", tmp_path
     )
-
-
-@pytest.mark.e2e
-def test_a_run_resumed_after_sigterm_ends_with_the_same_metrics(
-    place: Path, run: Path, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    words = ["train", str(place / "small.toml"), "--runs", str(tmp_path)]
-    prepare = partial(signal_in_update, 1, 0, signal.SIGTERM)
-    code, told = wait(start_mage(words, tmp_path, log, prepare=prepare)), log.read_text()
-    assert code == 130, told
-    assert f"mage train --resume {tmp_path / 'small-1'}" in told
-    assert not (tmp_path / "small-1" / "summary.json").exists()
-    assert call("train --resume", tmp_path / "small-1").exit_code == 0
-    assert metrics(tmp_path / "small-1") == metrics(run)
 
 
 def test_a_second_ctrl_c_stops_immediately() -> None:
@@ -387,55 +342,14 @@ def refused_late(*words: str | Path) -> str:
     return str(result.stderr)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "altered", "no manifest"])
-def test_a_broken_checkpoint_is_reported_and_nothing_is_changed(copy: Path, damage: str) -> None:
+def test_a_broken_checkpoint_is_reported_and_nothing_is_changed(copy: Path) -> None:
     newest = max((copy / "checkpoints").iterdir())
     weights = newest / "model.safetensors"
-    if damage == "truncated":
-        weights.write_bytes(weights.read_bytes()[:1000])
-    elif damage == "altered":
-        weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
-    else:
-        (newest / "manifest.json").unlink()
+    weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     for words in (["train", "--resume"], ["evaluate"], ["evaluate", "--checkpoint", "latest"]):
         assert f"checkpoint {newest} is broken" in refused_late(*words, copy)
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
-
-
-def test_a_run_continues_when_the_broken_checkpoint_is_removed(copy: Path, run: Path) -> None:
-    shutil.rmtree(max((copy / "checkpoints").iterdir()))
-    assert call("train --resume", copy).exit_code == 0
-    assert metrics(copy) == metrics(run)
-
-
-@pytest.mark.parametrize("where", ["checkpoint", "run folder"])
-def test_a_full_disk_keeps_everything_that_was_saved(
-    place: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    from mage.learn import checkpoint
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    real, saved = checkpoint.save_file, list[Path]()
-
-    def save_file(tensors: Any, path: Path) -> None:
-        saved.append(path)
-        return full() if len(saved) > 4 else real(tensors, path)
-
-    with monkeypatch.context() as patch:
-        if where == "checkpoint":
-            patch.setattr(
-                checkpoint, "save_file", save_file
-            )  # two files per checkpoint: the third one fails
-        else:
-            patch.setattr(RunFolder, "append_timing", full)
-        told = refused_late("train", place / "small.toml", "--runs", tmp_path)
-    assert "No space left on device" in told
-    assert f"mage train --resume {tmp_path / 'small-1'}" in told
-    assert call("train --resume", tmp_path / "small-1").exit_code == 0
-    assert metrics(tmp_path / "small-1") == metrics(run)
 
 
 @pytest.mark.parametrize("trouble", ["memory", "driver"])
@@ -830,19 +744,10 @@ def test_a_tree_too_large_for_a_learner_gives_best_responses(
     assert told["knows_opponent"] == pytest.approx(0.9974, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        "conservative",
-        "conservative=x",
-        "conservative=0",
-        "conservative=1,conservative=1",
-        "pattern-0=1",
-        "nobody=1",
-    ],
-)
-def test_wrong_weights_are_refused(weights: str) -> None:
-    refused("ceilings kuhn_poker --weights", weights)
+def test_wrong_weights_are_refused() -> None:
+    words = "conservative conservative=x conservative=0 conservative=1,conservative=1 pattern-0=1"
+    for weights in (*words.split(), "nobody=1"):
+        refused("ceilings kuhn_poker --weights", weights)
 
 
 # --- check ---------------------------------------------------------------------------------------
@@ -897,13 +802,6 @@ def test_opponents_that_learn_or_cheat_are_found(odd_players: None) -> None:
     assert cheat.exit_code == 1
     assert "'peek' is not a legal move" in cheat.stdout
     assert "probabilities that sum to 1" in cheat.stdout
-
-
-@pytest.mark.parametrize("name", ["random", "conservative", "mcts-5", "biased-corner-2", "cfr-50"])
-def test_our_opponents_are_stationary_and_legal(name: str) -> None:
-    told = json.loads(call("check", name, "--games 6 --json").stdout)
-    assert told["faults"] == []
-    assert told["kind"] == "opponent"
 
 
 def test_check_refuses_unknown_names_and_options_without_effect() -> None:

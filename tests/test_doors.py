@@ -3,14 +3,13 @@
 import json
 from functools import cache
 from itertools import pairwise, product
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from mage.cli.main import app
-from mage.environments.base import check, golden
+from mage.environments.base import check
 from mage.environments.doors import Doors
 from mage.evaluation.exact.learners import RETURNS, learner_ceilings, return_weights
 from mage.seeds import derive
@@ -155,10 +154,6 @@ def test_doors_change_with_their_probability_and_the_safe_box_stays():
 @pytest.mark.parametrize("world", [Doors(), Doors(map=0.2, change=0.3, safe=(0.1, 0.5), choices=3)])
 def test_doors_keep_the_contract(world):
     assert check(world, games=40) == []
-
-
-def test_the_play_through_equals_the_golden_file():
-    assert golden(Doors()) == (Path(__file__).parent / "golden" / "doors.txt").read_text()
 
 
 def test_texts_name_the_payoff_at_once_and_accept_the_word_door():

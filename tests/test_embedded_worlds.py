@@ -10,7 +10,6 @@ from mage.config.loading import load_recipe
 from mage.environments.base import Environment
 from mage.evaluation.panels import make_panel
 from mage.evaluation.run import evaluate_panel
-from mage.models.base import find_model
 from mage.opponents.base import population_of
 from mage.run_folder import RunFolder
 from mage.training.build import build_components
@@ -79,7 +78,3 @@ def test_its_recipe_trains_to_the_end(world: str, tmp_path: Path) -> None:
     summary = train(folder.path, Callback(), lambda: False)
     assert summary["updates"] == 2
     assert all(record["mismatch"] < 1e-4 for record in folder.metrics())
-
-
-def test_it_is_small_enough_to_ship() -> None:
-    assert sum(path.stat().st_size for path in find_model("embedded-worlds").iterdir()) < 4_000_000

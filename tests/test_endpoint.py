@@ -3,15 +3,14 @@
 `test_hostile_server.py` has the answers that no honest server gives.
 """
 
+import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,13 +29,14 @@ from endpoint_toys import (
     scripted_model,
     setup_of,
 )
+from processes import start, wait
 from toys import byte_chat, scripted_agent
 from typer.testing import CliRunner
 
-import mage
 from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.engines.base import run
+from mage.engines.endpoint.budget import Budget
 from mage.engines.endpoint.http import EndpointError
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.memory.notes import Notes
@@ -225,6 +225,26 @@ def test_concurrent_requests_stay_within_the_budget_and_a_larger_one_continues()
     assert Counter(map(str, server.answered)).most_common(1)[0][1] == 1, "no request was sent twice"
 
 
+def test_a_request_waits_while_those_in_flight_may_use_up_the_budget() -> None:
+    """Two requests of at most .6 with a limit of 1: one after the other. The third has no room."""
+    budget, order = Budget(1.0, 1.0, limit=1.0), list[str]()
+
+    async def one(name: str) -> None:
+        async with budget.reserve(0.6):
+            order.append(name)
+            await asyncio.sleep(0.01)
+            order.append(name)
+
+    async def both() -> None:
+        await asyncio.gather(one("a"), one("b"))
+
+    asyncio.run(both())
+    assert order == ["a", "a", "b", "b"]
+    budget.pay_lost(0.5)
+    with pytest.raises(EndpointError, match=r"engines\.budget = 1 is used up: 0\.5 is spent"):
+        asyncio.run(one("c"))
+
+
 def test_a_budget_needs_a_server_that_reports_token_counts() -> None:
     with always(200, completion("hi", tokens=None)) as server:
         assert ask(engine_at(server), "Go.") == ["hi"]
@@ -246,14 +266,13 @@ def test_a_finished_evaluation_is_repeated_without_requests() -> None:
     assert len(server.bodies) > asked, "another temperature is another request"
 
 
+def play_at(url: str, folder: Path) -> None:
+    os.chdir(folder)
+    play(engine_at(SimpleNamespace(url=url), concurrency=2, answers="a.jsonl"))  # type: ignore[arg-type]
+
+
 @pytest.mark.e2e
 def test_a_killed_evaluation_resumes_without_repeated_requests(tmp_path: Path) -> None:
-    program = """
-import sys
-import endpoint_toys as t
-class At: url = sys.argv[1]
-t.play(t.engine_at(At, concurrency=2, answers="a.jsonl"))
-"""
     held, free = threading.Event(), threading.Event()
 
     def hold(number: int, body: dict[str, Any]) -> None:
@@ -261,17 +280,13 @@ t.play(t.engine_at(At, concurrency=2, answers="a.jsonl"))
             held.set()
             free.wait(600)
 
-    folders = [str(Path(mage.__file__).parent.parent), str(Path(__file__).parent)]
-    paths = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
     with Server(trouble=hold) as server:
-        child = subprocess.Popen(
-            [sys.executable, "-c", program, server.url], env=os.environ | {"PYTHONPATH": paths}
-        )
+        child = start(play_at, server.url, tmp_path)
         assert held.wait(600)
         while (tmp_path / "a.jsonl").read_bytes().count(b"\n") < 20:
             time.sleep(0.01)  # the last answer before the held ones is being written
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+        child.kill()
+        wait(child)
         free.set()
         with open(tmp_path / "a.jsonl", "ab") as file:
             file.write(b'{"key": "torn')

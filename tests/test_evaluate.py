@@ -3,13 +3,12 @@
 import json
 import math
 from io import StringIO
-from typing import Any, ClassVar
 
 import pytest
+from corridor import Corridor, CorridorState
 from rich.console import Console
 
 from mage.cli.terminal.results import evaluation_table
-from mage.environments.base import Environment, State
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.sokoban import Sokoban
@@ -27,7 +26,7 @@ from mage.evaluation.rows import (
 )
 from mage.evaluation.statistics import wilson
 from mage.opponents.base import Population
-from mage.types import Completion, Episode, MetaEpisode, Outcome, Task, Turn
+from mage.types import Completion, Episode, MetaEpisode, Task, Turn
 from tests.toys import summarise
 
 KUHN = KuhnPoker()
@@ -315,73 +314,18 @@ def test_wrong_arguments_give_a_clear_message():
         summarise([played(1, 0, "random", [1])], KUHN, POPULATION, "test")
 
 
-class _Corridor(State):
-    """Walk to the end: two steps to the right."""
-
-    def __init__(self, knows: bool) -> None:
-        self.place, self.knows = 0, knows
-
-    def turn(self) -> int | None:
-        return None if self.place == 2 else 0
-
-    def legal(self) -> tuple[str, ...]:
-        return ("left", "right")
-
-    def apply(self, action: str) -> None:
-        self.place += 1 if action == "right" else 0
-
-    def observe(self, seat: int) -> str:
-        return f"You stand at {self.place}."
-
-    def anchor(self, seat: int) -> str:
-        return str(self.place)
-
-    def scores(self) -> tuple[float, ...]:
-        return (float(self.place == 2),)
-
-    def recap(self, seat: int) -> str:
-        return "You walked."
-
-    def expert(self) -> str | None:
-        return "right" if self.knows else None
-
-
-class _Walk(Environment):
-    name: ClassVar[str] = "walk"
-    seats: ClassVar[int] = 1
-    multi_agent: ClassVar[bool] = False
-    knows: bool = True
-
-    def start(self, seed: int) -> State:
-        return _Corridor(self.knows)
-
-    def rules(self) -> str:
-        return "Walk."
-
-    def instance(self, seat: int) -> str:
-        return ""
-
-    def example_action(self) -> str:
-        return "left"
-
-    @property
-    def forfeit_score(self) -> float:
-        return 0.0
-
-    def outcome(self, score: float) -> Outcome:
-        return "won" if score == 1 else "lost"
-
-
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [({}, Expert(1.0, 1.0)), ({"max_turns": 1}, Expert(0.0, 0.0)), ({"knows": False}, None)],
+    ("turns", "move", "expected"),
+    [(5, "go east", Expert(1.0, 1.0)), (1, "go east", Expert(0.0, 0.0)), (4, None, None)],
 )
 def test_a_world_without_other_agents_is_measured_against_its_expert(
-    changes: dict[str, Any], expected: Expert | None
+    turns: int, move: str | None, expected: Expert | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks = [Task("walk", seed, 0, "", "test") for seed in range(3)]
+    """The door is two steps to the east."""
+    monkeypatch.setattr(CorridorState, "expert", lambda state: move)
+    tasks = [Task("corridor", seed, 0, "", "test") for seed in range(3)]
     rows = [
         TaskRow(task, 0, (0.0,), ("lost",), ("turn_limit",), (1,), (0,), (5,)) for task in tasks
     ]
-    found = summarise_rows(rows, _Walk(**changes), Population(), "test")
+    found = summarise_rows(rows, Corridor(max_turns=turns), Population(), "test")
     assert found.overall.expert == expected

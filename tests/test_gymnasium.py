@@ -1,7 +1,6 @@
 """The adapter to Gymnasium's interface: own classes, the package's games, seeds and bad worlds."""
 
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -105,16 +104,10 @@ def test_moves_must_fit_the_actions() -> None:
         own("Digits", arguments="size")
 
 
-def test_without_the_package_one_message_names_the_extra() -> None:
-    program = (
-        "import sys; sys.modules['gymnasium'] = None\n"
-        "from mage.environments.gymnasium import Gymnasium\n"
-        "Gymnasium().check_data()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1].endswith(
-        "gymnasium is not installed: pip install 'mage-rl[gymnasium]'"
-    )
+def test_without_the_package_one_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(UserError, match=r"is not installed: pip install 'mage-rl\[gymnasium\]'$"):
+        Gymnasium().check_data()
 
 
 @pytest.mark.parametrize(

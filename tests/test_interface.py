@@ -2,73 +2,59 @@
 
 import os
 import socket
-import subprocess
-import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+from processes import start, wait
 
 from mage.ranks import interface
 from mage.ranks.interface import address_towards, choose_interface, interface_of
-
-LISTENER = """
-import sys, re
-from pathlib import Path
 from mage.ranks.launch import launch_ranks
+from mage.ranks.ranks import Ranks
 from mage.ranks.stop import StopRequest
 
-def task(ranks, folder, stop=None):
+
+def listening(ranks: Ranks, stop: Any = None) -> list[str]:
+    """On rank 0: the addresses on which it and its children listen, as /proc writes them."""
     ranks.gather(0)
-    if ranks.is_main:
-        own = {int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()}
-        for kind in ("tcp", "tcp6"):
-            sockets = set()
-            for pid in ranks_pids(own):
-                for link in Path(f"/proc/{pid}/fd").glob("*"):
-                    try:
-                        sockets.add(str(link.readlink()))
-                    except OSError:
-                        pass
-            for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                    print("LISTEN", kind, fields[1])
+    found = _addresses([os.getpid(), *_children(os.getpid())]) if ranks.is_main else []
     ranks.barrier()
-    return 0
-
-def ranks_pids(own):
-    import os
-    me = os.getpid()
-    for pid in own:
-        try:
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if pid == me or parent == me:
-            yield pid
-
-if __name__ == "__main__":
-    launch_ranks(2, task, sys.argv[1], folder=Path(sys.argv[1]), stop=StopRequest())
-"""
+    return found
 
 
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _addresses(pids: list[int]) -> list[str]:
+    links = [
+        link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()
+    ]
+    sockets = {os.readlink(link) for link in links if os.path.lexists(link)}
+    lines = [
+        line.split()
+        for kind in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
+    ]
+    return [one[1] for one in lines if one[3] == "0A" and f"socket:[{one[9]}]" in sockets]
+
+
+def listen(folder: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    found = launch_ranks(2, listening, folder=folder, stop=StopRequest())
+    (folder / "found").write_text(" ".join(found))
+
+
+@pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
 def test_workers_listen_on_loopback_only(tmp_path: Path) -> None:
     """Also if the shell names another interface, as users of several machines do."""
-    (tmp_path / "listener.py").write_text(LISTENER)
-    done = subprocess.run(
-        [sys.executable, "listener.py", str(tmp_path)],
-        cwd=tmp_path,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": "eth0"},
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
-    assert done.returncode == 0, done.stderr
-    found = [line.split()[2] for line in done.stdout.splitlines() if line.startswith("LISTEN")]
+    assert wait(start(listen, tmp_path)) == 0
+    found = (tmp_path / "found").read_text().split()
     assert len(found) >= 2  # gloo: one listener a rank
-    assert {address.partition(":")[0] for address in found} == {"0100007F"}, done.stdout
+    assert {address.partition(":")[0] for address in found} == {"0100007F"}
 
 
 def test_one_host_uses_loopback_unless_the_user_chose() -> None:

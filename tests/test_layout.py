@@ -170,16 +170,37 @@ def test_a_mistake_of_the_user_has_its_own_class() -> None:
     assert wrong == [], "raise UserError of mage.config.errors; assert what cannot happen"
 
 
-def test_low_levels_load_no_torch() -> None:
+def test_torch_is_loaded_only_where_it_is_needed() -> None:
+    """In one process: `import mage`, low levels, sources of models, rooms, light commands."""
     low = [name for name in FILES if LEVELS.get(place_of(name), 99) < NO_TORCH_BELOW]
     allowed = ("mage.engines", "mage.models")  # the chosen engine or source loads what it needs
     low = [name for name in low if not name.startswith(allowed) or name.endswith(".base")]
-    program = (
-        "import importlib, sys\n"
-        f"for name in {low!r}:\n"
-        "    importlib.import_module(name)\n"
-        f"    assert not set({HEAVY!r}) & set(sys.modules), name"
-    )
+    program = f"""
+import importlib, sys
+def check(what, *more):
+    assert not {{*{HEAVY!r}, *more}} & set(sys.modules), what
+import mage
+check("import mage", "pydantic", "numpy")
+for name in {low!r}:
+    importlib.import_module(name)
+    check(name)
+from mage.environments.sokoban import Sokoban
+Sokoban().start(3)
+check("rooms", "numba")
+from mage.models.base import sources
+sources()
+check("sources of models", "huggingface_hub")
+from typer.testing import CliRunner
+from mage.cli.main import app
+for line in (
+    "list environments", "ceilings kuhn_poker --weights random=1",
+    "play kuhn_poker --against random",
+):
+    assert CliRunner().invoke(app, line.split(), input="").exit_code == 0, line
+    check(line, "matplotlib")
+assert CliRunner().invoke(app, ["train", "kuhn_pokr"]).exit_code == 2
+check("an unknown recipe", "matplotlib")
+"""
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True
     )

@@ -1,5 +1,6 @@
 """A-MEM and Memento: recall in cases worked by hand, similarity, independence of play order."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -84,6 +85,19 @@ def test_lexical_vectors_are_the_same_in_every_process() -> None:
         text=True,
     )
     assert done.stdout == f"{embed('The opponent bets with K.', 'lexical').tolist()}\n"
+
+
+@pytest.mark.parametrize(("outcome", "told"), [("won", ""), ("lost", "not "), ("drawn", "not ")])
+def test_the_published_memory_tells_which_trials_were_completed(outcome: str, told: str) -> None:
+    book = Notes(keep="reflections").open()
+    own = Entry(2, "", "", outcome, "Bet.", prompts="published")  # type: ignore[arg-type]
+    asyncio.run(book.add(own, nobody))
+    shown = asyncio.run(book.show("", nobody))
+    assert shown == f"Trial 2 was {told}completed.\nYour reflection on it:\nBet."
+
+
+async def nobody(question: str) -> str:
+    return pytest.fail("the model is not asked")
 
 
 def test_among_equally_similar_texts_the_newest_comes_first() -> None:

@@ -5,8 +5,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from mage.api.adding import add_model, answer_line
 from mage.cli.main import app
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
-from mage.config.menus import PACKAGE
 from mage.models.base import EMBEDDED as SHIPPED_MODELS
 from mage.models.base import (
     SHIPPED,
@@ -351,21 +348,6 @@ def test_half_written_folders_are_not_listed(models: Path) -> None:
     shutil.copytree(EMBEDDED, models / ".tiny-abc" / "new")
     (models / "notes").mkdir()
     assert list_models() == []
-
-
-def test_sources_load_no_torch_until_they_write() -> None:
-    program = (
-        "import sys; from mage.models.base import sources; sources(); "
-        "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=PACKAGE.parent,
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 # --- The real ones, where they have been added ----------------------------------------------------

@@ -43,14 +43,13 @@ def test_kuhn_styles_do_what_the_method_page_says(style: str, bets: str, calls: 
             }
 
 
-def test_patterns_take_the_first_empty_cell_of_their_list() -> None:
+@pytest.mark.parametrize(("name", "cells"), [("pattern-2", "2468"), ("pattern-5", "9731")])
+def test_patterns_take_the_first_empty_cell_of_their_list(name: str, cells: str) -> None:
+    """01 10 12 21 and 22 20 02 00 as row and column."""
     state = TicTacToe().start(0)
-    taken = []
-    for _ in range(4):
-        move = find("pattern-2").act(state, state.turn() or 0, random.Random(0))
-        taken.append(move)
-        state.apply(move)
-    assert taken == ["2", "4", "6", "8"]  # 01 10 12 21
+    for cell in cells:
+        assert find(name).act(state, state.turn() or 0, random.Random(0)) == cell
+        state.apply(cell)
 
 
 def test_biased_players_weigh_cells_by_distance() -> None:
@@ -112,6 +111,10 @@ def test_moves_are_legal_and_depend_on_state_and_seed_only(name: str) -> None:
         ("pattern-9", "less than"),
         ("random-3", "takes 0"),
         ("no.such.Bot", "cannot be imported"),
+        ("dirichlet-0", "greater than 0"),
+        ("dirichlet--1", "valid number"),
+        ("roshambo-nobody", "known programs"),
+        ("dirichlet-1-2-3", "takes 2"),
     ],
 )
 def test_wrong_names_give_a_clear_message(name: str, message: str) -> None:

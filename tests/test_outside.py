@@ -1,7 +1,6 @@
 """Worlds of MAGE for other libraries: Gymnasium's checker and one step of TRL's GRPOTrainer."""
 
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 import mage
+from mage.api import worlds
 from mage.config.errors import UserError
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.models.base import find_model
@@ -85,13 +85,12 @@ def test_gymnasium_accepts_a_world_and_random_moves_are_legal() -> None:
         env.step("bet")
 
 
-def test_without_the_package_one_message_names_the_extra() -> None:
-    program = (
-        "import sys; sys.modules['gymnasium'] = None\n"
-        "import mage; mage.as_gymnasium('kuhn_poker', opponent='random')"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "pip install 'mage-rl[gymnasium]'" in done.stderr.splitlines()[-1]
+def test_without_the_package_one_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    make = worlds._gymnasium_class.__wrapped__  # without its cache
+    monkeypatch.setattr(worlds, "_gymnasium_class", make)
+    with pytest.raises(UserError, match=r"pip install 'mage-rl\[gymnasium\]'$"):
+        mage.as_gymnasium("kuhn_poker", opponent="random")
 
 
 def test_a_class_for_trl_has_one_tool_a_reward_and_rows_with_seeds() -> None:

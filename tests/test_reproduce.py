@@ -158,20 +158,8 @@ def test_arms_without_training_run_once_under_the_first_seed() -> None:
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
-    done = CliRunner().invoke(
-        app,
-        [
-            "reproduce",
-            "table1",
-            "--seeds",
-            "5",
-            "--jobs",
-            "2",
-            "--out",
-            str(tmp_path / "out"),
-            "--dry-run",
-        ],
-    )
+    words = ["reproduce", "table1", "--seeds", "5", "--jobs", "2", "--dry-run"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "58 runs in" in done.output
     assert re.search(r"about 2:\d\d:\d\d on 2 free cores", done.output)

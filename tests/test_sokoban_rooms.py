@@ -1,7 +1,5 @@
 """Sokoban rooms: distance tables against brute force, and exact solution lengths."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -117,14 +115,3 @@ def test_functions_are_compiled_without_a_disk_cache() -> None:
         return function
 
     assert compiled._compile(lambda *a, **k: njit(*a, **k), len) is len
-
-
-def test_ordinary_rooms_load_neither_numba_nor_torch() -> None:
-    program = (
-        "import sys; from mage.environments.sokoban import Sokoban; Sokoban().start(3); assert "
-        "not {'numba', 'torch'} & set(sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=3600
-    )
-    assert done.returncode == 0, done.stderr

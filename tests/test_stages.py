@@ -3,11 +3,10 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import start, wait
 from typer.testing import CliRunner
 
 import mage
@@ -80,6 +79,10 @@ class KillAt(Callback):
             os._exit(9)
 
 
+def train_until(source: Path, runs: Path, stage: str) -> None:
+    mage.train(source, runs=runs, callbacks=[KillAt(stage)])
+
+
 def figures_of(run: Path) -> dict[str, object]:
     """All reproducible figures of all stages."""
     return {
@@ -96,19 +99,9 @@ def test_a_training_killed_in_each_stage_ends_with_the_same_figures(
     whole = mage.train(recipe, runs=tmp_path / "whole")
     assert whole.finished
     assert [path.name for path in list_stages(whole.path)] == ["1_start", "2_gigpo", "3_mage"]
-    program = (
-        "import sys, mage\n"
-        "from tests.test_stages import KillAt\n"
-        "mage.train(sys.argv[1], runs=sys.argv[2], callbacks=[KillAt(sys.argv[3])])"
-    )
     source = recipe
     for stage in ("1_start", "2_gigpo", "3_mage"):
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(source), str(tmp_path / "killed"), stage],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 9, done.stderr
+        assert wait(start(train_until, source, tmp_path / "killed", stage)) == 9
         source = tmp_path / "killed" / "tiny-1"
         assert list_stages(source)[-1].name == stage
         assert not mage.load_run(source).finished

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -58,7 +56,6 @@ temperature = 1.0
 top_p = 1.0
 top_k = 0
 """
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +91,8 @@ def updates(place: Path, name: str) -> int:
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
-def children(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
+def children(process: BaseProcess) -> list[int]:
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return [int(word) for word in path.read_text().split()]
 
 
@@ -162,27 +159,21 @@ def test_a_stopped_or_killed_run_is_resumed_and_equals_one_that_was_not(
     process = start(place, name, prepare=prepare)
     assert wait(process) == (-signal.SIGKILL if is_killed else 130)
     assert all_end(pids_of(place))
-    log = place / f"{name}.log"
+    log, run = place / f"{name}.log", RunFolder.open(place / "runs" / name)
     assert ("Stopped. The run is saved." in log.read_text()) == (number == signal.SIGINT)
+    assert (f"mage train --resume {run.path}" in log.read_text()) == (not is_killed)
     assert "Traceback" not in log.read_text()
-    run = RunFolder.open(place / "runs" / name)
     assert wait(start_mage(["train", "--resume", str(run.path)], place, log)) == 0
     assert run.metrics() == whole.metrics()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_ctrl_c_while_workers_start_ends_all_of_them(place: Path) -> None:
-    command = [sys.executable, "-m", "mage", "train", "tiny.toml", "--run.name=early"]
-    with open(place / "early.log", "wb") as log:
-        process = subprocess.Popen(
-            command, cwd=place, stdout=log, stderr=log, start_new_session=True
-        )
-    wait_until(  # a worker and its tracker
-        lambda: len(children(process.pid)) >= 2, lambda: process.poll() is None
-    )
-    started = children(process.pid)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait() == 130
+    process = start(place, "early", ranks="spawn")
+    wait_until(lambda: bool(children(process)), process.is_alive)
+    started = children(process)
+    os.killpg(process.pid or 0, signal.SIGINT)
+    assert wait(process) == 130
     assert all_end(started)
     assert "Traceback" not in (place / "early.log").read_text()
 
@@ -231,24 +222,3 @@ def test_two_workers_play_the_same_groups_as_one(place: Path, whole: RunFolder) 
     # The same groups are played with the same seeds; only the mini-batches differ.
     for name in ("score_1", "score_2", "illegal_rate", "episodes", "reply_tokens", "samples"):
         assert one[name] == pytest.approx(two[name]), name
-
-
-def test_ranks_with_different_recipes_are_refused(place: Path) -> None:
-    script = place / "rank.sh"
-    script.write_text(
-        "#!/bin/sh\n"
-        f'exec "{sys.executable}" -m mage train tiny.toml --run.name=differ --run.seed=$RANK\n'
-    )
-    script.chmod(0o755)
-    with open(place / "differ.log", "wb") as log:
-        code = subprocess.call(
-            [sys.executable, *TORCHRUN, "--no-python", str(script)],
-            cwd=place,
-            stdout=log,
-            stderr=log,
-        )
-    assert code != 0
-    text = (place / "differ.log").read_text()
-    assert text.count("has another recipe than rank 0") == 1
-    assert "exitcode  : 2 " in text
-    assert not (place / "runs" / "differ").exists()

@@ -23,11 +23,16 @@ def moves_of(state: TextArenaState, seed: int) -> list[str]:
     return made
 
 
-def test_the_menu_needs_no_package() -> None:
+def test_menu_and_recipes_need_no_package() -> None:
+    """A recipe stores the number of players, so the page reads a run without the package."""
     program = (
         "import sys; sys.modules['textarena'] = None\n"
         "import mage; mage.list('opponents'); mage.list('environments')\n"
         "from mage.environments.textarena import TextArena\n"
+        "assert not TextArena(game='GuessTheNumber-v0', players=1).multi_agent\n"
+        "try: TextArena(game='GuessTheNumber-v0')\n"
+        "except ValueError as error: assert 'mage-rl[textarena]' in str(error)\n"
+        "else: raise SystemExit('it was not refused')\n"
         "TextArena().check_data()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -119,18 +124,6 @@ def test_games_that_cannot_be_trained_on_are_refused_with_the_reason(
     pytest.importorskip("textarena")
     with pytest.raises(ValueError, match=message):
         TextArena(game=game)
-
-
-def test_a_recipe_stores_the_number_of_players() -> None:
-    """So the local page reads the run on a machine without the package."""
-    program = (
-        "import sys; sys.modules['textarena'] = None\n"
-        "from mage.environments.textarena import TextArena\n"
-        "assert not TextArena(game='GuessTheNumber-v0', players=1).multi_agent\n"
-        "TextArena(game='GuessTheNumber-v0')"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "pip install 'mage-rl[textarena]'" in done.stderr
 
 
 SHORT = {"name": "textarena", "game": "IteratedRockPaperScissors-v0", "max_turns": 2}

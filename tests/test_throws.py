@@ -2,7 +2,6 @@
 
 import random
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from typer.testing import CliRunner
 from mage.api.contracts import check_opponent
 from mage.cli.main import app
 from mage.credit.returns import compute_returns
-from mage.environments.base import check, golden
+from mage.environments.base import check
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissors
 from mage.evaluation.exact.ceilings import ceilings
@@ -41,10 +40,8 @@ def play(throws: list[tuple[str, str]], games: int = 3):
     return state
 
 
-def test_the_game_keeps_the_contract_and_its_golden_play_through() -> None:
+def test_the_game_keeps_the_contract() -> None:
     assert check(RPS, games=30) == []
-    stored = Path(__file__).parent / "golden" / "rock_paper_scissors.txt"
-    assert golden(RPS) == stored.read_text()
 
 
 def test_a_throw_is_hidden_until_both_are_made() -> None:
@@ -116,21 +113,6 @@ def test_a_family_without_a_player_says_how_to_name_one() -> None:
     with pytest.raises(ValueError, match="append a seed"):
         find("dirichlet-0.5").policy(RPS.start(0), 0)
     assert sum(find("dirichlet-0.5-7").policy(RPS.start(0), 0).values()) == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("dirichlet-0", "greater than 0"),
-        ("dirichlet--1", "valid number"),
-        ("markov-x", "valid number"),
-        ("roshambo-nobody", "known programs"),
-        ("dirichlet-1-2-3", "takes 2"),
-    ],
-)
-def test_wrong_names_give_a_clear_message(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        find(name)
 
 
 def test_only_games_that_fit_have_these_opponents() -> None:

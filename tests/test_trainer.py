@@ -1,16 +1,12 @@
 """The trainer on its real path: the embedded model plays Kuhn poker, learns, is killed, resumes."""
 
 import json
-import os
 import shutil
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import start as start_process
-from processes import wait
 
 from mage.api.check_run import RunCheck, check_run
 from mage.config.recipe import Recipe, build_recipe
@@ -75,23 +71,8 @@ class Recorder(Callback):
         self.lines.append(line)
 
 
-class Killer(Callback):
-    """Kills its own process after an update."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def on_update(self, update: int, total: int, metrics: Any, timing: Any) -> None:
-        if update == self.after:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def never() -> bool:
     return False
-
-
-def train_and_kill(path: Path, after: int) -> None:
-    train(path, Killer(after), never)
 
 
 @pytest.fixture(scope="module")
@@ -147,20 +128,6 @@ def test_metrics_are_plain_json_without_wall_clock_times(whole: Whole) -> None:
 
 
 @pytest.mark.e2e
-def test_a_killed_and_resumed_run_has_the_metrics_of_an_unkilled_one(
-    tmp_path: Path, whole: Whole
-) -> None:
-    """Killed after update 3, so update 3 is played a second time: update 2 was saved."""
-    killed = start(tmp_path / "run")
-    assert wait(start_process(train_and_kill, killed.path, 3)) == -signal.SIGKILL
-    assert len(killed.metrics()) == 3
-    train(killed.path, Callback(), never)
-    assert killed.metrics() == whole[0].metrics()
-    for name in whole[0].evaluation_names():
-        assert killed.read_evaluation(name) == whole[0].read_evaluation(name)
-
-
-@pytest.mark.e2e
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_start_deletes_what_a_killed_prune_has_left(
     tmp_path: Path, whole: Whole, finished: bool
@@ -179,16 +146,6 @@ def test_a_start_deletes_what_a_killed_prune_has_left(
     (folder.checkpoints / ".update_000003.deleted").mkdir()
     assert train(folder.path, Callback(), never)["after"] == whole[2]["after"]
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == names
-
-
-@pytest.mark.e2e
-def test_a_stopped_run_saves_and_can_be_resumed(tmp_path: Path) -> None:
-    folder, callback = start(tmp_path / "run", **TINY), Recorder()
-    with pytest.raises(Stopped):
-        train(folder.path, callback, lambda: len(callback.updates) == 1)
-    assert (folder.checkpoints / "update_000001").is_dir()
-    train(folder.path, callback, never)
-    assert callback.updates == [1, 2]
 
 
 def test_reflections_get_no_credit_before_reflect_from() -> None:

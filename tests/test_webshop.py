@@ -1,18 +1,15 @@
 """WebShop on generated catalogues: pages, actions, the expert, page limits."""
 
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from mage.config.menus import find_item
-from mage.environments.base import check, golden
+from mage.environments.base import check
 from mage.environments.webshop import WebShop, pages
 from mage.environments.webshop.session import WebShopState
 
-GOLDEN = Path(__file__).parent / "golden" / "webshop.txt"
 SHOP = WebShop(products=300, test_goals=100, dev_goals=100)
 SHORT = WebShop(style="short", products=40, test_goals=20, dev_goals=10, per_page=3)
 
@@ -35,10 +32,6 @@ def with_options(environment: WebShop) -> WebShopState:
     return state
 
 
-def test_the_menu_finds_it_by_name() -> None:
-    assert find_item("environments", "webshop") is WebShop
-
-
 @pytest.mark.parametrize(
     "environment",
     [
@@ -49,10 +42,6 @@ def test_the_menu_finds_it_by_name() -> None:
 )
 def test_it_keeps_the_contract(environment: WebShop) -> None:
     assert check(environment, games=5) == []
-
-
-def test_the_play_through_equals_the_golden_file() -> None:
-    assert golden(WebShop()) == GOLDEN.read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -276,9 +276,9 @@ def test_rewards_agree_with_webshops_tests() -> None:
     assert judge(full, ("grey", "XL"), goal, wanted, "bundled").score == 1
     assert judge(told, ("grey", "XL"), goal, wanted, "bundled").score == pytest.approx(5 / 6)
     assert judge(told, ("grey", "XL"), more, wanted, "bundled").score == pytest.approx(5 / 7)
-    assert judge(
-        full, (), Goal(0, "B1", "", attributes, (), 30.0), wanted, "bundled"
-    ).score == pytest.approx(3 / 4)
+    for limit, score in ((30.0, 3 / 4), (35.0, 1.0)):  # the price is 35.0
+        bounded = Goal(0, "B1", "", attributes, (), limit)
+        assert judge(full, (), bounded, wanted, "bundled").score == pytest.approx(score)
 
 
 def test_another_type_of_product_scores_half() -> None:

@@ -25,7 +25,7 @@ class Sizes:
 
 
 FULL = Sizes(1, 1.0, 500, 1_000_000, 10_000, 5_000, 4, 1_000)
-SHORT = Sizes(40, 0.0, 10, 3_000, 300, 100, 1, 20)
+SHORT = Sizes(60, 0.0, 10, 3_000, 300, 100, 1, 20)
 Part = Callable[[Path, Sizes, int], list[Result]]
 
 
