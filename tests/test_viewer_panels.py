@@ -117,8 +117,8 @@ def test_several_plays_of_a_task_count_as_one_task_in_a_table() -> None:
     ]  # task 1 is played as lost, won and won, lost; task 2 is never won
     played = _Played([(0, rows)], True)
     assert (played.tasks, played.plays) == (tasks, 2)
-    assert played.success[0].tolist() == [[0.5, 0.5], [0.0, 0.0]]
-    assert played.passed[0].tolist() == [[0.5, 1.0], [0.0, 0.0]]
+    assert played.values["success"][0].tolist() == [[0.5, 0.5], [0.0, 0.0]]
+    assert played.values["pass_at"][0].tolist() == [[0.5, 1.0], [0.0, 0.0]]
 
 
 def test_an_environment_with_one_kind_has_no_table(tmp_path: Path) -> None:

@@ -253,20 +253,14 @@ def _item_files(folder: str) -> tuple[Path, ...]:
     A package of opponents only groups its files.
     """
     folder_path = PACKAGE.joinpath(*MENUS[folder].split(".")[1:])
-    places = [
-        path
-        for path in sorted(
-            folder_path.rglob("*.py") if folder == "opponents" else folder_path.iterdir()
-        )
-        if path.suffix == ".py" or (path / "__init__.py").is_file()
-    ]
-    if folder == "opponents":  # a folder holds several files of opponents
-        inner = [path.glob("*.py") if path.is_dir() else (path,) for path in places]
-        places = sorted(path for paths in inner for path in paths)
+    places = folder_path.rglob("*.py") if folder == "opponents" else folder_path.iterdir()
     return tuple(
         path
-        for path in places
-        if path.stem != "base" and not path.stem.startswith("_") and _holds_item(path, folder)
+        for path in sorted(places)
+        if (path.suffix == ".py" or (path / "__init__.py").is_file())
+        and path.stem != "base"
+        and not path.stem.startswith("_")
+        and _holds_item(path, folder)
     )
 
 

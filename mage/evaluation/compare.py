@@ -10,13 +10,13 @@ from mage.evaluation.rows import (
     Measure,
     TaskRow,
     by_task,
-    finite,
     passed_by,
     score_of,
     select_rows,
     success_of,
 )
 from mage.evaluation.statistics import Difference, paired, sign_test
+from mage.run_folder.files import finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from mage.evaluation.panels import NOBODY
 from mage.evaluation.rows import (
     TaskRow,
     average,
-    finite,
     gain_of,
     outcome_of,
     passed_by,
@@ -29,6 +28,7 @@ from mage.evaluation.rows import (
 )
 from mage.evaluation.statistics import Estimate
 from mage.opponents.base import Population
+from mage.run_folder.files import finite
 from mage.types import Split, Task
 
 

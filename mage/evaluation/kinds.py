@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mage.environments.base import Environment
-from mage.evaluation.rows import TaskRow, average, finite, rate, score_of, success_of
+from mage.evaluation.rows import TaskRow, average, rate, score_of, success_of
 from mage.evaluation.statistics import Estimate
+from mage.run_folder.files import finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,12 +181,3 @@ def select_rows(rows: Sequence[TaskRow], opponent: str | None, seat: int | None)
         for row in rows
         if opponent in (None, row.task.opponent) and seat in (None, row.task.seat)
     ]
-
-
-def finite(value: Any) -> Any:
-    """JSON has no infinity and no tuples."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,7 +5,6 @@ and the SHA-256 of every file and is written last, so a truncated or changed che
 before anything is loaded. Nothing is pickled: reading a checkpoint runs no code.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from mage.config.errors import UserError
 from mage.models.sources.base import copy_permissions
+from mage.run_folder.files import file_digest, sync_folder
 
 MODEL, ADAPTER, OPTIMIZER, STATE, MANIFEST = (
     "model.safetensors",
@@ -90,13 +90,13 @@ def _write(partial: Path, checkpoint: Checkpoint) -> None:
             {key: tensor.detach().contiguous() for key, tensor in named.items()}, partial / name
         )
         copy_permissions(partial / name, partial / STATE)
-        _sync(partial / name)
+        sync_folder(partial / name)
     files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)}
         for path in sorted(partial.iterdir())
     }
     _write_json(partial / MANIFEST, {"format": FORMAT, "files": files})
-    _sync(partial)
+    sync_folder(partial)
 
 
 def _move(partial: Path, target: Path) -> None:
@@ -109,7 +109,7 @@ def _move(partial: Path, target: Path) -> None:
         shutil.rmtree(aside)
     else:
         partial.rename(target)
-    _sync(target.parent)
+    sync_folder(target.parent)
 
 
 def load(path: Path, weights_only: bool = False) -> Checkpoint:
@@ -152,7 +152,7 @@ def verify(path: Path, weights_only: bool = False) -> frozenset[str]:
                 f"checkpoint {path} is broken: {name} has {size} bytes, "
                 f"{entry['bytes']} were written"
             )
-        if _digest(file) != entry["sha256"]:
+        if file_digest(file) != entry["sha256"]:
             raise UserError(
                 f"checkpoint {path} is broken: {name} does not have the SHA-256 of its manifest"
             )
@@ -265,21 +265,8 @@ def update_of(path: Path) -> int:
     return int(path.name.removeprefix("update_"))
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     with path.open("w") as file:
         json.dump(content, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

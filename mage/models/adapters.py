@@ -32,10 +32,6 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
     ]
 
 
-def _merged(base: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    return base.to(down.dtype).addmm(up, down, alpha=scale)
-
-
 def save_adapters(
     folder: Path, masters: Mapping[str, Tensor], *, rank: int, alpha: float, base: str
 ) -> None:
@@ -77,14 +73,9 @@ def merge_adapters(model: PreTrainedModel, folder: Path) -> None:
     masters = read_adapters(folder, model, names)
     for name in names:
         weight = model.get_parameter(f"{name}.weight")
-        weight.copy_(
-            _merged(
-                weight,
-                masters[f"{name}.lora_A.weight"],
-                masters[f"{name}.lora_B.weight"],
-                config["lora_alpha"] / config["r"],
-            )
-        )
+        down, up = (masters[f"{name}.lora_{side}.weight"] for side in "AB")
+        scale = config["lora_alpha"] / config["r"]
+        weight.copy_(weight.to(down.dtype).addmm(up, down, alpha=scale))
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
@@ -111,11 +102,11 @@ def adapter_config(folder: Path) -> dict[str, Any]:
 def read_adapters(folder: Path, model: PreTrainedModel, names: list[str]) -> dict[str, Tensor]:
     """The A and B matrices of a folder. Raises ValueError if they do not fit the model."""
     config = adapter_config(folder)
-    expected = {
-        f"{name}.{key}.weight": shape
-        for name in names
-        for key, shape in _shapes(model, name, config["r"]).items()
-    }
+    expected: dict[str, tuple[int, int]] = {}
+    for name in names:
+        out, into = model.get_parameter(f"{name}.weight").shape
+        expected[f"{name}.lora_A.weight"] = (config["r"], into)
+        expected[f"{name}.lora_B.weight"] = (out, config["r"])
     # The header is compared before the weights are read.
     tensors = read_tensors(folder / ADAPTER_WEIGHTS)
     if {key.removeprefix(_PREFIX): shape for key, (_, shape) in tensors.items()} != expected:
@@ -129,8 +120,3 @@ def read_adapters(folder: Path, model: PreTrainedModel, names: list[str]) -> dic
         for key, value in load_file(folder / ADAPTER_WEIGHTS).items()
     }
     return {key: stored[key].to(model.device, real) for key in expected}
-
-
-def _shapes(model: PreTrainedModel, name: str, rank: int) -> dict[str, tuple[int, int]]:
-    out, into = model.get_parameter(f"{name}.weight").shape
-    return {"lora_A": (rank, into), "lora_B": (out, rank)}

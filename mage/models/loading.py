@@ -4,8 +4,6 @@ import warnings
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
@@ -14,20 +12,6 @@ from mage.models.adapters import merge_adapters
 from mage.models.base import base_of, is_adapter
 from mage.models.checks import check_folder
 
-_LOAD_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,  # of a package for quantised weights
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    SafetensorError,
-    StrictDataclassError,
-    TypeError,
-    ValueError,
-)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -74,7 +58,7 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except _LOAD_ERRORS as error:
+    except Exception as error:  # a strange config can fail anywhere in transformers
         raise UserError(
             f"{folder} cannot be loaded as a causal language model: {error!s:.600}"
         ) from None

@@ -17,7 +17,7 @@ from mage.opponents.base import Opponent, is_kind_of
 
 
 @cache
-def solve(game: str, iterations: int, plus: bool = True) -> Any:
+def solve(game: str, iterations: int, plus: bool) -> Any:
     """The average policy after this number of iterations of CFR+, or of plain CFR."""
     kind = pyspiel.CFRPlusSolver if plus else pyspiel.CFRSolver
     solver = kind(load_game(game))
@@ -30,6 +30,7 @@ class CounterfactualRegret(Opponent):
     """The average policy of CFR+ on a small OpenSpiel game, sampled."""
 
     name: ClassVar[str] = "cfr"
+    is_plus: ClassVar[bool] = True
     iterations: int = Field(500, ge=1)
 
     @classmethod
@@ -38,7 +39,7 @@ class CounterfactualRegret(Opponent):
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         assert isinstance(state, OpenSpielState), "CFR needs an OpenSpiel game"
-        average = solve(state.environment.spiel_game(), self.iterations)
+        average = solve(state.environment.spiel_game(), self.iterations, self.is_plus)
         chances = average.action_probabilities(state.spiel)
         return {state.word(action): chance for action, chance in chances.items() if chance > 0}
 
@@ -47,10 +48,9 @@ class CounterfactualRegretArgmax(CounterfactualRegret):
     """The most likely move of CFR's average policy on a small OpenSpiel game, as published."""
 
     name: ClassVar[str] = "cfr_argmax"
+    is_plus: ClassVar[bool] = False
     iterations: int = Field(1000, ge=1)
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
-        assert isinstance(state, OpenSpielState), "CFR needs an OpenSpiel game"
-        average = solve(state.environment.spiel_game(), self.iterations, plus=False)
-        chances = average.action_probabilities(state.spiel)
-        return {state.word(max(chances, key=lambda action: chances[action])): 1.0}
+        chances = super().policy(state, seat)
+        return {max(chances, key=lambda move: chances[move]): 1.0}

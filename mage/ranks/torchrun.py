@@ -55,27 +55,16 @@ def read_world(environment: Mapping[str, str] = os.environ) -> World | None:
     """The world of this process; None if torchrun did not start it."""
     if "TORCHELASTIC_RESTART_COUNT" not in environment:
         return None
-    number = {
-        name: int(environment[name])
-        for name in (
-            "RANK",
-            "WORLD_SIZE",
-            "LOCAL_RANK",
-            "LOCAL_WORLD_SIZE",
-            "TORCHELASTIC_RESTART_COUNT",
-            "MASTER_PORT",
-        )
-    }
     run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
     job = f"{socket.gethostname()}:{os.getppid()}" if run_id == "none" else run_id
     return World(
-        rank=number["RANK"],
-        size=number["WORLD_SIZE"],
-        local_rank=number["LOCAL_RANK"],
-        local_size=number["LOCAL_WORLD_SIZE"],
-        restarts=number["TORCHELASTIC_RESTART_COUNT"],
+        rank=int(environment["RANK"]),
+        size=int(environment["WORLD_SIZE"]),
+        local_rank=int(environment["LOCAL_RANK"]),
+        local_size=int(environment["LOCAL_WORLD_SIZE"]),
+        restarts=int(environment["TORCHELASTIC_RESTART_COUNT"]),
         address=environment["MASTER_ADDR"],
-        port=number["MASTER_PORT"],
+        port=int(environment["MASTER_PORT"]),
         job=job,
     )
 

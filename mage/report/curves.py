@@ -50,10 +50,8 @@ def _draw(figure: Figure, results: RunResults) -> None:
     figure.text(0.055, 0.932, _subtitle(results), fontsize=11.5, color=Colour.quiet, va="center")
     _draw_training(figure.add_subplot(top[0]), results)
     _draw_final(figure.add_subplot(top[1]), results)
-    _draw_entropy(figure.add_subplot(below[0]), results)
-    _draw_illegal(figure.add_subplot(below[1]), results)
-    _draw_lengths(figure.add_subplot(below[2]), results)
-    _draw_change(figure.add_subplot(below[3]), results)
+    for place, panel in enumerate(_training_panels(results)):
+        _draw_metrics(figure.add_subplot(below[place]), results, *panel)
 
 
 def _headline(results: RunResults) -> str:
@@ -332,34 +330,26 @@ def _estimate(cell: Cell, number: int, measure: Measure) -> Estimate | None:
 # --- The state of training
 
 
-def _draw_entropy(axes: Axes, results: RunResults) -> None:
-    lines = {"action_entropy": "action", "reflect_entropy": "reflection token"}
-    if not any(results.series("reflection_length")[1]):
-        del lines["reflect_entropy"]
-    _draw_metrics(axes, results, "Entropy (nats)", lines)
-
-
-def _draw_illegal(axes: Axes, results: RunResults) -> None:
-    _draw_metrics(axes, results, "Illegal replies", {"illegal_rate": ""}, percent=True)
-
-
-def _draw_lengths(axes: Axes, results: RunResults) -> None:
-    lines = {"reply_length": "reply", "reflection_length": "reflection"}
-    if not any(results.series("reflection_length")[1]):
-        del lines["reflection_length"]
-    _draw_metrics(axes, results, "Length (tokens)", lines)
-
-
-def _draw_change(axes: Axes, results: RunResults) -> None:
-    """Clipped tokens, or the gradient norm where nothing is clipped (one optimizer step)."""
-    if any(results.series("clip_fraction")[1]):
-        _draw_metrics(axes, results, "Clipped tokens", {"clip_fraction": ""}, percent=True)
-    else:
-        _draw_metrics(axes, results, "Norm of the gradient", {"gradient_norm": ""})
+def _training_panels(results: RunResults) -> list[tuple[str, dict[str, str], bool]]:
+    """Title, metrics with their names, and whether they are rates."""
+    reflects = any(results.series("reflection_length")[1])
+    entropy = {"action_entropy": "action", "reflect_entropy": "reflection token"}
+    length = {"reply_length": "reply", "reflection_length": "reflection"}
+    if not reflects:
+        del entropy["reflect_entropy"], length["reflection_length"]
+    change = ("Norm of the gradient", {"gradient_norm": ""}, False)
+    if any(results.series("clip_fraction")[1]):  # nothing is clipped in a single optimizer step
+        change = ("Clipped tokens", {"clip_fraction": ""}, True)
+    return [
+        ("Entropy (nats)", entropy, False),
+        ("Illegal replies", {"illegal_rate": ""}, True),
+        ("Length (tokens)", length, False),
+        change,
+    ]
 
 
 def _draw_metrics(
-    axes: Axes, results: RunResults, title: str, lines: dict[str, str], percent: bool = False
+    axes: Axes, results: RunResults, title: str, lines: dict[str, str], percent: bool
 ) -> None:
     axes.set_title(title, fontsize=11, pad=9)
     finish_axes(axes, "update", percent)

@@ -15,11 +15,12 @@ from matplotlib.axes import Axes
 
 from mage.environments.base import Environment
 from mage.evaluation.exact.learners import best_learner, return_weights
-from mage.evaluation.rows import finite, read_tasks
+from mage.evaluation.rows import read_tasks
 from mage.evaluation.statistics import Estimate, mean
 from mage.report.drawing import Colour, new_figure, save_figure
 from mage.reproduce.plan import Job, Plan, is_done, open_runs
 from mage.run_folder import RunFolder, write_atomic, write_json
+from mage.run_folder.files import finite
 from mage.run_folder.turn_files import read_moves
 
 NAMES = {

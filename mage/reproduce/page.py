@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mage.evaluation.rows import finite
 from mage.evaluation.statistics import Estimate
 from mage.reproduce.action_shares import Habit, WorldChoices, read_choices, stored_metas
 from mage.reproduce.paper import paper_note
@@ -26,6 +25,7 @@ from mage.reproduce.results import (
 )
 from mage.reproduce.tables import TITLES, MeasureName
 from mage.run_folder import versions, write_atomic, write_json
+from mage.run_folder.files import finite
 from mage.viewer.export import write_file
 
 Rows = Iterable[Sequence[str]]

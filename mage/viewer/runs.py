@@ -13,7 +13,7 @@ from mage.config.errors import ConfigError, UserError
 from mage.evaluation.compare import compare
 from mage.evaluation.figures import Cell, Evaluation
 from mage.evaluation.kinds import figures_by_kind
-from mage.evaluation.rows import TaskRow, finite
+from mage.evaluation.rows import TaskRow
 from mage.opponents.base import population_of
 from mage.report.run_results import (
     STAGES,
@@ -26,7 +26,7 @@ from mage.report.run_results import (
 )
 from mage.report.verdict import tell_verdict
 from mage.run_folder import Json, RunFolder, list_stages, run_of
-from mage.run_folder.files import reading
+from mage.run_folder.files import finite, reading
 from mage.training.warnings import choice_warnings, start_warnings
 from mage.types import Split
 

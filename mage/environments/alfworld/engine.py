@@ -15,14 +15,19 @@ from mage.environments.alfworld.problem import Goal
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-"
 NOTHING_HAPPENS = "Nothing happens."
-IDLE = (
-    "examine",
-    "help",
-    "inventory",
-    "look",
-)  # first words of commands that change nothing
+IDLE = ("examine", "help", "inventory", "look")  # first words of commands that change nothing
 _APPLIANCES = {"sinkbasintype": "clean", "microwavetype": "heat", "fridgetype": "cool"}
 _KNIVES = ("knifetype", "butterknifetype")
+_ANSWERS = {
+    "go": "You arrive at {place}.",
+    "open": "You open the {place}.",
+    "close": "You close the {place}.",
+    "take": "You pick up the {thing} from the {place}.",
+    "move": "You move the {thing} to the {place}.",
+    "use": "You turn on the {thing}.",
+    "slice": "You sliced the {thing} with the {place}.",
+    **dict.fromkeys(("clean", "heat", "cool"), "You {verb} the {thing} using the {place}."),
+}
 
 Action = tuple[str, int, int]  # a verb, and two things by number (-1 = none)
 
@@ -92,9 +97,8 @@ class World:
         self.inside = game.inside
         self.done = game.done
         self.moved: dict[int, frozenset[int]] = {}  # object -> its new locations
-        self.gone: frozenset[tuple[int, int]] = (
-            frozenset()
-        )  # (object, receptacle it was taken from)
+        # (object, receptacle it was taken from)
+        self.gone: frozenset[tuple[int, int]] = frozenset()
         self._commands: dict[str, Action] | None = None
 
     # --- Admissible commands ----------------------------------------------------------------------
@@ -116,11 +120,8 @@ class World:
             name = game.receptacles[r]
             found[f"examine {name}"] = ("examine receptacle", -1, r)
             if r in game.openable:
-                found[f"close {name}" if r in self.opened else f"open {name}"] = (
-                    "close" if r in self.opened else "open",
-                    -1,
-                    r,
-                )
+                verb = "close" if r in self.opened else "open"
+                found[f"{verb} {name}"] = (verb, -1, r)
             for o in self.inside[r]:
                 if o in game.able["use"]:
                     found[f"use {game.objects[o]}"] = ("use", o, r)
@@ -133,22 +134,16 @@ class World:
             if held in game.knives:
                 for o in game.able["slice"]:
                     if self.at in self.moved.get(o, game.places[o]):
-                        found[f"slice {game.objects[o]} with {game.objects[held]}"] = (
-                            "slice",
-                            o,
-                            held,
-                        )
+                        command = f"slice {game.objects[o]} with {game.objects[held]}"
+                        found[command] = ("slice", o, held)
         return found
 
     def _add_takes(self, found: dict[str, Action], r: int) -> None:
         if self.is_open(r):
             for o in self.inside[r]:
                 if o in self.game.able["take"]:
-                    found[f"take {self.game.objects[o]} from {self.game.receptacles[r]}"] = (
-                        "take",
-                        o,
-                        r,
-                    )
+                    command = f"take {self.game.objects[o]} from {self.game.receptacles[r]}"
+                    found[command] = ("take", o, r)
 
     def _add_uses(self, found: dict[str, Action], held: int, r: int) -> None:
         game = self.game
@@ -218,23 +213,12 @@ class World:
     def _answer(self, action: Action) -> str:
         verb, o, r = action
         game = self.game
-        if verb == "go":
-            return f"You arrive at {game.receptacles[r]}. {self._examine_receptacle(r)}"
-        if verb == "open":
-            return f"You open the {game.receptacles[r]}. {self._examine_receptacle(r)}"
-        if verb == "close":
-            return f"You close the {game.receptacles[r]}."
-        if verb == "take":
-            return f"You pick up the {game.objects[o]} from the {game.receptacles[r]}."
-        if verb == "move":
-            return f"You move the {game.objects[o]} to the {game.receptacles[r]}."
-        if verb == "use":
-            return f"You turn on the {game.objects[o]}."
-        if verb == "slice":
-            return f"You sliced the {game.objects[o]} with the {game.objects[r]}."
-        if verb in ("clean", "heat", "cool"):
-            return f"You {verb} the {game.objects[o]} using the {game.receptacles[r]}."
-        return self._observe(verb, o, r)
+        if verb not in _ANSWERS:
+            return self._observe(verb, o, r)
+        thing = game.objects[o] if o >= 0 else ""
+        place = (game.objects if verb == "slice" else game.receptacles)[r]
+        text = _ANSWERS[verb].format(verb=verb, thing=thing, place=place)
+        return f"{text} {self._examine_receptacle(r)}" if verb in ("go", "open") else text
 
     def _observe(self, verb: str, o: int, r: int) -> str:
         """Answers to commands that change nothing."""

