@@ -125,10 +125,10 @@ def draw_qwen(panels: Sequence[Axes]) -> None:
     title = "Rock-paper-scissors, reflections"
     against_ceilings(panels[0], LATE, title, "score a throw", "episode")
     draw_curve(panels[0], SWAPPED, curve(f"{LATE}/swapped_test.json", "score"), SWAPPED)
-    agents = {"MAGE": "mage_seed1", "MAGE, seed 2": "mage_seed2", "LaMer": "lamer_seed1"}
-    styles = {"MAGE": "o-", "MAGE, seed 2": "s--", "LaMer": "D-"}
-    for name, run in agents.items():
-        colour = Colour.ink if name == "LaMer" else Colour.after
+    styles = {"MAGE": "o-", "MAGE, seed 2": "s--", "LaMer": "D-", "LaMer, seed 2": "v--"}
+    runs = ("mage_seed1", "mage_seed2", "lamer_seed1", "lamer_seed2")
+    for name, run in zip(styles, runs, strict=True):
+        colour = Colour.ink if "LaMer" in name else Colour.after
         tables = doors_by_safe(run)
         means = [fmean(one) for one in zip(*tables[0.68], strict=True)]
         panels[1].plot((1, 2, 3), means, styles[name], color=colour, label=name)
