@@ -19,6 +19,7 @@ _PLACES = {
     "Opponent": "mage.opponents.base",
     "Recipe": "mage.config.recipe",
     "Run": "mage.api.runs",
+    "Seen": "mage.play.policy",
     "State": "mage.environments.base",
     "Stopped": "mage.ranks.stop",
     "as_gymnasium": "mage.api.worlds",
@@ -28,6 +29,7 @@ _PLACES = {
     "load_recipe": "mage.api.recipes",
     "load_run": "mage.api.runs",
     "play_one": "mage.api.runs",
+    "recipe": "mage.api.recipes",
     "train": "mage.api.runs",
 }
 _RENAMED = {"list": "list_items"}
@@ -42,6 +44,7 @@ __all__ = [
     "Opponent",
     "Recipe",
     "Run",
+    "Seen",
     "State",
     "Stopped",
     "__version__",
@@ -52,6 +55,7 @@ __all__ = [
     "load_recipe",
     "load_run",
     "play_one",
+    "recipe",
     "train",
 ]
 

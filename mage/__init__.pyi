@@ -1,6 +1,7 @@
 from mage.api.menus import Item as Item
 from mage.api.menus import list_items as list
 from mage.api.recipes import load_recipe as load_recipe
+from mage.api.recipes import recipe as recipe
 from mage.api.runs import Run as Run
 from mage.api.runs import evaluate as evaluate
 from mage.api.runs import load_run as load_run
@@ -15,6 +16,7 @@ from mage.evaluation.figures import Evaluation as Evaluation
 from mage.memory.base import Memory as Memory
 from mage.memory.base import Notebook as Notebook
 from mage.opponents.base import Opponent as Opponent
+from mage.play.policy import Seen as Seen
 from mage.ranks.stop import Stopped as Stopped
 from mage.training.callbacks import Callback as Callback
 from mage.types import MetaEpisode as MetaEpisode
@@ -31,6 +33,7 @@ __all__ = [
     "Opponent",
     "Recipe",
     "Run",
+    "Seen",
     "State",
     "Stopped",
     "__version__",
@@ -41,5 +44,6 @@ __all__ = [
     "load_recipe",
     "load_run",
     "play_one",
+    "recipe",
     "train",
 ]

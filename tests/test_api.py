@@ -1,5 +1,9 @@
 """The Python interface: names, changes by objects, a training with callbacks, frames."""
 
+import inspect
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,8 @@ SMALL = {
 }
 NAMES = {
     *("Callback", "Environment", "Evaluation", "Item", "Memory", "MetaEpisode", "Notebook"),
-    *("Opponent", "Recipe", "Run", "State", "Stopped", "__version__"),
-    *("as_gymnasium", "as_trl", "evaluate", "list", "load_recipe", "load_run", "play_one", "train"),
+    *("Opponent", "Recipe", "Run", "Seen", "State", "Stopped", "__version__", "as_gymnasium"),
+    *("as_trl", "evaluate", "list", "load_recipe", "load_run", "play_one", "recipe", "train"),
 }
 
 
@@ -29,11 +33,23 @@ class OtherBoard(TicTacToe):
     """An environment that is defined in a user's file."""
 
 
+class AlwaysBet(mage.Opponent):
+    name = "always_bet"
+
+    def policy(self, state: Any, seat: int) -> dict[str, float]:
+        return {"bet": 1.0}
+
+
 def test_the_public_names_are_stable_and_documented() -> None:
     assert set(mage.__all__) == NAMES
     assert all(getattr(mage, name).__doc__ for name in NAMES - {"__version__"})
     stub = (Path(mage.__file__).parent / "__init__.pyi").read_text()
     assert all(f'    "{name}",' in stub for name in NAMES)
+    assert all(
+        inspect.isfunction(getattr(mage, name))
+        for name in NAMES - {"__version__"}
+        if name.islower()
+    )
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = mage.trian  # type: ignore[attr-defined]
 
@@ -111,3 +127,119 @@ def test_results_become_pandas_frames(trained: tuple[mage.Run, Recorder]) -> Non
     overall = cells[(cells.opponent == "all") & (cells.seat == "both")]
     assert list(overall.episode) == [1, 2, 3]
     assert {"score", "score_low", "score_high", "illegal"} <= set(cells.columns)
+
+
+# --- Recipes, policies and engines without files --------------------------------------------------
+
+
+def test_a_recipe_needs_no_base() -> None:
+    recipe = mage.recipe(
+        OtherBoard(max_turns=6),
+        opponents=[Pattern(number=2), "random"],
+        model="smollm2",
+        play={"groups": 4},
+        memory="notes",
+    )
+    assert recipe.environment() == OtherBoard(max_turns=6)
+    assert recipe.opponents.train == {"mage.opponents.scripted.Pattern-2": 1.0, "random": 1.0}
+    assert (recipe.play.groups, recipe.model.path, recipe.warmup.first) == (4, "smollm2", False)
+    assert recipe.play.members == mage.recipe("tic_tac_toe").play.members, "sections are merged"
+    assert mage.recipe("mastermind", play={"groups": 4}).play.groups == 4
+    by_name = mage.recipe("tic_tac_toe", opponents={"random": 0.5, "mcts-100": 0.5})
+    assert by_name.opponents.train == {"random": 0.5, "mcts-100": 0.5}
+    with pytest.raises(ValueError, match="has no effect in an environment without opponents"):
+        mage.recipe("mastermind", opponents="random")
+    with pytest.raises(ValueError, match="grops is unknown"):
+        mage.recipe("mastermind", play={"grops": 3})
+
+
+def test_an_item_that_a_stopped_run_could_not_find_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Inside(TicTacToe):
+        pass
+
+    with pytest.raises(ValueError, match="defined inside a function"):
+        mage.recipe(Inside)
+    monkeypatch.setattr(OtherBoard, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "OtherBoard", OtherBoard, raising=False)
+    with pytest.warns(UserWarning, match="defined in this script or notebook"):
+        assert mage.recipe(OtherBoard).environments.name == "__main__.OtherBoard"
+    monkeypatch.delattr(sys.modules["__main__"], "OtherBoard")
+    with pytest.raises(ValueError, match="OtherBoard was defined in a script or notebook"):
+        mage.recipe("__main__.OtherBoard")
+
+
+def test_a_function_is_evaluated_as_a_policy() -> None:
+    met: set[int] = set()
+
+    def always_bet(seen: mage.Seen) -> str:
+        assert seen.messages[0]["role"] == "system"
+        assert seen.observation in seen.messages[-1]["content"]
+        assert seen.legal == ("pass", "bet")
+        seen.notes.setdefault("first", seen.episode)
+        assert seen.notes["first"] == 1, "notes are kept for all episodes of a task"
+        assert bool(seen.memory) == (seen.episode > 1)
+        met.add(seen.episode)
+        return "bet"
+
+    found = mage.evaluate(policy=always_bet, environment="kuhn_poker", opponents=AlwaysBet)
+    assert met == {1, 2, 3}
+    assert [one.illegal for one in found.overall.episodes] == [0.0] * 3
+    score = found.overall.episodes[0].score
+    assert score is not None
+    assert score.low <= 0 <= score.high, "two players who always bet win as often as they lose"
+    assert score.count == mage.recipe("kuhn_poker").evaluate.final_size
+
+
+def test_wrong_policies_are_data_or_one_message() -> None:
+    found = mage.evaluate("kuhn_poker", policy=lambda seen: "raise", size=6, episodes=1)
+    assert found.overall.episodes[0].illegal == 1.0
+    with pytest.raises(ValueError, match="must return a move as text"):
+        mage.evaluate("kuhn_poker", policy=lambda seen: 3, size=6)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ValueError, match="writes moves only"):
+        mage.evaluate("kuhn_poker", policy=lambda seen: "bet", size=6, memory="reflections")
+    with pytest.raises(ValueError, match="one of them, not both"):
+        mage.evaluate("kuhn_poker", environment="kuhn_poker", policy=lambda seen: "bet")
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(1800)
+def test_training_in_python_shows_the_progress_of_the_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe = mage.load_recipe("kuhn_poker", {**SMALL, "run.updates": 1})
+    run = mage.train(recipe, runs=tmp_path)
+    told = capfd.readouterr()
+    assert told.out == ""
+    lines = ("model embedded", f"run folder {run.path}", "update 1 of 1", "after (final test)")
+    assert all(line in told.err for line in lines)
+    mage.train(recipe, runs=tmp_path, progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.timeout(1800)
+def test_types_are_seen_from_other_folders(tmp_path: Path) -> None:
+    """As an editor sees them: without the folder of the checkout as the current one."""
+    pytest.importorskip("mypy")
+    (tmp_path / "own.py").write_text(
+        "import mage\n"
+        "run = mage.train('demo', progress=False)\n"
+        "reveal_type(run)\n"
+        "reveal_type(mage.evaluate(run).overall.episodes[0].score)\n"
+        "reveal_type(mage.recipe('demo').play.groups)\n"
+        "mage.evaluate(run, sice=3)\n"
+    )
+    root = Path(mage.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "own.py", "--cache-dir", str(root / ".mypy_cache")],
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    kinds = ("mage.api.runs.Run", "mage.evaluation.statistics.Estimate | None", "builtins.int")
+    for line, kind in enumerate(kinds, start=3):
+        assert f'own.py:{line}: note: Revealed type is "{kind}' in done.stdout, done.stdout
+    assert 'Unexpected keyword argument "sice"' in done.stdout

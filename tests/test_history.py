@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from mage.agent.chat import Chat
 from mage.agent.history import History, PastTurn, Prompt, folded_line
 from mage.cli.main import app
-from mage.cli.terminal.results import training_problems
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.engines.base import Engine
@@ -22,6 +21,7 @@ from mage.evaluation.rows import task_row
 from mage.memory.notes import Notes
 from mage.models.base import SHIPPED, base_folder
 from mage.play import PlaySetup, play_groups
+from mage.report.plain import training_problems
 from mage.training.context import check_context, check_overflow, measure_prompts
 from mage.training.metrics import means, play_sums
 from mage.types import Completion, MetaEpisode, Request, Task

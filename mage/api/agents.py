@@ -28,6 +28,7 @@ from mage.models.base import (
 )
 from mage.opponents.base import population_of
 from mage.play import PlaySetup
+from mage.play.policy import PolicyPlayer
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components, fit_to_gpu
 from mage.training.weights import Say, load_weights, save_weights
@@ -215,14 +216,16 @@ def play_panel(
     *,
     swapped: bool = False,
     writer: Candidate | None = None,
+    policy: PolicyPlayer | None = None,
 ) -> Evaluation:
     """A candidate's figures on a fixed panel.
 
     `swapped`: every task is played with the memory of another one. `writer` writes the reflections
-    instead of the candidate.
+    instead of the candidate. `policy` moves instead of the candidate.
     """
     recipe = candidate.components.recipe
     setup = candidate.components.play_setup(evaluating=True, memory=memory)
+    setup = replace(setup, policy=policy)
     if writer is not None:
         setup = _with_writer(setup, writer)
     common = dict[str, Any](

@@ -1,11 +1,13 @@
-"""Recipes in Python: load one, and change options by values, classes, objects or functions."""
+"""Recipes in Python: make or load one, and change options by values, classes, or objects."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from mage.config.errors import ConfigError, Origin
 from mage.config.loading import load_recipe as load_file
-from mage.config.recipe import Recipe, build_recipe
+from mage.config.loading import read_start
+from mage.config.recipe import Recipe, build_recipe, put_on
 from mage.environments.base import Environment
 from mage.memory.base import Memory
 from mage.opponents.base import Opponent
@@ -24,23 +26,64 @@ def load_recipe(name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
     if not changes:
         return recipe
     tables = recipe.tables()
-    for key, value in changes.items():
-        _change(tables, key, value)
-    return build_recipe(tables, Origin("changes", tuple(changes), resolved=True))
+    keys = _change_all(tables, changes)
+    return build_recipe(tables, Origin("changes", tuple(keys), resolved=True))
 
 
-def _change(tables: dict[str, Any], key: str, value: Any) -> None:
+def recipe(
+    environment: str | Environment | type[Environment],
+    *,
+    opponents: Any = None,
+    model: str | None = None,
+    **changes: Any,
+) -> Recipe:
+    """A recipe for an environment, without another recipe: `mage train my_lab.nim` uses the same.
+
+    `environment` is a name, a dotted path, a class or an object (its fields are the options).
+    `opponents` are names, classes or objects: one, several, or a mapping to their shares; without
+    them the other seat plays at random. `model` is a value of `model.path`. Without one, or with
+    an embedded model, a warm-up teaches the answer format first. Other keywords are sections, as in
+    `run={"updates": 20}, memory="notes"`.
+
+    >>> recipe("kuhn_poker", opponents="conservative", play={"episodes": 2}).play.episodes
+    2
+    """
+    own = _item_table("environments", environment)
+    tables = read_start(own["name"], model)
+    pool = {} if opponents is None else {"opponents": opponents}
+    keys = _change_all(tables, {"environments": own, **pool}) + _change_all(tables, changes)
+    return build_recipe(tables, Origin("mage.recipe(...)", resolved=True, own=tuple(keys)))
+
+
+def _change_all(tables: dict[str, Any], changes: Mapping[str, Any]) -> list[str]:
+    """Put changes into the tables; the options that they give."""
+    return [one for key, value in changes.items() for one in _change(tables, key, value)]
+
+
+def _change(tables: dict[str, Any], key: str, value: Any) -> list[str]:
     section, _, option = key.partition(".")
-    if section == "opponents" and isinstance(value, Mapping):
-        value = {_opponent_name(one): weight for one, weight in value.items()}
+    if section == "opponents" and (option or not _is_by_split(value)):
+        tables.setdefault(section, {})[option or "train"] = _pool(value)
+        return [f"opponents.{option or 'train'}"]
     if option:
         tables.setdefault(section, {})[option] = value
-    elif section == "opponents":
-        tables[section] = {"train": value}
-    elif isinstance(value, Mapping):
-        tables[section] = dict(value)
-    else:
-        tables[section] = _item_table(section, value)
+        return [key]
+    table = dict(value) if isinstance(value, Mapping) else _item_table(section, value)
+    return put_on(tables, {section: table})
+
+
+def _is_by_split(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value) <= {"train", "test", "ood"}
+
+
+def _pool(value: Any) -> Any:
+    """Opponents as names: one, several, or a mapping to their shares."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {_opponent_name(one): share for one, share in value.items()}
+    several = value if isinstance(value, list | tuple) else [value]
+    return [_opponent_name(one) for one in several]
 
 
 def _item_table(section: str, item: Any) -> dict[str, Any]:
@@ -69,4 +112,17 @@ def _opponent_name(item: Any) -> str:
 
 
 def _path(item: Any) -> str:
+    """The dotted path by which a run finds an item again: after a stop, and in other processes."""
+    if "<" in item.__qualname__:
+        raise ConfigError(
+            f"{item.__qualname__} is defined inside a function, so a stopped run could not find it "
+            "again: define it at the top level of a file"
+        )
+    if item.__module__ == "__main__":
+        warnings.warn(
+            f"{item.__qualname__} is defined in this script or notebook. Only this program can "
+            "resume and evaluate the run; move the class to a file and import it, and the mage "
+            "command can too",
+            stacklevel=6,
+        )
     return f"{item.__module__}.{item.__qualname__}"

@@ -1,19 +1,26 @@
 """Runs in Python: train, load, evaluate and play. Imports torch."""
 
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console
+
 from mage.agent.chat import Chat
+from mage.agent.messages import MessageChat
 from mage.api.agents import Candidate, find_candidate, play_panel, untrained, warn
 from mage.api.recipes import load_recipe
+from mage.api.recipes import recipe as make_recipe
 from mage.api.report import write_report
+from mage.config.errors import UserError
+from mage.config.loading import title_of
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.engines.base import run as run_coroutines
-from mage.environments.base import SEATS
+from mage.environments.base import SEATS, Environment
 from mage.evaluation.figures import Evaluation
 from mage.evaluation.frames import make_frame
 from mage.evaluation.panels import PanelName, check_panel_sizes
@@ -21,8 +28,13 @@ from mage.memory.base import Memory
 from mage.models.base import base_folder, pin_model
 from mage.opponents.base import find
 from mage.play import play_meta_episode
+from mage.play.policy import Policy, PolicyPlayer, silent_engine
 from mage.ranks.ranks import Ranks
+from mage.report.loggers import make_loggers
+from mage.report.progress import TerminalCallback
+from mage.report.run_results import read_run_results
 from mage.run_folder import RunFolder, choose_path
+from mage.training.build import Components, describe_model
 from mage.training.callbacks import Callback, CallbackList
 from mage.training.context import check_context
 from mage.training.stages import begin_stages
@@ -102,12 +114,14 @@ def train(
     runs: str | Path = "runs",
     callbacks: Sequence[Callback] = (),
     stop: Callable[[], bool] = lambda: False,
+    progress: bool = True,
 ) -> Run:
     """Train a recipe in a new run folder, or continue a run; evaluate it before and after.
 
     A recipe with stages trains one after another, each in a folder of its own inside the run.
     `stop` is called after every update. If it returns true, the run is saved and
-    `mage.Stopped` is raised; `train(run)` continues it.
+    `mage.Stopped` is raised; `train(run)` continues it. `progress` shows what `mage train` shows,
+    on standard error.
     """
     if isinstance(source, Run):
         run = source
@@ -116,9 +130,42 @@ def train(
     else:
         recipe, title = _read_recipe(source)
         run = Run(create_run(recipe, runs, title).path)
-    for stage in begin_stages(RunFolder.open_whole(run.path), Ranks(), warn):
-        train_folder(stage.path, CallbackList(callbacks), stop)
+    whole = RunFolder.open_whole(run.path)
+    for stage in begin_stages(whole, Ranks(), warn):
+        if not stage.is_finished:
+            with open_display(stage, quiet=not progress) as display:
+                train_shown(stage, whole, display, stop, callbacks)
     return run
+
+
+def open_display(folder: RunFolder, *, quiet: bool = False) -> TerminalCallback:
+    """The live display of a run on standard error; a context manager."""
+    live = False if quiet else None  # None: if standard error is a terminal
+    console = Console(stderr=True, quiet=quiet, highlight=False, force_terminal=live)
+    return TerminalCallback(folder.recipe, console, read_run_results(folder).bounds)
+
+
+def train_shown(
+    folder: RunFolder,
+    run: RunFolder,
+    display: TerminalCallback,
+    stop: Callable[[], bool],
+    callbacks: Sequence[Callback] = (),
+    ranks: Ranks | None = None,
+) -> None:
+    """Train a run or one of its stages, with the display and the loggers of its recipe."""
+    recipe = folder.recipe
+    display.say(describe_model(recipe))
+    display.say(f"run folder {run.path}")
+    if run.recipe.stages:
+        display.say(f"stage {folder.path.name} of {len(run.recipe.stages)}")
+    if (cores := os.cpu_count() or 1) < recipe.run.workers:
+        display.say(
+            f"warning: run.workers = {recipe.run.workers} on {cores} cores. More workers than "
+            "cores are slower; lower run.workers."
+        )
+    loggers = make_loggers(recipe.run.loggers, display.say)
+    train_folder(folder.path, CallbackList([display, *loggers, *callbacks]), stop, ranks=ranks)
 
 
 def load_run(path: str | Path) -> Run:
@@ -127,8 +174,11 @@ def load_run(path: str | Path) -> Run:
 
 
 def evaluate(
-    source: Source,
+    source: Source | None = None,
     *,
+    policy: Policy | None = None,
+    environment: str | Environment | type[Environment] | None = None,
+    opponents: Any = None,
     checkpoint: str | None = None,
     split: Split = "test",
     panel: PanelName = "final",
@@ -142,13 +192,34 @@ def evaluate(
     A recipe is evaluated with its untrained model. `memory` replaces the memory of the recipe;
     "none" is the control condition without memory, "swapped" shows every task the memory of
     another one. `writer`: another run or recipe writes the reflections.
+
+    `policy` is a function that moves instead of a model: it gets a `mage.Seen` and returns a move.
+    `environment` and `opponents` take the place of a source, as in `mage.recipe`.
     """
-    candidate = _find(source, checkpoint, episodes)
-    by_whom = None if writer is None else _find(writer, None, episodes)
+    if (source is None) == (environment is None):
+        raise UserError("give a run or a recipe, or environment=...: one of them, not both")
+    if source is None:
+        assert environment is not None, "one of them is given"
+        source = make_recipe(environment, opponents=opponents)
+    elif opponents is not None:
+        raise UserError("opponents= has no effect without environment=")
     swapped = memory == "swapped"
     held = None if swapped else memory
     held = find_item("memory", "notes")(keep=held) if isinstance(held, str) else held
-    return play_panel(candidate, split, panel, size, held, swapped=swapped, writer=by_whom)
+    player = None
+    if policy is None:
+        candidate = _find(source, checkpoint, episodes)
+    else:
+        if checkpoint is not None:
+            raise UserError("checkpoint= has no effect with policy=: no model plays")
+        player = PolicyPlayer(policy, MessageChat())
+        candidate = _stand_by(source, player.chat, episodes)
+        if held is None and candidate.components.recipe.memory().reflects:
+            held = find_item("memory", "notes")(keep="history")
+    by_whom = None if writer is None else _find(writer, None, episodes)
+    return play_panel(
+        candidate, split, panel, size, held, swapped=swapped, writer=by_whom, policy=player
+    )
 
 
 def play_one(
@@ -180,7 +251,18 @@ def _find(source: Source, checkpoint: str | None, episodes: int | None = None) -
     return find_candidate(str(source), [], checkpoint, changes=changes)
 
 
+def _stand_by(source: Source, chat: MessageChat, episodes: int | None) -> Candidate:
+    """What a policy plays in: the tasks of a recipe or of a run, without a model."""
+    if isinstance(source, Run) or (not isinstance(source, Recipe) and Path(source).is_dir()):
+        recipe = load_run(source.path if isinstance(source, Run) else source).recipe
+    else:
+        recipe = _read_recipe(source)[0]
+    recipe = recipe.changed(evaluate={"episodes": episodes}) if episodes else recipe
+    recipe.environment().check_data()
+    return Candidate("policy", 0, Components(recipe, None, chat, silent_engine(chat)))
+
+
 def _read_recipe(source: Recipe | str | Path) -> tuple[Recipe, str]:
     if isinstance(source, Recipe):
         return source, source.environments.name.rpartition(".")[2]
-    return load_recipe(str(source)), Path(source).stem
+    return load_recipe(str(source)), title_of(str(source))

@@ -4,8 +4,12 @@
 (`mage/recipes/parts/`, or a file) holds what a method or an ablation changes in any recipe:
 `kuhn_poker+mage+anchor_local`. Its tables `[when.sokoban.play]` hold in Sokoban only,
 `[when.published.advantages]` in recipes with the estimator `published` only.
+
+An environment without a recipe of its own is a recipe too: `mage train my_lab.nim`. It is based on
+`start`, or on `start_model` if the model is not an embedded one.
 """
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,7 +42,7 @@ def load_recipe(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Reci
 
 def read_stored(path: Path) -> Recipe:
     """The recipe of a run folder, perhaps a stranger's: no code outside of this package runs."""
-    tables, own, sources = _read_chain(path)
+    tables, own, sources = _read_chain(path, _read_toml(path))
     is_based = any(source != "recipe" for source in sources.values())
     return build_recipe(tables, Origin(str(path), resolved=is_based, own=own, stored=True))
 
@@ -57,10 +61,14 @@ class Layers:
 
 def load_layers(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Layers:
     """Read a recipe as `load_recipe` does and record the sources of its options."""
-    name = str(path_or_name)
+    name, overrides = str(path_or_name), list(overrides)
     file, *parts = [name] if Path(name).is_file() else name.split("+")
-    path = _locate(file)
-    tables, own, sources = _read_chain(path)
+    if is_environment(file):
+        path, first = Path(file), start_from(file, _given_model(overrides))
+    else:
+        path = _locate(file)
+        first = _read_toml(path)
+    tables, own, sources = _read_chain(path, first)
     is_based = any(source != "recipe" for source in sources.values())
     if parts:
         # Report errors of the file itself here. Below, a part may remove the effect of an option.
@@ -83,10 +91,45 @@ def load_layers(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Laye
     return Layers(build_recipe(tables, origin), sources)
 
 
-def _read_chain(path: Path) -> tuple[Tables, tuple[str, ...], dict[tuple[str, str], str]]:
+def is_environment(name: str) -> bool:
+    """Whether a name is an environment without a recipe of the same name."""
+    dotted = re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name) and not name.endswith(".toml")
+    return bool(dotted) or (
+        name in dict(menu("environments")) and not (FILES["recipes"] / f"{name}.toml").is_file()
+    )
+
+
+def title_of(name: str) -> str:
+    """What a run of this recipe is called: `nim` for `my_lab/nim.toml` and for `my_lab.nim`."""
+    return Path(name).stem if name.endswith(".toml") else Path(name).name.rpartition(".")[2]
+
+
+def start_from(environment: str, model: str | None) -> Tables:
+    """The options of a recipe that names an environment and perhaps a model."""
+    is_small = model is None or model.startswith("embedded")
+    return {
+        "base": "start" if is_small else "start_model",
+        "environments": {"name": environment},
+        **({} if model is None else {"model": {"path": model}}),
+    }
+
+
+def read_start(environment: str, model: str | None) -> Tables:
+    """All options that are given for an environment without a recipe, bases included."""
+    return _read_chain(Path(environment), start_from(environment, model))[0]
+
+
+def _given_model(overrides: Iterable[str]) -> str | None:
+    given = [text.partition("=")[2] for text in overrides if text.startswith("--model.path=")]
+    return str(_parse_value(given[-1])) if given and given[-1] else None
+
+
+def _read_chain(
+    path: Path, first: Tables
+) -> tuple[Tables, tuple[str, ...], dict[tuple[str, str], str]]:
     """The options of a file on top of those of its base, the keys of the file, and all sources."""
     files = [path]
-    layers = [_read_toml(path)]
+    layers = [first]
     while (base := layers[-1].pop("base", None)) is not None:
         files.append(_find_base(base, files[-1]))
         if files[-1] in files[:-1]:

@@ -137,6 +137,7 @@ def without_foreign_code() -> Iterator[None]:
 
 
 _reads_only = False
+foreign_packages: set[str] = set()  # names of packages whose items this process has imported
 
 
 def stand_in(folder: str, name: str) -> Any:
@@ -157,19 +158,27 @@ def stand_in(folder: str, name: str) -> Any:
 
 
 def _import(name: str) -> ModuleType:
+    if name.startswith("__main__."):
+        raise ConfigError(
+            f"{name.partition('.')[2]} was defined in a script or notebook, and only that program "
+            "can use it. Move it to a file, and write its dotted path into the recipe"
+        )
     if not name.startswith("mage."):
         _refuse_run_folders(name)
         # Items of the current folder can be imported. It is last, so that its files do not replace
         # installed packages.
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
+        foreign_packages.add(name.partition(".")[0])
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
             f"{name} cannot be imported: {error}. Install the package, run the command in the "
             "folder that contains it, or add that folder to PYTHONPATH."
-        ) from None
+        ) from error
+    except SyntaxError as error:
+        raise ConfigError(f"{name} is not valid Python: {error}") from error
 
 
 _RUN_FILES = ("versions.json", "metrics.jsonl", "checkpoints")

@@ -111,9 +111,16 @@ class ModelOptions(Section):
 class OpponentOptions(Section):
     """[opponents]: name -> share, for each split."""
 
-    train: dict[str, float] = Field({}, description="opponents in training")
+    train: dict[str, float] = Field(
+        {}, description="opponents in training: random, several with commas, or each with its share"
+    )
     test: dict[str, float] = Field({}, description="opponents in evaluation; empty = as in train")
     ood: dict[str, float] = Field({}, description="opponents that do not occur in training")
+
+    @field_validator("train", "test", "ood", mode="before")
+    @classmethod
+    def _as_shares(cls, value: object) -> object:
+        return _as_weights(value)
 
 
 class PlayOptions(Section):
@@ -153,13 +160,22 @@ class PlayOptions(Section):
 
     @field_validator("rewards", mode="before")
     @classmethod
-    def _as_weights(cls, value: object) -> object:
-        """Paths have weight 1; the command line gives dotted paths as tables in tables."""
-        if isinstance(value, str):
-            value = [word.strip() for word in value.split(",")]
-        if isinstance(value, list | tuple):
-            return {str(path): 1.0 for path in value}
-        return dict(_join_keys(value)) if isinstance(value, dict) else value
+    def _as_shares(cls, value: object) -> object:
+        return _as_weights(value)
+
+
+def _as_weights(value: object) -> object:
+    """Names with weights: `random,cfr` (each 1), `random=.8,cfr=.2`, a list or a table.
+
+    The command line gives dotted paths as tables in tables.
+    """
+    if isinstance(value, str):
+        pairs = [[part.strip() for part in word.split("=")] for word in value.split(",")]
+        if all(len(pair) <= 2 for pair in pairs):
+            return {name: float(*weight) if weight else 1.0 for name, *weight in pairs}
+    if isinstance(value, list | tuple):
+        return {str(name): 1.0 for name in value}
+    return dict(_join_keys(value)) if isinstance(value, dict) else value
 
 
 def _join_keys(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,5 +1,6 @@
 """One episode against the task's opponent, and the reflection after it."""
 
+import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from mage.agent.styles import open_dialogue, style_of
 from mage.environments.base import Environment, State
 from mage.memory.base import Memory
 from mage.opponents.base import Opponent, meet, move_rng
+from mage.play.policy import PolicyPlayer, Seen
 from mage.play.rewards import RewardTerm, add_rewards
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, Move, Task, Turn
@@ -27,7 +29,7 @@ class PlaySetup:
     `rivals` are opponents that exist in this process only, by the name in the task: the frozen
     copies of a league. `writer` writes the reflections; None = the agent itself. `shown` has the
     texts that meta-episodes see instead of their own memory, one per episode, by group. `rewards`
-    are functions that add to the reward of an episode.
+    are functions that add to the reward of an episode. `policy` moves instead of the agent.
     """
 
     environment: Environment
@@ -42,6 +44,7 @@ class PlaySetup:
     writer: Agent | None = None
     shown: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     rewards: tuple[RewardTerm, ...] = ()
+    policy: PolicyPlayer | None = None
 
     def meet(self, task: Task) -> Opponent:
         """The player on the other side of a task."""
@@ -138,12 +141,38 @@ async def _take_turn(
     """Get one reply of the agent, judge it, and keep it; returns also the legal move in it."""
     observation, prompt = dialogue.observe(state), dialogue.ask(state)
     seed = derive(ref.seed, ref.number, number)
-    prompt, completion = await _reply(setup.agent, dialogue, prompt, seed)
+    if setup.policy is None:
+        prompt, completion = await _reply(setup.agent, dialogue, prompt, seed)
+    else:
+        completion = _ask_policy(setup.policy, ref, state, number, dialogue, prompt, seed)
     written = setup.agent.read(completion)
     action = None if written is None else dialogue.wording.read(state, written)
     turn = _judge(setup, state, dialogue, observation, prompt, completion, written, action)
     dialogue.add(completion, written, action)
     return turn, action
+
+
+def _ask_policy(
+    player: PolicyPlayer,
+    ref: EpisodeRef,
+    state: State,
+    number: int,
+    dialogue: Dialogue,
+    prompt: Prompt,
+    seed: int,
+) -> Completion:
+    seen = Seen(
+        player.chat.messages(prompt.ids),
+        dialogue.observe(state),
+        dialogue.wording.words(state),
+        dialogue.memory,
+        dialogue.seat,
+        ref.number + 1,
+        number + 1,
+        player.notes.setdefault(ref.seed, {}),
+        random.Random(seed),
+    )
+    return player.reply(seen)
 
 
 async def _reply(

@@ -1,11 +1,8 @@
-"""Tables of results: a run before and after training, an evaluation, a comparison.
-
-Lines below a table name problems of replies: cut off, folded, too long for the context.
-"""
+"""Tables of results: a run before and after training, an evaluation, a comparison."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import RenderableType
 
@@ -15,7 +12,8 @@ from mage.evaluation.compare import Comparison
 from mage.evaluation.figures import Cell, EpisodeFigures, Evaluation
 from mage.evaluation.kinds import Kind
 from mage.evaluation.panels import NOBODY
-from mage.evaluation.statistics import Difference, Estimate
+from mage.evaluation.statistics import Difference
+from mage.report.plain import show, show_rate, show_score
 from mage.report.run_results import SCORE, Measure, RunResults, title_of
 from mage.types import Split
 
@@ -62,23 +60,6 @@ def _at(measure: Measure, cell: Cell, number: int) -> str:
 def _bound_cells(bounds: Cell, number: int) -> tuple[str, str]:
     ceiling = bounds.episodes[number].ceiling
     return f"{bounds.non_adapting:+.3f}", "-" if ceiling is None else f"{ceiling:+.3f}"
-
-
-def show(measure: Measure, figures: EpisodeFigures) -> str:
-    """`+0.231 ±0.014`, or `54 % (51-57)` for a rate, or `-` without a figure."""
-    estimate = measure.of(figures)
-    if estimate is None:
-        return "-"
-    return show_rate(estimate) if measure.percent else show_score(estimate)
-
-
-def show_rate(estimate: Estimate) -> str:
-    return f"{100 * estimate.value:.0f} % ({100 * estimate.low:.0f}-{100 * estimate.high:.0f})"
-
-
-def show_score(estimate: Estimate) -> str:
-    half = (estimate.high - estimate.low) / 2
-    return f"{estimate.value:+.3f} ±{half:.3f}" if math.isfinite(half) else f"{estimate.value:+.3f}"
 
 
 # --- An evaluation --------------------------------------------------------------------------
@@ -180,36 +161,3 @@ def _difference(found: Difference, percent: bool = False) -> tuple[str, str]:
 def show_p(p_value: float) -> str:
     """Three places; a smaller p-value is never shown as zero."""
     return "< 0.001" if p_value < 0.0005 else f"{p_value:.3f}"
-
-
-# --- Problems of replies --------------------------------------------------------------------
-
-_LABELS = {
-    "cut_off": "replies cut off while thinking (raise agent.max_tokens)",
-    "folded": "prompts with folded turns",
-    "overflow": "prompts that did not fit into the context (raise engines.context)",
-}
-
-
-def evaluation_problems(evaluation: Evaluation) -> list[str]:
-    """One line for each problem, with its share of the turns in every episode."""
-    episodes = evaluation.overall.episodes
-    shares = {name: [getattr(one, name) or 0.0 for one in episodes] for name in _LABELS}
-    return [
-        f"{_LABELS[name]}, by episode: {', '.join(map(_percent, values))}"
-        for name, values in shares.items()
-        if any(values)
-    ]
-
-
-def training_problems(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line for each problem, with its mean share over some updates."""
-    shares = {
-        name: sum(one.get(f"{name}_rate") or 0.0 for one in metrics) / max(1, len(metrics))
-        for name in _LABELS
-    }
-    return [f"{_LABELS[name]}: {_percent(share)}" for name, share in shares.items() if share]
-
-
-def _percent(share: float) -> str:
-    return "below 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"

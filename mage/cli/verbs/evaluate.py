@@ -366,7 +366,8 @@ def _show_evaluation(
     one: "Candidate", result: "Evaluation", what: str, by: Sequence[str]
 ) -> list[str]:
     """Show the table of one candidate; returns the columns that do not fit into the window."""
-    from mage.cli.terminal.results import evaluation_problems, evaluation_table, kinds_table
+    from mage.cli.terminal.results import evaluation_table, kinds_table
+    from mage.report.plain import evaluation_problems
 
     out = console()
     title = f"{one.title}, update {one.update}: {what}, {result.overall.tasks:,} tasks"

@@ -12,7 +12,7 @@ from rich.console import Group
 from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print_json, split_words
 from mage.cli.terminal import UsageError, console
 from mage.config.errors import EXIT_STOPPED
-from mage.config.loading import load_recipe
+from mage.config.loading import load_recipe, title_of
 from mage.config.menus import without_foreign_code
 from mage.ranks.processes import stop_with_launcher
 from mage.run_folder import RunError, RunFolder, list_stages, lock_run
@@ -75,7 +75,7 @@ def _new_run(name: str, overrides: Sequence[str], runs: Path, job: str) -> RunFo
     recipe = load_recipe(name, overrides)  # errors of the recipe show before torch is loaded
     from mage.api.runs import create_run
 
-    return create_run(recipe, runs, Path(name).stem, job)
+    return create_run(recipe, runs, title_of(name), job)
 
 
 def _open_to_resume(path: Path) -> RunFolder:
@@ -124,32 +124,13 @@ def _train(run: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> None:
 
 
 def _train_folder(folder: RunFolder, run: RunFolder, is_new: bool, ranks: "Ranks | None") -> None:
-    err = console(stderr=True)
-    from mage.cli.terminal.progress import TerminalCallback
+    from mage.api.runs import open_display, train_shown
     from mage.ranks.stop import Stopped, StopSignals
-    from mage.report.loggers import make_loggers
-    from mage.report.run_results import read_run_results
-    from mage.training.build import describe_model
-    from mage.training.callbacks import CallbackList
-    from mage.training.trainer import train as train_run
 
     go_on = f"mage train --resume {run.path}"
-    with (
-        TerminalCallback(folder.recipe, err, read_run_results(folder).bounds) as display,
-        StopSignals(display.say) as stop,
-    ):
+    with open_display(folder) as display, StopSignals(display.say) as stop:
         try:
-            display.say(describe_model(folder.recipe))
-            display.say(f"run folder {run.path}")
-            if run.recipe.stages:
-                display.say(f"stage {folder.path.name} of {len(run.recipe.stages)}")
-            if (cores := os.cpu_count() or 1) < folder.recipe.run.workers:
-                display.say(
-                    f"warning: run.workers = {folder.recipe.run.workers} on {cores} cores. More "
-                    "workers than cores are slower; lower run.workers."
-                )
-            loggers = make_loggers(folder.recipe.run.loggers, display.say)
-            train_run(folder.path, CallbackList([display, *loggers]), stop, ranks=ranks)
+            train_shown(folder, run, display, stop, ranks=ranks)
         except (Stopped, KeyboardInterrupt) as end:
             saved = isinstance(end, Stopped)
             kept = "The run is saved" if saved else "The last checkpoint is kept"
@@ -157,7 +138,7 @@ def _train_folder(folder: RunFolder, run: RunFolder, is_new: bool, ranks: "Ranks
             if saved and ranks is not None:
                 raise  # the ranks leave their group together
             raise typer.Exit(EXIT_STOPPED) from None
-        except (ValueError, OSError, RuntimeError) as error:
+        except Exception as error:
             if not (is_new and _delete_unused(run)):
                 error.add_note(f"When this is fixed, continue with: {go_on}")
             raise

@@ -8,7 +8,7 @@ import typer
 from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print_json, split_words
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
-from mage.config.loading import load_recipe
+from mage.config.loading import load_recipe, title_of
 from mage.config.recipe import Recipe
 
 if TYPE_CHECKING:  # slow to load
@@ -38,7 +38,7 @@ def warmup(
     """
     name, overrides = split_words(recipe, ctx.args)
     name = need_recipe(name)
-    target = out or Path("runs") / f"{Path(name).stem}-warm"
+    target = out or Path("runs") / f"{title_of(name)}-warm"
     if target.exists():
         raise UsageError(
             f"{target} exists already. Choose another folder with --out, or remove it."

@@ -16,10 +16,10 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from mage.cli.terminal.results import show, training_problems
 from mage.config.recipe import Recipe
 from mage.evaluation.figures import Cell, Evaluation
 from mage.opponents.base import population_of
+from mage.report.plain import show, training_problems
 from mage.report.run_results import SCORE
 from mage.training.callbacks import Callback, Metrics
 
