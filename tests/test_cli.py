@@ -211,7 +211,7 @@ def figures(score: float) -> dict[str, Any]:
 def test_the_display_shows_scores_against_ceilings_and_the_time_left(
     place: Path, run: Path
 ) -> None:
-    from mage.cli.terminal.progress import TerminalCallback
+    from mage.report.progress import TerminalCallback
     from mage.report.run_results import read_run_results
 
     recipe, bounds = (
@@ -235,7 +235,7 @@ def test_the_display_shows_scores_against_ceilings_and_the_time_left(
 
 
 def test_the_time_left_includes_the_remaining_panels(place: Path) -> None:
-    from mage.cli.terminal.progress import Pace
+    from mage.report.progress import Pace
 
     pace = Pace(
         load_recipe(
@@ -253,7 +253,7 @@ def test_the_time_left_includes_the_remaining_panels(place: Path) -> None:
 
 
 def test_ceilings_of_other_opponents_are_not_shown(place: Path, run: Path) -> None:
-    from mage.cli.terminal.progress import TerminalCallback
+    from mage.report.progress import TerminalCallback
     from mage.report.run_results import read_run_results
 
     recipe, bounds = (
@@ -651,7 +651,7 @@ def test_play_refuses_options_without_effect(run: Path, tmp_path: Path) -> None:
     assert "--sead is not an option" in refused("play kuhn_poker --against random --sead 3")
     assert "--json has no effect" in refused("play kuhn_poker --against random --json")
     assert "--environments.colour is unknown" in refused(
-        "play kuhn_poker --against random --option colour=red"
+        "play kuhn_poker --against random --environments.colour=red"
     )
     assert "OpenSpiel has no game" in refused(
         "play openspiel --against random --environments.game=ludo"

@@ -41,13 +41,13 @@ raise SystemExit(pytest.main({options!r}))
 
 @pytest.mark.e2e
 def test_new_items_pass_their_own_tests(tmp_path: Path) -> None:
-    for kind in ("environment", "opponent", "memory", "estimator"):
+    for kind in ("environment", "single_agent", "opponent", "memory", "estimator"):
         code, told = mage_in(tmp_path, "new", kind, f"first_{kind}")
         assert code == 0, told
         assert f"my_lab.first_{kind}" in told
     code, told = run_tests(tmp_path)
     assert code == 0, told
-    assert "6 passed" in told
+    assert "8 passed" in told
     code, told = mage_in(tmp_path, "new", "memory", "first_memory")
     assert (code, "exists already" in told) == (2, True)
     assert "lower-case letters" in mage_in(tmp_path, "new", "memory", "My-Memory")[1]

@@ -62,7 +62,8 @@ def test_evaluation_samples_as_training_unless_the_recipe_says_otherwise(
 def test_the_untrained_checkpoint_as_the_best_one_gives_a_warning() -> None:
     recipe = mage.load_recipe("kuhn_poker")
     assert choice_warnings(recipe, 3) == []
-    assert "untrained model" in choice_warnings(recipe, 0)[0]
+    assert "Train longer" in choice_warnings(recipe, 0)[0]
+    assert "warmup.first" in choice_warnings(recipe, 0, illegal=0.9)[0]
 
 
 class Recorder(mage.Callback):

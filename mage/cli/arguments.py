@@ -35,7 +35,6 @@ RecipeName = Annotated[
 World = Annotated[
     str, typer.Argument(metavar="ENVIRONMENT", help="A name of `mage list environments`.")
 ]
-WorldOptions = Annotated[list[str] | None, typer.Option("--option", hidden=True)]
 
 
 def split_words(first: str | None, others: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -74,13 +73,8 @@ def need_recipe(name: str | None, advice: str = "") -> str:
     return name
 
 
-def read_world(
-    first: str, others: Sequence[str], pairs: Sequence[str] | None
-) -> tuple[str, dict[str, str]]:
-    """The name of an environment or opponent and the options `--environments.KEY=VALUE`.
-
-    `pairs` holds those that were given as `--option KEY=VALUE`.
-    """
+def read_world(first: str, others: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The name of an environment or opponent and the options `--environments.KEY=VALUE`."""
     section = "--environments."
     for word in (first, *others):
         if word.startswith("-") and not word.startswith(section):
@@ -91,7 +85,7 @@ def read_world(
     name, words = split_words(first, others)
     if name is None:
         raise UsageError("no name is given. `mage list` shows the environments and opponents.")
-    given = [*(word.removeprefix(section) for word in words), *(pairs or ())]
+    given = [word.removeprefix(section) for word in words]
     return name, read_pairs(given, section + "key=value:")
 
 

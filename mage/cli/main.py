@@ -12,6 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 import mage
+from mage.cli.completion import add_completion
+from mage.cli.user_code import describe_user_code
 from mage.cli.verbs import (
     catalog,
     ceilings,
@@ -31,6 +33,7 @@ from mage.cli.verbs import (
 )
 from mage.config.errors import EXIT_STOPPED, EXIT_USAGE, DeviceError, UserError
 
+TRACEBACK = "--traceback"
 VERBS = {
     "Train": (train, warmup, cluster, plan),
     "Measure": (evaluate, ceilings, reproduce, credit),
@@ -42,13 +45,23 @@ VERBS = {
 class Verbs(TyperGroup):
     """Prints one message for a user error and exits with code 2."""
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        return found and add_completion(found)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`--traceback` may stand anywhere in the line."""
+        ctx.obj = TRACEBACK in args
+        return super().parse_args(ctx, [word for word in args if word != TRACEBACK])
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (ValueError, OSError, RuntimeError) as error:
-            if not is_user_error(error):
+        except Exception as error:
+            told = _describe(error) if is_user_error(error) else describe_user_code(error)
+            if told is None or ctx.obj:
                 raise
-            _print_error("\n".join([f"mage: {_describe(error)}", *getattr(error, "__notes__", ())]))
+            _print_error("\n".join([f"mage: {told}", *getattr(error, "__notes__", ())]))
             raise typer.Exit(EXIT_USAGE) from None
         except KeyboardInterrupt:
             _print_error("\nmage: stopped")
@@ -61,12 +74,14 @@ def _print_error(text: str) -> None:
         typer.echo(text, err=True)
 
 
-def is_user_error(error: Exception) -> bool:
+def is_user_error(error: BaseException) -> bool:
     """Whether the user can correct this."""
     if isinstance(error, OSError):
         return not isinstance(error, BrokenPipeError)
     if isinstance(error, ValueError):
         return isinstance(error, UserError)
+    if not isinstance(error, RuntimeError):
+        return False
     if isinstance(error, DeviceError) or _is_out_of_memory(error):
         return True
     cause = error.__cause__
@@ -120,6 +135,9 @@ def main() -> None:
 def show_help(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    traceback: Annotated[
+        bool, typer.Option(TRACEBACK, help="Show all frames of an error, with any command.")
+    ] = False,
 ) -> None:
     if version:
         typer.echo(f"mage {mage.__version__}")

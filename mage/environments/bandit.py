@@ -149,10 +149,6 @@ class Bandit(FixedLength, SingleAgentEnvironment):
     def example_action(self) -> str:
         return "1"
 
-    @property
-    def forfeit_score(self) -> float:
-        return 0.0
-
     def outcome(self, score: float) -> Outcome:
         """Won: every pull paid 1."""
         return "won" if score > 1 - 1e-9 else "lost"

@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -320,6 +321,7 @@ class SingleAgentEnvironment(Environment):
         return 0.0
 
     def outcome(self, score: float) -> Outcome:
+        """There is no draw without another player: any score above 0 is a success."""
         return "won" if score > 0 else "lost"
 
     def reward(self, score: float) -> float:
@@ -360,26 +362,46 @@ class FixedLength(Environment):
         return self
 
 
-def check(environment: Environment, games: int = 200, seed: int = 0) -> list[str]:
+def check(
+    environment: Environment, games: int = 200, seed: int = 0, remarks: list[str] | None = None
+) -> list[str]:
     """Play random games and test the contract; returns the violations, empty if there are none.
 
-    In a mix the games are played in every world.
+    In a mix the games are played in every world. `remarks` gets what may be intended.
     """
     if environment.name not in (worlds := environment.inside()):
-        found = {name: check(world, games, seed) for name, world in worlds.items()}
+        found = {name: check(world, games, seed, remarks) for name, world in worlds.items()}
         return [f"{name}: {fault}" for name, faults in found.items() for fault in faults][:20]
     faults: list[str] = []
     if not environment.rules().strip():
         faults.append("rules() is empty")
+    tried, idle = Counter[str](), Counter[str]()  # by move: how often made, and without effect
     for game in range(games):
         faults += [
             f"game {game}: {fault}"
-            for fault in _check_game(environment, derive(seed, "check", game))
+            for fault in _check_game(environment, derive(seed, "check", game), tried, idle)
         ]
+    faults += [
+        f"the legal move {move!r} did nothing in all {tried[move]} turns in which it was made: "
+        "turn(), legal(), observe() and anchor() stayed the same"
+        for move, count in idle.items()
+        if count == tried[move] >= _ENOUGH
+    ]
+    if remarks is not None and idle:
+        moves = ", ".join(move for move, _ in idle.most_common(5))
+        remarks.append(
+            f"{idle.total()} of {tried.total()} legal moves changed nothing ({moves}): "
+            "does legal() list too many?"
+        )
     return sorted(set(faults))[:20]
 
 
-def _check_game(environment: Environment, seed: int) -> list[str]:
+_ENOUGH = 3  # turns without effect after which a move counts as useless
+
+
+def _check_game(
+    environment: Environment, seed: int, tried: Counter[str], idle: Counter[str]
+) -> list[str]:
     rng = random.Random(seed)
     state, twin = environment.start(seed), environment.start(seed)
     faults: list[str] = []
@@ -389,13 +411,23 @@ def _check_game(environment: Environment, seed: int) -> list[str]:
             break
         legal = state.legal()
         faults += _check_turn(environment, state, twin, seat, legal)
-        action = rng.choice(legal)
+        if not legal:
+            return faults
+        action, before = rng.choice(legal), _facts(state, seat)
         state.apply(action)
         twin.apply(action)
+        tried[action] += 1
+        if state.turn() == seat and _facts(state, seat) == before:
+            idle[action] += 1
     else:
         return [*faults, "the episode did not end within 10,000 moves"]
     faults += _check_end(environment, state)
     return faults
+
+
+def _facts(state: State, seat: int) -> tuple[object, ...]:
+    """What a move can change in the eyes of the player who made it."""
+    return state.legal(), state.observe(seat), state.anchor(seat)
 
 
 def _check_turn(

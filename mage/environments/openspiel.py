@@ -1,7 +1,7 @@
 """Any two-player OpenSpiel game as text: chance, seats, legal moves, scores.
 
-`mage play openspiel --option game=connect_four` works for every game whose state OpenSpiel can
-print. `tic_tac_toe.py`, `kuhn_poker.py` and `rock_paper_scissors.py` only replace the words.
+`mage play openspiel --environments.game=connect_four` works for every game whose state OpenSpiel
+can print. `tic_tac_toe.py`, `kuhn_poker.py` and `rock_paper_scissors.py` only replace the words.
 Chance is drawn from the state's seed.
 
 Games with simultaneous moves are played in turns: seat 0 chooses first, and OpenSpiel hides the

@@ -29,6 +29,12 @@ def last_score(evaluation: Evaluation) -> float:
     return score.value
 
 
+def illegal_share(evaluation: Mapping[str, Any]) -> float:
+    """The share of replies that are no legal moves, as a stored evaluation has it."""
+    shares = [one["illegal"] or 0.0 for one in evaluation["overall"]["episodes"]]
+    return sum(shares) / len(shares)
+
+
 class RunEvaluations:
     """Plays the panels of a run. All ranks take part."""
 
@@ -48,10 +54,10 @@ class RunEvaluations:
     def recipe(self) -> Recipe:
         return self.components.recipe
 
-    def select(self, update: int) -> float:
-        """The last-episode score on the select panel, which chooses the checkpoint."""
+    def select(self, update: int) -> Evaluation:
+        """The figures on the select panel; the last score chooses the checkpoint."""
         split = self.recipe.evaluate.select_split
-        return last_score(self.evaluate(split, "select", f"select_{update:06d}"))
+        return self.evaluate(split, "select", f"select_{update:06d}")
 
     def final(self, name: str, memory: Memory | None = None) -> dict[Split, Evaluation]:
         """The final panel of every split, with the recipe's memory or another one."""

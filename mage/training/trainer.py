@@ -42,7 +42,7 @@ from mage.training.callbacks import Callback, Metrics
 from mage.training.context import check_overflow
 from mage.training.device_errors import explain_device_errors
 from mage.training.engine_probe import EngineProbe
-from mage.training.evaluations import RunEvaluations, last_score, summarise_run
+from mage.training.evaluations import RunEvaluations, illegal_share, last_score, summarise_run
 from mage.training.league import FOLDER, LeagueTable, league_of
 from mage.training.metrics import Timer, credit_sums, means, memory_usage, play_sums
 from mage.training.resume import (
@@ -56,7 +56,13 @@ from mage.training.resume import (
 )
 from mage.training.tasks import draw_tasks
 from mage.training.warm_start import make_warm_start
-from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
+from mage.training.warnings import (
+    UpdateWarnings,
+    choice_warnings,
+    panel_warnings,
+    start_warnings,
+    warmup_line,
+)
 from mage.types import Credit, MetaEpisode, Sample, Split, Task
 
 
@@ -89,7 +95,8 @@ def train(
         try:
             with request.section(ranks), ranks.together():
                 if ranks.is_main and folder.recipe.warmup.first and not folder.warm.exists():
-                    make_warm_start(folder.first_recipe(), folder.warm, callback.on_warmup)
+                    made = make_warm_start(folder.first_recipe(), folder.warm, callback.on_warmup)
+                    callback.on_warmup(warmup_line(made.before.legal, made.after.legal))
         except RanksStopped:
             return _stopped(ranks, path)
         if joined:
@@ -393,7 +400,10 @@ class Trainer:
 
     def _select(self) -> None:
         """Evaluate on the select panel; the best score chooses the checkpoint."""
-        score = self.evaluations.select(self.done)
+        found = self.evaluations.select(self.done)
+        score = last_score(found)
+        if self.done == 0:
+            self._warn(panel_warnings(illegal_share(found.to_json())))
         if self.best is None or score > self.best[0]:
             self.best = (score, self.done)
             self._save()
@@ -406,7 +416,9 @@ class Trainer:
         self._warn(chosen.broken)
         assert chosen.path is not None, "the checkpoint of the last update was just written"
         self.best = (self.best[0], self.learner.load(chosen.path).update)
-        self._warn(choice_warnings(self.recipe, self.best[1]))
+        if self.ranks.is_main:
+            first = self.folder.read_evaluation("select_000000")
+            self._warn(choice_warnings(self.recipe, self.best[1], illegal_share(first)))
         self.components.engine.refresh(self.best[1])
         after = self.evaluations.final("after")
         no_memory = cast("Memory", find_item("memory", "notes")(keep="none"))

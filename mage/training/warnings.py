@@ -12,6 +12,10 @@ from typing import Any
 from mage.config.recipe import Recipe
 
 WINDOW = 3  # updates over which a metric is averaged
+_TEACH = (
+    "Teach the answer format first with `mage warmup` or warmup.first = true, or raise "
+    "agent.max_tokens."
+)
 LIMITS = {"illegal_rate": 0.5, "flat_groups": 0.8}  # shares above which there is a warning
 
 
@@ -60,10 +64,32 @@ class UpdateWarnings:
         return fmean(values) if len(values) == WINDOW else None
 
 
-def choice_warnings(recipe: Recipe, chosen_update: int) -> list[str]:
-    """A warning if the untrained checkpoint is the best one."""
+def panel_warnings(illegal: float) -> list[str]:
+    """A warning if most replies of the first panel are not legal moves."""
+    if illegal <= LIMITS["illegal_rate"]:
+        return []
+    return [
+        f"{100 * illegal:.0f} % of the replies on the first panel are not legal moves, so there is "
+        f"little to learn from. Stop the run with Ctrl-C. {_TEACH}"
+    ]
+
+
+def warmup_line(before: float, after: float) -> str:
+    """What a warm-up has reached: the share of legal moves in held-out situations."""
+    line = f"legal moves {100 * before:.0f} % before, {100 * after:.0f} % after"
+    return line + (". Raise warmup.steps or warmup.lr" if after < LIMITS["illegal_rate"] else "")
+
+
+def choice_warnings(recipe: Recipe, chosen_update: int, illegal: float = 0.0) -> list[str]:
+    """A warning if the untrained checkpoint is the best one. `illegal` is of the first panel."""
     if not recipe.run.updates or chosen_update:
         return []
+    if illegal > LIMITS["illegal_rate"]:
+        return [
+            "the best checkpoint on the select panel is update 0, so the final figures are those "
+            f"of the untrained model, and {100 * illegal:.0f} % of its replies are not legal "
+            f"moves. {_TEACH}"
+        ]
     return [
         "the best checkpoint on the select panel is update 0, so the final figures are those of "
         "the untrained model. Train longer, or change learn.lr, learn.entropy or play.members."
@@ -74,8 +100,7 @@ def _text(name: str, mean: float) -> str:
     if name == "illegal_rate":
         return (
             f"{100 * mean:.0f} % of the replies of the last {WINDOW} updates are not legal moves. "
-            "Teach the answer format first with `mage warmup` or warmup.first = true, or raise "
-            "agent.max_tokens."
+            f"{_TEACH}"
         )
     return (
         f"{100 * mean:.0f} % of the groups of the last {WINDOW} updates are flat: all members have "

@@ -11,7 +11,6 @@ from mage.api.menus import OPTIONS, names, read_menu
 from mage.cli.arguments import (
     OVERRIDES,
     AsJson,
-    WorldOptions,
     check_opponent_of,
     make_environment,
     print_json,
@@ -73,15 +72,18 @@ def list_menus(
 def check_item(
     ctx: typer.Context,
     name: Annotated[
-        str, typer.Argument(metavar="NAME|RUN", help="An environment, an opponent or a run folder.")
+        str,
+        typer.Argument(
+            metavar="ENVIRONMENT|OPPONENT|RUN", help="An environment, an opponent or a run folder."
+        ),
     ],
     environment: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Environment to check an opponent in. Default: all that it plays."
+            metavar="ENVIRONMENT",
+            help="Environment to check an opponent in. Default: all that it plays.",
         ),
     ] = None,
-    option: WorldOptions = None,
     games: Annotated[int, typer.Option(min=1, help="Number of random games.")] = 50,
     folder: Annotated[
         Path, typer.Option("--golden", metavar="FOLDER", help="Folder of the golden play-throughs.")
@@ -96,7 +98,7 @@ def check_item(
     The exit code is 1 if there is a fault. Options of the environment are
     --environments.key=value.
     """
-    name, options = read_world(name, ctx.args, option)
+    name, options = read_world(name, ctx.args)
     if (Path(name) / "recipe.toml").is_file() or ("/" in name and Path(name).is_dir()):
         from mage.api.check_run import check_path
 
@@ -162,17 +164,22 @@ def _find_outside(name: str) -> Opponent | None:
 def _check_environment(world: Environment, path: Path, games: int, write: bool) -> Verdict:
     from mage.api.contracts import compare_golden, write_golden
 
-    faults = check(world, games)
+    remarks: list[str] = []
+    faults = check(world, games, remarks=remarks)
     if write:
         write_golden(world, path)
-        return faults, [f"wrote the golden play-through {path}"]
+        return faults, [*remarks, f"wrote the golden play-through {path}"]
     if not path.is_file():
-        return faults, [f"there is no golden play-through {path} yet. --write creates it."]
+        return faults, [
+            *remarks,
+            f"there is no golden play-through {path} yet. --write creates it.",
+        ]
     changed = compare_golden(world, path)
     return faults + changed, [
+        *remarks,
         "if the change is intended, run again with --write"
         if changed
-        else f"the play-through equals {path}"
+        else f"the play-through equals {path}",
     ]
 
 

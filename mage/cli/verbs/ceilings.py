@@ -11,7 +11,6 @@ from mage.cli.arguments import (
     AsJson,
     Seat,
     World,
-    WorldOptions,
     check_opponent_of,
     find_seat,
     make_environment,
@@ -43,7 +42,7 @@ def show_ceilings(
     ] = None,
     population: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="One opponent or family, in place of --weights."),
+        typer.Option(metavar="OPPONENT", help="One opponent or family, in place of --weights."),
     ] = None,
     throws: Annotated[
         int | None, typer.Option(min=1, help="Throws of a game of rock_paper_scissors.")
@@ -65,7 +64,6 @@ def show_ceilings(
         float,
         typer.Option(help="Discount between episodes (g), in an environment without opponents."),
     ] = 0.6,
-    option: WorldOptions = None,
     as_json: AsJson = False,
 ) -> None:
     """Exact bounds: without adapting, the best learner's episode N, knowing the opponent.
@@ -74,7 +72,7 @@ def show_ceilings(
     the environment are --environments.key=value, or --key=value.
     """
     words = _own_options([environment, *ctx.args])
-    environment, options = read_world(words[0], words[1:], option)
+    environment, options = read_world(words[0], words[1:])
     options |= {} if throws is None else {"throws": str(throws)}
     world = make_environment(environment, options)
     if not world.multi_agent:

@@ -15,7 +15,6 @@ from mage.cli.arguments import (
     Keep,
     Seat,
     World,
-    WorldOptions,
     check_opponent_of,
     find_seat,
     make_environment,
@@ -48,7 +47,6 @@ def play(
     seed: Annotated[
         int | None, typer.Option(min=0, help="The same seed gives the same deals. Default: random.")
     ] = None,
-    option: WorldOptions = None,
     watch: Annotated[
         bool,
         typer.Option(
@@ -74,7 +72,7 @@ def play(
 
     Options of the environment are --environments.key=value.
     """
-    environment, options = read_world(environment, ctx.args, option)
+    environment, options = read_world(environment, ctx.args)
     of_agent = {"--run": run, "--memory": memory, "--model": model}
     world = make_environment(environment, options)
     _check_play(world, against, watch, as_json, of_agent)
