@@ -5,8 +5,10 @@ one process and one thread, alternating. Through the adapter a turn includes wha
 legal moves, the observation and the anchor.
 
     lake      FrozenLake through `gymnasium` against Gymnasium alone (make, reset, step)
-    board     Tic-Tac-Toe through `textarena` against TextArena alone (make, reset, step, messages)
-    worlds    Tic-Tac-Toe through `textarena` against MAGE's own `tic_tac_toe`
+    board     Tic-Tac-Toe through `textarena` against TextArena alone (make, reset, step, messages);
+              the adapter begins with no known position, as in the first update of a training
+    again     as `board`, with positions that the adapter has met before
+    worlds    as `board`, against MAGE's own `tic_tac_toe`
 """
 
 import random
@@ -17,6 +19,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.measure import Comparison, Skipped, compare
+from mage.environments import textarena
 from mage.environments.base import Environment
 from mage.environments.gymnasium import Gymnasium
 from mage.environments.textarena import TextArena
@@ -35,14 +38,16 @@ def measure(games: int = 40, rounds: int = 5) -> Iterator[Comparison]:
     cases: tuple[tuple[str, tuple[str, str], Moves, Callable[[], object]], ...] = (
         ("lake", ("Gymnasium", "adapter"), walks, partial(play_gymnasium, walks)),
         ("board", ("TextArena", "adapter"), boards, partial(play_textarena, boards)),
+        ("again", ("TextArena", "adapter"), boards, partial(play_textarena, boards)),
     )
     for case, names, moves, theirs in cases:
         world = lake if case == "lake" else board
         turns = sum(map(len, moves))
-        ways = (_timed(theirs), _timed(partial(replay, world, moves)))
+        ways = (_timed(theirs), _timed(partial(replay, world, moves, forget=case == "board")))
         yield compare("adapters", case, names, "turns", turns, ways, rounds)
     few = sum(map(len, boards)) / sum(map(len, ours))  # games have different lengths
-    ways = (_timed(partial(replay, own, ours), few), _timed(partial(replay, board, boards)))
+    through = _timed(partial(replay, board, boards, forget=True))
+    ways = (_timed(partial(replay, own, ours), few), through)
     turns = sum(map(len, boards))
     yield compare("adapters", "worlds", ("MAGE", "adapter"), "turns", turns, ways, rounds)
 
@@ -59,8 +64,10 @@ def record(world: Environment, games: int) -> Moves:
     return found
 
 
-def replay(world: Environment, games: Moves) -> None:
+def replay(world: Environment, games: Moves, forget: bool = False) -> None:
     """Play the moves as play does: legal moves, observation and anchor in every turn."""
+    if forget:
+        textarena._TRIED.clear()
     for seed, moves in enumerate(games):
         state = world.start(seed)
         for move in moves:
@@ -81,10 +88,10 @@ def play_gymnasium(games: Moves) -> None:
 
 
 def play_textarena(games: Moves) -> None:
-    import textarena
+    import textarena as library
 
     for seed, moves in enumerate(games):
-        game: Any = textarena.make("TicTacToe-v0-raw")
+        game: Any = library.make("TicTacToe-v0-raw")
         game.reset(num_players=2, seed=seed)
         for move in moves:
             game.get_observation()

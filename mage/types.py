@@ -160,13 +160,17 @@ class MetaEpisode:
 
 @dataclass(frozen=True, slots=True)
 class TurnRef:
-    """The place of a turn. `episode` and `index` count from 0; a reflection has index -1."""
+    """The place of a turn. `episode` and `index` count from 0; a reflection has index -1.
+
+    `role` names the world and the agent's seat in it.
+    """
 
     group: int
     member: int
     episode: int
     index: int
     opponent: str
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from tests.processes import start, wait
 
 
 class Killer(Callback):
-    """Kills its own process after the first update."""
+    """Kills its own process after the second update, before it is saved."""
 
     def on_update(self, update: int, total: int, metrics: Any, timing: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+        if update == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train_and_kill(path: Path) -> None:

@@ -112,7 +112,7 @@ def test_adapters_replay_the_same_moves_as_the_libraries() -> None:
     pytest.importorskip("gymnasium")
     pytest.importorskip("textarena")
     found = list(adapters.measure(games=2, rounds=1))
-    assert [one.case for one in found] == ["lake", "board", "worlds"]
+    assert [one.case for one in found] == ["lake", "board", "again", "worlds"]
     assert all(one.ours > 0 for one in found)
 
 

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mage
+from mage.environments import textarena
+from mage.environments._foreign import ForeignCalls
 from mage.environments.base import check
 from mage.environments.textarena import TextArena, TextArenaState, _vary
 from mage.opponents.base import find
@@ -85,6 +88,35 @@ def test_the_seed_decides_the_game_whatever_happens_beside_it() -> None:
     assert [second.recap(seat) for seat in (0, 1)] == [first.recap(seat) for seat in (0, 1)]
     assert sum(first.scores()) == 0
     assert len({world.start(seed).anchor(0) for seed in range(20)}) > 1
+
+
+def test_known_positions_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("textarena")
+    monkeypatch.setattr(textarena, "_TRIED", {})
+    world = TextArena(game="TicTacToe-v0")
+    first = world.start(0)
+    first.apply("[4]")
+    expected = first.legal()
+    known = len(textarena._TRIED)
+    second = world.start(9)  # the seed changes nothing on this board
+    second.apply("[4]")
+    assert second.legal() == expected
+    assert len(textarena._TRIED) == known
+    second.apply("[0]")
+    assert "[0]" not in second.legal()
+    assert len(textarena._TRIED) == known + 1
+
+
+def test_trials_that_draw_random_numbers_are_not_kept() -> None:
+    call = ForeignCalls("a game", 5)
+    drawn = [call.aside(draw)[0] for draw in (random.random, np.random.random) for _ in range(2)]
+    assert (drawn[0], drawn[2]) == (drawn[1], drawn[3]), "the numbers are put back"
+    assert [call.aside(draw)[1] for draw in (random.random, np.random.random, int)] == [
+        True,
+        True,
+        False,
+    ]
+    assert call("a step", random.random) == drawn[0]
 
 
 def test_texts_do_not_grow_from_episode_to_episode() -> None:

@@ -390,16 +390,22 @@ def _description(argument: ast.arg) -> str | None:
     )
 
 
+def keeps_state(estimate: Callable[..., Any]) -> bool:
+    """Whether an estimator has running values, which training keeps between its updates."""
+    return "state" in inspect.signature(estimate).parameters
+
+
 def options_model(function: Callable[..., Any], *, required: bool) -> type[BaseModel]:
     """Keyword-only arguments as a model.
 
-    Arguments of an engine without a default come from the trainer, not from the recipe.
+    Arguments of an engine without a default, and the `state` of an estimator, come from the
+    trainer, not from the recipe.
     """
     hints = typing.get_type_hints(function, include_extras=True)
     arguments = [
         a
         for a in inspect.signature(function).parameters.values()
-        if a.kind is a.KEYWORD_ONLY and (required or a.default is not a.empty)
+        if a.kind is a.KEYWORD_ONLY and (required or a.default is not a.empty) and a.name != "state"
     ]
     fields: dict[str, Any] = {
         a.name: (hints.get(a.name, Any), ... if a.default is a.empty else a.default)

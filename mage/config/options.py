@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from mage.config.errors import NOWHERE
-from mage.config.menus import check_options, find_item, options_model
+from mage.config.menus import check_options, find_item, keeps_state, options_model
 from mage.config.sections import (
     AgentOptions,
     Choice,
@@ -71,9 +71,15 @@ class Options(Section):
             self.memory_choice.options
         )
 
-    def estimator(self) -> Callable[..., Any]:
-        """`estimate(returns)` of the chosen file with its options filled in."""
-        return partial(find_item("advantages", self.advantages.name), **self.advantages.options)
+    def estimator(self, state: dict[str, float] | None = None) -> Callable[..., Any]:
+        """`estimate(returns)` of the chosen file with its options filled in.
+
+        `state` is what an estimator with running values has kept from earlier updates.
+        """
+        item, options = find_item("advantages", self.advantages.name), self.advantages.options
+        if keeps_state(item):
+            return partial(item, state={} if state is None else state, **options)
+        return partial(item, **options)
 
     def engine(self) -> Callable[..., Any]:
         """The engine's class with its options, checked. Imports the engine and perhaps torch."""

@@ -147,13 +147,14 @@ def _episode_returns(
     episode = meta.episodes[number]
     first = values[0] if values else reward
     rows = list(zip(episode.turns, values, range(len(values)), strict=True))
+    role = f"{meta.task.environment}/{meta.task.seat}"
     if episode.reflection is not None:
         penalty = episode.reflection.penalty if penalties else 0.0
         rows.insert(0, (episode.reflection, first + penalty, -1))
     return [
         Return(
             turn=turn,
-            where=TurnRef(meta.group, meta.member, number, index, meta.task.opponent),
+            where=TurnRef(meta.group, meta.member, number, index, meta.task.opponent, role),
             value=value,
             episode_value=first,
             episode_reward=episode.reward,

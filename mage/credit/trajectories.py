@@ -7,9 +7,10 @@ Every line of the file is one JSON object. `trajectories` lists its meta-episode
             {"reward": -10, "reflection_cost": null, "turns": [{"state": "s3", "cost": 0}]},
             {"reward": 10, "reflection_cost": -0.5, "turns": [{"state": "s3", "cost": -2}]}]}]}
 
-A trajectory may name its `opponent`. A cost is a penalty: 0 or negative. `reflection_cost` belongs
-to the reflection before the episode; null means that there is none. Rows have the order of the
-file: for each episode the reflection, then the turns. Other keys of a line are ignored.
+A trajectory may name its `opponent` and `seat`. A cost is a penalty: 0 or negative.
+`reflection_cost` belongs to the reflection before the episode; null means that there is none. Rows
+have the order of the file: for each episode the reflection, then the turns. Other keys of a line
+are ignored.
 """
 
 import io
@@ -36,15 +37,20 @@ class RowCredit:
     episode_advantage: float
     step_advantage: float
     advantage: float
+    parts: dict[str, float]
 
 
-def credit_rows(metas: Sequence[MetaEpisode], recipe: Recipe) -> list[RowCredit]:
+def credit_rows(
+    metas: Sequence[MetaEpisode], recipe: Recipe, state: dict[str, float] | None = None
+) -> list[RowCredit]:
     """The credit of every row under [returns] and [advantages] of the recipe, in row order.
 
-    An estimator without a step part has `step_advantage` 0.
+    An estimator without a step part has `step_advantage` 0. `state` is what an estimator with
+    running values has kept from earlier lines.
     """
     _check_weights(metas, recipe)
-    return [_row(credit) for credit in assign_credit(metas, recipe.returns, recipe.estimator())]
+    credits = assign_credit(metas, recipe.returns, recipe.estimator(state))
+    return [_row(credit) for credit in credits]
 
 
 def _row(credit: Credit) -> RowCredit:
@@ -56,6 +62,7 @@ def _row(credit: Credit) -> RowCredit:
         episode_advantage=parts.get("episode", credit.advantage - step),
         step_advantage=step,
         advantage=credit.advantage,
+        parts=parts,
     )
 
 
@@ -95,6 +102,7 @@ class _Trajectory(_Record):
     group: int
     member: int
     opponent: str = ""
+    seat: int = Field(0, ge=0)
     episodes: list[_Episode] = Field(min_length=1)
 
 
@@ -165,7 +173,7 @@ def _check_members(path: Path, number: int, record: _Line) -> None:
 
 
 def _meta(trajectory: _Trajectory) -> MetaEpisode:
-    task = Task("", 0, 0, trajectory.opponent, "train")
+    task = Task("", 0, trajectory.seat, trajectory.opponent, "train")
     episodes = tuple(map(_episode, trajectory.episodes))
     memories = ("",) * len(episodes)
     return MetaEpisode(task, trajectory.group, trajectory.member, episodes, memories, 0)

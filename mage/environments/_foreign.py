@@ -58,13 +58,23 @@ class ForeignCalls:
                 f"{self.name}: {what} failed: {type(error).__name__}: {error} ({_place(error)})"
             ) from error
 
-    def aside(self, function: Callable[..., Found], *args: Any) -> Found:
-        """The result of a call that leaves the random numbers of the episode where they are."""
-        kept = self.state, self.numpy.state
+    def aside(self, function: Callable[..., Found], *args: Any) -> tuple[Found, bool]:
+        """The result of a call, and whether it drew random numbers; they are put back."""
+        state, numpy = self.state, self.numpy.state
         try:
-            return self("a trial", function, *args)
+            found = self("a trial", function, *args)
         finally:
-            self.state, self.numpy.state = kept
+            drew = self.state != state or not _same_position(self.numpy.state, numpy)
+            if drew:
+                self.state, self.numpy.state = state, numpy
+        return found, drew
+
+
+def _same_position(one: Any, other: Any) -> bool:
+    """Whether two states of numpy's generator are equal."""
+    return one["state"]["pos"] == other["state"]["pos"] and np.array_equal(
+        one["state"]["key"], other["state"]["key"]
+    )
 
 
 def _place(error: Exception) -> str:

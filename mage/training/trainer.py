@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from mage.config.menus import find_item
+from mage.config.menus import find_item, keeps_state
 from mage.credit.samples import assign_credit, make_samples
 from mage.evaluation.figures import Evaluation
 from mage.learn import checkpoint
@@ -172,6 +172,7 @@ class Trainer:
         self.done = 0
         self.best: tuple[float, int] | None = None
         self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
+        self.running: dict[str, float] = {}  # what the estimator keeps after update `done`
         self._saved: tuple[int, tuple[float, int] | None] | None = None
         self._weights_match = (
             True  # the weights are those after update `done`, so they can be saved
@@ -197,6 +198,7 @@ class Trainer:
             self.done, self.best = loaded.update, read_best(loaded.state)
             stored = loaded.state.get("evaluations", ())
             self.lengths = loaded.state.get("lengths", {})
+            self.running = loaded.state.get("estimator", {})
             if self.league is not None:
                 self.league.from_state(loaded.state["league"])
         self.components.engine.refresh(self.done)
@@ -250,9 +252,10 @@ class Trainer:
             metas = self._play(timer)
         with timer.phase("credit"):
             moves = self._score_moves(metas)
-            credit = self._assign(metas)
+            running = dict(self.running)
+            credit = self._assign(metas, running)
         with timer.phase("learn"):
-            learned = self._learn(credit.own, timer)
+            learned = self._learn(credit.own, running, timer)
         figures = self._figures(metas, credit, learned)
         self._record(figures, timer.seconds | memory_usage())
         check_overflow(figures, self.recipe)
@@ -291,16 +294,19 @@ class Trainer:
             return []
         return self.evaluations.transcripts.score_update(metas)
 
-    def _assign(self, metas: Sequence[MetaEpisode]) -> SharedCredit:
-        """Return and advantage of every turn."""
-        options, estimate = self.recipe.returns, self.recipe.estimator()
+    def _assign(self, metas: Sequence[MetaEpisode], running: dict[str, float]) -> SharedCredit:
+        """Return and advantage of every turn; `running` is changed if the estimator has it."""
+        options, estimate = self.recipe.returns, self.recipe.estimator(running)
         if self.ranks.deals_members:
             self.lengths = measure_lengths(metas, self.ranks)
             return share_credit(metas, options, estimate, self.ranks)
-        credits = assign_credit(metas, options, estimate)
+        if self.ranks.size > 1 and keeps_state(estimate):  # all ranks keep the same values
+            credits = share_credit(metas, options, estimate, self.ranks).own
+        else:
+            credits = assign_credit(metas, options, estimate)
         return SharedCredit(own=credits, everyone=credits, counted=credits)
 
-    def _learn(self, credits: Sequence[Credit], timer: Timer) -> Metrics:
+    def _learn(self, credits: Sequence[Credit], running: dict[str, float], timer: Timer) -> Metrics:
         """The optimizer steps of the update; their metrics."""
         log.info("update %d: learn", self.done + 1)
         entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
@@ -314,7 +320,7 @@ class Trainer:
         with self.learner.reporting(self.callback.on_compile):
             learned = asdict(self.learner.update(samples, entropy=entropy, update=self.done))
         timer.add(before, self.learner.compilations())
-        self.done, self._weights_match = self.done + 1, True
+        self.done, self.running, self._weights_match = self.done + 1, running, True
         self.components.engine.refresh(self.done)  # evaluations come next, with the new weights
         self._check_engine(samples)
         return learned
@@ -382,6 +388,8 @@ class Trainer:
             "lengths": self.lengths,
             **self._base,
         }
+        if self.running:
+            state["estimator"] = self.running
         if self.league is not None:
             state["league"] = self.league.to_state()
         self.learner.save(self.folder.checkpoints, update=self.done, state=state)

@@ -45,9 +45,10 @@ def credit(
     _, overrides = split_words(None, ctx.args)
     chosen = load_recipe(recipe, overrides)
     found: list[tuple[int, list[RowCredit]]] = []
+    state: dict[str, float] = {}  # lines are updates: running baselines continue
     for line, metas in read_trajectories(file):
         try:
-            found.append((line, credit_rows(metas, chosen)))
+            found.append((line, credit_rows(metas, chosen, state)))
         except ConfigError as error:
             raise ConfigError(f"{file}, line {line}: {error}") from None
     if as_json:
@@ -59,10 +60,18 @@ def credit(
 
 def _lists(rows: Sequence[RowCredit]) -> dict[str, list[float]]:
     """One list per number, in row order."""
-    return {name: [getattr(row, name) for row in rows] for name in FIGURES}
+    figures = {name: [getattr(row, name) for row in rows] for name in FIGURES}
+    return figures | {name: [row.parts[name] for row in rows] for name in _own_parts(rows)}
+
+
+def _own_parts(rows: Sequence[RowCredit]) -> list[str]:
+    """Parts whose sum is the advantage, if they are not episode and step."""
+    parts = rows[0].parts if rows else {}
+    return [name for name in parts if len(parts) > 1 and f"{name}_advantage" not in FIGURES]
 
 
 def _print_table(found: Sequence[tuple[int, Sequence[RowCredit]]]) -> None:
+    parts = _own_parts(found[0][1])
     rows = [
         (
             str(line),
@@ -71,12 +80,13 @@ def _print_table(found: Sequence[tuple[int, Sequence[RowCredit]]]) -> None:
             str(row.where.episode + 1),
             "reflection" if row.where.index < 0 else str(row.where.index + 1),
             *(f"{getattr(row, name):.4f}" for name in FIGURES),
+            *(f"{row.parts[name]:.4f}" for name in parts),
         )
         for line, rows in found
         for row in rows
     ]
     if len(rows) <= MOST_IN_TABLE:
-        console().print(plain_table((*PLACE, *FIGURES), rows, group=3))
+        console().print(plain_table((*PLACE, *FIGURES, *parts), rows, group=3))
         return
-    for row in ((*PLACE, *FIGURES), *rows):
+    for row in ((*PLACE, *FIGURES, *parts), *rows):
         typer.echo("  ".join(f"{cell:>{WIDTH}}" for cell in row))
