@@ -1,7 +1,11 @@
 """The client of OpenEnv servers: a game on the loopback, limits, hostile servers, training."""
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +112,38 @@ def test_wrong_fields_and_addresses(server: OpenEnvServer) -> None:
         closed = OpenEnv(url=f"http://127.0.0.1:{free.getsockname()[1]}", seconds=5)
         with pytest.raises(UserError, match=r"cannot be used: .*refused"):
             closed.check_data()
+
+
+@contextmanager
+def real_server(sessions: int) -> Iterator[str]:
+    """The address of a server of the real package; skips where it is not installed."""
+    python, program = os.environ.get("OPENENV_PYTHON", sys.executable), "openenv_real.py"
+    probe = [python, "-c", "import openenv.core.env_server.http_server"]
+    if subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip(f"openenv is not installed for {python} (tests/{program} says how)")
+    command = [python, str(Path(__file__).with_name(program)), str(sessions)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
+        assert served.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(served.stdout.readline())}"
+        finally:
+            served.terminate()
+
+
+@pytest.mark.e2e
+def test_a_server_of_the_real_package(tmp_path: Path) -> None:
+    fields = {"text_field": "text", "legal_field": "legal", "seconds": 60}
+    with real_server(sessions=16) as url:
+        world = OpenEnv.model_validate({"url": url, **fields})
+        world.check_data()
+        assert check(world, games=4) == []
+        check_training(tiny_recipe({"name": "openenv", "url": url, **fields}), tmp_path)
+    with real_server(sessions=1) as url:
+        world = OpenEnv.model_validate({"url": url, **fields})
+        held = world.start(1)
+        with pytest.raises(UserError, match=r"at capacity.*raise max_concurrent_envs"):
+            world.start(1)
+        held.connection.close()
 
 
 @pytest.mark.e2e

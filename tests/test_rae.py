@@ -12,7 +12,7 @@ from mage.credit.advantages.rae import estimate
 from mage.credit.samples import assign_credit
 from mage.learn import checkpoint
 from mage.run_folder import RunFolder
-from mage.run_folder.credit_files import read_credits
+from mage.run_folder.turn_files import read_credits
 from mage.types import MetaEpisode, Task
 from mage.viewer.credit import read_group_credit
 from mage.viewer.transcripts import Transcripts

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mage
 from mage.environments import textarena
 from mage.environments._foreign import ForeignCalls
 from mage.environments.base import check
 from mage.environments.textarena import TextArena, TextArenaState, _vary
 from mage.opponents.base import find
+from mage.opponents.random_policy import RandomPolicy
 from tests.adapter_runs import check_training, tiny_recipe
 
 
@@ -140,6 +140,23 @@ def test_a_random_player_takes_the_other_seat() -> None:
     assert [seat for seat, _ in state.moves] == [0, 1, 0, 1]
 
 
+def test_a_drawn_player_is_consistent() -> None:
+    """The same seed and texts give the same probabilities; players differ."""
+    pytest.importorskip("textarena")
+    world = TextArena(
+        game="IteratedRockPaperScissors-v0", moves=("[rock]", "[paper]", "[scissors]")
+    )
+    chances = []
+    for task in (1, 2):
+        state = world.start(task)
+        state.apply("[rock]")  # simultaneous: the other seat is not told
+        chances.append(find("random_policy-0.1-7").policy(state, 1))
+    assert chances[0] == chances[1]
+    assert sum(chances[0].values()) == pytest.approx(1)
+    assert chances[0] != find("random_policy-0.1-8").policy(state, 1)
+    assert not RandomPolicy.plays(TextArena(game="GuessTheNumber-v0")), "it has one seat"
+
+
 @pytest.mark.parametrize(
     ("game", "message"),
     [
@@ -172,6 +189,8 @@ def test_a_frozen_model_takes_the_other_seat(tmp_path: Path) -> None:
     """`league-1`: copies of the agent, the first one before training."""
     pytest.importorskip("textarena")
     opponents = {"train": {"league-1": 1.0}, "test": {"random": 1.0}}
-    run = mage.train(tiny_recipe(SHORT, opponents=opponents), runs=tmp_path)
-    met = {meta.task.opponent for meta in run.folder.read_episodes(1)}
-    assert {name.split("-")[0] for name in met} == {"league"}
+    run = check_training(tiny_recipe(SHORT, opponents=opponents), tmp_path)
+    for update, copies in ((1, {"0"}), (2, {"0", "1"})):
+        met = [meta.task.opponent.split("-") for meta in run.read_episodes(update)]
+        assert {name[0] for name in met} == {"league"}
+        assert {name[-1] for name in met} <= copies

@@ -145,7 +145,7 @@ class OpenEnv(ForeignWorld):
             raise self.fault(f"failed in {kind}: {error}") from None
         answer = _parse(text)
         if isinstance(answer, dict) and answer.get("type") == "error":
-            raise self.fault(f"refused {kind}: {_short(answer.get('data'))}")
+            raise self.fault(f"refused {kind}: {_short(answer.get('data'))}{_advice(answer)}")
         found = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(found, dict) or not isinstance(found.get("observation"), dict):
             raise self.fault(
@@ -199,6 +199,16 @@ class OpenEnv(ForeignWorld):
         state = self.start(seed)
         state.connection.close()
         return state.observe(0)
+
+
+def _advice(answer: dict[str, Any]) -> str:
+    """What to do if the server has no session left."""
+    if "CAPACITY_REACHED" not in json.dumps(answer):
+        return ""
+    return (
+        ". All members of an update play at once: raise max_concurrent_envs of the server, or "
+        "lower play.groups and play.members"
+    )
 
 
 def _parse(text: str) -> Any:

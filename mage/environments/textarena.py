@@ -112,7 +112,8 @@ class TextArenaState(State):
         moves = ", ".join(f"{names[mover]} {action}" for mover, action in self.moves)
         reason = str(self.game.state.game_info.get(seat, {}).get("reason") or "").strip()
         score = self.scores()[seat]
-        result = f"You {self.world.outcome(score)} ({score:+g})."
+        outcome = self.world.outcome(score)
+        result = f"You {'drew' if outcome == 'drawn' else outcome} ({score:+g})."
         return " ".join(filter(None, [f"Moves: {moves or 'none'}.", reason, result]))
 
     # --- Texts and moves ---

@@ -1,4 +1,4 @@
-"""random_policy: an endless population of consistent players for any OpenSpiel game.
+"""random_policy: an endless population of consistent players for OpenSpiel and TextArena games.
 
 Every information state gets its own move probabilities, drawn from a Dirichlet distribution by a
 hash of the state and the player's seed. The same player always uses the same probabilities in the
@@ -25,10 +25,9 @@ class RandomPolicy(Family):
 
     @classmethod
     def plays(cls, environment: Environment) -> bool:
-        return is_kind_of(environment, "openspiel")
+        return environment.multi_agent and is_kind_of(environment, "openspiel", "textarena")
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
-        assert isinstance(state, OpenSpielState), "random_policy needs an OpenSpiel game"
         rng = random.Random(derive(self.player_seed(), "information state", _key(state, seat)))
         legal = state.legal()
         while True:
@@ -37,8 +36,10 @@ class RandomPolicy(Family):
                 return {move: weight / total for move, weight in zip(legal, weights, strict=True)}
 
 
-def _key(state: OpenSpielState, seat: int) -> str:
+def _key(state: State, seat: int) -> str:
     """What this seat knows: OpenSpiel's information state, else its observation."""
+    if not isinstance(state, OpenSpielState):
+        return f"{seat} {state.anchor(seat)}"
     game_type = load_game(state.environment.spiel_game()).get_type()
     if game_type.provides_information_state_string:
         return f"{seat} {state.spiel.information_state_string(seat)}"
