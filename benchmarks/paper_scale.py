@@ -98,9 +98,9 @@ class MeasuredTrainer(Trainer):
         self.measured.generated = engine.stats.generated_tokens - before
         return metas
 
-    def _learn(self, credits: Sequence[Credit], timer: Timer) -> Any:
+    def _learn(self, credits: Sequence[Credit], running: dict[str, float], timer: Timer) -> Any:
         _reset_peak()
-        learned = super()._learn(credits, timer)
+        learned = super()._learn(credits, running, timer)
         self.measured.peaks["learn"] = _peak()
         return learned
 

@@ -40,6 +40,15 @@ class Echo(Digits):
         return f"You said {action}.", 0.5, False, False, {}
 
 
+class OfGem(Echo):
+    """As games of GEM: some list their words, and not all can draw one."""
+
+    action_space = ("up", "down")
+
+    def sample_random_action(self) -> str:
+        raise NotImplementedError
+
+
 class Masked(Digits):
     def reset(self, *, seed: int | None = None) -> Any:
         return super().reset(seed=seed)[0], {"action_mask": [0, 1, 0, 1, 0]}

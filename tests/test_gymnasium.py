@@ -88,6 +88,7 @@ def check_and_step(world: Gymnasium) -> None:
         ("Raises", r"step\(1\) failed: KeyError: 'no such room' \(.*foreign_worlds.py, line"),
         ("PaysNothingKnown", "step gave the reward nan"),
         ("Echo", "takes free text: name typical moves with environments.moves"),
+        ("OfGem", "takes free text: name typical moves with environments.moves"),
         ("Missing", "tests.foreign_worlds has no 'Missing'"),
     ],
 )

@@ -1,6 +1,7 @@
 """The examples of docs/integrations.md are written to files, checked and trained."""
 
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -45,6 +46,35 @@ def test_the_page_has_all_files() -> None:
     }
     glue = [line for line in FILES["my_lake.py"].splitlines() if line.strip()]
     assert len(glue) <= 5
+
+
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for kind, text in BLOCKS
+    for line in text.replace("\\\n", "").splitlines()
+    if kind == "bash" and line.startswith(("mage train", "mage check"))
+]
+
+
+def test_the_commands_of_the_page_name_options_that_exist(place: Path) -> None:
+    pytest.importorskip("textarena")
+    pytest.importorskip("gymnasium")
+    assert len(COMMANDS) >= 9
+    for _, verb, name, *options in COMMANDS:
+        if verb == "train":
+            recipe = load_recipe(place / name if name in FILES else name, options)
+            assert not recipe.environment().multi_agent or recipe.opponents.train
+        else:
+            words = [one.removeprefix("--environments.").split("=", 1) for one in options]
+            assert find_item("environments", name).model_validate(dict(words))
+
+
+@pytest.mark.parametrize(
+    "program", [text for kind, text in BLOCKS if kind == "python" and not text.startswith("# my_")]
+)
+def test_the_programs_of_the_page_run(program: str) -> None:
+    exec(program, {})
 
 
 @pytest.mark.e2e

@@ -9,6 +9,7 @@ Every episode gets a new object, so nothing is carried from one episode to the n
 """
 
 import math
+from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -131,7 +132,8 @@ class GymnasiumState(State):
 
     def _examples(self) -> tuple[str, ...]:
         """Typical moves of a game with free text."""
-        if self.space is not None and not hasattr(self.space, "max_length"):
+        is_text = self.space is None or isinstance(self.space, list | tuple)
+        if not is_text and not hasattr(self.space, "max_length"):
             raise UserError(
                 f"{self.world.title()} has the action space {self.space}: only discrete actions "
                 "and text can be played. Wrap it so that its actions are a few numbers"
@@ -140,7 +142,8 @@ class GymnasiumState(State):
             return self.world.moves
         sample = getattr(self.env, "sample_random_action", None)
         if sample is not None:
-            return (str(self.call("sample_random_action", sample)),)
+            with suppress(UserError):  # GEM's base class has it, but not every game
+                return (str(self.call("sample_random_action", sample)),)
         raise UserError(
             f"{self.world.title()} takes free text: name typical moves with environments.moves"
         )
