@@ -15,8 +15,9 @@ from mage.environments.tic_tac_toe import TicTacToe
 from mage.opponents.base import Population
 from mage.report.curves import draw_legend
 from mage.report.drawing import separate, smooth
-from mage.report.run_results import read_run_results
+from mage.report.run_results import SCORE, read_run_results
 from mage.report.transcripts import choose, describe
+from mage.report.verdict import tell_verdict
 from mage.run_folder import RunError, RunFolder
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 from tests import toys
@@ -105,17 +106,18 @@ def test_the_page_may_load_nothing_and_quotes_hostile_text(finished):
 
 
 def test_the_verdict_follows_the_interval(finished):
-    """The page names the side of the line on which the whole interval lies, if it lies on one."""
-    run = page_data(finished)[f"run/{finished.path.name}"]
+    """It names the side of the line on which the whole interval lies, if it lies on one."""
     found = read_run_results(finished).finals["after", "test"].overall
-    low, high = found.episodes[-1].score.low, found.episodes[-1].score.high
-    side = "does not decide it"
-    if low > found.non_adapting:
-        side = "interval is above it"
-    elif high < found.non_adapting:
-        side = "interval is below it"
-    sentences = [one for one in run["panels"][0]["verdict"] if "after training, scores" in one]
-    assert [side in one for one in sentences] == [True]
+    score = found.episodes[-1].score
+    sides = {
+        score.low - 0.1: "interval is above it",
+        score.high + 0.1: "interval is below it",
+        (score.low + score.value) / 2: "does not decide it",
+    }
+    for line, side in sides.items():
+        told = tell_verdict({"after": replace(found, non_adapting=line)}, SCORE)
+        (sentence,) = [one for one in told if "The best policy that does not adapt" in one]
+        assert side in sentence
 
 
 # --- Transcripts
