@@ -161,7 +161,7 @@ def test_a_stopped_or_killed_run_is_resumed_and_equals_one_that_was_not(
     assert all_end(pids_of(place))
     log, run = place / f"{name}.log", RunFolder.open(place / "runs" / name)
     assert ("Stopped. The run is saved." in log.read_text()) == (number == signal.SIGINT)
-    assert (f"mage train --resume {run.path}" in log.read_text()) == (not is_killed)
+    assert (f"mage train --resume runs/{name}" in log.read_text()) == (not is_killed)
     assert "Traceback" not in log.read_text()
     assert wait(start_mage(["train", "--resume", str(run.path)], place, log)) == 0
     assert run.metrics() == whole.metrics()
