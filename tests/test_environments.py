@@ -145,3 +145,12 @@ def test_games_that_do_not_fit_are_refused(game: str, message: str) -> None:
 def test_fresh_restarts_deal_anew_and_same_restarts_do_not() -> None:
     assert len({KuhnPoker(restart="same").episode_seed(7, n) for n in range(5)}) == 1
     assert len({KuhnPoker(restart="fresh").episode_seed(7, n) for n in range(5)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("world", "digest"), [("sokoban", "ff8e5c5a9dcd6ed5"), ("webshop", "90ba04defd00e038")]
+)
+def test_a_deleted_option_leaves_the_digest_as_it_was(world: str, digest: str) -> None:
+    """Values of 17 November 2026, before options went: rows of older runs can be compared."""
+    options = {"tagger": "bundled"} if world == "webshop" else {}
+    assert find_item("environments", world)(**options).digest() == digest

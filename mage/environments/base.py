@@ -187,6 +187,8 @@ class Environment(BaseModel, ABC):
     scores_every_turn: ClassVar[bool] = False  # scores() grow during the episode, not at its end
     # Options that change what the agent is shown or paid, but not the tasks. Subclasses add some.
     presentation: ClassVar[tuple[str, ...]] = ("reward_scale", "failure_reward", "anchor")
+    # Deleted options with the value that is now the only one: digests of older runs stay equal.
+    settled: ClassVar[Mapping[str, Any]] = {}
 
     restart: Literal["same", "fresh"] = Field(
         "fresh",
@@ -287,7 +289,7 @@ class Environment(BaseModel, ABC):
         """Equal for two environments exactly when a seed gives the same task in both."""
         kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Environment)]
         ignored = {name for kind in kinds for name in vars(kind).get("presentation", ())}
-        options = {key: value for key, value in self if key not in ignored}
+        options = {key: value for key, value in self if key not in ignored} | dict(self.settled)
         text = json.dumps([self.name, options], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -5,7 +5,7 @@ move after which the room was lost, unless `verdict = false`. The next attempt a
 use this. The recap never shows the solution.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -230,6 +230,7 @@ class Sokoban(SingleAgentEnvironment):
 
     name: ClassVar[str] = "sokoban"
     presentation: ClassVar[tuple[str, ...]] = ("view", "recap", "verdict")
+    settled: ClassVar[Mapping[str, Any]] = {"stop_when_lost": True}
 
     size: int = Field(
         6, ge=5, le=10, description="rows and columns of a room, outer walls included"

@@ -1,7 +1,7 @@
 """The WebShop environment: options, splits and rules."""
 
-from collections.abc import Hashable, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -51,6 +51,7 @@ class WebShop(SingleAgentEnvironment):
         "score_parts",
         "pay",
     )
+    settled: ClassVar[Mapping[str, Any]] = {"catalogue_seed": 0, "draw": "evenly"}
 
     max_turns: int = turn_limit(12)
     data: str = Field(
