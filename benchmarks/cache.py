@@ -7,7 +7,7 @@
 Speed: a model of Qwen3-4B's shape with random weights; both caches answer the same requests in
 turn, prefill included; the first round warms up and is not counted. Mismatch: the mean difference
 of a reply token's logprob in the engine and in the learner, by length of prompt and reply, with
-Qwen2.5-1.5B's shape. Random weights attend to all keys almost equally, so only a real model shows
+1.5 B parameters. Random weights attend to all keys almost equally, so only a real model shows
 the size of the mismatch. Attention: one decode kernel alone, against the bytes that it reads.
 Play: the meta-episodes of one update of `paper_alfworld+ours` (LoRA, 78 GB), with all slots that
 fit; benchmarks.paper_scale measures whole updates.
@@ -26,8 +26,6 @@ from typing import Any
 import torch
 from transformers import (
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -50,7 +48,7 @@ from mage.types import Completion, Request, Sample, TurnRef
 
 CACHES = ("model", "fp8")
 PARTS = ("attention", "speed", "mismatch", "play")
-QWEN_1_5B = ModelShape(28, 1536, 12, 2, 128, 8960, 151_936, True)
+MIDDLE = ModelShape(28, 1536, 12, 2, 128, 8960, 151_936, True)
 TINY = ModelShape(2, 64, 4, 2, 64, 128, 1024, True)
 REPLY = 64  # tokens of a reply whose logprobs are compared
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -62,7 +60,7 @@ class Size:
 
     def __init__(self, tiny: bool) -> None:
         self.speed_shape = TINY if tiny else PRESETS["qwen3-4b"]
-        self.mismatch_shape = TINY if tiny else QWEN_1_5B
+        self.mismatch_shape = TINY if tiny else MIDDLE
         self.cases = (Case(4, 16, 8),) if tiny else (Case(512, 512, 128), Case(64, 1024, 1024))
         self.lengths = (80, 128) if tiny else (256, 1024, 4096, 8192)
         self.count = 2 if tiny else 8  # requests of each length
@@ -153,7 +151,7 @@ def measure_speed(size: Size, rounds: int) -> Iterator[dict[str, Any]]:
 def measure_mismatch(size: Size, folder: Path | None) -> Iterator[dict[str, Any]]:
     """The metric `mismatch` of both caches, by length of prompt and reply."""
     if folder is None:
-        model = random_model(size.mismatch_shape, Qwen2ForCausalLM, Qwen2Config)
+        model = random_model(size.mismatch_shape, Qwen3ForCausalLM, Qwen3Config)
         chat, text = endless(Chat.load(find_model("embedded"))), None
     else:
         model, chat = load_model(folder, "auto", device()), endless(Chat.load(folder))

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -24,7 +24,7 @@ from mage.types import Completion, Request
 
 LENGTHS = (64, 256, 1024)
 KINDS = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 

@@ -22,7 +22,7 @@ from fp8_toys import (
     make_requests,
     mean_gaps,
 )
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from benchmarks import cache
 from mage.config.errors import UserError
@@ -37,7 +37,7 @@ from mage.training.memory_plan import GB, plan_memory
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
     allow_small_models(monkeypatch)
-    return make_model("qwen2", "cpu", torch.float32)
+    return make_model("llama", "cpu", torch.float32)
 
 
 def test_a_vector_is_scaled_so_that_its_largest_number_fits() -> None:
@@ -99,7 +99,7 @@ def test_a_continued_prompt_reuses_its_keys_also_after_a_release(model: PreTrain
 def test_a_small_model_is_refused_and_a_cpu_keeps_the_models_format(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = make_model("qwen2", "cpu", torch.float32)
+    model = make_model("llama", "cpu", torch.float32)
     with pytest.raises(UserError, match=r"at least 1 B parameters, and this one has 0\.00 B"):
         make_engine(model, "fp8")
     with pytest.raises(UserError, match=r"this one has 0\.13 B"):
@@ -111,6 +111,14 @@ def test_a_small_model_is_refused_and_a_cpu_keeps_the_models_format(
     allow_small_models(monkeypatch)
     with pytest.raises(UserError, match=r"needs engines\.run_ahead"):
         make_engine(model, "fp8", run_ahead=False)
+
+
+def test_a_model_whose_keys_have_a_bias_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_small_models(monkeypatch)
+    config = make_model("llama", "cpu", torch.float32).config
+    config.attention_bias = True
+    with pytest.raises(UserError, match="not for models whose keys have a bias"):
+        make_engine(LlamaForCausalLM(config).eval(), "fp8")
 
 
 def plan(model: str, *changes: str):  # type: ignore[no-untyped-def]

@@ -447,7 +447,7 @@ def test_a_cache_is_deterministic_with_graphs_recycled_slots_and_reused_prefixes
     cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fp8_toys.allow_small_models(monkeypatch)
-    model = fp8_toys.make_model("qwen2", "cuda", torch.bfloat16)
+    model = fp8_toys.make_model("llama", "cuda", torch.bfloat16)
     requests = fp8_toys.make_requests((64, 100, 300), 16, 24)
     engine = fp8_toys.make_engine(model, cache)
     replies = []

@@ -1,5 +1,6 @@
 """Triton kernels for attention over keys and values in 8 bits. CUDA only.
 
+They have run in Triton's interpreter and were compiled for an H200, but have not run on a GPU yet.
 They compute what `attend_kernels.py` does, with another inner loop: two neighbouring 8-bit floats
 are loaded as one 16-bit word and widened to float16 in registers, which is exact. The even and the
 odd channels are two matrix products each. (Bytes instead of words would be read from shared memory
@@ -43,6 +44,18 @@ def _widen(words):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _power(exponent):  # type: ignore[no-untyped-def]
+    """2 ** exponent, written into the bits of a float32: conversions and exp2 are slow."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _as_float(exponent):  # type: ignore[no-untyped-def]
+    """A small integer as float32: 12582912 is 1.5 * 2 ** 23, whose last bit stands for 1."""
+    return (exponent + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
+
+
+@triton.jit
 def _load_query(query, at, mask, scaling):  # type: ignore[no-untyped-def]
     """Queries times the factor of the scores, as float16."""
     q = tl.load(query + at, mask=mask, other=0.0).to(tl.float32)
@@ -61,14 +74,14 @@ def _add_block(  # type: ignore[no-untyped-def]
     """
     k_lower, k_upper = _widen(k)
     score = tl.dot(odd, tl.trans(k_upper), tl.dot(even, tl.trans(k_lower)))
-    value_exponent = value_exponent.to(tl.float32)[None, :]
-    score = score * tl.exp2(key_exponent.to(tl.float32))[None, :] + value_exponent
+    key_exponent, value_exponent = key_exponent.to(tl.int32), value_exponent.to(tl.int32)
+    score = score * _power(key_exponent)[None, :] + _as_float(value_exponent)[None, :]
     if MASKED:
         score = tl.where(seen, score, float("-inf"))
     higher = tl.maximum(best, tl.max(score, 1))
     weight = tl.exp2(score - higher[:, None])
     keep = tl.exp2(best - higher)
-    total = total * keep + tl.sum(weight * tl.exp2(-value_exponent), 1)
+    total = total * keep + tl.sum(weight * _power(-value_exponent)[None, :], 1)
     v_lower, v_upper = _widen(v)
     weight = weight.to(tl.float16)
     lower = tl.dot(weight, v_lower, lower * keep[:, None])
