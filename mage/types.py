@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 TurnKind = Literal["play", "reflect"]
+ReplyKind = Literal["play", "reflect", "call"]  # of a training row; call: a call of a tool
 Outcome = Literal["won", "lost", "drawn"]
 Ending = Literal["finished", "illegal", "turn_limit", "error"]
 Finish = Literal["stop", "eos", "length", "overflow"]  # overflow: the prompt did not fit
@@ -62,6 +63,19 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A reply that called a tool, and the result that the agent was shown.
+
+    `failed`: the result is the text of an error.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    result: str
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One reply of the agent: a move, or the reflection after an episode.
 
@@ -71,7 +85,8 @@ class Turn:
     reached its length limit inside a thought. `folded`: number of past turns that the prompt shows
     in one line only. `overflow`: prompt and reply do not fit into the context. `legal_moves` are
     the moves that were possible. They are not stored with transcripts, so a turn that was read
-    from a file has none.
+    from a file has none. `calls` are the replies before this one that called tools. The prompt
+    contains them and their results.
     """
 
     kind: TurnKind
@@ -87,6 +102,13 @@ class Turn:
     folded: int = 0
     overflow: bool = False
     legal_moves: tuple[str, ...] = field(default=(), compare=False, metadata=UNSTORED)
+    calls: tuple[ToolCall, ...] = field(default=(), metadata=SPARSE)
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that the model wrote in this turn."""
+        replies = [*(call.completion for call in self.calls), self.completion]
+        return sum(len(reply.token_ids) for reply in replies)
 
     @property
     def illegal(self) -> bool:
@@ -155,7 +177,7 @@ class MetaEpisode:
     def generated_tokens(self) -> int:
         """All tokens that the model wrote: moves, reflections, and answers to the memory."""
         turns = [turn for episode in self.episodes for turn in episode.replies]
-        return sum(len(turn.completion.token_ids) for turn in turns) + sum(self.asked)
+        return sum(turn.tokens for turn in turns) + sum(self.asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,5 +234,5 @@ class Sample:
     old_logprobs: tuple[float, ...]
     advantage: float
     choices: Choices
-    kind: TurnKind
+    kind: ReplyKind
     where: TurnRef

@@ -33,7 +33,7 @@ PAGES = [
 NOTEBOOK = ROOT / "examples" / "train_and_plot.ipynb"
 # What stands for something of the reader's own: such a recipe cannot be loaded here.
 STANDS_FOR = re.compile(
-    r"my_\w+[./]|my_model|my_agent|path/to|NAME|HOST|RECIPE|nim\.toml|smollm2|/warm"
+    r"my_\w+[./]|my_model|my_agent|path/to|NAME|HOST|RECIPE|nim\.toml|market\.toml|smollm2|/warm"
 )
 
 

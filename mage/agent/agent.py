@@ -6,9 +6,10 @@ unless the rules ask for a sentence before the action. The LAST complete <action
 thinking counts. `mage.agent.styles` has the two styles.
 """
 
+import json
 import random
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
@@ -18,8 +19,9 @@ from mage.agent.history import History
 from mage.agent.prompts import template
 from mage.agent.thoughts import CLOSE as THOUGHT_END
 from mage.agent.thoughts import is_thinking, without_thoughts
+from mage.agent.tools import CALL_END, Tool, ToolLimits, read_call, read_tools, tools_text
 from mage.environments.base import Environment, State
-from mage.types import Choices, Completion, PromptStyle, Request
+from mage.types import Choices, Completion, PromptStyle, Request, ToolCall
 
 CLOSE = "</action>"
 _ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
@@ -74,7 +76,7 @@ class Agent:
     `window`: latest turns that are shown in full; None = all; 0 = the present observation alone,
     without any past turn. `fold`: see `History`. `think_first`: the rules ask for one short
     sentence before the action, and the history keeps it. `prompts`: the style in which the agent
-    is spoken to.
+    is spoken to. `limits`: how much the agent may use the tools of an environment.
     """
 
     engine: Sampler
@@ -84,14 +86,22 @@ class Agent:
     fold: int = 1
     think_first: bool = False
     prompts: PromptStyle = "chat"
+    limits: ToolLimits = ToolLimits()  # noqa: RUF009 (it is frozen)
 
-    def system(self, environment: Environment) -> str:
-        """The system message: rules and answer format."""
-        return system_text(environment, self.think_first)
+    def tools(self, environment: Environment) -> tuple[Tool, ...]:
+        """The tools that the agent may call; the published prompts have none."""
+        offers = self.limits.calls and self.prompts == "chat"
+        return read_tools(environment.tools()) if offers else ()
 
     def begin(self, environment: Environment, user: str) -> Ids:
-        """The prompt of the first turn: rules and `user`."""
-        return self.chat.first(self.system(environment), user)
+        """The prompt of the first turn: rules, answer format, tools, and `user`."""
+        system, tools = system_text(environment, self.think_first), self.tools(environment)
+        if not tools:
+            return self.chat.first(system, user)
+        listed = self.chat.writes_calls
+        told = tools_text(tools, self.limits.calls, listed)
+        schemas = json.dumps([tool.schema() for tool in tools]) if listed else ""
+        return self.chat.first(f"{system}\n{told}", user, schemas)
 
     def history(self) -> History:
         """The empty history of an episode."""
@@ -102,10 +112,13 @@ class Agent:
         context = self.engine.context
         return None if context is None else context - self.sampling.max_tokens
 
-    async def reply(self, prompt_ids: Ids, seed: int) -> Completion:
-        """A reply up to its action. A closing tag inside a thought does not end the reply."""
-        limit = self.sampling.max_tokens
-        completion = await self._draw(prompt_ids, limit, seed, (CLOSE,))
+    async def reply(self, prompt_ids: Ids, seed: int, calls: bool = False) -> Completion:
+        """A reply up to its action, or up to a call of a tool.
+
+        A closing tag inside a thought does not end the reply.
+        """
+        limit, stop = self.sampling.max_tokens, (CLOSE, CALL_END) if calls else (CLOSE,)
+        completion = await self._draw(prompt_ids, limit, seed, stop)
         while (
             completion.finish == "stop"
             and self.is_thinking(completion)
@@ -115,7 +128,7 @@ class Agent:
                 prompt_ids + completion.token_ids,
                 limit - len(completion.token_ids),
                 seed + len(completion.token_ids),
-                (CLOSE,),
+                stop,
             )
             completion = _join(completion, more)
         return completion
@@ -170,13 +183,18 @@ class Agent:
         """The action of a reply, or None."""
         return read_action(completion.text, self.chat.opens_thought)
 
+    def read_call(self, completion: Completion) -> str | None:
+        """The call of a tool in a reply that ends with it, or None."""
+        ended = completion.finish == "stop"
+        return read_call(completion.text, self.chat.opens_thought) if ended else None
+
     def read_text(self, completion: Completion) -> str:
         """Free text without thoughts."""
         return without_thoughts(completion.text, self.chat.opens_thought)
 
     def action_reply(self, action: str) -> Ids:
-        """An action as a reply without thoughts; a thought that the prompt began is closed."""
-        return self.chat.encode(f"{self.chat.thought_end}<action>{action}</action>")
+        """An action as a reply without thoughts."""
+        return self.chat.encode(self._closed(f"<action>{action}</action>"))
 
     def past_reply(self, completion: Completion, action: str | None) -> Ids:
         """A past reply in the history: its action only (the sampled ids if it was no more).
@@ -190,6 +208,20 @@ class Agent:
         if completion.text == f"<action>{shown}</action>" and not self.chat.opens_thought:
             return completion.token_ids
         return self.action_reply(shown)
+
+    def past_calls(self, calls: Sequence[ToolCall]) -> Ids:
+        """Past calls in the history, with their results and without thoughts."""
+        ids: Ids = ()
+        for call in calls:
+            text = self.read_text(call.completion)
+            plain = text == call.completion.text
+            ids += call.completion.token_ids if plain else self.chat.encode(self._closed(text))
+            ids += self.chat.result(call.result)
+        return ids
+
+    def _closed(self, text: str) -> str:
+        """A text as a reply; a thought that the prompt began is closed."""
+        return f"{self.chat.thought_end}{text.lstrip()}"
 
     def _is_plain(self, completion: Completion) -> bool:
         """Whether a reply ends with its action and has no thoughts between tags."""

@@ -8,6 +8,10 @@ prefix stays valid. Replies enter as the ids that were sampled.
 Thinking models: `thinking` = "on" or "off" sets the template's `enable_thinking`. A template that
 writes <think> at the end of the prompt is recognised (`opens_thought`): replies then start inside a
 thought, and a reply in the history starts with `thought_end`.
+
+Tools: a template that writes calls as JSON between <tool_call> tags lists the tools itself and has
+its own form for results (`writes_calls`). With any other template the rules list them, and results
+are user messages.
 """
 
 import json
@@ -20,6 +24,7 @@ from tokenizers import Tokenizer
 
 from mage.agent.chat_template import render_template
 from mage.agent.thoughts import CLOSE, is_thinking
+from mage.agent.tools import CallError, parse_call, read_call
 from mage.config.errors import UserError
 
 Ids = tuple[int, ...]
@@ -27,6 +32,17 @@ Thinking = Literal["auto", "on", "off"]
 LARGEST_FILE = 1 << 28  # bytes of a tokenizer file; the largest public ones have about 40 MB
 _MOST_GROWTH = 64  # of a text by a tokenizer; that of public ones is at most 4
 _MARKS = ("\u2460system\u2460", "\u2461user\u2461", "\u2462reply\u2462", "\u2463user\u2463")
+
+# A tool and a call of it, to find out how a template shows them.
+_CALL: tuple[str, dict[str, Any]] = ("look_up_a_word", {"word": "<mage>"})
+_SCHEMA: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": _CALL[0],
+        "description": "Look up a word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+    },
+}
 
 # Texts repeat within an update, seldom later. A page of 2,000 tokens takes 80 kB.
 TEXTS_KEPT = 8192
@@ -37,6 +53,7 @@ class Chat:
     """Text to ids and back for one model.
 
     pieces of a chat:  first(system, user) reply_ids next(user) reply_ids next(user) ...
+    a call of a tool:  reply_ids result(text) reply_ids
     a single message:  alone(user)
     """
 
@@ -62,6 +79,7 @@ class Chat:
         self.encode = lru_cache(maxsize=TEXTS_KEPT)(self._encode)
         self.decode = lru_cache(maxsize=TEXTS_KEPT)(self._decode)
         self.alone = lru_cache(maxsize=_MESSAGES_KEPT)(self._encode_alone)
+        self.opening = lru_cache(maxsize=64)(self._render_opening)
 
     @classmethod
     def load(cls, folder: str | Path, thinking: Thinking = "auto") -> "Chat":
@@ -81,15 +99,47 @@ class Chat:
         tokenizer = _read_tokenizer(folder / "tokenizer.json")
         return cls(tokenizer, template, special, _end_ids(folder, tokenizer, special), thinking)
 
-    def first(self, system: str, user: str) -> Ids:
-        """The start of a chat, up to the position where the reply begins."""
-        return self.encode(self._opening + system) + self.encode(
-            self._system_to_user + user + self._user_to_reply
-        )
+    def first(self, system: str, user: str, tools: str = "") -> Ids:
+        """The start of a chat, up to the position where the reply begins.
+
+        `tools`: a JSON list of schemas for a template that lists tools (`writes_calls`).
+        """
+        opening, to_user = self.opening(tools) if tools else (self._opening, self._system_to_user)
+        return self.encode(opening + system) + self.encode(to_user + user + self._user_to_reply)
+
+    def _render_opening(self, tools: str) -> tuple[str, str]:
+        """The template's text before the system message, and between it and the user message."""
+        opening, to_user, *_ = _pieces(_render(*self._source, tools=json.loads(tools)))
+        return opening, to_user
 
     def next(self, user: str) -> Ids:
         """The text after a reply: its end, the next message, the start of the next reply."""
         return self.encode(self._reply_to_user + user + self._user_to_reply)
+
+    def result(self, text: str) -> Ids:
+        """The text after a call: its end, the result, the start of the next reply."""
+        if not self.writes_calls:
+            return self.next(f"<tool_response>\n{text}\n</tool_response>")
+        before, after = self._around_result
+        return self.encode(before + text + after)
+
+    @property
+    def writes_calls(self) -> bool:
+        """Whether the template lists tools and writes calls in the form that `read_call` reads."""
+        return bool(self._around_result)
+
+    @cached_property
+    def _around_result(self) -> tuple[str, ...]:
+        """The template's text before and after the result of a tool; empty without tools."""
+        roles = ("system", "user", "assistant", "tool")
+        try:
+            rendered = _render(*self._source, roles=roles, tools=[_SCHEMA])
+            name, arguments = parse_call(read_call(_render_call(*self._source)) or "")
+            *_, before, after = _pieces(rendered)
+        except (UserError, CallError):
+            return ()
+        lists = _SCHEMA["function"]["name"] in rendered
+        return (before, after) if lists and (name, arguments) == _CALL else ()
 
     def _encode_alone(self, user: str) -> Ids:
         """A chat of one user message, without a system message of ours."""
@@ -114,17 +164,22 @@ class Chat:
         )
 
     def _cut(self, rendered: str) -> None:
-        rest, pieces = rendered, []
-        for mark in _MARKS:
-            if rest.count(mark) != 1:
-                raise UserError(
-                    "the chat template does not show system, user and assistant messages "
-                    "once each, in order"
-                )
-            piece, rest = rest.split(mark)
-            pieces.append(piece)
-        self._opening, self._system_to_user, _, self._reply_to_user = pieces
-        self._user_to_reply = rest
+        pieces = _pieces(rendered)
+        self._opening, self._system_to_user, _, self._reply_to_user, self._user_to_reply = pieces
+
+
+def _pieces(rendered: str) -> list[str]:
+    """The text before, between and after the marks."""
+    pieces = []
+    for mark in _MARKS:
+        if rendered.count(mark) != 1:
+            raise UserError(
+                "the chat template does not show system, user and assistant messages "
+                "once each, in order"
+            )
+        piece, rendered = rendered.split(mark)
+        pieces.append(piece)
+    return [*pieces, rendered]
 
 
 def _render_with(template: str, special: dict[str, str], thinking: Thinking) -> str:
@@ -182,12 +237,24 @@ def _render(
     special: dict[str, str],
     thinking: Thinking = "auto",
     roles: tuple[str, ...] = ("system", "user", "assistant", "user"),
+    tools: list[Any] | None = None,
 ) -> str:
     marked = zip(roles, _MARKS, strict=False)
     messages = [{"role": role, "content": mark} for role, mark in marked]
     switch = {} if thinking == "auto" else {"enable_thinking": thinking == "on"}
-    values = {"messages": messages, "add_generation_prompt": True, **special, **switch}
+    offered = {} if tools is None else {"tools": tools}
+    values = {"messages": messages, "add_generation_prompt": True, **special, **switch, **offered}
     return render_template(template, values)
+
+
+def _render_call(template: str, special: dict[str, str], thinking: Thinking) -> str:
+    """A message of the assistant with a call, without the list of tools."""
+    name, arguments = _CALL
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    return render_template(
+        template, {"messages": [{"role": "user", "content": "-"}, said], **special}
+    )
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 The sandbox keeps it from files, imports and Python's internals. Time and output are limited.
 """
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -54,12 +55,18 @@ def _pieces(template: str, values: dict[str, Any]) -> Iterator[str]:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
+    environment.filters["tojson"] = _to_json
     length = 0
     for piece in environment.from_string(template).generate(**values):
         length += len(piece)
         if length > LONGEST:
             raise UserError(f"the text of the chat template has more than {LONGEST:,} characters")
         yield piece
+
+
+def _to_json(value: Any, **layout: Any) -> str:
+    """JSON as templates expect it; jinja's own filter escapes signs for web pages."""
+    return json.dumps(value, **{"ensure_ascii": False, **layout})
 
 
 @contextmanager

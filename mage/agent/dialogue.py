@@ -5,11 +5,12 @@
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from mage.agent.agent import Agent, episode_text, illegal_text
 from mage.agent.history import PastTurn, Prompt
 from mage.environments.base import Environment, State, Wording
-from mage.types import Completion
+from mage.types import Completion, ToolCall
 
 
 class Dialogue(ABC):
@@ -45,8 +46,15 @@ class Dialogue(ABC):
         """The prompt of the same turn with fewer past turns; None if it has none to leave out."""
 
     @abstractmethod
-    def add(self, completion: Completion, written: str | None, move: str | None) -> None:
-        """Keep a reply, the action in it, and the state's legal move that it names, if any."""
+    def add(
+        self,
+        completion: Completion,
+        written: str | None,
+        move: str | None,
+        calls: Sequence[ToolCall] = (),
+    ) -> None:
+        """Keep a reply, the action in it, the state's legal move that it names, if any, and the
+        calls of tools before it."""
 
     @abstractmethod
     def review(self, state: State) -> str:
@@ -79,9 +87,15 @@ class ChatDialogue(Dialogue):
     def shorten(self, prompt: Prompt) -> Prompt | None:
         return self.history.fold_more(prompt, self.message)
 
-    def add(self, completion: Completion, written: str | None, move: str | None) -> None:
+    def add(
+        self,
+        completion: Completion,
+        written: str | None,
+        move: str | None,
+        calls: Sequence[ToolCall] = (),
+    ) -> None:
         self.legal = move is not None
-        reply = self.agent.past_reply(completion, written)
+        reply = self.agent.past_calls(calls) + self.agent.past_reply(completion, written)
         self.history.add(PastTurn(self.message, reply, written))
 
     def review(self, state: State) -> str:

@@ -41,7 +41,7 @@ class MessageChat(Chat):
         self.decode = lru_cache(maxsize=4096)(self._decode)
         self.alone = lru_cache(maxsize=4096)(self._encode_alone)
 
-    def first(self, system: str, user: str) -> Ids:
+    def first(self, system: str, user: str, tools: str = "") -> Ids:
         return (SYSTEM, *self.encode(system), *self.next(user))
 
     def _encode_alone(self, user: str) -> Ids:
@@ -49,6 +49,11 @@ class MessageChat(Chat):
 
     def next(self, user: str) -> Ids:
         return (USER, *self.encode(user), REPLY)
+
+    @property
+    def writes_calls(self) -> bool:
+        """Servers have different formats, so the rules list the tools."""
+        return False
 
     def keep(self, piece: Piece, tokens: int) -> Ids:
         """A reply as ids: one for its text, then NOTHING up to the number of tokens."""

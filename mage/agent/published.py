@@ -13,7 +13,7 @@ from mage.agent.dialogue import Dialogue
 from mage.agent.history import Prompt, short
 from mage.agent.prompts import template
 from mage.environments.base import Environment, State, Wording
-from mage.types import Completion
+from mage.types import Completion, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,13 @@ class PublishedDialogue(Dialogue):
         shown = len(self.steps) - prompt.folded - 1
         return self._prompt(shown) if shown >= 1 else None
 
-    def add(self, completion: Completion, written: str | None, move: str | None) -> None:
+    def add(
+        self,
+        completion: Completion,
+        written: str | None,
+        move: str | None,
+        calls: Sequence[ToolCall] = (),
+    ) -> None:
         if move is None:
             self.action = f"{short(written or 'none')} (not valid)"
         else:

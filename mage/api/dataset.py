@@ -113,6 +113,7 @@ def _prompt(prompts: Json | None, episode: int, index: int) -> str | None:
 def _reply(turn: Json) -> Json:
     completion = turn["completion"]
     return {
+        "calls": [[call["completion"]["text"], call["result"]] for call in turn.get("calls", ())],
         "reply": completion["text"],
         "action": turn["action"],
         "legal": turn["legal"],

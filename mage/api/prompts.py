@@ -50,10 +50,10 @@ def _prompts(recipe: Recipe, chat: Chat) -> Iterator[tuple[str, tuple[int, ...]]
     recipe.environment().check_data()
     setup = replace(scripted_setup(recipe, chat), episodes=recipe.play.episodes)
     turns = write_demonstrations(setup, [task], 0, Script(note=_NOTE))
-    plays = [turn for turn in turns if turn.turn.kind == "play"]
+    plays = [turn for turn in turns if turn.kind == "play"]
     yield "episode 1, turn 1", plays[0].turn.prompt_ids
     for turn in turns:
-        if turn.turn.kind == "reflect" and turn.where.episode == 1:
+        if turn.kind == "reflect" and turn.where.episode == 1:
             yield "reflection after episode 1", turn.turn.prompt_ids
     last = _last(plays)
     place = f"episode {last.where.episode + 1}, turn {last.where.index + 1}"

@@ -25,6 +25,7 @@ def find_conflicts(recipe: Options, origin: Origin) -> list[str]:
         *_check_plays(recipe, origin),
         *_check_opponents(recipe, origin),
         *_check_rewards(recipe, origin),
+        *_check_tools(recipe, origin),
     ]
 
 
@@ -64,6 +65,10 @@ def _worlds(recipe: Options) -> list[Any]:
     return list(recipe.environment().inside().values())
 
 
+def _offers_tools(recipe: Options) -> bool:
+    return any(world.tools() for world in _worlds(recipe))
+
+
 _SINGLE_AGENT = "in an environment without opponents"
 _PUBLISHED = 'with agent.prompts = "published"'
 _RANDOM = 'with warmup.play = "random"'
@@ -86,6 +91,18 @@ _RULES: tuple[tuple[str, str, str, Callable[[Options], bool]], ...] = (
     ),
     ("run", "keep_transcripts", "while run.episodes_every = 0", lambda r: r.run.episodes_every > 0),
     ("agent", "fold think_first past_turns", _PUBLISHED, lambda r: r.agent.prompts == "chat"),
+    (
+        "agent",
+        "tool_calls tool_seconds tool_characters",
+        "in environments without tools",
+        _offers_tools,
+    ),
+    (
+        "agent",
+        "tool_seconds tool_characters",
+        "with agent.tool_calls = 0",
+        lambda r: r.agent.tool_calls > 0,
+    ),
     ("agent", "window fold", "with agent.past_turns = false", lambda r: r.agent.past_turns),
     ("agent", "reflection_tokens", _NO_REFLECTIONS, lambda r: r.memory().reflects),
     ("returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"),
@@ -245,6 +262,16 @@ def _reward_fault(path: str) -> str | None:
     except UserError as error:
         return str(error)
     return None if callable(found) else "is not a function of an episode"
+
+
+def _check_tools(recipe: Options, origin: Origin) -> list[str]:
+    agent = recipe.agent
+    if agent.prompts == "chat" or not agent.tool_calls or not imports_foreign_code():
+        return []
+    if not _offers_tools(recipe):
+        return []
+    fault = 'has no tools, but the environment offers some: use "chat", or agent.tool_calls = 0'
+    return [origin.mistake("agent.prompts", agent.prompts, fault)]
 
 
 def _check_opponents(recipe: Options, origin: Origin) -> list[str]:

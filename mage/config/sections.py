@@ -224,6 +224,17 @@ class AgentOptions(Section):
     )
     max_tokens: int = Field(256, ge=1, description="token limit of a reply with an action")
     reflection_tokens: int = Field(256, ge=1, description="token limit of a reflection")
+    tool_calls: int = Field(
+        4, ge=0, description="calls of tools in one turn; 0 = tools are not offered"
+    )
+    tool_seconds: float = Field(10.0, gt=0, description="time limit of a call; then it is stopped")
+    tool_characters: int = Field(
+        2000, ge=1, description="length limit of a tool's result; the rest is cut"
+    )
+
+    def tool_limits(self) -> tuple[int, float, int]:
+        """Calls in a turn, seconds of a call, characters of a result."""
+        return self.tool_calls, self.tool_seconds, self.tool_characters
 
     def shown(self) -> tuple[int | None, int, bool, PromptStyle]:
         """What a prompt shows: past turns in full (None = all), turns folded at once, the request

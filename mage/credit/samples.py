@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from mage.config.sections import ReturnOptions
 from mage.credit.advantages.base import Estimator
 from mage.credit.returns import compute_returns
-from mage.types import Credit, MetaEpisode, Return, Sample
+from mage.types import (
+    Choices,
+    Completion,
+    Credit,
+    MetaEpisode,
+    ReplyKind,
+    Return,
+    Sample,
+    Turn,
+)
 
 
 def assign_credit(
@@ -23,19 +32,31 @@ def compute_all_returns(metas: Sequence[MetaEpisode], options: ReturnOptions) ->
 def make_samples(credits: Sequence[Credit], *, reflections: bool = True) -> list[Sample]:
     """Training rows with the token ids and logprobs exactly as they were sampled.
 
-    Empty replies are left out. With `reflections=False`, reflections get advantage 0: only the KL
-    term acts on them.
+    A turn that called tools has one row for each reply, all with the advantage of the turn: results
+    are part of prompts. Empty replies are left out. With `reflections=False`, reflections get
+    advantage 0: only the KL term acts on them.
     """
     return [
         Sample(
-            prompt_ids=turn.prompt_ids,
-            reply_ids=turn.completion.token_ids,
-            old_logprobs=turn.completion.logprobs,
+            prompt_ids=prompt_ids,
+            reply_ids=completion.token_ids,
+            old_logprobs=completion.logprobs,
             advantage=credit.advantage if reflections or turn.kind == "play" else 0.0,
-            choices=turn.choices,
-            kind=turn.kind,
+            choices=choices,
+            kind=kind,
             where=credit.source.where,
         )
         for credit in credits
-        if (turn := credit.source.turn).completion.token_ids
+        for turn in [credit.source.turn]
+        for kind, prompt_ids, completion, choices in _replies(turn)
+        if completion.token_ids
     ]
+
+
+_Reply = tuple[ReplyKind, tuple[int, ...], Completion, Choices]
+
+
+def _replies(turn: Turn) -> list[_Reply]:
+    """Kind, prompt, ids and choices among legal moves of every reply of a turn."""
+    calls: list[_Reply] = [("call", one.prompt_ids, one.completion, ()) for one in turn.calls]
+    return [*calls, (turn.kind, turn.prompt_ids, turn.completion, turn.choices)]

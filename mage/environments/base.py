@@ -11,7 +11,7 @@ import json
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -80,6 +80,13 @@ class State(ABC):
 
     def refuse(self, written: str | None) -> None:  # noqa: B027 (the default is to do nothing)
         """Called when the agent's last reply named no legal move; a world may show a message."""
+
+    def calls(self) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        """Tool calls that make sense now, each with name and arguments, in the order of an expert.
+
+        The warm-up teaches their form, and `mage check` makes them. Play does not use them.
+        """
+        return ()
 
     def expert(self) -> str | None:
         """The move of the world's expert, if it has one; evaluation reports the expert's score."""
@@ -218,6 +225,14 @@ class Environment(BaseModel, ABC):
     @abstractmethod
     def forfeit_score(self) -> float:
         """The score of an agent that gives no legal move: at most the score of the worst loss."""
+
+    def tools(self) -> Sequence[Callable[..., Any]]:
+        """Functions that the agent may call before it acts (docs/tutorials/tools.md).
+
+        Type hints and docstring describe them. A function whose first parameter is `self` or
+        `state`, such as a method of the state's class, gets the running state.
+        """
+        return ()
 
     def forfeits_at_limit(self) -> bool:
         """Whether an agent that reaches the turn limit with an illegal reply loses the episode."""

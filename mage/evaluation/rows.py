@@ -76,7 +76,7 @@ def task_row(played: MetaEpisode, world: str = "") -> TaskRow:
 
 
 def _reply_tokens(episode: Episode) -> int:
-    return sum(len(turn.completion.token_ids) for turn in episode.turns)
+    return sum(turn.tokens for turn in episode.turns)
 
 
 def _reflection_tokens(episode: Episode) -> int:

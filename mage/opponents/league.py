@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from mage.agent.agent import Agent
 from mage.agent.dialogue import Dialogue
 from mage.agent.styles import open_dialogue
+from mage.agent.turns import take_turn
 from mage.config.errors import UserError
 from mage.environments.base import Environment, State
 from mage.opponents.base import Knowledge, Opponent
@@ -90,10 +91,10 @@ class FrozenAgent(Opponent):
         if known is None:
             known = open_dialogue(agent, self.environment, seat, 1, self.episodes)
             self._dialogues[state] = known
-        prompt = known.ask(state)
-        completion = await agent.reply(prompt.ids, derive(rng.getrandbits(60), "league"))
+        seed = derive(rng.getrandbits(60), "league")
+        _, completion, calls = await take_turn(agent, known, state, seed, tool_seed=seed)
         written = agent.read(completion)
         action = None if written is None else known.wording.read(state, written)
         move = rng.choice(state.legal()) if action is None else action
-        known.add(completion, written, move)
+        known.add(completion, written, move, calls)
         return move

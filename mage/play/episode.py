@@ -9,13 +9,14 @@ from mage.agent.agent import Agent
 from mage.agent.dialogue import Dialogue
 from mage.agent.history import Prompt
 from mage.agent.styles import open_dialogue, style_of
+from mage.agent.turns import take_turn
 from mage.environments.base import Environment, State
 from mage.memory.base import Memory
 from mage.opponents.base import Opponent, meet, move_rng
 from mage.play.policy import PolicyPlayer, Seen
 from mage.play.rewards import RewardTerm, add_rewards
 from mage.seeds import derive
-from mage.types import Completion, Ending, Episode, Move, Task, Turn
+from mage.types import Completion, Ending, Episode, Move, Task, ToolCall, Turn
 
 Recall = Callable[[str], Awaitable[str]]  # opening of an episode -> memory shown in the episode
 # Recaps of episodes that did not finish.
@@ -138,17 +139,20 @@ async def _let_opponent_move(
 async def _take_turn(
     setup: PlaySetup, ref: EpisodeRef, state: State, number: int, dialogue: Dialogue
 ) -> tuple[Turn, str | None]:
-    """Get one reply of the agent, judge it, and keep it; returns also the legal move in it."""
-    observation, prompt = dialogue.observe(state), dialogue.ask(state)
-    seed = derive(ref.seed, ref.number, number)
+    """Let the agent call tools and reply, judge it, and keep it; returns also the legal move."""
+    observation, seed = dialogue.observe(state), derive(ref.seed, ref.number, number)
+    calls: tuple[ToolCall, ...] = ()
     if setup.policy is None:
-        prompt, completion = await _reply(setup.agent, dialogue, prompt, seed)
+        tool_seed = setup.environment.episode_seed(ref.task.seed, ref.number)
+        played = await take_turn(setup.agent, dialogue, state, seed, tool_seed)
+        prompt, completion, calls = played
     else:
+        prompt = dialogue.ask(state)
         completion = _ask_policy(setup.policy, ref, state, number, dialogue, prompt, seed)
     written = setup.agent.read(completion)
     action = None if written is None else dialogue.wording.read(state, written)
-    turn = _judge(setup, state, dialogue, observation, prompt, completion, written, action)
-    dialogue.add(completion, written, action)
+    turn = _judge(setup, state, dialogue, observation, prompt, completion, written, action, calls)
+    dialogue.add(completion, written, action, calls)
     return turn, action
 
 
@@ -175,20 +179,6 @@ def _ask_policy(
     return player.reply(seen)
 
 
-async def _reply(
-    agent: Agent, dialogue: Dialogue, prompt: Prompt, seed: int
-) -> tuple[Prompt, Completion]:
-    """A reply. A prompt that the engine refuses as too long is shortened and sent again."""
-    completion = await agent.reply(prompt.ids, seed)
-    while completion.finish == "overflow":
-        shorter = dialogue.shorten(prompt)
-        if shorter is None:
-            break
-        prompt = shorter
-        completion = await agent.reply(prompt.ids, seed)
-    return prompt, completion
-
-
 def _judge(
     setup: PlaySetup,
     state: State,
@@ -198,6 +188,7 @@ def _judge(
     completion: Completion,
     written: str | None,
     action: str | None,
+    calls: tuple[ToolCall, ...],
 ) -> Turn:
     """The record of a reply: the action as it was written, and as the state spells it.
 
@@ -206,6 +197,7 @@ def _judge(
     agent, legal = setup.agent, dialogue.wording.words(state)
     overflow = completion.finish == "overflow"
     penalty = 0.0 if action is not None or overflow else setup.illegal_penalty
+    replies, limit = (*(call.completion for call in calls), completion), agent.sampling.max_tokens
     return Turn(
         kind="play",
         anchor=state.anchor(dialogue.seat),
@@ -215,11 +207,12 @@ def _judge(
         action=written if action is None else dialogue.wording.word(action),
         choices=agent.choices(completion, legal),
         legal=action is not None,
-        penalty=_length_penalty(setup, completion, agent.sampling.max_tokens) - penalty,
+        penalty=min(_length_penalty(setup, reply, limit) for reply in replies) - penalty,
         cut_off=action is None and agent.is_cut_off(completion),
         folded=prompt.folded,
         overflow=overflow or not prompt.fits,
         legal_moves=legal,
+        calls=calls,
     )
 
 

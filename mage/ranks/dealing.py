@@ -134,7 +134,13 @@ def collect_metas(metas: Sequence[MetaEpisode], ranks: Ranks) -> list[MetaEpisod
 
 def _without_tokens(turn: Turn) -> Turn:
     return replace(
-        turn, observation="", prompt_ids=(), completion=_NOTHING, choices=(), legal_moves=()
+        turn,
+        observation="",
+        prompt_ids=(),
+        completion=_NOTHING,
+        choices=(),
+        legal_moves=(),
+        calls=(),
     )
 
 

@@ -158,6 +158,9 @@ def _describe_moves(episode: Episode, seat: int) -> Iterator[str]:
 
 def _describe_turn(turn: Turn) -> Iterator[str]:
     yield _line("Sees", turn.observation)
+    for call in turn.calls:
+        yield _line("Calls a tool", call.completion.text)
+        yield _line("Gets", call.result, "an error" if call.failed else "")
     read = f"{'legal' if turn.legal else 'ILLEGAL'}: {turn.action}"
     remarks = (
         "no action found, illegal" if turn.action is None else read,

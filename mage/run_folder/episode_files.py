@@ -126,9 +126,14 @@ def index_row(number: int, meta: Any) -> list[Any]:
         sum(not turn.legal for turn in turns),
         sum(turn.completion.finish == "length" for turn in turns),
         len(turns),
-        sum(len(turn.completion.token_ids) for turn in turns),
+        sum(len(reply.token_ids) for turn in turns for reply in _completions(turn)),
         sum(episode.reflection is not None for episode in episodes),
     ]
+
+
+def _completions(turn: Any) -> list[Any]:
+    """All replies of a turn; stored turns without calls of tools do not have the field."""
+    return [*(call.completion for call in getattr(turn, "calls", ())), turn.completion]
 
 
 def _lines(metas: Sequence[MetaEpisode]) -> str:

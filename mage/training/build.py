@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
+from mage.agent.tools import ToolLimits
 from mage.config.errors import UserError
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
@@ -53,7 +54,8 @@ class Components:
         own, recipe = self.recipe.agent, self.recipe
         draw = recipe.evaluation_sampler() if evaluating else recipe.training_sampler()
         sampling = SamplingOptions(*draw, own.max_tokens, own.reflection_tokens)
-        return Agent(self.engine, self.chat, sampling, *own.shown())
+        limits = ToolLimits(*own.tool_limits())
+        return Agent(self.engine, self.chat, sampling, *own.shown(), limits)
 
     def play_setup(self, evaluating: bool = False, memory: Memory | None = None) -> PlaySetup:
         """What meta-episodes need besides their task, in training or in evaluation."""

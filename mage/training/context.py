@@ -12,6 +12,7 @@ from typing import Any
 
 from mage.agent.agent import LONGEST_NOTE, Agent, SamplingOptions
 from mage.agent.chat import Chat
+from mage.agent.tools import ToolLimits
 from mage.config.errors import ConfigError
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
@@ -98,9 +99,10 @@ def scripted_setup(recipe: Recipe, chat: Chat, reflection_tokens: int = _ROOM) -
     """What scripted play of a recipe needs: no model, and replies of any length."""
     engine = ScriptedEngine(lambda request: "", chat.encode)  # replaced by the scripted player
     sampling = SamplingOptions(max_tokens=_ROOM, reflection_tokens=reflection_tokens)
+    own = recipe.agent
     return PlaySetup(
         environment=recipe.environment(),
-        agent=Agent(engine, chat, sampling, *recipe.agent.shown()),
+        agent=Agent(engine, chat, sampling, *own.shown(), ToolLimits(*own.tool_limits())),
         memory=recipe.memory(),
         episodes=max(recipe.play.episodes, recipe.evaluation_episodes()),
         numbered=recipe.play.numbered,

@@ -14,8 +14,13 @@ from mage.types import Credit, MetaEpisode
 MetricSums = dict[str, tuple[float, float]]  # name -> sum and count
 
 
-def play_sums(metas: Sequence[MetaEpisode], by_world: bool = False) -> MetricSums:
-    """Results of an update's meta-episodes, by episode position; in a mix also by world."""
+def play_sums(
+    metas: Sequence[MetaEpisode], by_world: bool = False, tools: bool = False
+) -> MetricSums:
+    """Results of an update's meta-episodes, by episode position; in a mix also by world.
+
+    `tools`: an environment offers tools, so their calls are counted.
+    """
     sums: dict[str, list[float]] = defaultdict(list)
     for meta in metas:
         for number, episode in enumerate(meta.episodes, start=1):
@@ -31,7 +36,12 @@ def play_sums(metas: Sequence[MetaEpisode], by_world: bool = False) -> MetricSum
             sums["cut_off_rate"] += [turn.cut_off for turn in episode.turns]
             sums["folded_rate"] += [turn.folded > 0 for turn in episode.turns]
             sums["overflow_rate"] += [turn.overflow for turn in episode.replies]
-            sums["reply_length"] += [len(turn.completion.token_ids) for turn in episode.turns]
+            sums["reply_length"] += [turn.tokens for turn in episode.turns]
+            if tools:
+                sums["tool_calls"] += [len(turn.calls) for turn in episode.turns]
+                sums["tool_errors"] += [
+                    call.failed for turn in episode.turns for call in turn.calls
+                ]
             if episode.reflection is not None:
                 sums["reflection_length"].append(len(episode.reflection.completion.token_ids))
     totals = {

@@ -333,8 +333,9 @@ class Trainer:
         self, metas: Sequence[MetaEpisode], credit: SharedCredit, learned: Metrics
     ) -> Metrics:
         """The metrics of the update over all ranks, with warnings about them."""
-        is_mix = len(self.recipe.environment().inside()) > 1
-        sums = self.ranks.gather(play_sums(metas, is_mix) | credit_sums(credit.counted))
+        worlds = self.recipe.environment().inside().values()
+        played = play_sums(metas, len(worlds) > 1, any(world.tools() for world in worlds))
+        sums = self.ranks.gather(played | credit_sums(credit.counted))
         figures: Metrics = {"update": self.done} | means(sums) | learned
         if self.league is not None:
             self.league.learn_scores(metas, self.ranks)

@@ -179,12 +179,24 @@ def _turn(stored: Json, tokenizer: Tokenizer | None, moves: TurnMoves | None) ->
         for name in ("kind", "anchor", "observation", "action", "legal", "penalty")
     }
     return plain | {
+        "calls": [_call(call, tokenizer) for call in stored.get("calls", ())],
         "text": completion["text"],
         "finish": completion["finish"],
         "prompt_tokens": len(stored["prompt_ids"]),
         "tokens": None if tokenizer is None else _tokens(completion, tokenizer),
         "choices": None if tokenizer is None else _choices(stored, tokenizer),
         "chances": None if moves is None else _chances(moves),
+    }
+
+
+def _call(stored: Json, tokenizer: Tokenizer | None) -> Json:
+    """A reply that called a tool, and the result."""
+    completion = stored["completion"]
+    return {
+        "text": completion["text"],
+        "tokens": None if tokenizer is None else _tokens(completion, tokenizer),
+        "result": stored["result"],
+        "failed": stored["failed"],
     }
 
 

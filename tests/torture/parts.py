@@ -22,10 +22,11 @@ class Sizes:
     trajectories: int
     disks: int
     updates: int
+    calls: int
 
 
-FULL = Sizes(1, 1.0, 500, 1_000_000, 10_000, 5_000, 4, 1_000)
-SHORT = Sizes(60, 0.0, 10, 3_000, 300, 100, 1, 20)
+FULL = Sizes(1, 1.0, 500, 1_000_000, 10_000, 5_000, 4, 1_000, 5_000)
+SHORT = Sizes(60, 0.0, 10, 3_000, 300, 100, 1, 20, 400)
 Part = Callable[[Path, Sizes, int], list[Result]]
 
 
@@ -84,6 +85,12 @@ def disks(place: Path, sizes: Sizes, seed: int) -> list[Result]:
     return part.torture(place, sizes.disks, seed)
 
 
+def tools(place: Path, sizes: Sizes, seed: int) -> list[Result]:
+    from tests.torture import tools as part
+
+    return [part.torture(sizes.calls, seed)]
+
+
 def long_run(place: Path, sizes: Sizes, seed: int) -> list[Result]:
     from tests.torture import long_run as part
 
@@ -105,6 +112,7 @@ PARTS: dict[str, Part] = {
     "kills_of_workers": kills_of_workers,
     "kills_of_ranks": kills_of_ranks,
     "replies": replies,
+    "tools": tools,
     "disks": disks,
     "suites": suites,
     "configurations": configurations,

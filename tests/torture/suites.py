@@ -9,6 +9,7 @@ from tests.torture.result import Result
 SUITES = {
     "behaviours of a hostile server": ["tests/test_hostile_server.py"],
     "hostile environments and game servers": ["tests/test_openenv.py", "tests/test_gymnasium.py"],
+    "hostile tools": ["tests/test_hostile_tools.py"],
     "crafted model files and templates": [
         "tests/test_model_files.py",
         "tests/test_models_gguf.py",

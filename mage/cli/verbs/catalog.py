@@ -163,9 +163,10 @@ def _find_outside(name: str) -> Opponent | None:
 
 def _check_environment(world: Environment, path: Path, games: int, write: bool) -> Verdict:
     from mage.api.contracts import compare_golden, write_golden
+    from mage.api.tool_check import check_tools
 
     remarks: list[str] = []
-    faults = check(world, games, remarks=remarks)
+    faults = check(world, games, remarks=remarks) + check_tools(world)
     if write:
         write_golden(world, path)
         return faults, [*remarks, f"wrote the golden play-through {path}"]

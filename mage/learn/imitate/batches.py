@@ -45,11 +45,11 @@ def held_out(
         "play": turns,
         "reflect": -(-turns // 4) if setup.memory.reflects and setup.episodes > 1 else 0,
     }
-    found: dict[str, list[Demonstration]] = {"play": [], "reflect": []}
+    found: dict[str, list[Demonstration]] = {"play": [], "reflect": [], "call": []}
     while any(len(found[kind]) < count for kind, count in wanted.items()):
         seed = derive(seed)
         for demonstration in _write_some(setup, tasks, seed, script):
-            found[demonstration.turn.kind].append(demonstration)
+            found[demonstration.kind].append(demonstration)
     rng = random.Random(seed)
     return rng.sample(found["play"], wanted["play"]), rng.sample(
         found["reflect"], wanted["reflect"]
@@ -145,7 +145,7 @@ def _write_some(
     """Scripted play of the next few tasks; raises if the script cannot play this environment."""
     some = list(itertools.islice(tasks, _AT_ONCE))
     written = write_demonstrations(setup, some, seed, script)
-    if not any(demonstration.turn.kind == "play" for demonstration in written):
+    if not any(demonstration.kind == "play" for demonstration in written):
         raise UserError(
             f'warmup.play = "expert", but {setup.environment.name} has no expert; set '
             'warmup.play to "random"'

@@ -1,5 +1,8 @@
 """Scripted play in any environment: random or expert moves, and notes that state facts.
 
+In a state with tool calls that make sense (`State.calls`), the random player makes one of them
+before half of its moves. The expert makes all of them, in their order.
+
 Random moves teach the answer format and nothing else. Expert moves (`State.expert`) also teach how
 to win; random moves among them (`noise`) are played but not taught, so that the memory of later
 episodes also holds failures. With `repeat_wins` the taught move after a won episode is the move of
@@ -17,12 +20,23 @@ from dataclasses import dataclass, replace
 from mage.agent.agent import Sampler, random_move
 from mage.agent.chat import Ids
 from mage.agent.styles import style_of, wording_of
+from mage.agent.tools import write_call
 from mage.config.errors import UserError
 from mage.engines.base import ScriptedEngine, run
 from mage.environments.base import State
 from mage.play import PlaySetup, play_meta_episode, recap_text
 from mage.seeds import derive
-from mage.types import Completion, Ending, MetaEpisode, Request, Sample, Task, Turn, TurnRef
+from mage.types import (
+    Completion,
+    Ending,
+    MetaEpisode,
+    ReplyKind,
+    Request,
+    Sample,
+    Task,
+    Turn,
+    TurnRef,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +56,17 @@ class Script:
 class Demonstration:
     """A turn of scripted play. `reply_ids` is the reply that the model should learn, end included.
 
-    `legal` holds the legal moves of the turn; it is empty for a note.
+    `legal` holds the legal moves of the turn; it is empty for a note and for a call of a tool.
     """
 
     turn: Turn
     reply_ids: Ids
     legal: tuple[str, ...]
     where: TurnRef
+
+    @property
+    def kind(self) -> ReplyKind:
+        return "call" if self.turn.kind == "play" and not self.legal else self.turn.kind
 
     def sample(self) -> Sample:
         """The demonstration as a row of training data."""
@@ -58,7 +76,7 @@ class Demonstration:
             (0.0,) * len(self.reply_ids),
             1.0,
             self.turn.choices,
-            self.turn.kind,
+            self.kind,
             self.where,
         )
 
@@ -122,6 +140,7 @@ class DemonstrationPlayer(_Player):
         self.moves: list[list[str]] = []  # of every state
         self.legal: list[tuple[str, ...]] = []
         self.taught: list[bool] = []  # of every move
+        self.called = 0  # tools since the last move
 
     def _reply(self, request: Request) -> str:
         """A request with stop strings asks for a move; any other request asks for a note."""
@@ -137,15 +156,28 @@ class DemonstrationPlayer(_Player):
                 return len(self.chat.encode(reply(note))) < request.max_tokens
 
             return reply(self.script.note or factual_note(recap, self.rng, fits))
-        self.legal.append(self.wording.words(state))
-        move = self.wording.word(self._choose_move(state))
-        text = f"{self.chat.thought_end}<action>{move}</action>"
+        text = self._choose_call(state)
+        if text is None:
+            self.legal.append(self.wording.words(state))
+            text = f"<action>{self.wording.word(self._choose_move(state))}</action>"
+        text = self.chat.thought_end + text
         if (length := len(self.chat.encode(text))) > request.max_tokens:
             raise UserError(
                 f"agent.max_tokens = {request.max_tokens} is too small: the answer {text} takes "
                 f"{length} tokens with this model; set agent.max_tokens to {length} or more"
             )
         return text
+
+    def _choose_call(self, state: State) -> str | None:
+        """A call of a tool, if the agent has tools and the next reply is one."""
+        agent, expert = self.setup.agent, self.script.expert
+        calls = state.calls()[: agent.limits.calls] if agent.tools(self.setup.environment) else ()
+        left = calls[self.called :] if expert or not self.called else ()
+        if left and (expert or self.rng.random() < 0.5):
+            self.called += 1
+            return write_call(*(left[0] if expert else self.rng.choice(left)))
+        self.called = 0
+        return None
 
     def _choose_move(self, state: State) -> str:
         """The next move; also records whether it is taught."""
@@ -181,6 +213,9 @@ class DemonstrationPlayer(_Player):
                 end = self.chat.end_ids[:1] if turn.kind == "reflect" else ()
                 where = TurnRef(meta.group, meta.member, number, index, meta.task.opponent)
                 legal, taught = next(moves) if turn.kind == "play" else ((), True)
+                for call in turn.calls if taught else ():
+                    said = replace(turn, prompt_ids=call.prompt_ids, choices=(), calls=())
+                    yield Demonstration(said, call.completion.token_ids, (), where)
                 if taught:
                     yield Demonstration(turn, turn.completion.token_ids + end, legal, where)
 

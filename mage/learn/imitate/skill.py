@@ -1,5 +1,6 @@
 """How well a model follows the answer format, measured on held-out situations.
 
+A reply that calls a tool follows it too.
 Measured are the share of readable answers, the share of legal moves, and the entropy among the
 legal moves. Reinforcement learning needs that entropy to explore.
 """
@@ -42,15 +43,17 @@ def measure(
     moves: Sequence[Demonstration],
     notes: Sequence[Demonstration],
     learn: LearnOptions,
+    tools: bool = False,
 ) -> Skill:
     """Sample a reply in every situation as in training. Seeds are equal before and after."""
     limit = agent.engine.capacity
     prompts = enumerate(demonstration.turn.prompt_ids for demonstration in moves)
-    replies = run((agent.reply(ids, number) for number, ids in prompts), limit=limit)
+    replies = run((agent.reply(ids, number, tools) for number, ids in prompts), limit=limit)
+    calls = [tools and agent.read_call(completion) is not None for completion in replies]
     words = [agent.read(completion) for completion in replies]
     legal = [
-        word is not None and named(word, demonstration.legal) is not None
-        for word, demonstration in zip(words, moves, strict=True)
+        called or (word is not None and named(word, demonstration.legal) is not None)
+        for called, word, demonstration in zip(calls, words, moves, strict=True)
     ]
     prompts = enumerate(demonstration.turn.prompt_ids for demonstration in notes)
     written = run((agent.write(ids, number) for number, ids in prompts), limit=limit)
@@ -61,7 +64,7 @@ def measure(
     agent.engine.release()  # what follows computes with the learner's memory
     asked = [demonstration.sample() for demonstration in moves]
     return Skill(
-        readable=sum(word is not None for word in words) / len(words),
+        readable=sum(map(_is_readable, words, calls)) / len(words),
         legal=sum(legal) / len(legal),
         entropy=action_entropy(
             model,
@@ -72,6 +75,10 @@ def measure(
         ),
         true_notes=sum(true) / len(true) if true else None,
     )
+
+
+def _is_readable(word: str | None, called: bool) -> bool:
+    return called or word is not None
 
 
 def _is_true(agent: Agent, reply: Completion, demonstration: Demonstration) -> bool:

@@ -97,11 +97,13 @@ def warm_up(
     watch(f"writing {options.steps * options.batch:,} demonstrations of {options.play} play")
     batches = _taught_batches(setup, tasks, own_tasks or tasks, options, seed, write)
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
-    before = measure(model, setup.agent, moves, notes, learn)
+    worlds = setup.environment.inside().values()
+    tools = any(setup.agent.tools(world) for world in worlds)
+    before = measure(model, setup.agent, moves, notes, learn, tools)
     losses = _teach(model, trainable, batches, options, learn, watch)
     setup.agent.engine.refresh(setup.agent.engine.policy_version + 1)
     watch("measuring again")
-    after = measure(model, setup.agent, moves, notes, learn) if losses else before
+    after = measure(model, setup.agent, moves, notes, learn, tools) if losses else before
     return Warmup(
         turns=len(moves),
         notes=len(notes),

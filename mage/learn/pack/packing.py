@@ -244,7 +244,7 @@ def _reply_tokens(
         advantages=moved(np.repeat([float(sample.advantage) for sample in samples], lengths)),
         on_reflection=moved(np.repeat(reflects, lengths)),
         index=moved(np.repeat([row.offset for row in rows], lengths) + place),
-        plays=int((~reflects).sum()),
+        plays=sum(sample.kind == "play" for sample in samples),
         **{name: moved(array) for name, array in _choices(samples, parents).items()},
     )
 

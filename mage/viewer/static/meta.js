@@ -136,6 +136,11 @@
       ${board}
       ${turn.kind === "play" && html`<details open=${!board}><summary>state</summary><${mage.Text}
         text=${turn.observation} /></details>`}
+      ${turn.calls.map(
+        (call) => html`<div class="call"><${Reply} turn=${call} />
+          <div class=${`result ${call.failed ? "failed" : ""}`}><span
+            class="quiet">${call.failed ? "error" : "result"}</span><${mage.Text} text=${call.result} /></div></div>`,
+      )}
       <${Reply} turn=${turn} />
       ${turn.chances ? html`<${Chances} turn=${turn} />` : html`<${Choices} choices=${turn.choices} />`}
       <div class="badges">
