@@ -1,6 +1,7 @@
 """The endpoint engine against a hostile server: one message, nothing stored, no secret shown."""
 
 import json
+import time
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,13 +97,15 @@ def test_a_key_in_the_extra_fields_is_refused_and_not_repeated(server: HostileSe
     engine_at(server, "silence", extra={"prompt_cache_key": "a"})
 
 
-def test_requests_without_an_answer_count_against_the_budget(server: HostileServer) -> None:
+def test_requests_without_an_answer_count_against_the_budget() -> None:
     """A request may cost .000206 (156 bytes and 50 tokens); the budget allows two of them."""
-    before = len(server.received)
-    engine = engine_at(server, "silence", retries=9, budget=0.0005)
-    with pytest.raises(EndpointError, match=r"engines\.budget = 0\.0005 is used up"):
-        ask(engine, "Go.")
-    assert len(server.received) - before == 2
+    with HostileServer() as server:
+        engine = engine_at(server, "silence", retries=9, budget=0.0005)
+        with pytest.raises(EndpointError, match=r"engines\.budget = 0\.0005 is used up"):
+            ask(engine, "Go.")
+        while len(server.received) < 2:  # a busy machine reads a request after its time limit
+            time.sleep(0.01)
+        assert len(server.received) == 2
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", "1e400"])
