@@ -418,7 +418,7 @@ def test_a_failed_start_deletes_a_new_run_only_if_it_is_unused_and_empty(
             held.enter_context(lock_run(path))
         raise RunError("cannot write: No space left on device")
 
-    monkeypatch.setattr("mage.training.trainer.train", fail)
+    monkeypatch.setattr("mage.api.runs.train_shown", fail)
     words = ["train", "demo", "--run.name=mine", "--runs", str(path.parent)]
     with held:
         done = CliRunner().invoke(app, words)
