@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mage.config.errors import UserError
 from mage.config.recipe import Recipe
 from mage.environments.base import Environment
 from mage.opponents.base import Population, allocate, find, population_of
@@ -76,11 +75,7 @@ def _pool(world: Environment, population: Population, update: int) -> dict[str, 
         return pool
     # Updates of a warm-up have negative numbers. A league has no copies before training.
     present = {name: share for name, share in pool.items() if not find(name).trains_only}
-    if not present:
-        raise UserError(
-            f"a warm-up cannot play against {', '.join(pool)}: add another opponent to "
-            "opponents.train"
-        )
+    present = present or {"random": 1.0}
     total = sum(present.values())
     return {name: share / total for name, share in present.items()}
 
