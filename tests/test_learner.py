@@ -105,6 +105,17 @@ def test_a_model_with_other_logits_is_refused(packed: bool) -> None:
         build(0.25)
 
 
+def test_a_model_that_does_not_take_padded_rows_is_refused() -> None:
+    """Doge computes other probabilities for a row beside a longer one."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("doge", **SMALL)).eval()
+    for value in model.parameters():
+        if value.dim() > 1:
+            value.data.normal_(0, 0.2)
+    with pytest.raises(UserError, match="the learner computes other probabilities than Doge"):
+        Learner(model, LearnOptions(packed=False))
+
+
 def test_the_entropy_bonus_drives_the_action_to_uniform() -> None:
     """Without reward the bonus drives a choice of two and one of three to the maximum, log 6."""
     learner = Learner(make_model(exact=False), LearnOptions(lr=0.02))

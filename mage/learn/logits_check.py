@@ -9,7 +9,7 @@ from mage.config.errors import UserError
 from mage.learn.pack.tries import Row, prepare
 from mage.types import Sample, TurnRef
 
-_SHARED, _REPLY = 12, 4  # tokens of the prompt that the rows share, and of each reply
+_SHARED, _MORE, _REPLY = 12, 5, 4  # tokens: of both prompts, more of the second, of each reply
 _GAP, _HALF_GAP = 0.01, 0.25  # of log-probabilities, in float32 and in half precision
 
 
@@ -19,8 +19,8 @@ def check_logits(
 ) -> None:
     """Refuse a model whose own log-probabilities differ from those that the learner computes.
 
-    The learner packs rows with a common prefix, and it multiplies the last hidden state by the
-    head. Some models scale their logits, and some do not take another attention.
+    The learner packs rows with a common prefix or pads them, and it multiplies the last hidden
+    state by the head. Some models scale their logits, and some do not take another attention.
     """
     vocabulary = model.get_output_embeddings().weight.shape[0]
     rows = prepare(_sample(number, vocabulary) for number in (1, 2))
@@ -34,15 +34,16 @@ def check_logits(
 
 
 def _sample(number: int, vocabulary: int) -> Sample:
-    ids = [token % vocabulary for token in (*range(_SHARED), *range(number, number + _REPLY))]
+    prompt = range(_SHARED + _MORE * (number - 1))
+    ids = [token % vocabulary for token in (*prompt, *range(number, number + _REPLY))]
     zeros = (0.0,) * _REPLY
     where = TurnRef(0, number, 0, 0, "")
-    return Sample(tuple(ids[:_SHARED]), tuple(ids[_SHARED:]), zeros, 0.0, (), "play", where)
+    return Sample(tuple(ids[:-_REPLY]), tuple(ids[-_REPLY:]), zeros, 0.0, (), "play", where)
 
 
 def _own(model: PreTrainedModel, row: Row, temperature: float) -> torch.Tensor:
     """Log-probabilities of the reply, from the model's own logits."""
     ids = torch.tensor(row.ids, device=model.device)
-    logits = model(input_ids=ids[None], use_cache=False).logits[0, _SHARED - 1 : -1]
+    logits = model(input_ids=ids[None], use_cache=False).logits[0, -_REPLY - 1 : -1]
     scaled = (logits.float() / temperature).log_softmax(-1)
-    return scaled.gather(-1, ids[_SHARED:, None])[:, 0]
+    return scaled.gather(-1, ids[-_REPLY:, None])[:, 0]
