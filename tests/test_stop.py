@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -91,7 +93,7 @@ def updates(place: Path, name: str) -> int:
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
-def children(process: BaseProcess) -> list[int]:
+def children(process: BaseProcess | subprocess.Popen[bytes]) -> list[int]:
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return [int(word) for word in path.read_text().split()]
 
@@ -169,11 +171,17 @@ def test_a_stopped_or_killed_run_is_resumed_and_equals_one_that_was_not(
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_ctrl_c_while_workers_start_ends_all_of_them(place: Path) -> None:
-    process = start(place, "early", ranks="spawn")
-    wait_until(lambda: bool(children(process)), process.is_alive)
+    command = [sys.executable, "-m", "mage", "train", "tiny.toml", "--run.name=early"]
+    with open(place / "early.log", "wb") as log:
+        process = subprocess.Popen(
+            command, cwd=place, stdout=log, stderr=log, start_new_session=True
+        )
+    wait_until(  # a worker and its tracker
+        lambda: len(children(process)) >= 2, lambda: process.poll() is None
+    )
     started = children(process)
-    os.killpg(process.pid or 0, signal.SIGINT)
-    assert wait(process) == 130
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait() == 130
     assert all_end(started)
     assert "Traceback" not in (place / "early.log").read_text()
 

@@ -78,6 +78,8 @@ class Recorder(mage.Callback):
 def test_illegal_replies_are_reported_in_the_callback_and_the_metrics(tmp_path: Path) -> None:
     recorder = Recorder()
     run = mage.train(mage.load_recipe("kuhn_poker", SMALL), runs=tmp_path, callbacks=[recorder])
-    assert sum("not legal moves" in line for line in recorder.lines) == 1
+    found = [line for line in recorder.lines if "not legal moves" in line]
+    assert ["first panel" in line for line in found] == [True, False, False], "then the verdict"
+    assert "of the last 3 updates" in found[1]
     assert "not legal moves" in run.metrics[2]["warnings"][0]
     assert all("warnings" not in run.metrics[number] for number in (0, 1, 3))
