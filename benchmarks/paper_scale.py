@@ -3,8 +3,10 @@
     python -m benchmarks.paper_scale --out paper_scale.json          # all cases
     python -m benchmarks.paper_scale --cases alfworld-all            # one case
     python -m benchmarks.paper_scale --shape tiny --reply-tokens 16  # a test on a CPU
+    python -m benchmarks.paper_scale --tokenizer qwen2.5-1.5b        # prompts in Qwen's tokens
 
-Random weights never end a reply, so every reply has `--reply-tokens` tokens. ALFWorld's games come
+Random weights never end a reply, so every reply has `--reply-tokens` tokens. The tokenizer of the
+embedded models needs 1.4 to 2 times as many tokens for a prompt as Qwen's. ALFWorld's games come
 from the generator. WebShop uses the real catalogue where WEBSHOP_DATA names its folder, and the
 generated one otherwise; `data` of the record says which. The trainer itself plays and learns; its
 evaluations are left out. Printed for every update: seconds of play, credit, learning and
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
@@ -42,13 +44,13 @@ from mage.training.trainer import Trainer
 from mage.types import Credit, MetaEpisode
 
 SHAPES = PRESETS | {"tiny": ModelShape(2, 64, 4, 2, 16, 128, 1024, True)}
-TOKENIZER = "embedded-worlds"
 RANK = 16
 SECONDS = 150.0  # of an update, without compilation
 COMPILE_SECONDS = 90.0
 COLUMNS = (
     "case", "update", "total", "play", "credit", "learn", "compile", "steps", "play tok/s",
-    "learn tok/s", "peak play", "peak learn", "plan play", "plan learn", "held",
+    "learn tok/s", "peak play", "peak learn", "plan play", "plan learn", "held", "longest",
+    "overflows",
 )  # fmt: skip
 
 
@@ -64,13 +66,17 @@ class Case:
     changes: tuple[str, ...] = ()
 
 
+# The context at which all conversations of an update play at once (`mage plan`); ALFWorld has the
+# paper's limit of 4,096 tokens and a reply. `overflows` of a record must be 0.
+SHORT, ALFWORLD = "--engines.context=2816", "--engines.context=4352"
+GENERATED = "--environments.data=generated"
 CASES = (
-    Case("alfworld-all", "paper_alfworld", 0, 138.0, 2, ("--environments.data=generated",)),
-    Case("alfworld-lora", "paper_alfworld", RANK, 78.0, 2, ("--environments.data=generated",)),
-    Case("tic_tac_toe", "paper_tic_tac_toe", RANK, 78.0, 1),
-    Case("kuhn_poker", "paper_kuhn_poker", RANK, 78.0, 1),
-    Case("sokoban", "paper_sokoban", RANK, 78.0, 1),
-    Case("webshop", "paper_webshop", RANK, 78.0, 1),
+    Case("alfworld-all", "paper_alfworld", 0, 138.0, 2, (GENERATED,)),
+    Case("alfworld-lora", "paper_alfworld", RANK, 78.0, 2, (GENERATED, ALFWORLD)),
+    Case("tic_tac_toe", "paper_tic_tac_toe", RANK, 78.0, 1, (SHORT,)),
+    Case("kuhn_poker", "paper_kuhn_poker", RANK, 78.0, 1, (SHORT,)),
+    Case("sokoban", "paper_sokoban", RANK, 78.0, 1, (SHORT,)),
+    Case("webshop", "paper_webshop", RANK, 78.0, 1, ("--engines.context=5632",)),
 )
 TARGETS = {case.name: 75.0 if case.rank else 135.0 for case in CASES}  # GB
 
@@ -81,6 +87,8 @@ class Measured:
 
     peaks: dict[str, float] = field(default_factory=dict)
     generated: int = 0
+    longest: int = 0  # tokens of a prompt and its reply
+    overflows: int = 0  # turns that do not fit into the context
 
 
 class MeasuredTrainer(Trainer):
@@ -95,6 +103,17 @@ class MeasuredTrainer(Trainer):
         _reset_peak()
         metas = super()._play(timer)
         self.measured.peaks["play"] = _peak()
+        turns = [
+            turn
+            for meta in metas
+            for episode in meta.episodes
+            for turn in (*episode.turns, episode.reflection)
+            if turn
+        ]
+        self.measured.longest = max(
+            len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in turns
+        )
+        self.measured.overflows = sum(turn.overflow for turn in turns)
         self.measured.generated = engine.stats.generated_tokens - before
         return metas
 
@@ -129,8 +148,11 @@ def _peak() -> float:
     return float(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0.0
 
 
-def write_model(shape: ModelShape, folder: Path) -> None:
-    """A model folder with random weights in bfloat16 and a tokenizer that ships with MAGE."""
+def write_model(shape: ModelShape, folder: Path, tokenizer: str) -> None:
+    """A model folder with random weights in bfloat16 and the tokenizer of another model."""
+    source = find_model(tokenizer)
+    words = len(AutoTokenizer.from_pretrained(source))
+    shape = replace(shape, vocabulary=max(shape.vocabulary, words))
     config = Qwen3Config(**sizes_of(shape), dtype="bfloat16")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
@@ -139,9 +161,9 @@ def write_model(shape: ModelShape, folder: Path) -> None:
         model = Qwen3ForCausalLM(config)
         torch.set_default_dtype(before)
     model.save_pretrained(folder)
-    source = find_model(TOKENIZER)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(source / name, folder / name)
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
 def sizes_of(shape: ModelShape) -> dict[str, Any]:
@@ -244,6 +266,8 @@ def _record(
         "plan learn": plan.learn / GB,
         "held": timing.get("memory_device_peak", 0.0),
         "mismatch": metrics["mismatch"],
+        "longest": measured.longest,
+        "overflows": measured.overflows,
         "slots": plan.slots,
         "micro_tokens": plan.micro_tokens,
         "recompute": plan.recompute,
@@ -288,6 +312,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--updates", type=int, help="updates of every case; default: 1 or 2")
     parser.add_argument("--plus", default="", help="parts for every recipe, such as +ours")
     parser.add_argument("--reply-tokens", type=int, default=256)
+    parser.add_argument("--tokenizer", default="embedded-worlds", help="a model that has one")
     parser.add_argument("--folder", type=Path, help="folder for the model, kept; e.g. /dev/shm/m")
     parser.add_argument("--out", type=Path, help="JSON file, written after every update")
     parser.add_argument("--change", action="append", default=[], help="an override of the recipe")
@@ -302,7 +327,7 @@ def main(words: Sequence[str] | None = None) -> None:
         model = given.folder or Path(scratch) / "model"
         if not (model / "config.json").is_file():
             began = time.perf_counter()
-            write_model(SHAPES[given.shape], model)
+            write_model(SHAPES[given.shape], model, given.tokenizer)
             print(f"wrote {model} in {time.perf_counter() - began:.1f} s", flush=True)
         for case in (case for case in CASES if case.name in given.cases.split(",")):
             _free()
