@@ -44,6 +44,7 @@ from mage.training.trainer import Trainer
 from mage.types import Credit, MetaEpisode
 
 SHAPES = PRESETS | {"tiny": ModelShape(2, 64, 4, 2, 16, 128, 1024, True)}
+TOKENIZER = "embedded-worlds"
 RANK = 16
 SECONDS = 150.0  # of an update, without compilation
 COMPILE_SECONDS = 90.0
@@ -148,7 +149,7 @@ def _peak() -> float:
     return float(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0.0
 
 
-def write_model(shape: ModelShape, folder: Path, tokenizer: str) -> None:
+def write_model(shape: ModelShape, folder: Path, tokenizer: str = TOKENIZER) -> None:
     """A model folder with random weights in bfloat16 and the tokenizer of another model."""
     source = find_model(tokenizer)
     words = len(AutoTokenizer.from_pretrained(source))
@@ -312,7 +313,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--updates", type=int, help="updates of every case; default: 1 or 2")
     parser.add_argument("--plus", default="", help="parts for every recipe, such as +ours")
     parser.add_argument("--reply-tokens", type=int, default=256)
-    parser.add_argument("--tokenizer", default="embedded-worlds", help="a model that has one")
+    parser.add_argument("--tokenizer", default=TOKENIZER, help="a model that has one")
     parser.add_argument("--folder", type=Path, help="folder for the model, kept; e.g. /dev/shm/m")
     parser.add_argument("--out", type=Path, help="JSON file, written after every update")
     parser.add_argument("--change", action="append", default=[], help="an override of the recipe")
