@@ -120,6 +120,13 @@ def test_the_shipped_recipe_mixes_four_worlds() -> None:
 # --- Tasks and panels
 
 
+def test_the_agent_of_a_mix_can_be_evaluated_in_a_world_without_opponents() -> None:
+    options = ["--environments.name=mastermind"]
+    with pytest.raises(ConfigError, match=r"use --opponents\.train= with an empty value"):
+        load_recipe("qwen_mix", options)
+    assert load_recipe("qwen_mix", [*options, "--opponents.train="]).opponents.train == {}
+
+
 def test_groups_are_drawn_from_all_worlds_in_their_shares() -> None:
     recipe = make(THREE, play={"groups": 20})
     tasks = [task for update in range(5) for row in draw_tasks(recipe, update) for task in row]

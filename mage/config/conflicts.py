@@ -47,9 +47,10 @@ class _Effect:
     def check(self, recipe: Options, origin: Origin) -> str | None:
         section, key = getattr(recipe, self.section), f"{self.section}.{self.option}"
         given = origin.gives(key) if origin.resolved else self.option in section.model_fields_set
-        if not given or self.works(recipe):
+        value = getattr(section, self.option)
+        if not given or value == {} or self.works(recipe):  # an empty table takes an option away
             return None
-        return origin.without_effect(key, getattr(section, self.option), self.needs)
+        return origin.without_effect(key, value, self.needs)
 
 
 def _samples_at_random(recipe: Options) -> bool:
