@@ -591,3 +591,20 @@ def test_the_recipe_of_a_run_of_an_earlier_version_is_read() -> None:
     assert load_recipe(path) == load_recipe("kuhn_demo")
     with pytest.raises(ConfigError, match=r"agent\.examples is unknown"):
         load_recipe(path, ["--agent.examples=2"])
+
+
+def test_another_game_drops_the_arguments_and_moves_of_the_last_one(tmp_path: Path) -> None:
+    """On the command line, in a recipe with a base, and in Python."""
+    own = tmp_path / "own.toml"
+    own.write_text('base = "frozen_lake"\n[environments]\ngame = "CliffWalking-v1"\n')
+    lake = load_recipe("frozen_lake")
+    assert lake.environments.options["arguments"]
+    for other in (
+        load_recipe("frozen_lake", ["--environments.game=CliffWalking-v1"]),
+        load_recipe(own),
+        lake.changed(environments={"game": "CliffWalking-v1"}),
+    ):
+        assert other.environments.options["arguments"] == ""
+        assert other.environments.options["max_turns"] == 6
+    same = load_recipe("frozen_lake", ["--environments.game=FrozenLake-v1"])
+    assert same.environments.options["arguments"]

@@ -185,7 +185,7 @@ def test_training_resumes_after_a_kill_with_equal_figures(tmp_path: Path) -> Non
 
 
 @pytest.mark.e2e
-def test_a_frozen_model_takes_the_other_seat(tmp_path: Path) -> None:
+def test_frozen_copies_take_the_other_seat(tmp_path: Path) -> None:
     """`league-1`: copies of the agent, the first one before training."""
     pytest.importorskip("textarena")
     opponents = {"train": {"league-1": 1.0}, "test": {"random": 1.0}}
@@ -194,3 +194,14 @@ def test_a_frozen_model_takes_the_other_seat(tmp_path: Path) -> None:
         met = [meta.task.opponent.split("-") for meta in run.read_episodes(update)]
         assert {name[0] for name in met} == {"league"}
         assert {name[-1] for name in met} <= copies
+
+
+@pytest.mark.e2e
+def test_another_model_takes_the_other_seat(tmp_path: Path) -> None:
+    """In training and in evaluation; the agent is another model."""
+    pytest.importorskip("textarena")
+    opponents = {"train": {"model-embedded-rps": 1.0}}
+    run = check_training(tiny_recipe(SHORT, opponents=opponents), tmp_path)
+    met = {meta.task.opponent for meta in run.read_episodes_of("after_test")}
+    assert met == {"model-embedded-rps"}
+    assert all(0 <= line["opponent_illegal_rate"] <= 1 for line in run.metrics())

@@ -25,7 +25,7 @@ from mage.evaluation.figures import Evaluation
 from mage.evaluation.frames import make_frame
 from mage.evaluation.panels import PanelName, check_panel_sizes
 from mage.memory.base import Memory
-from mage.models.base import base_folder, pin_model
+from mage.models.base import base_folder, base_of, pin_model
 from mage.opponents.base import find
 from mage.play import play_meta_episode
 from mage.play.policy import Policy, PolicyPlayer, silent_engine
@@ -37,6 +37,7 @@ from mage.run_folder import RunFolder, choose_path
 from mage.training.build import Components, describe_model
 from mage.training.callbacks import Callback, CallbackList
 from mage.training.context import check_context
+from mage.training.rivals import find_rival, rival_names
 from mage.training.stages import begin_stages
 from mage.training.trainer import train as train_folder
 from mage.types import MetaEpisode, Split, Task
@@ -106,6 +107,8 @@ def _check_run(recipe: Recipe) -> None:
         options = recipe.evaluate
         check_panel_sizes(recipe.environment(), options.select_split, options.size, taken)
     check_context(recipe, Chat.load(base_folder(recipe), recipe.agent.thinking))
+    for name in rival_names(recipe):
+        Chat.load(base_of(find_rival(name)), recipe.agent.thinking)
 
 
 def train(

@@ -18,7 +18,14 @@ from typing import Any
 
 from mage.config.errors import ConfigError, Origin, did_you_mean
 from mage.config.menus import FILES, menu
-from mage.config.recipe import Recipe, build_recipe, choose_item, list_options, put_on
+from mage.config.recipe import (
+    Recipe,
+    build_recipe,
+    choose_item,
+    list_options,
+    put_on,
+    without_old_game,
+)
 from mage.config.retired import PARTS, drop_retired
 from mage.config.toml import Tables, show_key
 
@@ -278,13 +285,17 @@ def _read_toml(path: Path) -> Tables:
 def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
     """Put overrides into the tables and return their keys.
 
-    If an override chooses another item of a menu, the options of the previous item are dropped.
+    If an override chooses another item of a menu or another game, the options of the previous one
+    are dropped.
     """
     texts = list(texts)
     for text in texts:
         section, _, name = text.removeprefix("--").partition(".name=")
         if name:
             choose_item(tables, section, _parse_value(name))
+        section, _, game = text.removeprefix("--").partition(".game=")
+        if game and isinstance(known := tables.get(section), dict):
+            tables[section] = without_old_game(known, {"game": _parse_value(game)})
     return [_override(tables, text) for text in texts]
 
 

@@ -23,6 +23,8 @@ from mage.config.warmup_options import WarmupOptions
 # Options that a table with another `kind` keeps, with their defaults: a method changes what is
 # paid, not how it counts.
 _OF_EVERY_KIND: dict[str, Tables] = {"returns": {"propagation": "code", "penalties": True}}
+# Options of an adapter that belong to the game which another option names.
+_OF_A_GAME = ("arguments", "moves", "formatter", "about", "players")
 
 
 class Recipe(Options):
@@ -63,7 +65,8 @@ class Recipe(Options):
         for section, options in sections.items():
             if "name" in options:
                 choose_item(tables, section, options["name"])
-            tables[section] = without_none({**tables.get(section, {}), **options})
+            known = without_old_game(tables.get(section, {}), options)
+            tables[section] = without_none({**known, **options})
         keys = [f"{name}.{show_key(key)}" for name, table in sections.items() for key in table]
         return build_recipe(tables, Origin("the run's recipe", tuple(keys), resolved=True))
 
@@ -114,7 +117,7 @@ def put_on(tables: Tables, changes: Tables) -> list[str]:
             own = {key: known[key] for key in kept if known.get(key, kept[key]) != kept[key]}
             tables[section] = own | options
         else:
-            tables[section] = known | options
+            tables[section] = without_old_game(known, options) | options
     return [f"{show_key(section)}.{show_key(option)}" for section, option in list_options(changes)]
 
 
@@ -126,6 +129,13 @@ def list_options(tables: Tables) -> list[tuple[str, str]]:
         if isinstance(options, dict)
         for option in options
     ]
+
+
+def without_old_game(known: Tables, options: Mapping[str, Any]) -> Tables:
+    """The options of an adapter without those of its present game, if another one is chosen."""
+    if options.get("game", known.get("game")) == known.get("game"):
+        return known
+    return {key: value for key, value in known.items() if key not in _OF_A_GAME}
 
 
 def choose_item(tables: Tables, section: str, name: Any) -> None:

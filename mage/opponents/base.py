@@ -37,6 +37,7 @@ class Opponent(BaseModel, ABC):
     name: ClassVar[str]
     policy_is: ClassVar[Knowledge] = "exact"  # exact ceilings need "exact"
     trains_only: ClassVar[bool] = False  # a part of a training run: it plays in no evaluation
+    has_weights: ClassVar[bool] = False  # a language model plays for it, in an engine of its own
 
     @classmethod
     def named(cls, name: str) -> Self:
@@ -73,6 +74,10 @@ class Opponent(BaseModel, ABC):
     def copies_at_once(self) -> int:
         """Copies of the agent that play for it in an update, each with weights of its own."""
         return 0
+
+    def model_path(self) -> str:
+        """The language model that plays for it, as `model.path` names it; empty for a program."""
+        return ""
 
     @abstractmethod
     def policy(self, state: State, seat: int) -> Mapping[str, float]:

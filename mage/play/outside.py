@@ -112,5 +112,5 @@ def check_opponent(environment: Environment, opponent: str) -> None:
     if not opponent:
         raise UserError(f"{environment.name} needs an opponent, for example opponent='random'")
     player = find(opponent)
-    if player.trains_only or not player.plays(environment):
-        raise UserError(f"{opponent} does not play {environment.name} outside of a training run")
+    if player.has_weights or not player.plays(environment):
+        raise UserError(f"{opponent} does not play {environment.name} outside of MAGE's own play")

@@ -2,7 +2,10 @@
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -16,16 +19,25 @@ from mage.config.recipe import Recipe
 from mage.engines.base import Engine
 from mage.memory.base import Memory
 from mage.models.arithmetic import reset_arithmetic
-from mage.models.base import base_folder, count_parameters, model_folder, read_model
+from mage.models.base import (
+    base_folder,
+    base_of,
+    count_parameters,
+    model_folder,
+    read_model,
+)
 from mage.models.loading import load_model, pick_cache, pick_device, pick_dtype
 from mage.models.shapes import read_shape
 from mage.models.sources.hub import read_hub_id
+from mage.opponents.base import Opponent, find
 from mage.play import PlaySetup
 from mage.play.rewards import find_rewards
 from mage.training.context import check_context
 from mage.training.kernel_cache import keep_kernels
 from mage.training.memory_plan import GB, Use, plan_memory
+from mage.training.metrics import MetricSums
 from mage.training.plan_advice import apply_plan
+from mage.training.rivals import find_rival
 
 _SMALL_MODEL = 1_000_000  # parameters
 
@@ -39,6 +51,7 @@ class Components:
     chat: Chat
     engine: Engine
     warnings: tuple[str, ...] = ()
+    rivals: dict[str, Any] = field(default_factory=dict)  # models as opponents that are loaded
 
     def weights(self) -> PreTrainedModel:
         """The local model, for code that changes or exports its weights."""
@@ -57,9 +70,20 @@ class Components:
         limits = ToolLimits(*own.tool_limits())
         return Agent(self.engine, self.chat, sampling, *own.shown(), limits)
 
-    def play_setup(self, evaluating: bool = False, memory: Memory | None = None) -> PlaySetup:
-        """What meta-episodes need besides their task, in training or in evaluation."""
+    def play_setup(
+        self,
+        evaluating: bool = False,
+        memory: Memory | None = None,
+        copies: Mapping[str, Opponent] = MappingProxyType({}),
+    ) -> PlaySetup:
+        """What meta-episodes need besides their task, in training or in evaluation.
+
+        `copies` are the frozen copies of a league that play.
+        """
         play = self.recipe.play
+        for rival in self.rivals.values():  # every update and every panel starts without a cache
+            rival.agent.engine.refresh(0)
+            rival.count_anew()
         return PlaySetup(
             environment=self.recipe.environment(),
             agent=self.agent(evaluating),
@@ -70,7 +94,59 @@ class Components:
             illegal_penalty=play.illegal_penalty,
             length_penalty=play.length_penalty,
             rewards=find_rewards(play.rewards),
+            rivals=Rivals(self, copies),
         )
+
+    def rival_sums(self) -> MetricSums:
+        """The share of illegal replies of models as opponents, since the last setup."""
+        if not self.rivals:
+            return {}
+        refused, replies = zip(*(rival.illegal() for rival in self.rivals.values()), strict=True)
+        return {"opponent_illegal_rate": (sum(refused), sum(replies))}
+
+    def release(self) -> None:
+        """Free memory that only play needs."""
+        for engine in (self.engine, *(rival.agent.engine for rival in self.rivals.values())):
+            engine.release()
+
+
+class Rivals(Mapping[str, Opponent]):
+    """Copies of a league and models as opponents, by name.
+
+    A model is loaded when a task names it for the first time.
+    """
+
+    def __init__(self, components: Components, copies: Mapping[str, Opponent]) -> None:
+        self.components, self.copies = components, copies
+
+    def __getitem__(self, name: str) -> Opponent:
+        loaded = self.components.rivals
+        if name not in self.copies and name not in loaded:
+            if not find(name).model_path():
+                raise KeyError(name)
+            loaded[name] = _load_rival(self.components, name)
+        return self.copies[name] if name in self.copies else loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.components.rivals, **self.copies})
+
+    def __len__(self) -> int:
+        return len({**self.components.rivals, **self.copies})
+
+
+def _load_rival(components: Components, name: str) -> Opponent:
+    """A player with weights, tokenizer and engine of its own, and the sampling of training."""
+    recipe, folder = components.recipe, find_rival(name)
+    chat = Chat.load(base_of(folder), recipe.agent.thinking)
+    model = load_model(folder, recipe.model.dtype, recipe.run.device)
+    if find_item("engines", recipe.engines.name).own_chat() is not None:
+        recipe = recipe.changed(engines={"name": "local"})
+    agent = replace(
+        components.agent(evaluating=False), engine=recipe.engine()(model, chat), chat=chat
+    )
+    episodes = recipe.play.episodes if recipe.play.numbered else 1
+    opponent: Any = find(name)
+    return opponent.freeze(agent, recipe.environment(), episodes)
 
 
 def build_components(recipe: Recipe) -> Components:

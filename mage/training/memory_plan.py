@@ -1,11 +1,12 @@
 """GPU memory of a run, planned before anything is loaded.
 
 Play and learning take turns. Both hold the weights, their float32 masters, the optimizer state and
-the KL reference, and the models of a league's copies. Learning also holds gradients and
-activations. Play also holds the key/value pools of the agent and of the copies, which are freed
-during learning. So the pools get what is left beside the parts of both phases, and recompute and
-the micro-batch size are chosen so that learning fits. Without training (`mage evaluate`, `mage
-play`, exports) there is neither optimizer state nor a reference nor a learning phase.
+the KL reference, and the models of opponents (copies of a league, other models). Learning also
+holds gradients and activations. Play also holds the key/value pools of the agent and of these
+models, which are freed during learning. So the pools get what is left beside the parts of both
+phases, and recompute and the micro-batch size are chosen so that learning fits. Without training
+(`mage evaluate`, `mage play`, exports) there is neither optimizer state nor a reference nor a
+learning phase.
 
 `Static` has the bytes that the recipe and the model fix. `MemoryPlan` adds the choices.
 """
@@ -16,8 +17,10 @@ from typing import Literal
 from mage.config.menus import engine_fields
 from mage.config.recipe import Recipe
 from mage.config.sections import LearnOptions
-from mage.models.shapes import ModelShape, check_cache
+from mage.models.base import base_of
+from mage.models.shapes import ModelShape, check_cache, read_shape
 from mage.opponents.base import find, population_of
+from mage.training.rivals import find_rival, rival_names
 
 GB = 1e9
 # What a plan is for: a training, play with a checkpoint, or play with the model as it is.
@@ -66,13 +69,15 @@ class Static:
     sampler: float  # an engine with its own weights and pool (vLLM)
     copies: int  # frozen copies of a league that play at once, each in an engine of its own
     copy: float  # what one of them holds in both phases
+    rivals: float  # models as opponents: what they hold in both phases
+    rival_slot: float  # one conversation in all their key/value pools
     learns: bool  # False: nothing is trained, so there is no learning phase
 
     @property
     def both_phases(self) -> float:
         """Held in play and in learning."""
         own = self.weights + self.masters + self.optimizer + self.reference
-        return own + self.sampler + self.copies * self.copy
+        return own + self.sampler + self.copies * self.copy + self.rivals
 
     @property
     def engines(self) -> float:
@@ -81,7 +86,12 @@ class Static:
 
     def pool(self, slots: int) -> float:
         """The key/value pools of all engines; one slot of each is spare."""
-        return (1 + self.copies) * (slots + 1) * self.slot
+        return (slots + 1) * self.slots
+
+    @property
+    def slots(self) -> float:
+        """One conversation in the pools of all engines."""
+        return (1 + self.copies) * self.slot + self.rival_slot
 
     def activations(self, *, recompute: bool, tokens: int) -> float:
         return activation_bytes(
@@ -171,6 +181,7 @@ class MemoryPlan:
             "key/value pool": self.pool / GB,
             **sampler,
             **league,
+            **({"opponent models": static.rivals / GB} if static.rivals else {}),
         }
 
 
@@ -215,7 +226,7 @@ def _static_parts(request: PlanRequest) -> Static:
     masters = 0 if request.use == "model" else _masters(shape, learn, value_bytes)
     gradients = _gradients(shape, learn, value_bytes)
     sampler = memory * sampler_share(recipe)
-    prefill = 2 * _PREFILL_TOKENS * shape.layer_values * value_bytes
+    rivals = [read_shape(base_of(find_rival(name))) for name in rival_names(recipe)]
     return Static(
         shape=shape,
         value_bytes=value_bytes,
@@ -226,11 +237,16 @@ def _static_parts(request: PlanRequest) -> Static:
         optimizer=_MOMENT_BYTES * _trained(shape, learn) / sharers if learns else 0,
         reference=weights if learn.kl and learns and not adapters else 0,
         gradients=gradients / (sharers if learn.shard == "full" else 1),
-        engine=0 if sampler else prefill + _ENGINE_BUFFERS,
-        slot=0 if sampler else _context(recipe) * _token_bytes(recipe, shape, value_bytes),
+        engine=0 if sampler else _engine_bytes(shape, value_bytes),
+        slot=0 if sampler else _slot_bytes(recipe, shape, value_bytes),
         sampler=sampler,
         copies=_copies(recipe) if learns else 0,
         copy=weights + masters + sampler,
+        rivals=sum(
+            value_bytes * one.parameters + (sampler or _engine_bytes(one, value_bytes))
+            for one in rivals
+        ),
+        rival_slot=sum(0 if sampler else _slot_bytes(recipe, one, value_bytes) for one in rivals),
         learns=learns,
     )
 
@@ -238,6 +254,16 @@ def _static_parts(request: PlanRequest) -> Static:
 def _context(recipe: Recipe) -> int:
     """Tokens of a conversation."""
     return int(recipe.engines.options.get("context", 2048))
+
+
+def _engine_bytes(shape: ModelShape, value_bytes: int) -> float:
+    """Memory of a local engine besides its pool."""
+    return 2 * _PREFILL_TOKENS * shape.layer_values * value_bytes + _ENGINE_BUFFERS
+
+
+def _slot_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
+    """One conversation in the pool of a local engine."""
+    return _context(recipe) * _token_bytes(recipe, shape, value_bytes)
 
 
 def _token_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> int:
@@ -357,8 +383,8 @@ def _choose_slots(static: Static, recipe: Recipe) -> tuple[int, str]:
         return asked, f"the engine holds {static.sampler / GB:.0f} GB (engines.gpu_memory)"
     groups, members = recipe.play.groups, recipe.play.members
     needed = min(asked, groups * members)
-    room = (static.usable - static.both_phases - static.engines) / (1 + static.copies)  # of a pool
-    slots = max(0, min(needed, int(room // static.slot) - 1))
+    room = static.usable - static.both_phases - static.engines  # of all pools
+    slots = max(0, min(needed, int(room // static.slots) - 1))
     if slots < needed:
         reason = f"{slots} of {needed} slots fit; play runs {slots} conversations at a time"
         return slots, reason + _shorter_context(static, recipe, needed, room)
@@ -369,7 +395,7 @@ def _choose_slots(static: Static, recipe: Recipe) -> tuple[int, str]:
 
 def _shorter_context(static: Static, recipe: Recipe, needed: int, room: float) -> str:
     """The context at which all slots would fit; empty if not even a reply would fit into it."""
-    fitting = int(room // (needed + 1) * _context(recipe) / static.slot) // 256 * 256
+    fitting = int(room // (needed + 1) * _context(recipe) / static.slots) // 256 * 256
     if fitting < 2 * recipe.agent.max_tokens:
         return ""
     return f" (all {needed} with engines.context = {fitting})"

@@ -9,8 +9,10 @@ from mage.learn import checkpoint
 from mage.models.base import base_folder
 from mage.models.checks import weights_digest
 from mage.run_folder import DamagedError, RunError, RunFolder
+from mage.training.rivals import rival_digests
 
-_BASE = "base_sha256"  # in the state of a checkpoint: a digest of the base weights of adapters
+# In the state of a checkpoint: digests of the base weights of adapters, and of opponents' weights.
+_BASE, _RIVALS = "base_sha256", "opponents_sha256"
 
 
 def find_latest(folder: RunFolder) -> checkpoint.Latest:
@@ -49,11 +51,22 @@ def check_progress(folder: RunFolder, update: int, evaluations: Sequence[str]) -
         ) from None
 
 
-def base_record(recipe: Recipe) -> dict[str, str]:
-    """What a checkpoint of adapters stores about the weights that they belong to."""
-    if not recipe.learn.lora_rank:
-        return {}
-    return {_BASE: weights_digest(base_folder(recipe))}
+def base_record(recipe: Recipe) -> dict[str, Any]:
+    """What a checkpoint stores about weights outside of the run: of its base, of its opponents."""
+    base = {_BASE: weights_digest(base_folder(recipe))} if recipe.learn.lora_rank else {}
+    rivals = rival_digests(recipe)
+    return {**base, **({_RIVALS: rivals} if rivals else {})}
+
+
+def check_rivals(state: Mapping[str, Any], recipe: Recipe, run: Path) -> None:
+    """Refuse to continue against models whose weights have changed since the checkpoint."""
+    known = state.get(_RIVALS, {})
+    for name, found in rival_digests(recipe).items():
+        if known.get(name, found) != found:
+            raise RunError(
+                f"the opponent {name} of {run} had other weights when the run was saved (SHA-256 "
+                f"{known[name][:12]} then, {found[:12]} now). Restore them, or start a new run"
+            )
 
 
 def check_base(

@@ -71,10 +71,10 @@ def _pool(world: Environment, population: Population, update: int) -> dict[str, 
     if not world.multi_agent:
         return {"": 1.0}
     pool = population.playing(world).pool("train")
-    if update >= 0 or not any(find(name).trains_only for name in pool):
+    if update >= 0 or not any(find(name).has_weights for name in pool):
         return pool
-    # Updates of a warm-up have negative numbers. A league has no copies before training.
-    present = {name: share for name, share in pool.items() if not find(name).trains_only}
+    # Updates of a warm-up have negative numbers. No other model is loaded there.
+    present = {name: share for name, share in pool.items() if not find(name).has_weights}
     present = present or {"random": 1.0}
     total = sum(present.values())
     return {name: share / total for name, share in present.items()}

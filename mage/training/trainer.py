@@ -9,7 +9,7 @@ resumed ends with the same metrics as one that was not. Wall-clock figures are k
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,7 @@ from mage.learn import checkpoint
 from mage.learn.learner import Learner
 from mage.memory.base import Memory
 from mage.models.base import is_adapter, model_folder
+from mage.opponents.base import Opponent
 from mage.play import play_groups
 from mage.ranks.dealing import (
     SharedCredit,
@@ -49,6 +50,7 @@ from mage.training.resume import (
     base_record,
     check_base,
     check_progress,
+    check_rivals,
     clear_leftovers,
     find_latest,
     prune,
@@ -195,6 +197,7 @@ class Trainer:
         if found.path is not None:
             loaded = self.learner.load(found.path)
             check_base(loaded.state, self.recipe, self.folder.path)
+            check_rivals(loaded.state, self.recipe, self.folder.path)
             self.done, self.best = loaded.update, read_best(loaded.state)
             stored = loaded.state.get("evaluations", ())
             self.lengths = loaded.state.get("lengths", {})
@@ -273,11 +276,11 @@ class Trainer:
         return metas
 
     def _play_tasks(self, tasks_PG: list[list[Task]], number: int) -> list[MetaEpisode]:
-        setup, seed = self.components.play_setup(), derive(self.recipe.run.seed, "play", number)
+        seed, copies = derive(self.recipe.run.seed, "play", number), dict[str, Opponent]()
         if self.league is not None:
             self.league.grow(self.done, self.learner.trainable, self.ranks)
-            tasks_PG, rivals = self.league.deal(tasks_PG, seed)
-            setup = replace(setup, rivals=rivals)
+            tasks_PG, copies = self.league.deal(tasks_PG, seed)
+        setup = self.components.play_setup(copies=copies)
         play = partial(play_groups, setup, gather=self.ranks.gather)
         if not self.ranks.deals_members:
             numbers = self.ranks.split(range(len(tasks_PG)))
@@ -313,7 +316,7 @@ class Trainer:
         samples = make_samples(credits, reflections=self.done >= self.recipe.learn.reflect_from)
         if not self.probe.began:
             self._check_engine(samples)
-        self.components.engine.release()
+        self.components.release()
         if self.league is not None:
             self.league.release()
         self._weights_match, before = False, self.learner.compilations()
@@ -335,7 +338,8 @@ class Trainer:
         """The metrics of the update over all ranks, with warnings about them."""
         worlds = self.recipe.environment().inside().values()
         played = play_sums(metas, len(worlds) > 1, any(world.tools() for world in worlds))
-        sums = self.ranks.gather(played | credit_sums(credit.counted))
+        rivals = self.components.rival_sums()
+        sums = self.ranks.gather(played | credit_sums(credit.counted) | rivals)
         figures: Metrics = {"update": self.done} | means(sums) | learned
         if self.league is not None:
             self.league.learn_scores(metas, self.ranks)

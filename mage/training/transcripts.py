@@ -32,7 +32,7 @@ class TranscriptStore:
         recipe, model = self.components.recipe, self.components.model
         if model is None or not recipe.run.move_probabilities:
             return []
-        self.components.engine.release()
+        self.components.release()
         return move_probabilities(model, agent, metas, recipe.learn)
 
     def score_update(self, metas: Sequence[MetaEpisode]) -> list[TurnMoves]:

@@ -16,7 +16,8 @@ _TEACH = (
     "Teach the answer format first with `mage warmup` or warmup.first = true, or raise "
     "agent.max_tokens."
 )
-LIMITS = {"illegal_rate": 0.5, "flat_groups": 0.8}  # shares above which there is a warning
+# Shares above which there is a warning.
+LIMITS = {"illegal_rate": 0.5, "opponent_illegal_rate": 0.5, "flat_groups": 0.8}
 
 
 def start_warnings(recipe: Recipe) -> list[str]:
@@ -101,6 +102,12 @@ def _text(name: str, mean: float) -> str:
         return (
             f"{100 * mean:.0f} % of the replies of the last {WINDOW} updates are not legal moves. "
             f"{_TEACH}"
+        )
+    if name == "opponent_illegal_rate":
+        return (
+            f"{100 * mean:.0f} % of the replies of the model in the other seat are not legal "
+            "moves, and random moves replace them. Use a model that knows the answer format, such "
+            "as the folder that `mage warmup` or `mage model export` writes."
         )
     return (
         f"{100 * mean:.0f} % of the groups of the last {WINDOW} updates are flat: all members have "

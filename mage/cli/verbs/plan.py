@@ -28,6 +28,7 @@ PHASES = {
     "key/value pool": "play",
     "sampler": "play, learn",
     "league copies": "play, learn",
+    "opponent models": "play, learn",
 }
 
 

@@ -24,6 +24,7 @@ from mage.cli.arguments import (
 )
 from mage.cli.terminal import UsageError, console, say
 from mage.environments.base import Environment
+from mage.opponents.base import find
 from mage.types import MetaEpisode, Task
 
 verbs = typer.Typer()
@@ -77,6 +78,8 @@ def play(
     world = make_environment(environment, options)
     _check_play(world, against, watch, as_json, of_agent)
     opponent = "" if against == AGENT else check_opponent_of(world, against)
+    if opponent and not watch and find(opponent).has_weights:
+        raise UsageError(f"a person plays against a model with --against {AGENT} --model NAME")
     place = find_seat(world, seat)
     seed = secrets.randbits(31) if seed is None else seed
     task = Task(world.name, seed, place, opponent, "test")
