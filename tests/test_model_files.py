@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from mage.agent.chat import Chat
@@ -286,6 +287,26 @@ def test_a_config_that_transformers_refuses_is_one_message(
 
 
 # --- Adapters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["electra", "ctrl", "bert-generation", "gpt2"])
+def test_a_model_that_fails_in_the_engine_or_the_learner_is_one_message(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder fails in the engine; the others have layers that the learner cannot pack."""
+    monkeypatch.chdir(folder.parent)
+    words = read_object(folder / "config.json")["vocab_size"]
+    sizes = {
+        **{"hidden_size": 32, "embedding_size": 16, "intermediate_size": 64, "n_embd": 32},
+        **{"num_hidden_layers": 1, "num_attention_heads": 2, "n_layer": 1, "n_head": 2, "dff": 64},
+    }
+    config = AutoConfig.for_model(kind, vocab_size=words, max_position_embeddings=512, **sizes)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    done = CliRunner().invoke(app, ["train", "kuhn_poker", f"--model.path={folder}"])
+    user = "the engine local" if kind == "electra" else "the learner"
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert (done.exit_code, f"does not work with {user}" in done.output) == (2, True), done.output
 
 
 @pytest.fixture

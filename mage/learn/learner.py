@@ -38,7 +38,7 @@ from mage.learn.pack.packing import Layout, Packed
 from mage.learn.pack.tries import Row, prepare
 from mage.learn.trainable import Adapters, Trainable, make_trainable
 from mage.learn.update_metrics import Metrics, Step, measure_update
-from mage.models.architecture import is_known
+from mage.models.architecture import is_known, trying
 from mage.ranks.ranks import Ranks
 from mage.seeds import derive
 from mage.types import Sample
@@ -82,7 +82,9 @@ class Learner:
             fused=True,
         )
         if not is_known(model):
-            check_logits(model, self.logprobs, temperature)
+            packed = "set learn.packed = false, or " if options.packed else ""
+            with trying(model, "the learner", f"{packed}use another model"):
+                check_logits(model, self.logprobs, temperature)
 
     def _make_trainable(self, start: Path | None) -> Trainable:
         shard = self.options.shard if self.ranks.has_group else "none"

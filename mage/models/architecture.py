@@ -1,6 +1,12 @@
 """The parameters of a plain Llama, Qwen2 or Qwen3, for code that runs without its modules."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+import torch
+
+from mage.config.errors import UserError
 
 _PLAIN = {
     "transformers.models.llama.modeling_llama": "LlamaForCausalLM",
@@ -58,6 +64,23 @@ def parts_of(layer: Any) -> LayerParts:
 def is_known(model: Any) -> bool:
     """Whether this is a Llama, Qwen2 or Qwen3, also with adapters."""
     return _PLAIN.get(type(model).__module__) == type(model).__name__
+
+
+@contextmanager
+def trying(model: Any, user: str, advice: str = "use another model") -> Iterator[None]:
+    """One message if an architecture that is not known makes `user` fail in any way."""
+    try:
+        yield
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # an encoder, for example, can fail at any operation
+        if is_known(model):
+            raise
+        reason = (str(error).splitlines() or [""])[0]
+        raise UserError(
+            f"{type(model).__name__} does not work with {user} "
+            f"({type(error).__name__}: {reason:.200}): {advice}"
+        ) from error
 
 
 def fixed_length(config: Any) -> int | None:

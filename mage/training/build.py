@@ -18,6 +18,7 @@ from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.engines.base import Engine
 from mage.memory.base import Memory
+from mage.models.architecture import trying
 from mage.models.arithmetic import reset_arithmetic
 from mage.models.base import (
     base_folder,
@@ -165,7 +166,9 @@ def build_components(recipe: Recipe) -> Components:
     reset_arithmetic(pick_dtype(recipe.model.dtype, device), device)
     model = load_model(folder, recipe.model.dtype, recipe.run.device)
     torch.set_num_threads(recipe.run.threads or _default_threads(model, recipe.run.workers))
-    return Components(recipe, model, chat, recipe.engine()(model, chat), warnings)
+    with trying(model, f"the engine {recipe.engines.name}"):
+        engine = recipe.engine()(model, chat)
+    return Components(recipe, model, chat, engine, warnings)
 
 
 def describe_model(recipe: Recipe) -> str:
