@@ -396,6 +396,21 @@ def test_a_kill_between_the_first_line_and_its_checksum_leaves_a_valid_file(
     assert lines.read() == [{"update": 1}]
 
 
+@pytest.mark.parametrize("cut", [0, 1, 40, 64])
+def test_an_update_is_added_without_reading_the_updates_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """`cut`: bytes of an incomplete checksum, which a kill can leave."""
+    lines = UpdateLines(tmp_path / "metrics.jsonl", checked=True)
+    monkeypatch.delattr("mage.run_folder.update_lines.read_lines")
+    for update in range(1, 4):
+        with open(lines.sums, "ab") as file:
+            file.write(b"x" * cut)
+        lines.append({"update": update})
+    monkeypatch.undo()
+    assert [record["update"] for record in lines.read()] == [1, 2, 3]
+
+
 def test_emptied_checksums_of_a_finished_run_are_reported(run: RunFolder) -> None:
     run.append_metrics({"update": 1})
     run.write_summary({"updates": 1, "chosen_update": 0})

@@ -220,6 +220,20 @@ def read_lines(path: Path) -> list[bytes]:
         raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def last_line(path: Path, most: int) -> bytes:
+    """The last complete line of a file whose lines have at most `most` bytes; b"" if it has none.
+
+    Only the end of the file is read.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 2 * (most + 1)))
+            return file.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
+
+
 def to_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(finite(record)).encode()
 

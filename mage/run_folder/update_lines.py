@@ -16,11 +16,14 @@ from mage.run_folder.files import (
     DamagedError,
     Json,
     append_line,
+    last_line,
     parse_lines,
     read_lines,
     to_line,
     write_lines,
 )
+
+_SUM = 64  # bytes of a SHA-256 in hexadecimal digits
 
 
 class UpdateLines:
@@ -35,7 +38,7 @@ class UpdateLines:
         line = to_line(record)
         if not self.sums.exists():
             write_lines(self.sums, [])  # first, so that a line is never without this file
-        before = (read_lines(self.sums) or [b""])[-1]
+        before = last_line(self.sums, _SUM)  # not the whole file, so that a long run stays fast
         append_line(self.path, line)
         append_line(self.sums, _next_sum(before, line))
 
