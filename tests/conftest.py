@@ -42,8 +42,6 @@ settings.register_profile(
 settings.load_profile("mage")
 
 
-# Fixtures that train a run or start a browser: a test that uses one is an end-to-end test.
-TRAINING = {"trained", "run", "copy", "reproduced", "whole", "built", "browser"}
 # Files that need most processor time, in this order. They are dealt first, so that no test process
 # is left with a long file at the end.
 LONGEST = (
@@ -65,12 +63,13 @@ LONGEST = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that use a trained run, and put the longest files first.
+    """Mark tests of fixtures that are `end_to_end`, and put the longest files first.
 
     Other files follow by their number of end-to-end tests.
     """
     for item in items:
-        if TRAINING & set(getattr(item, "fixturenames", ())):
+        fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        if any(hasattr(one.func, "end_to_end") for found in fixtures for one in found):
             item.add_marker(pytest.mark.e2e)
     long = Counter(item.path for item in items if item.get_closest_marker("e2e"))
     all_tests = Counter(item.path for item in items)

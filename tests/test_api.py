@@ -13,6 +13,7 @@ import mage
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.opponents.base import population_of
 from mage.opponents.scripted import Pattern
+from tests.marks import end_to_end
 
 SMALL = {
     "run.updates": 2,
@@ -89,6 +90,7 @@ class Recorder(mage.Callback):
 
 
 @pytest.fixture(scope="module")
+@end_to_end
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[mage.Run, Recorder]:
     recorder = Recorder()
     recipe = mage.load_recipe("kuhn_poker", SMALL)

@@ -25,6 +25,7 @@ from mage.environments.tic_tac_toe import TicTacToe
 from mage.models.base import SHIPPED
 from mage.opponents.base import find
 from mage.run_folder import RunFolder
+from tests.marks import end_to_end
 
 STYLES = "conservative=.3,aggressive=.3,intermediate=.4"
 RECIPE = """
@@ -86,6 +87,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+@end_to_end
 def trained(place: Path) -> Any:
     """The command that trained the run of the other tests."""
     return call("train", place / "small.toml", "--runs", place / "runs")

@@ -31,6 +31,7 @@ from mage.training.tasks import draw_tasks
 from mage.training.trainer import train
 from mage.types import Task
 from mage.viewer.runs import describe_run
+from tests.marks import end_to_end
 
 THREE = {
     "doors": {"share": 0.4, "safe": [0.2, 0.8]},
@@ -214,6 +215,7 @@ def test_a_share_of_one_equals_the_training_of_that_world(tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
+@end_to_end
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = RunFolder.create(tmp_path_factory.mktemp("mix") / "run", make(THREE))
     train(folder.path, Callback(), never)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mage
+from tests.marks import end_to_end
 
 ROOT = Path(mage.__file__).parents[1]
 
@@ -39,6 +40,7 @@ def test_the_distribution_is_mage_rl_and_the_command_is_mage() -> None:
 
 
 @pytest.fixture(scope="module")
+@end_to_end
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel and an sdist, built from a copy of the tracked files without a network."""
     pytest.importorskip("build")

@@ -16,6 +16,7 @@ from mage.report.run_results import read_run_results
 from mage.run_folder import RunError, RunFolder
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
+from tests.marks import end_to_end
 
 TINY = (
     "--run.updates=1",
@@ -86,6 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
+@end_to_end
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     path = tmp_path_factory.mktemp("runs") / "agent"
     folder = RunFolder.create(path, load_recipe("kuhn_poker", TINY))

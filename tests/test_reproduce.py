@@ -34,6 +34,7 @@ from mage.reproduce.worker import work
 from mage.run_folder import RunError, RunFolder
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
+from tests.marks import end_to_end
 
 TINY = [
     "--run.updates=2",
@@ -281,6 +282,7 @@ def test_a_failed_run_is_reported_and_the_others_finish(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
+@end_to_end
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     """Two methods and two seeds, really run."""
     out = tmp_path_factory.mktemp("out")

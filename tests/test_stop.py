@@ -21,6 +21,7 @@ from mage.run_folder import RunFolder
 from mage.training import trainer
 from mage.training.callbacks import Callback
 from mage.training.trainer import train
+from tests.marks import end_to_end
 
 pytestmark = pytest.mark.e2e
 RECIPE = """
@@ -68,6 +69,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+@end_to_end
 def whole(place: Path) -> RunFolder:
     """A run of two workers that nothing has interrupted; the second one is spawned."""
     assert wait(start(place, "whole", ranks="spawn")) == 0

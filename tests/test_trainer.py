@@ -18,6 +18,7 @@ from mage.training.callbacks import Callback
 from mage.training.tasks import draw_tasks
 from mage.training.trainer import train
 from mage.types import Completion, Credit, Return, Turn, TurnRef
+from tests.marks import end_to_end
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
 
@@ -76,6 +77,7 @@ def never() -> bool:
 
 
 @pytest.fixture(scope="module")
+@end_to_end
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Recorder, dict[str, Any]]:
     """A finished run, what its callback was told, and its summary."""
     folder, callback = start(tmp_path_factory.mktemp("whole") / "run"), Recorder()

@@ -23,6 +23,7 @@ from mage.run_folder import RunFolder
 from mage.viewer.export import collect, write_file, write_folder
 from mage.viewer.library import Library
 from mage.viewer.server import Server
+from tests.marks import end_to_end
 from tests.toys import meta
 from tests.view_runs import WARNING, make_run, store_many
 
@@ -61,6 +62,7 @@ def address(runs: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+@end_to_end
 def browser() -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
