@@ -20,8 +20,8 @@ from mage.environments.mix import Mix
 from mage.evaluation.kinds import figures_by_kind
 from mage.evaluation.panels import make_panel, recipe_panel
 from mage.evaluation.swapped import partners
-from mage.opponents.base import find, population_of
 from mage.opponents._frozen import FrozenAgent
+from mage.opponents.base import find, population_of
 from mage.play import PlaySetup
 from mage.ranks.stop import Stopped
 from mage.report.run_results import read_rows, read_run_results
