@@ -1,8 +1,7 @@
 # `make demo`, `make check`, `make test`, `make torture`. Each creates the virtual environment first.
 
-# The first of these that is Python 3.11 to 3.14; `make PYTHON=/path/to/python3.12 test` uses another.
-# 3.14 is late in the list: its wheels exist, but the tests have not been run with it.
-PYTHON ?= $(firstword $(foreach candidate,python3.13 python3.12 python3.11 python3.14 python3,\
+# The newest of Python 3.11 to 3.14; `make PYTHON=/path/to/python3.12 test` uses another.
+PYTHON ?= $(firstword $(foreach candidate,python3.14 python3.13 python3.12 python3.11 python3,\
 	$(shell $(candidate) -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 14) and print("$(candidate)")' 2>/dev/null)))
 VENV ?= .venv
 BIN := $(VENV)/bin
