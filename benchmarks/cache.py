@@ -46,7 +46,7 @@ from mage.models.shapes import PRESETS, ModelShape
 from mage.training.build import build_components, fit_to_gpu
 from mage.types import Completion, Request, Sample, TurnRef
 
-CACHES = ("model", "fp8")
+CACHES = ("model", "int8")
 PARTS = ("attention", "speed", "mismatch", "play")
 MIDDLE = ModelShape(28, 1536, 12, 2, 128, 8960, 151_936, True)
 TINY = ModelShape(2, 64, 4, 2, 64, 128, 1024, True)
@@ -199,14 +199,14 @@ def measure_attention(size: Size) -> Iterator[dict[str, Any]]:
     for rows, length in size.attention:
         for cache in CACHES:
             pool = KeyValuePool(
-                1, shape.kv_heads, shape.head_size, (rows, length), dtype, place, cache == "fp8"
+                1, shape.kv_heads, shape.head_size, (rows, length), dtype, place, cache == "int8"
             )
             pool.reserve(rows, length)
             query = torch.randn(rows, shape.heads, shape.head_size, device=place).to(dtype)
             slots = torch.arange(rows, device=place)
             filled = torch.full_like(slots, length - 1)
             shared = torch.zeros(2, dtype=torch.int64, device=place)
-            given = (query, *pool.layer(0), slots, filled, shared, 0.1, pool.layer_exponents(0))
+            given = (query, *pool.layer(0), slots, filled, shared, 0.1, pool.layer_scales(0))
             seconds = seconds_of(lambda given=given: ops.attend_decode(*given))  # type: ignore[misc]
             yield {
                 "part": "attention",

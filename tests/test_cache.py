@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits (engines.cache = "fp8"), on a CPU with the plain operations.
+"""Keys and values in 8 bits (engines.cache = "int8"), on a CPU with the plain operations.
 
 tests/test_gpu.py has the same for the kernels. TRITON_INTERPRET=1 runs them here, where Triton is
 installed.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fp8_toys import (
+from int8_toys import (
     KINDS,
     LENGTHS,
     allow_small_models,
@@ -22,13 +22,13 @@ from fp8_toys import (
     make_requests,
     mean_gaps,
 )
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from benchmarks import cache
 from mage.config.errors import UserError
 from mage.config.loading import load_recipe
 from mage.engines.gpu import reference_ops
-from mage.engines.pool import FP8, KeyValuePool
+from mage.engines.pool import KeyValuePool, Scales
 from mage.models.shapes import PRESETS
 from mage.training.engine_probe import EXACT, HALF, EngineProbe
 from mage.training.memory_plan import GB, plan_memory
@@ -41,18 +41,22 @@ def model(monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
 
 
 def test_a_vector_is_scaled_so_that_its_largest_number_fits() -> None:
-    """Worked by hand: 1,000 needs 2^2 (250 <= 448 < 500); 3 mantissa bits round 1,000 / 4 to 256.
+    """Worked by hand: log2(1,000 / 126.5) is 2.983 (2.982 in float16); 1,000 / 2 ** 2.982 is 126.5.
 
-    .01 needs 2^-15 (.01 * 32,768 = 327.7, rounded to 320).
+    -300 / 2 ** 2.982 is -37.96. log2(.01 / 126.5) is -13.625 in float16, and .01 * 2 ** 13.625 is
+    126.3. Bytes stand for numbers from -127 to 127, moved by 128.
     """
-    cache, exponents = torch.zeros(1, 3, 2, 4).to(FP8), torch.zeros(1, 2, 3, dtype=torch.int8)
+    cache = torch.zeros(2, 1, 3, 2, 4, dtype=torch.uint8)
+    empty = torch.zeros(2, 0, dtype=torch.int64)
+    scales = Scales(torch.zeros(1, 2, 3, 2).half(), empty, torch.zeros(3, 2, 0).half())
     rows = torch.zeros(1, 2, 4)
-    rows[0, 0, :2], rows[0, 1, 2] = torch.tensor([1000.0, -3.0]), 0.01
-    where = torch.tensor([0]), torch.tensor([1])
-    reference_ops.store(where, rows, cache, exponents)
-    assert exponents[0, :, 1].tolist() == [2, -15]
-    assert cache[0, 1].float().tolist() == [[256, -0.75, 0, 0], [0, 0, 320, 0]]
-    assert not exponents[0, :, [0, 2]].any()
+    rows[0, 0, :2], rows[0, 1, 2] = torch.tensor([1000.0, -300.0]), 0.01
+    reference_ops.store((torch.tensor([0]), torch.tensor([1])), rows, rows * 4, *cache, scales)
+    logs = scales.pairs[0, :, 1].float()
+    assert logs[:, 0].tolist() == pytest.approx([2.983, -13.627], abs=0.005)
+    assert (logs[:, 1] - logs[:, 0]).tolist() == pytest.approx([2, 2], abs=0.01)
+    assert cache[0, 0, 1].tolist() == [[255, 90, 128, 128], [128, 128, 254, 128]]
+    assert not scales.pairs[0, :, [0, 2]].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +66,7 @@ def test_logprobs_stay_near_those_of_the_models_format(
     allow_small_models(monkeypatch)
     model = make_model(kind, "cpu", torch.float32)
     requests = make_requests(LENGTHS, 4, 8)
-    exact, small = (answer(make_engine(model, cache), requests) for cache in ("model", "fp8"))
+    exact, small = (answer(make_engine(model, cache), requests) for cache in ("model", "int8"))
     gaps = mean_gaps(exact, small, 4)
     assert all(1e-4 < gap < 0.1 for gap in gaps), "8 bits are used, and they are close"
 
@@ -72,7 +76,7 @@ def test_replies_do_not_depend_on_the_prefix_cache_or_on_the_number_of_slots(
 ) -> None:
     requests = make_requests((64, 100), 6, 10)
     replies = [
-        answer(make_engine(model, "fp8", **options), requests)
+        answer(make_engine(model, "int8", **options), requests)
         for options in ({}, {"prefix_cache": False}, {"slots": 2}, {"max_batch_tokens": 50})
     ]
     for other in replies[1:]:
@@ -82,7 +86,7 @@ def test_replies_do_not_depend_on_the_prefix_cache_or_on_the_number_of_slots(
 
 
 def test_a_continued_prompt_reuses_its_keys_also_after_a_release(model: PreTrainedModel) -> None:
-    engine = make_engine(model, "fp8")
+    engine = make_engine(model, "int8")
     (request,) = make_requests((200,), 1, 12)
     (before,) = answer(engine, [request])
     (longer,) = make_requests((200,), 1, 4)
@@ -101,24 +105,33 @@ def test_a_small_model_is_refused_and_a_cpu_keeps_the_models_format(
 ) -> None:
     model = make_model("llama", "cpu", torch.float32)
     with pytest.raises(UserError, match=r"at least 1 B parameters, and this one has 0\.00 B"):
-        make_engine(model, "fp8")
+        make_engine(model, "int8")
     with pytest.raises(UserError, match=r"this one has 0\.13 B"):
-        plan("smollm2-135m", "--engines.cache=fp8")
+        plan("smollm2-135m", "--engines.cache=int8")
     monkeypatch.setattr("mage.models.shapes.LEAST_PARAMETERS", 0)
-    with pytest.warns(UserWarning, match="the CPU does not compute with 8-bit floats"):
-        engine = make_engine(model, "fp8")
+    with pytest.warns(UserWarning, match="has no effect on the CPU"):
+        engine = make_engine(model, "int8")
     assert engine.pool.store.dtype == torch.float32
     allow_small_models(monkeypatch)
     with pytest.raises(UserError, match=r"needs engines\.run_ahead"):
-        make_engine(model, "fp8", run_ahead=False)
+        make_engine(model, "int8", run_ahead=False)
 
 
-def test_a_model_whose_keys_have_a_bias_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_biases_of_keys_follow_the_weights_and_need_the_plain_decoder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     allow_small_models(monkeypatch)
-    config = make_model("llama", "cpu", torch.float32).config
-    config.attention_bias = True
-    with pytest.raises(UserError, match="not for models whose keys have a bias"):
-        make_engine(LlamaForCausalLM(config).eval(), "fp8")
+    model = make_model("qwen2", "cpu", torch.float32)
+    requests = make_requests((64, 200), 4, 8)
+    engine = make_engine(model, "int8")
+    for layer in model.get_decoder().layers:
+        layer.self_attn.k_proj.bias.data *= -1
+    engine.refresh(1)
+    gaps = mean_gaps(answer(engine, requests), answer(make_engine(model, "model"), requests), 4)
+    assert all(gap < 0.1 for gap in gaps)
+    model.register_forward_hook(lambda *_: None)
+    with pytest.raises(UserError, match="is for plain models here"):
+        engine.refresh(2)
 
 
 def plan(model: str, *changes: str):  # type: ignore[no-untyped-def]
@@ -127,13 +140,13 @@ def plan(model: str, *changes: str):  # type: ignore[no-untyped-def]
 
 
 def test_the_memory_plan_counts_half_the_bytes_and_finds_more_slots() -> None:
-    """A token of Qwen3-4B: 36 layers, keys and values, 8 heads of 128 bytes and an exponent."""
-    wide, small = plan("qwen3-4b"), plan("qwen3-4b", "--engines.cache=fp8")
-    pool = KeyValuePool(36, 8, 128, (1, 1), torch.bfloat16, torch.device("meta"), fp8=True)
-    assert pool.token_bytes == 36 * 2 * 8 * 129
+    """A token of Qwen3-4B: 36 layers, keys and values, 8 heads of 128 bytes and a scale."""
+    wide, small = plan("qwen3-4b"), plan("qwen3-4b", "--engines.cache=int8")
+    pool = KeyValuePool(36, 8, 128, (1, 1), torch.bfloat16, torch.device("meta"), small=True)
+    assert pool.token_bytes == 36 * 2 * 8 * 130
     context = load_recipe("paper_alfworld").engines.options["context"]
     assert small.static.slot == context * pool.token_bytes
-    assert wide.static.slot / small.static.slot == pytest.approx(256 / 129)
+    assert wide.static.slot / small.static.slot == pytest.approx(256 / 130)
     assert wide.slots < small.slots == 64
     assert small.fits
 
@@ -142,14 +155,14 @@ def test_the_memory_plan_counts_half_the_bytes_and_finds_more_slots() -> None:
 def test_interpreted_kernels_compute_what_the_plain_versions_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The interpreter runs no assembler and rounds some numbers down to the next power of two."""
+    """The interpreter runs no assembler."""
     pytest.importorskip("triton")
     kernels, widen = (
         import_module("mage.engines.gpu.kernels"),
-        import_module("fp8_interpreted").widen,
+        import_module("int8_interpreted").widen,
     )
-    monkeypatch.setattr("mage.engines.gpu.fp8_kernels._widen", widen)
-    compare_kernels(kernels, "cpu", exact_bytes=False)
+    monkeypatch.setattr("mage.engines.gpu.int8_kernels._widen", widen)
+    compare_kernels(kernels, "cpu")
 
 
 def test_the_benchmark_measures_both_caches(
@@ -160,9 +173,9 @@ def test_the_benchmark_measures_both_caches(
     cache.main(["--size", "tiny", "--rounds", "1", "--out", str(out)])
     records = json.loads(out.read_text())["records"]
     assert [record["cache"] for record in records if record["part"] != "mismatch"] == [
-        *("model", "fp8"),
-        *("model", "fp8"),
-        *("model", "fp8"),
+        *("model", "int8"),
+        *("model", "int8"),
+        *("model", "int8"),
     ]
     gaps = {
         (one["cache"], one["length"]): one["mismatch"]
@@ -170,9 +183,11 @@ def test_the_benchmark_measures_both_caches(
         if one["part"] == "mismatch"
     }
     for length in (80, 128):
-        assert gaps["model", length] < 1e-5 < gaps["fp8", length] < 0.1
+        assert gaps["model", length] < 1e-5 < gaps["int8", length] < 0.1
 
 
 def test_the_probe_of_the_engine_allows_for_8_bits(model: PreTrainedModel) -> None:
-    limits = [EngineProbe(make_engine(model, name), model, 1.0).limits for name in ("model", "fp8")]
+    limits = [
+        EngineProbe(make_engine(model, name), model, 1.0).limits for name in ("model", "int8")
+    ]
     assert limits == [EXACT, HALF]

@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-import fp8_toys
+import int8_toys
 import pytest
 import torch
 from learn_toys import make_model, make_sample
@@ -407,61 +407,62 @@ def test_half_precision_sampler_and_learner_agree_closely() -> None:
 
 
 def test_kernels_in_8_bits_compute_what_the_plain_versions_do(kernels: ModuleType) -> None:
-    fp8_toys.compare_kernels(kernels, "cuda", exact_bytes=True)
+    int8_toys.compare_kernels(kernels, "cuda")
 
 
-@pytest.mark.parametrize("kind", fp8_toys.KINDS)
+@pytest.mark.parametrize("kind", int8_toys.KINDS)
 def test_logprobs_with_8_bits_stay_near_those_of_the_models_format(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU in float32 they are .054, .034 and .031 at most, for 64, 256 and 1,024 tokens."""
-    fp8_toys.allow_small_models(monkeypatch)
-    model = fp8_toys.make_model(kind, "cuda", torch.bfloat16)
-    requests = fp8_toys.make_requests(fp8_toys.LENGTHS, 16, 8)
-    engines = [fp8_toys.make_engine(model, cache) for cache in ("model", "fp8")]
-    exact, small = (fp8_toys.answer(engine, requests) for engine in engines)
-    gaps = fp8_toys.mean_gaps(exact, small, 16)
-    assert all(1e-3 < gap < most for gap, most in zip(gaps, (0.1, 0.07, 0.07), strict=True)), gaps
+    """On a CPU they are .020, .031 and .018 at most in float32, .024, .053 and .037 in bfloat16."""
+    int8_toys.allow_small_models(monkeypatch)
+    model = int8_toys.make_model(kind, "cuda", torch.bfloat16)
+    requests = int8_toys.make_requests(int8_toys.LENGTHS, 16, 8)
+    engines = [int8_toys.make_engine(model, cache) for cache in ("model", "int8")]
+    exact, small = (int8_toys.answer(engine, requests) for engine in engines)
+    gaps = int8_toys.mean_gaps(exact, small, 16)
+    assert all(1e-3 < gap < 0.1 for gap in gaps), gaps
     assert [engine.pool.store.dtype.itemsize for engine in engines] == [2, 1]
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_8_bits_on_the_gpu_give_the_logprobs_of_the_plain_operations_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
-    fp8_toys.allow_small_models(monkeypatch)
-    requests = fp8_toys.make_requests((64, 256), 8, 6)
+    int8_toys.allow_small_models(monkeypatch)
+    requests = int8_toys.make_requests((64, 256), 8, 6)
     ours, theirs = (
-        fp8_toys.answer(
-            fp8_toys.make_engine(fp8_toys.make_model("qwen3", device, torch.float32), "fp8"),
+        int8_toys.answer(
+            int8_toys.make_engine(int8_toys.make_model(kind, device, torch.float32), "int8"),
             requests,
         )
         for device in ("cuda", "cpu")
     )
-    # A number at the border of two 8-bit floats may be stored as either.
-    assert all(gap < 0.02 for gap in fp8_toys.mean_gaps(ours, theirs, 8))
+    # A number at the border of two integers may be stored as either.
+    assert all(gap < 0.02 for gap in int8_toys.mean_gaps(ours, theirs, 8))
 
 
-@pytest.mark.parametrize("cache", ["model", "fp8"])
+@pytest.mark.parametrize("cache", ["model", "int8"])
 def test_a_cache_is_deterministic_with_graphs_recycled_slots_and_reused_prefixes(
     cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fp8_toys.allow_small_models(monkeypatch)
-    model = fp8_toys.make_model("llama", "cuda", torch.bfloat16)
-    requests = fp8_toys.make_requests((64, 100, 300), 16, 24)
-    engine = fp8_toys.make_engine(model, cache)
+    int8_toys.allow_small_models(monkeypatch)
+    model = int8_toys.make_model("llama", "cuda", torch.bfloat16)
+    requests = int8_toys.make_requests((64, 100, 300), 16, 24)
+    engine = int8_toys.make_engine(model, cache)
     replies = []
     for version in range(4):  # computed, recorded, replayed; then with a new pool
         engine.release()
         engine.refresh(version)
-        replies.append(fp8_toys.answer(engine, requests))
-    again = fp8_toys.answer(fp8_toys.make_engine(model, cache), requests)
+        replies.append(int8_toys.answer(engine, requests))
+    again = int8_toys.answer(int8_toys.make_engine(model, cache), requests)
     for other in (*replies[1:], again):
         assert [(one.token_ids, one.logprobs) for one in other] == [
             (one.token_ids, one.logprobs) for one in replies[0]
         ]
     assert engine.stats.reused_tokens > 0
     for options in ({"prefix_cache": False}, {"slots": 3}):
-        other = fp8_toys.answer(fp8_toys.make_engine(model, cache, **options), requests)
-        gaps = fp8_toys.mean_gaps(replies[0], other, 16)
+        other = int8_toys.answer(int8_toys.make_engine(model, cache, **options), requests)
+        gaps = int8_toys.mean_gaps(replies[0], other, 16)
         assert all(gap < 0.05 for gap in gaps), "another batch changes only the last bits"

@@ -1,13 +1,14 @@
 """The key/value cache of the local engine: its tensors, and how many slots fit into memory.
 
-`engines.cache = "fp8"` stores a key or value as 8-bit floats (4 bits of exponent, 3 of mantissa)
-and one exponent: the vector of a head and token is multiplied by a power of two so that its largest
-number is at most 448, the largest of the format. Keys of different heads and tokens differ in size
-by orders of magnitude.
+`engines.cache = "int8"` stores a key or value as 8-bit integers and one scale for every head and
+token. The scale is kept as its logarithm to base 2 in float16, because kernels need it in sums as
+well as in products. An integer x from -127 to 127 is stored as the byte x + 128. Keys of Qwen2 have
+a few channels with biases of up to 354 beside numbers of about 1. Those biases are not stored with
+every key: rotated, they depend on the position only and form one table for all sequences.
 """
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,16 +17,31 @@ from mage.config.errors import UserError
 
 Array = np.ndarray[Any, Any]
 
-FP8 = torch.float8_e4m3fn
-LARGEST = 448.0  # number of this format
-SMALLEST = 1e-6  # largest number of a vector; smaller ones get no other exponent
+BLOCK = 64  # keys that decoding reads at once; shared prefixes are counted in whole blocks
+ZERO = 128  # the byte that stands for 0
+LARGEST = 126.5  # number in 8 bits; with the rounding of the scale at most 127.2
+SMALLEST = 1e-6  # largest number of a vector; smaller ones get no other scale
+
+
+class Scales(NamedTuple):
+    """What restores the keys and values of one layer from 8 bits.
+
+    `pairs` [slots, kv_heads, length, 2]: logarithms of the scales of keys and values. `bias`
+    [length, kv_heads, n]: what a key at a position lacks in its `channels` [kv_heads, n]. n is 0
+    for models whose keys have no bias.
+    """
+
+    pairs: torch.Tensor
+    channels: torch.Tensor
+    bias: torch.Tensor
 
 
 class KeyValuePool:
     """Keys and values of all layers, [layers, 2, slots, length, kv_heads, head_size].
 
-    In 8 bits (`fp8`) they have `exponents` [layers, 2, slots, kv_heads, length]. The pool grows on
-    demand, up to `most` (slots, length).
+    In 8 bits (`small`) they have `scales` [layers, slots, kv_heads, length, 2], and the length is a
+    multiple of `BLOCK`, so that kernels read whole blocks. The pool grows on demand, up to `most`
+    (slots, length).
     """
 
     def __init__(
@@ -36,11 +52,15 @@ class KeyValuePool:
         most: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
-        fp8: bool = False,
+        small: bool = False,
     ) -> None:
-        self.most, self.device, self.dtype, self.fp8 = most, device, dtype, fp8
-        self.store, self.exponents = self._zeros((layers, 2, 0, 0, kv_heads, head_size))
+        self.most, self.device, self.dtype, self.small = most, device, dtype, small
+        self.store, self.scales = self._zeros((layers, 2, 0, 0, kv_heads, head_size))
         self.strip = torch.zeros(0, dtype=dtype, device=device)
+        self.channels = torch.zeros(layers, kv_heads, 0, dtype=torch.int64, device=device)
+        self.bias = torch.zeros(
+            layers, whole_blocks(most[1]), kv_heads, 0, dtype=torch.float16, device=device
+        )
 
     @property
     def length(self) -> int:
@@ -50,19 +70,19 @@ class KeyValuePool:
     def token_bytes(self) -> int:
         """Bytes of one token in all layers."""
         layers, two, _, _, heads, size = self.store.shape
-        return int(layers * two * heads * (size * self.store.dtype.itemsize + self.fp8))
+        return int(layers * two * heads * (size * self.store.dtype.itemsize + 2 * self.small))
 
     def _zeros(self, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A store of this shape and its exponents.
+        """A store of this shape and its scales.
 
         Zeros, not empty memory: a masked key has weight 0, and 0 times an old NaN would be NaN.
         """
-        if not self.fp8:
+        if not self.small:
             return torch.zeros(shape, dtype=self.dtype, device=self.device), None
         layers, two, slots, length, heads, _ = shape
         return (
-            torch.zeros(shape, dtype=FP8, device=self.device),
-            torch.zeros(layers, two, slots, heads, length, dtype=torch.int8, device=self.device),
+            torch.zeros(shape, dtype=torch.uint8, device=self.device),
+            torch.zeros(layers, slots, heads, length, two, dtype=torch.float16, device=self.device),
         )
 
     def reserve(self, slots: int, length: int) -> None:
@@ -74,27 +94,31 @@ class KeyValuePool:
             torch.cuda.empty_cache()  # the pool is one large block; cached small ones do not serve
         new_slots = _grow(old_slots, slots, self.most[0])
         new_length = _grow(old_length, length, self.most[1])
-        store, exponents = self._zeros((layers, two, new_slots, new_length, *rest))
+        if self.small:
+            new_length = whole_blocks(new_length)
+        store, scales = self._zeros((layers, two, new_slots, new_length, *rest))
         store[:, :, :old_slots, :old_length] = self.store
-        if exponents is not None and self.exponents is not None:
-            exponents[:, :, :old_slots, :, :old_length] = self.exponents
-        self.store, self.exponents = store, exponents
+        if scales is not None and self.scales is not None:
+            scales[:, :old_slots, :, :old_length] = self.scales
+        self.store, self.scales = store, scales
         self.strip = torch.zeros(2 * new_length, dtype=self.dtype, device=self.device)
         self.strip[new_length:] = -torch.inf
 
     def release(self) -> None:
         """Free all memory; `reserve` allocates it again."""
         layers, two, _, _, *rest = self.store.shape
-        self.store, self.exponents = self._zeros((layers, two, 0, 0, *rest))
+        self.store, self.scales = self._zeros((layers, two, 0, 0, *rest))
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.store[index, 0], self.store[index, 1]
 
-    def layer_exponents(self, index: int) -> torch.Tensor | None:
-        """The exponents of keys and values [2, slots, kv_heads, length]; None unless in 8 bits."""
-        return None if self.exponents is None else self.exponents[index]
+    def layer_scales(self, index: int) -> Scales | None:
+        """None unless keys and values are in 8 bits."""
+        if self.scales is None:
+            return None
+        return Scales(self.scales[index], self.channels[index], self.bias[index])
 
     def write(self, into: torch.Tensor, where: torch.Tensor, rows: torch.Tensor) -> None:
         """Write rows [tokens, kv_heads, size] at flat places slot * length + position."""
@@ -102,8 +126,8 @@ class KeyValuePool:
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         self.store[:, :, target, start:end] = self.store[:, :, source, start:end]
-        if self.exponents is not None:
-            self.exponents[:, :, target, :, start:end] = self.exponents[:, :, source, :, start:end]
+        if self.scales is not None:
+            self.scales[:, target, :, start:end] = self.scales[:, source, :, start:end]
 
     def on_device(self, numbers: Array) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.device, non_blocking=True)
@@ -120,12 +144,12 @@ def make_pool(
     most: tuple[int, int],
     dtype: torch.dtype,
     device: torch.device,
-    fp8: bool = False,
+    small: bool = False,
 ) -> KeyValuePool:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return KeyValuePool(config.num_hidden_layers, kv_heads, size, most, dtype, device, fp8)
+    return KeyValuePool(config.num_hidden_layers, kv_heads, size, most, dtype, device, small)
 
 
 def affordable_slots(slots: int, context: int, pool: KeyValuePool) -> int:
@@ -156,7 +180,12 @@ def memory_for_slots(device: torch.device) -> int | None:
         return None
 
 
+def whole_blocks(length: int) -> int:
+    """The next multiple of `BLOCK`."""
+    return -(-length // BLOCK) * BLOCK
+
+
 def _grow(size: int, needed: int, most: int) -> int:
     if needed <= size:
         return size
-    return min(max(-(-needed // 64) * 64, size * 3 // 2), most)
+    return min(max(whole_blocks(needed), size * 3 // 2), most)

@@ -16,15 +16,15 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pick_cache(cache: str, device: torch.device) -> str:
-    """`cache`, or "model" with a warning on a device that does not compute with 8-bit floats."""
-    if cache != "fp8" or (
-        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    """`cache`, or "model" with a warning on a device without kernels for 8 bits."""
+    if cache != "int8" or (
+        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     ):
         return cache
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     warnings.warn(
-        f'engines.cache = "{cache}" has no effect: {name} does not compute with 8-bit floats '
-        "(a GPU of compute capability 8.9 or newer does). Keys and values keep the model's format",
+        f'engines.cache = "{cache}" has no effect on {name}: it needs an NVIDIA GPU of compute '
+        "capability 8.0 or newer. Keys and values keep the model's format",
         stacklevel=2,
     )
     return "model"

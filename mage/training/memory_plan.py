@@ -267,11 +267,11 @@ def _slot_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
 
 
 def _token_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> int:
-    """Bytes of a token in a key/value pool; in 8 bits a key or value of a head has an exponent."""
+    """Bytes of a token in a key/value pool; in 8 bits a key or value of a head has a scale too."""
     cache = str(recipe.engines.options.get("cache", "model"))
     check_cache(cache, shape.parameters)
-    if cache == "fp8":
-        return shape.cached_values + shape.cached_values // shape.head_size
+    if cache == "int8":
+        return shape.cached_values + 2 * shape.cached_values // shape.head_size
     return shape.cached_values * value_bytes
 
 

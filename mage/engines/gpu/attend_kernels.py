@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mage.engines.gpu.fp8_kernels import blocks_fp8, decode_fp8, in_words
-from mage.engines.gpu.state import BLOCK, DECODE, PREFILL, Blocks, Tuning
+from mage.engines.gpu.int8_kernels import blocks_int8, decode_int8, in_words
+from mage.engines.gpu.state import DECODE, PREFILL, Blocks, Tuning
+from mage.engines.pool import BLOCK, Scales
 
 _LOG2 = tl.constexpr(1.4426950408889634)
 
@@ -24,13 +25,13 @@ def attend_decode(
     filled: Tensor,
     shared: Tensor,
     scaling: float,
-    exponents: Tensor | None = None,
+    scales: Scales | None = None,
     tuning: Tuning = DECODE,
 ) -> Tensor:
     """One query per sequence: row r attends to the first filled[slots[r]] + 1 keys of its slot.
 
     The first shared[1] keys (whole blocks) are equal for all rows. They are read from slot
-    shared[0], so they stay in the GPU's cache. With `exponents`, keys and values are in 8 bits.
+    shared[0], so they stay in the GPU's cache. With `scales`, keys and values are in 8 bits.
     """
     rows, heads, size = query.shape
     kv_heads = keys.shape[2]
@@ -40,17 +41,17 @@ def attend_decode(
     sums = query.new_empty(splits, rows, heads, dtype=torch.float32) if splits > 1 else query
     together = heads // kv_heads
     sizes = heads, together, max(16, triton.next_power_of_2(together)), size, BLOCK, splits
-    if exponents is None:
+    if scales is None:
         _attend_decode[(rows, kv_heads, splits)](
             query, keys, values, slots, filled, shared, out, parts, sums,
             keys.stride(0), keys.stride(1), scaling, rows,
             *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
     else:
-        decode_fp8[(rows, kv_heads, splits)](
+        decode_int8[(rows, kv_heads, splits)](
             query, slots, filled, shared, out, parts, sums, scaling, rows,
-            *in_words(keys, values, exponents),
-            *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
+            *in_words(keys, values, scales),
+            *sizes, scales.bias.shape[-1], num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
     if splits > 1:
         _join[(rows, heads)](parts, sums, out, rows, heads, size, splits, num_warps=1)
@@ -148,7 +149,7 @@ def attend_blocks(
     values: Tensor,
     blocks: Blocks,
     scaling: float,
-    exponents: Tensor | None = None,
+    scales: Scales | None = None,
     tuning: Tuning = PREFILL,
 ) -> Tensor:
     """Blocks of new tokens of a sequence; each token attends to its slot's keys up to its own.
@@ -161,17 +162,17 @@ def attend_blocks(
     together = heads // kv_heads
     lines = max(16, triton.next_power_of_2(blocks.width * together))
     sizes = heads, together, lines, size, tuning.keys
-    if exponents is None:
+    if scales is None:
         _attend_blocks[(len(blocks.start), kv_heads)](
             query, keys, values, blocks.start, blocks.count, blocks.slot, blocks.position, out,
             keys.stride(0), keys.stride(1), scaling,
             *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
     else:
-        blocks_fp8[(len(blocks.start), kv_heads)](
+        blocks_int8[(len(blocks.start), kv_heads)](
             query, blocks.start, blocks.count, blocks.slot, blocks.position, out, scaling,
-            *in_words(keys, values, exponents),
-            *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
+            *in_words(keys, values, scales),
+            *sizes, scales.bias.shape[-1], num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
     return out
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mage.engines.gpu.attend_kernels import attend_blocks, attend_decode
 from mage.engines.gpu.sampling_kernels import choose
-from mage.engines.pool import LARGEST, SMALLEST
+from mage.engines.pool import LARGEST, SMALLEST, ZERO, Scales
 
 __all__ = ["attend_blocks", "attend_decode", "choose", "gated", "rms_norm", "rotate_and_store"]
 
@@ -64,14 +64,13 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped
 def rotate_and_store(
     together: Tensor, heads: int, rope: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor] | None, epsilon: float, slots: Tensor, positions: Tensor,
-    keys: Tensor, values: Tensor, exponents: Tensor | None = None, warps: int = 2,
+    keys: Tensor, values: Tensor, scales: Scales | None = None, warps: int = 2,
 ) -> Tensor:  # fmt: skip
     """Rotate queries and keys of `together` [rows, heads + 2 kv heads, size].
 
     Returns the queries [rows, heads, size]; keys and values are stored in their slots. `norms` are
     the weights of the norms over query and key heads, if the model has them. `rope` has one row
-    per position. With `exponents` [2, slots, kv heads, length], keys and values are stored in 8
-    bits.
+    per position. With `scales`, keys and values are stored in 8 bits.
     """
     rows, total, size = together.shape
     kv_heads = keys.shape[2]
@@ -80,10 +79,10 @@ def rotate_and_store(
     _rotate_and_store[(rows,)](
         together, query, *rope, query_norm, key_norm, slots, positions, keys, values,
         keys.stride(0), keys.stride(1), epsilon,
-        *((query, 0, 0, 0) if exponents is None else (exponents, *exponents.stride()[:3])),
+        *((query, 0, 0) if scales is None else (scales.pairs, *scales.pairs.stride()[:2])),
         heads, kv_heads, size,
         triton.next_power_of_2(total), triton.next_power_of_2(size), norms is not None,
-        exponents is not None, LARGEST, SMALLEST, num_warps=warps if exponents is None else 8,
+        scales is not None, LARGEST, SMALLEST, ZERO, num_warps=warps if scales is None else 8,
     )  # fmt: skip
     return query
 
@@ -91,10 +90,10 @@ def rotate_and_store(
 @triton.jit
 def _rotate_and_store(  # type: ignore[no-untyped-def]
     together, query, cosines, sines, query_norm, key_norm, slots, positions, keys, values,
-    slot_stride, position_stride, epsilon, exponents, part_stride, own_stride, head_stride,
+    slot_stride, position_stride, epsilon, scales, own_stride, head_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK: tl.constexpr, NORMED: tl.constexpr, FP8: tl.constexpr, LARGEST: tl.constexpr,
-    SMALLEST: tl.constexpr,
+    BLOCK: tl.constexpr, NORMED: tl.constexpr, SMALL: tl.constexpr, LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = SIZE // 2
@@ -134,16 +133,16 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]
     slot = tl.load(slots + row)
     place = slot * slot_stride + position * position_stride
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
-    if FP8:
+    if SMALL:
         x = tl.where(is_key, x, z.to(tl.float32))
         highest = tl.maximum(tl.max(tl.abs(x), 1), SMALLEST)[:, None]
-        exponent = tl.ceil(tl.log2(highest / LARGEST))
-        x = x * tl.exp2(-exponent)
+        scale = tl.log2(highest / LARGEST).to(tl.float16)
+        x = tl.floor(x * tl.exp2(-scale.to(tl.float32)) + (ZERO + 0.5))
         z = x
         part = (head >= HEADS + KV_HEADS).to(tl.int32)
-        own = slot * own_stride + (head - HEADS - part * KV_HEADS) * head_stride + position
+        own = slot * own_stride + (head - HEADS - part * KV_HEADS) * head_stride + 2 * position
         stored = (head >= HEADS) & (head < HEADS + 2 * KV_HEADS)
-        tl.store(exponents + part * part_stride + own, exponent.to(tl.int8), mask=stored)
+        tl.store(scales + own + part, scale, mask=stored)
     tl.store(keys + place + at - HEADS * SIZE, x.to(keys.dtype.element_ty), mask=there & is_key)
     tl.store(
         values + place + at - (HEADS + KV_HEADS) * SIZE,

@@ -26,15 +26,13 @@ import torch
 
 from mage.engines.gpu import reference_ops
 from mage.engines.gpu.prefill import Joining, PrefillBuffer, at_least, to_device
-from mage.engines.gpu.state import BLOCK, PREFILL, DeviceState
-from mage.engines.pool import KeyValuePool
+from mage.engines.gpu.state import PREFILL, DeviceState
+from mage.engines.pool import BLOCK, KeyValuePool, Scales
 from mage.engines.sampling import truncate
 
 Array = np.ndarray[Any, Any]
-# From queries, keys, values, their exponents if they are in 8 bits, and the factor of scores.
-Attend = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float], torch.Tensor
-]
+# From queries, keys, values, their scales if they are in 8 bits, and the factor of scores.
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Scales | None, float], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +57,7 @@ class TokenSlots:
     ) -> torch.Tensor:
         """Attention of a layer from queries, keys and values [tokens, heads + 2 kv heads, size]."""
         keys, values = self.pool.layer(layer)
-        exponents = self.pool.layer_exponents(layer)
+        scales = self.pool.layer_scales(layer)
         query = self.ops.rotate_and_store(
             together,
             heads,
@@ -70,9 +68,9 @@ class TokenSlots:
             self.positions,
             keys,
             values,
-            exponents,
+            scales,
         )
-        return self.attention(query, keys, values, exponents, scaling)
+        return self.attention(query, keys, values, scales, scaling)
 
     def attend(
         self,
@@ -84,15 +82,13 @@ class TokenSlots:
     ) -> torch.Tensor:
         """The same for a transformers module, which has already applied the rotation."""
         keys, values = self.pool.layer(layer)
-        exponents = self.pool.layer_exponents(layer)
-        where = self.slots, self.positions
-        reference_ops.store(where, key, keys, None if exponents is None else exponents[0])
-        reference_ops.store(where, value, values, None if exponents is None else exponents[1])
+        scales = self.pool.layer_scales(layer)
+        reference_ops.store((self.slots, self.positions), key, value, keys, values, scales)
         return self.attention(
             query.contiguous(),
             keys,
             values,
-            exponents,
+            scales,
             query.shape[-1] ** -0.5 if scaling is None else scaling,
         )
 
@@ -188,11 +184,11 @@ class DeviceLoop:
             query: torch.Tensor,
             keys: torch.Tensor,
             values: torch.Tensor,
-            exponents: torch.Tensor | None,
+            scales: Scales | None,
             scaling: float,
         ) -> torch.Tensor:
             found: torch.Tensor = self.ops.attend_decode(
-                query, keys, values, slots, self.state.filled, self.shared, scaling, exponents
+                query, keys, values, slots, self.state.filled, self.shared, scaling, scales
             )
             return found
 
@@ -212,11 +208,11 @@ class DeviceLoop:
             query: torch.Tensor,
             keys: torch.Tensor,
             values: torch.Tensor,
-            exponents: torch.Tensor | None,
+            scales: Scales | None,
             scaling: float,
         ) -> torch.Tensor:
             found: torch.Tensor = self.ops.attend_blocks(
-                query, keys, values, blocks, scaling, exponents
+                query, keys, values, blocks, scaling, scales
             )
             return found
 

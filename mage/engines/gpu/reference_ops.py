@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from mage.engines.gpu.state import Blocks, DeviceState
-from mage.engines.pool import FP8, LARGEST, SMALLEST
+from mage.engines.pool import LARGEST, SMALLEST, ZERO, Scales
 from mage.engines.sampling import uniform
 
 
@@ -24,32 +24,35 @@ def gated(gate_up: Tensor) -> Tensor:
 def rotate_and_store(
     together: Tensor, heads: int, rope: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor] | None, epsilon: float, slots: Tensor, positions: Tensor,
-    keys: Tensor, values: Tensor, exponents: Tensor | None = None,
+    keys: Tensor, values: Tensor, scales: Scales | None = None,
 ) -> Tensor:  # fmt: skip
     """Rotated queries of `together` [rows, heads + 2 kv heads, size]; stores keys and values."""
     query, key, value = together.split((heads, keys.shape[2], keys.shape[2]), 1)
     if norms is not None:
         query, key = rms_norm(query, norms[0], epsilon), rms_norm(key, norms[1], epsilon)
     cos, sin = (table.index_select(0, positions)[:, None] for table in rope)
-    where = slots, positions
-    store(where, rotate(key, cos, sin), keys, None if exponents is None else exponents[0])
-    store(where, value, values, None if exponents is None else exponents[1])
+    store((slots, positions), rotate(key, cos, sin), value, keys, values, scales)
     return rotate(query, cos, sin)
 
 
 def store(
-    where: tuple[Tensor, Tensor], rows: Tensor, cache: Tensor, exponents: Tensor | None
+    where: tuple[Tensor, Tensor],
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scales: Scales | None,
 ) -> None:
-    """Write rows [tokens, kv heads, size] to slots and positions; with exponents in 8 bits."""
-    if exponents is None:
-        cache[where] = rows
+    """Write keys and values [tokens, kv heads, size] to slots and positions."""
+    if scales is None:
+        keys[where], values[where] = key, value
         return
-    rows = rows.float()
-    exponent = (rows.abs().amax(-1).clamp(min=SMALLEST) / LARGEST).log2().ceil()
-    small = (rows * torch.exp2(-exponent)[..., None]).to(FP8)
-    cache.view(torch.uint8)[where] = small.view(torch.uint8)  # PyTorch does not index 8-bit floats
+    rows = torch.stack((key, value)).float()
+    scale = (rows.abs().amax(-1).clamp(min=SMALLEST) / LARGEST).log2().half()
+    small = (rows * torch.exp2(-scale.float())[..., None] + (ZERO + 0.5)).floor()
+    keys[where], values[where] = small.to(torch.uint8)
     slots, positions = where
-    exponents[slots, :, positions] = exponent.to(torch.int8)
+    scales.pairs[slots, :, positions] = scale.movedim(0, -1)
 
 
 def rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -65,7 +68,7 @@ def attend_decode(
     filled: Tensor,
     shared: Tensor,
     scaling: float,
-    exponents: Tensor | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
     """Row r attends to the first filled[slots[r]] + 1 keys of its slot.
 
@@ -75,9 +78,9 @@ def attend_decode(
     owner = torch.where(place < shared[1], shared[0], slots[:, None])
     seen = place <= filled[slots][:, None]
     where = owner, place
-    if exponents is None:
+    if scales is None:
         return _attend(query[:, None], keys[where], values[where], seen[:, None], scaling)[:, 0]
-    read = _read(keys, exponents[0], where), _read(values, exponents[1], where)
+    read = _read(keys, values, where, scales)
     return _attend(query[:, None].float(), *read, seen[:, None], scaling)[:, 0].to(query.dtype)
 
 
@@ -87,7 +90,7 @@ def attend_blocks(
     values: Tensor,
     blocks: Blocks,
     scaling: float,
-    exponents: Tensor | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
     """Blocks of new tokens of a sequence; each token attends to its slot's keys up to its own."""
     out = torch.zeros_like(query)
@@ -98,22 +101,28 @@ def attend_blocks(
         if count > 0:
             seen = place <= position + torch.arange(count, device=keys.device)[:, None]
             asked = query[None, start : start + count]
-            if exponents is None:
+            if scales is None:
                 read = keys[slot], values[slot]
             else:
                 where, asked = (torch.full_like(place, slot), place), asked.float()
-                read = _read(keys, exponents[0], where), _read(values, exponents[1], where)
+                read = _read(keys, values, where, scales)
             out[start : start + count] = _attend(
                 asked, read[0][None], read[1][None], seen[None], scaling
             )[0]
     return out
 
 
-def _read(cache: Tensor, exponents: Tensor, where: tuple[Tensor, Tensor]) -> Tensor:
-    """The numbers [.., kv heads, size] at slots and places, in float32."""
+def _read(
+    keys: Tensor, values: Tensor, where: tuple[Tensor, Tensor], scales: Scales
+) -> tuple[Tensor, Tensor]:
+    """Keys and values [.., kv heads, size] at slots and places, in float32."""
     slots, places = where
-    small = cache.view(torch.uint8)[where].view(FP8)
-    return small.float() * torch.exp2(exponents[slots, :, places].float())[..., None]
+    scale = torch.exp2(scales.pairs[slots, :, places].float())
+    key, value = (cache[where].float() - ZERO for cache in (keys, values))
+    key *= scale[..., :1]
+    bias = scales.bias[places].float().expand(*key.shape[:-1], -1)
+    key.scatter_add_(-1, scales.channels.expand_as(bias), bias)
+    return key, value * scale[..., 1:]
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float) -> Tensor:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-BLOCK = 64  # keys that decoding reads at once; shared prefixes are counted in whole blocks
+from mage.engines.pool import BLOCK
 
 
 class Tuning(NamedTuple):

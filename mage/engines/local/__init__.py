@@ -15,6 +15,7 @@ them (`forward.py`, `attention.py`), samples, and completes the sequences that e
 `gpu/loop.py` runs the steps one ahead of the host.
 """
 
+import re
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -96,8 +97,8 @@ class LocalEngine(Engine):
             Field(description="launch a step before the last one is read; default: on a GPU"),
         ] = None,
         cache: Annotated[
-            Literal["model", "fp8"],
-            Field(description="format of keys and values; fp8: 8 bits, not yet run on a GPU"),
+            Literal["model", "int8"],
+            Field(description="format of keys and values; int8: 8 bits, for 1 B or more on a GPU"),
         ] = "model",
     ) -> None:
         if slots < 1 or context < 2 or max_batch_tokens < 1:
@@ -115,15 +116,9 @@ class LocalEngine(Engine):
         self.device = self.head.weight.device
         ahead = self.device.type == "cuda" if run_ahead is None else run_ahead
         check_cache(cache, sum(weight.numel() for weight in causal_lm.parameters()))
-        names = (name for name, _ in causal_lm.named_parameters())
-        if cache == "fp8" and any("k_proj" in name and name.endswith("bias") for name in names):
-            raise UserError(
-                'engines.cache = "fp8" is not for models whose keys have a bias, such as Qwen2.5: '
-                "8 bits change their log-probabilities by .4 to .7. Remove the option"
-            )
-        fp8 = pick_cache(cache, self.device) == "fp8"
-        if fp8 and not ahead:
-            raise UserError('engines.cache = "fp8" needs engines.run_ahead = true')
+        self.rounds = pick_cache(cache, self.device) == "int8"
+        if self.rounds and not ahead:
+            raise UserError('engines.cache = "int8" needs engines.run_ahead = true')
         self.ops = operations(self.device) if ahead else None
         self.decoder = plain_decoder(model, context, self.ops)
         self.pool = make_pool(
@@ -131,11 +126,11 @@ class LocalEngine(Engine):
             (slots + ahead, context),
             self.backbone.get_input_embeddings().weight.dtype,
             self.device,
-            fp8=fp8,
+            small=self.rounds,
         )
         slots = affordable_slots(slots, context, self.pool)
         self.pool.most = (slots + ahead, context)
-        self.rounds = fp8
+        self._split_biases()
         self.slots = Slots(slots, context, share=prefix_cache)
         self.stats = Stats()
         self.queue: deque[Request] = deque()
@@ -163,6 +158,18 @@ class LocalEngine(Engine):
             raise UserError(
                 f"{type(model).__name__} computes attention or logits in a way of its own, which "
                 f"the local engine does not (logits differ by {gap:.3g}): use another model"
+            )
+
+    def _split_biases(self) -> None:
+        """Large biases of keys are not stored in 8 bits; only the plain decoder leaves them out."""
+        if not self.rounds:
+            return
+        if self.decoder is not None:
+            self.decoder.split_biases(self.pool)
+        elif any(re.search(r"k_proj.*bias$", name) for name, _ in self.model.named_parameters()):
+            raise UserError(
+                'engines.cache = "int8" is for plain models here, because the keys of this one '
+                "have a bias, and it has adapters or modules of its own: remove the option"
             )
 
     def _make_loop(self, slots: int) -> DeviceLoop:
@@ -201,6 +208,7 @@ class LocalEngine(Engine):
             before, self.decoder = self.decoder, plain_decoder(self.model, self.context, self.ops)
             if self.loop is not None and self.decoder is not before:
                 self.loop.forget_graphs()
+        self._split_biases()
 
     def empty_cache(self) -> None:
         self.answered += self._complete(self._land())

@@ -17,7 +17,10 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from mage.engines.gpu.loop import TokenSlots
 from mage.engines.gpu.reference_ops import rotate
 from mage.engines.local.attention import Plan
+from mage.engines.pool import KeyValuePool
 from mage.models.architecture import LayerParts, is_plain, parts_of
+
+PAIRS = 16  # of channels of a key head whose biases are not stored in 8 bits
 
 
 class PlainDecoder:
@@ -34,6 +37,7 @@ class PlainDecoder:
         self.floor = torch.tensor(self.epsilon, device=backbone.embed_tokens.weight.device)
         self.rope = _rope_table(backbone, context)
         self.layers = [_fuse(parts_of(layer)) for layer in backbone.layers]
+        self.biases: list[Any] = [layer.qkv_bias for layer in self.layers]
 
     def is_current(self, model: torch.nn.Module) -> bool:
         """Whether `model` still computes with these weights and has no added modules or hooks."""
@@ -43,6 +47,34 @@ class PlainDecoder:
             _stay(fused, parts_of(layer))
             for fused, layer in zip(self.layers, self.backbone.layers, strict=True)
         )
+
+    @torch.no_grad()
+    def split_biases(self, pool: KeyValuePool) -> None:
+        """Move the largest biases of keys from the product into the table of a pool in 8 bits.
+
+        The rotation mixes channel i with i + size / 2, so both move. Graphs keep the addresses.
+        """
+        if any(bias is None for bias in self.biases):
+            return
+        half, (cos, sin) = self.size // 2, (table.float()[:, None] for table in self.rope)
+        heads = slice(self.heads * self.size, (self.heads + self.kv_heads) * self.size)
+        if not pool.bias.numel():
+            few = 2 * min(PAIRS, half)
+            pool.channels = pool.channels.new_zeros(*pool.channels.shape[:-1], few)
+            pool.bias = pool.bias.new_zeros(*pool.bias.shape[:-1], few)
+        if self.biases[0] is self.layers[0].qkv_bias:
+            self.biases = [torch.empty_like(bias) for bias in self.biases]
+        for index, (layer, rest) in enumerate(zip(self.layers, self.biases, strict=True)):
+            rest.copy_(layer.qkv_bias)
+            key = rest[heads].view(self.kv_heads, self.size)
+            squares = key.float().square()
+            pairs = (squares[:, :half] + squares[:, half:]).topk(min(PAIRS, half)).indices
+            chosen = torch.cat((pairs, pairs + half), 1)
+            large = torch.zeros_like(key).scatter(1, chosen, key.gather(1, chosen))
+            key -= large
+            moved = rotate(large.float(), cos, sin)
+            pool.channels[index] = chosen
+            pool.bias[index, : len(cos)] = moved.gather(2, chosen.expand(len(cos), -1, -1))
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan) -> torch.Tensor:
         """Hidden states [tokens, hidden] of one flat row of tokens, on a CPU."""
@@ -101,7 +133,7 @@ class PlainDecoder:
             together = linear(
                 ops.rms_norm(hidden, layer.before_attention, self.epsilon),
                 layer.qkv,
-                layer.qkv_bias,
+                self.biases[index],
             ).view(len(ids), -1, self.size)
             found = places.mix(
                 index, together, self.heads, self.rope, layer.norms, self.epsilon, self.scaling

@@ -1,39 +1,45 @@
 """Triton kernels for attention over keys and values in 8 bits. CUDA only.
 
-They have run in Triton's interpreter and were compiled for an H200, but have not run on a GPU yet.
-They compute what `attend_kernels.py` does, with another inner loop: two neighbouring 8-bit floats
-are loaded as one 16-bit word and widened to float16 in registers, which is exact. The even and the
+They compute what `attend_kernels.py` does, with another inner loop: two neighbouring bytes are
+loaded as one 16-bit word and widened to float16 in registers, which is exact. The even and the
 odd channels are two matrix products each. (Bytes instead of words would be read from shared memory
-one by one, which costs twice the instructions.) The exponent of a key multiplies its scores. That
-of a value is added to its scores before the maximum is subtracted, so weights fit into float16.
+one by one, which costs twice the instructions.) The scale of a key multiplies its scores. The
+logarithm of a value's scale is added to them before the maximum is subtracted, so weights fit into
+float16.
 """
 
 from typing import Any
 
 import triton
 import triton.language as tl
-from torch import Tensor, int16
+from torch import Tensor, int16, int32
+
+from mage.engines.pool import Scales
 
 _LOG2 = tl.constexpr(1.4426950408889634)
 
 
-def in_words(keys: Tensor, values: Tensor, exponents: Tensor) -> tuple[Any, ...]:
-    """Arguments of a kernel: keys and values as words, exponents, and their strides."""
-    keys, values = keys.view(int16), values.view(int16)
-    return keys, values, exponents, *keys.stride()[:2], *exponents.stride()[:3]
+def in_words(keys: Tensor, values: Tensor, scales: Scales) -> tuple[Any, ...]:
+    """Arguments of a kernel: keys and values as words, their scales, and strides."""
+    keys, values, pairs = keys.view(int16), values.view(int16), scales.pairs.view(int32)
+    strides = *keys.stride()[:2], *pairs.stride()[:2], scales.bias.stride(0)
+    return keys, values, pairs, scales.channels, scales.bias, *strides
 
 
 @triton.jit
 def _widen(words):  # type: ignore[no-untyped-def]
-    """The lower and the upper 8-bit float of every word, as float16."""
+    """The lower and the upper 8-bit integer of every word, as float16.
+
+    The byte x + 128 below the byte 0x64 is the float16 number 1152 + x.
+    """
     return tl.inline_asm_elementwise(
         """{
-        .reg .b32 sorted;
-        .reg .b16 lower, upper;
-        prmt.b32 sorted, $2, 0, 0x3120;
-        mov.b32 {lower, upper}, sorted;
-        cvt.rn.f16x2.e4m3x2 $0, lower;
-        cvt.rn.f16x2.e4m3x2 $1, upper;
+        .reg .b32 lower, upper, offset;
+        prmt.b32 lower, $2, 0x64646464, 0x4240;
+        prmt.b32 upper, $2, 0x64646464, 0x4341;
+        mov.b32 offset, 0x64806480;
+        sub.f16x2 $0, lower, offset;
+        sub.f16x2 $1, upper, offset;
         }""",
         "=r,=r,r",
         [words],
@@ -44,44 +50,32 @@ def _widen(words):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _power(exponent):  # type: ignore[no-untyped-def]
-    """2 ** exponent, written into the bits of a float32: conversions and exp2 are slow."""
-    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _as_float(exponent):  # type: ignore[no-untyped-def]
-    """A small integer as float32: 12582912 is 1.5 * 2 ** 23, whose last bit stands for 1."""
-    return (exponent + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
-
-
-@triton.jit
-def _load_query(query, at, mask, scaling):  # type: ignore[no-untyped-def]
-    """Queries times the factor of the scores, as float16."""
-    q = tl.load(query + at, mask=mask, other=0.0).to(tl.float32)
-    return (q * (scaling * _LOG2)).to(tl.float16)
+def _scales(pair):  # type: ignore[no-untyped-def]
+    """The logarithms of the scales of keys and values, as rows of float32."""
+    key = pair.to(tl.int16).to(tl.float16, bitcast=True)
+    value = (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return key.to(tl.float32)[None, :], value.to(tl.float32)[None, :]
 
 
 @triton.jit
 def _add_block(  # type: ignore[no-untyped-def]
-    even, odd, k, v, key_exponent, value_exponent, seen, best, total, lower, upper,
-    MASKED: tl.constexpr,
+    even, odd, k, v, pair, biased, seen, best, total, lower, upper, factor, MASKED: tl.constexpr
 ):  # fmt: skip
     """Add one block of keys: `best`, `total` are the running maximum and sum of the weights.
 
     `lower` and `upper` are the outputs of even and odd channels. Weights contain the scale of their
-    value, and `total` does not.
+    value, and `total` does not. `biased` is what the biases of keys add to the scores.
     """
     k_lower, k_upper = _widen(k)
     score = tl.dot(odd, tl.trans(k_upper), tl.dot(even, tl.trans(k_lower)))
-    key_exponent, value_exponent = key_exponent.to(tl.int32), value_exponent.to(tl.int32)
-    score = score * _power(key_exponent)[None, :] + _as_float(value_exponent)[None, :]
+    key_scale, value_scale = _scales(pair)
+    score = score * (tl.exp2(key_scale) * factor) + (biased * factor + value_scale)
     if MASKED:
         score = tl.where(seen, score, float("-inf"))
     higher = tl.maximum(best, tl.max(score, 1))
     weight = tl.exp2(score - higher[:, None])
     keep = tl.exp2(best - higher)
-    total = total * keep + tl.sum(weight * _power(-value_exponent)[None, :], 1)
+    total = total * keep + tl.sum(weight * tl.exp2(-value_scale), 1)
     v_lower, v_upper = _widen(v)
     weight = weight.to(tl.float16)
     lower = tl.dot(weight, v_lower, lower * keep[:, None])
@@ -90,13 +84,15 @@ def _add_block(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def decode_fp8(  # type: ignore[no-untyped-def]
+def decode_int8(  # type: ignore[no-untyped-def]
     query, slots, filled, shared, out, parts, sums, scaling, rows,
-    keys, values, exponents, slot_stride, position_stride, part_stride, own_stride, head_stride,
+    keys, values, scales, channels, bias,
+    slot_stride, position_stride, own_stride, head_stride, bias_stride,
     HEADS: tl.constexpr, TOGETHER: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     """`attend_decode` of one row, key head and split."""
+    factor = scaling * _LOG2
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row).to(tl.int64)
     length = tl.load(filled + slot).to(tl.int32) + 1
@@ -110,8 +106,12 @@ def decode_fp8(  # type: ignore[no-untyped-def]
     head = kv_head * TOGETHER + member
     real = (member < TOGETHER)[:, None]
     at = (row * HEADS + head[:, None]) * SIZE + 2 * word[None, :]
-    even = _load_query(query, at, real, scaling)
-    odd = _load_query(query, at + 1, real, scaling)
+    even = tl.load(query + at, mask=real, other=0.0).to(tl.float16)
+    odd = tl.load(query + at + 1, mask=real, other=0.0).to(tl.float16)
+    if BIASED > 0:
+        few = kv_head * BIASED + tl.arange(0, BIASED)
+        asked = query + (row * HEADS + head[:, None]) * SIZE + tl.load(channels + few)[None, :]
+        asked = tl.load(asked, mask=real, other=0.0).to(tl.float16)
     best = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     lower = tl.zeros([PADDED, SIZE // 2], tl.float32)
@@ -124,15 +124,15 @@ def decode_fp8(  # type: ignore[no-untyped-def]
             + kv_head * (SIZE // 2)
             + word[None, :]
         )
-        there = block + place < end
-        k = tl.load(keys + from_, mask=there[:, None], other=0)
-        v = tl.load(values + from_, mask=there[:, None], other=0)
-        exponent = exponents + owner * own_stride + kv_head * head_stride + block + place
+        k, v = tl.load(keys + from_), tl.load(values + from_)
+        biased = 0.0
+        if BIASED > 0:
+            lacking = tl.load(bias + (block + place[:, None]) * bias_stride + few[None, :])
+            biased = tl.dot(asked, tl.trans(lacking))
+        scale = scales + owner * own_stride + kv_head * head_stride + block + place
         best, total, lower, upper = _add_block(
-            even, odd, k, v,
-            tl.load(exponent, mask=there, other=0),
-            tl.load(exponent + part_stride, mask=there, other=0),
-            there[None, :], best, total, lower, upper, True,
+            even, odd, k, v, tl.load(scale), biased,
+            (block + place < end)[None, :], best, total, lower, upper, factor, True,
         )  # fmt: skip
     # A split without keys stores -inf as its sum, which has weight 0 where the parts are joined.
     found = tl.interleave(lower, upper) / tl.where(total > 0, total, 1.0)[:, None]
@@ -152,13 +152,15 @@ def decode_fp8(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def blocks_fp8(  # type: ignore[no-untyped-def]
+def blocks_int8(  # type: ignore[no-untyped-def]
     query, starts, counts, slots, positions, out, scaling,
-    keys, values, exponents, slot_stride, position_stride, part_stride, own_stride, head_stride,
+    keys, values, scales, channels, bias,
+    slot_stride, position_stride, own_stride, head_stride, bias_stride,
     HEADS: tl.constexpr, TOGETHER: tl.constexpr, LINES: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     """`attend_blocks` of one block of new tokens and key head."""
+    factor = scaling * _LOG2
     number, kv_head = tl.program_id(0), tl.program_id(1)
     count = tl.load(counts + number).to(tl.int32)
     start = tl.load(starts + number)
@@ -170,8 +172,15 @@ def blocks_fp8(  # type: ignore[no-untyped-def]
         slot = tl.load(slots + number).to(tl.int64)
         position = tl.load(positions + number).to(tl.int32)
         real = (token < count)[:, None]
-        even = _load_query(query, row + 2 * word[None, :], real, scaling)
-        odd = _load_query(query, row + 2 * word[None, :] + 1, real, scaling)
+        at = query + row + 2 * word[None, :]
+        even = tl.load(at, mask=real, other=0.0).to(tl.float16)
+        odd = tl.load(at + 1, mask=real, other=0.0).to(tl.float16)
+        lacking, asked = bias, even
+        if BIASED > 0:
+            few = kv_head * BIASED + tl.arange(0, BIASED)
+            asked = tl.load(query + row + tl.load(channels + few)[None, :], mask=real, other=0.0)
+            asked = asked.to(tl.float16)
+            lacking = bias + place[:, None] * bias_stride + few[None, :]
         # A padding line sees the keys of the last token: a line without any key would be NaN.
         last = (position + tl.minimum(token, count - 1))[:, None]
         best = tl.full([LINES], float("-inf"), tl.float32)
@@ -184,26 +193,30 @@ def blocks_fp8(  # type: ignore[no-untyped-def]
             + place[:, None] * position_stride
             + word[None, :]
         )
-        exponent = exponents + slot * own_stride + kv_head * head_stride + place
+        scale = scales + slot * own_stride + kv_head * head_stride + place
         whole = (position + 1) // BLOCK * BLOCK  # every line sees all keys before this
         for block in range(0, whole, BLOCK):
+            biased = 0.0
+            if BIASED > 0:
+                biased = tl.dot(asked, tl.trans(tl.load(lacking + block * bias_stride)))
             best, total, lower, upper = _add_block(
                 even, odd,
                 tl.load(keys + from_ + block * position_stride),
                 tl.load(values + from_ + block * position_stride),
-                tl.load(exponent + block),
-                tl.load(exponent + part_stride + block),
-                0, best, total, lower, upper, False,
+                tl.load(scale + block),
+                biased, 0, best, total, lower, upper, factor, False,
             )  # fmt: skip
         for block in range(whole, position + count, BLOCK):
-            there = block + place < position + count
+            biased = 0.0
+            if BIASED > 0:
+                biased = tl.dot(asked, tl.trans(tl.load(lacking + block * bias_stride)))
+            seen = (block + place)[None, :] <= last
             best, total, lower, upper = _add_block(
                 even, odd,
-                tl.load(keys + from_ + block * position_stride, mask=there[:, None], other=0),
-                tl.load(values + from_ + block * position_stride, mask=there[:, None], other=0),
-                tl.load(exponent + block, mask=there, other=0),
-                tl.load(exponent + part_stride + block, mask=there, other=0),
-                (block + place)[None, :] <= last, best, total, lower, upper, True,
+                tl.load(keys + from_ + block * position_stride),
+                tl.load(values + from_ + block * position_stride),
+                tl.load(scale + block),
+                biased, seen, best, total, lower, upper, factor, True,
             )  # fmt: skip
         found = tl.interleave(lower, upper) / total[:, None]
         tl.store(out + row + channel[None, :], found.to(out.dtype.element_ty), mask=real)
