@@ -32,6 +32,7 @@ from mage.models.base import (
 from mage.models.sources import qwen
 from mage.models.sources.base import check_sha256
 from tests.models_toys import TEMPLATE, gguf_of, tiny_model, write_gguf
+from tests.test_checkpoint import largest_file
 from tests.torture import processes
 
 EMBEDDED = SHIPPED / "embedded"
@@ -152,6 +153,16 @@ def test_a_copy_can_have_another_dtype(models: Path) -> None:
     assert all(torch.equal(after[name], tensor.bfloat16()) for name, tensor in before.items())
     assert json.loads((models / "half" / "config.json").read_text())["dtype"] == "bfloat16"
     assert list_models()[0].dtype == "BF16"
+
+
+def test_weights_that_do_not_fit_on_the_disk_are_one_message(models: Path) -> None:
+    with largest_file(100_000):
+        done = call("model", "add", EMBEDDED, "--name", "half", "--dtype", "bfloat16")
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == 2
+    assert "weights cannot be written or read: " in done.output
+    assert "File too large" in done.output
+    assert not list_models()
 
 
 def test_the_default_template_is_taken_among_several(models: Path, tmp_path: Path) -> None:

@@ -80,12 +80,19 @@ def is_user_error(error: BaseException) -> bool:
         return not isinstance(error, BrokenPipeError)
     if isinstance(error, ValueError):
         return isinstance(error, UserError)
+    if _is_of_safetensors(error):
+        return True
     if not isinstance(error, RuntimeError):
         return False
     if isinstance(error, DeviceError) or _is_out_of_memory(error):
         return True
     cause = error.__cause__
-    return isinstance(cause, OSError) or type(cause).__module__.startswith("safetensors")
+    return isinstance(cause, OSError) or _is_of_safetensors(cause)
+
+
+def _is_of_safetensors(error: BaseException | None) -> bool:
+    """The error of a full disk, among others. It is found by its name, to load no library."""
+    return type(error).__module__.startswith("safetensors")
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -102,6 +109,11 @@ def _describe(error: Exception) -> str:
             f"out of GPU memory: {str(error).splitlines()[0]}\n"
             "Stop other programs on the GPU, lower engines.slots or engines.context, or use a "
             "smaller model. run.gpu_memory limits the GB that MAGE plans with."
+        )
+    if _is_of_safetensors(error):
+        return (
+            f"weights cannot be written or read: {error}\n"
+            "Free some disk space, or use another folder."
         )
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
