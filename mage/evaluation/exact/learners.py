@@ -10,8 +10,8 @@ discount g between episodes:
     balanced      1/sqrt(N), ..., 1/sqrt(N)            (the best policy is that of the sum)
 
 Every move is the best one for the weights as its own episode sees them: this is what training
-rewards. Ties are broken by the larger plain sum of the scores that remain, then by the order in
-which the environment lists its moves.
+rewards. Ties are broken by the larger plain sum of the scores that remain, then by the larger score
+of the earliest episode, so the scores do not depend on the order of the moves.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -122,14 +122,14 @@ class _Learner:
         return [key for key in after if key[1] > 0 and key not in self.values]
 
     def _best(self, moves: Sequence[Sequence[Result]], left: int) -> Scores:
-        best: tuple[float, float, Scores] | None = None
+        best: Scores = ()
         for results in moves:
             scores = self._expected(results, left)
             value = sum(w * s for w, s in zip(self.weights[left - 1], scores, strict=True))
-            found = value, sum(scores), scores
-            best = found if best is None or _is_better(found, best) else best
-        assert best is not None, "a state has at least one move"
-        return best[2]
+            found = value, sum(scores), *scores
+            best = found if _is_better(found, best) else best
+        assert best, "a state has at least one move"
+        return best[2:]
 
     def _expected(self, results: Sequence[Result], left: int) -> Scores:
         total = [0.0] * left
@@ -141,7 +141,7 @@ class _Learner:
         return tuple(total)
 
 
-def _is_better(one: tuple[float, float, Scores], other: tuple[float, float, Scores]) -> bool:
-    if abs(one[0] - other[0]) > _EQUAL:
-        return one[0] > other[0]
-    return one[1] > other[1] + _EQUAL
+def _is_better(one: Scores, other: Scores) -> bool:
+    """Whether the first number that differs is larger; everything is better than nothing."""
+    gaps = (a - b for a, b in zip(one, other, strict=bool(other)))
+    return next((gap > 0 for gap in gaps if abs(gap) > _EQUAL), not other)
