@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import mage
 from mage.api.dataset import dataset_rows
 from mage.api.tool_check import check_tools
+from mage.cli.main import app
+from mage.config.errors import UserError
 from mage.config.menus import find_item
 from mage.environments.base import check
 from mage.report.transcripts import describe
@@ -52,6 +55,40 @@ def test_the_calculator_computes_and_runs_no_code() -> None:
     for bad in ("__import__('os')", "9 ** 9", "len", "'a' * 3"):
         with pytest.raises(ValueError, match="only whole numbers"):
             calculate(bad)
+
+
+def test_a_function_as_the_agent_calls_tools() -> None:
+    """It solves every task of the panel with one search; without the call it cannot."""
+
+    def search(seen: mage.Seen) -> str:
+        good = seen.observation.split()[-1]
+        return seen.call("search", word=good).removeprefix(f"{good}: ")
+
+    recipe = tiny_recipe(WORLD)
+    found = mage.evaluate(recipe, policy=search, size=20)
+    assert [one.score.value for one in found.overall.episodes] == [1.0, 1.0]
+
+    def greedy(seen: mage.Seen) -> str:
+        assert seen.call("search", price=1).startswith("Error: wrong arguments of search")
+        for _ in range(4):
+            seen.call("search", word="")
+        return "1"
+
+    with pytest.raises(UserError, match=r"cannot call search: agent\.tool_calls = 4"):
+        mage.evaluate(recipe, policy=greedy, size=1)
+    with pytest.raises(UserError, match="the environment offers no tools"):
+        mage.evaluate(policy=greedy, environment="kuhn_poker", opponents="random", size=1)
+
+
+def test_a_person_types_calls_of_tools() -> None:
+    """A text is the first argument; errors are shown; a call is no move and costs nothing."""
+    typed = 'search lamp\nsearch {"word": "zebra"}\nsearch\ncalculate 3 + 4\n5\n'
+    words = ["play", "my_lab.market", "--episodes", "1", "--seed", "1"]
+    shown = CliRunner().invoke(app, words, input=typed).stdout
+    assert "- search(word: string): Search the price list." in shown
+    for result in ("lamp: 3", "Nothing found.", "Error: wrong arguments of search", "> 7\n"):
+        assert result in shown
+    assert "You said 5." in shown
 
 
 @pytest.mark.e2e

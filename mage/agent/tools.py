@@ -59,6 +59,10 @@ class Tool:
         about = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": about}
 
+    def argument_names(self) -> list[str]:
+        """In the order of the function."""
+        return [str(one.alias) for one in self.arguments.model_fields.values()]
+
     def line(self) -> str:
         """The description in one line, for models whose chat template has no tools."""
         found: Json = self.schema()["function"]["parameters"]["properties"]

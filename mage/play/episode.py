@@ -13,7 +13,7 @@ from mage.agent.turns import take_turn
 from mage.environments.base import Environment, State
 from mage.memory.base import Memory
 from mage.opponents.base import Opponent, meet, move_rng
-from mage.play.policy import PolicyPlayer, Seen
+from mage.play.policy import PolicyCalls, PolicyPlayer, Seen
 from mage.play.rewards import RewardTerm, add_rewards
 from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, Move, Task, ToolCall, Turn
@@ -141,14 +141,14 @@ async def _take_turn(
 ) -> tuple[Turn, str | None]:
     """Let the agent call tools and reply, judge it, and keep it; returns also the legal move."""
     observation, seed = dialogue.observe(state), derive(ref.seed, ref.number, number)
-    calls: tuple[ToolCall, ...] = ()
+    tool_seed = setup.environment.episode_seed(ref.task.seed, ref.number)
     if setup.policy is None:
-        tool_seed = setup.environment.episode_seed(ref.task.seed, ref.number)
         played = await take_turn(setup.agent, dialogue, state, seed, tool_seed)
         prompt, completion, calls = played
     else:
-        prompt = dialogue.ask(state)
-        completion = _ask_policy(setup.policy, ref, state, number, dialogue, prompt, seed)
+        turn_calls = PolicyCalls(setup.policy, setup.agent, dialogue, state, tool_seed)
+        completion = _ask_policy(setup.policy, ref, state, number, dialogue, turn_calls, seed)
+        prompt, calls = turn_calls.prompt, tuple(turn_calls.made)
     written = setup.agent.read(completion)
     action = None if written is None else dialogue.wording.read(state, written)
     turn = _judge(setup, state, dialogue, observation, prompt, completion, written, action, calls)
@@ -162,11 +162,11 @@ def _ask_policy(
     state: State,
     number: int,
     dialogue: Dialogue,
-    prompt: Prompt,
+    calls: PolicyCalls,
     seed: int,
 ) -> Completion:
     seen = Seen(
-        player.chat.messages(prompt.ids),
+        player.chat.messages(calls.prompt.ids),
         dialogue.observe(state),
         dialogue.wording.words(state),
         dialogue.memory,
@@ -175,6 +175,7 @@ def _ask_policy(
         number + 1,
         player.notes.setdefault(ref.seed, {}),
         random.Random(seed),
+        calls.call,
     )
     return player.reply(seen)
 

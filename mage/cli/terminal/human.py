@@ -4,16 +4,20 @@ Against the agent the person takes the opponent's seat. The agent plays exactly 
 keeps its memory, reflects after every game and adapts to the person.
 """
 
+import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.text import Text
 
 from mage.agent.chat import Ids
 from mage.agent.styles import style_of
+from mage.agent.tool_process import answer_call
+from mage.agent.tools import Tool, ToolLimits, read_tools
 from mage.cli.terminal import console as make_console
 from mage.engines.base import run
 from mage.environments.base import SEATS, Environment, State
@@ -22,6 +26,7 @@ from mage.play import PlaySetup, play_meta_episode
 from mage.types import Episode, MetaEpisode, Task, Turn
 
 _KEYS = "type a move, ? to list the legal moves, q to quit"
+_TOOLS = "type NAME and a text, or NAME and JSON, as often as you like"
 
 
 class Quit(Exception):
@@ -52,10 +57,11 @@ def play_person(environment: Environment, task: Task, games: int, console: Conso
 
 def _play_game(environment: Environment, task: Task, number: int, console: Console) -> State:
     state, moves = environment.start(environment.episode_seed(task.seed, number)), 0
+    tools = read_tools(environment.tools())
     while (mover := state.turn()) is not None:
         mine = mover == task.seat
         action = (
-            _ask_move(state, mover, console)
+            _ask_move(state, mover, console, tools, environment.episode_seed(task.seed, number))
             if mine
             else meet(task).act(state, mover, move_rng(task, environment, number, moves))
         )
@@ -70,8 +76,10 @@ SHOWN, LISTED = 9, 40  # legal moves that are shown before a move, and after `?`
 LONGEST = 60  # characters of wrong input that a message repeats
 
 
-def _ask_move(state: State, seat: int, console: Console) -> str:
-    """Ask until the input is a legal move."""
+def _ask_move(
+    state: State, seat: int, console: Console, tools: Sequence[Tool] = (), tool_seed: int = 0
+) -> str:
+    """Ask until the input is a legal move. A person may call tools as often as they like."""
     legal = state.legal()
     _say(console, state.observe(seat))
     _say(console, _list_moves(legal, SHOWN), style="dim")
@@ -83,9 +91,23 @@ def _ask_move(state: State, seat: int, console: Console) -> str:
             raise Quit
         if said == "?":
             _say(console, _list_moves(legal, LISTED))
+        elif (result := _use_tool(said, state, tools, tool_seed)) is not None:
+            _say(console, result)
         elif said:
             short = f"{said[:LONGEST]!r}{'...' if len(said) > LONGEST else ''}"
             _say(console, f"{short} is not a legal move here ({_KEYS})")
+
+
+def _use_tool(said: str, state: State, tools: Sequence[Tool], seed: int) -> str | None:
+    """The result of `NAME TEXT` or `NAME {JSON}`; None if no tool is named."""
+    name, _, rest = said.partition(" ")
+    tool = next((one for one in tools if one.name == name), None)
+    if tool is None:
+        return None
+    if not (rest := rest.strip()).startswith("{"):  # a text for the first argument
+        rest = json.dumps({one: rest for one in tool.argument_names()[:1] if rest})
+    content = f'{{"name": "{name}", "arguments": {rest}}}'
+    return answer_call(tools, ToolLimits(), state, content, seed).text
 
 
 def _list_moves(legal: Sequence[str], most: int) -> str:
@@ -109,6 +131,8 @@ def running_score(scores: list[float]) -> str:
 
 def _welcome(environment: Environment, seat: int, console: Console) -> None:
     _say(console, f"{environment.rules()}\n{environment.instance(seat)}")
+    if tools := read_tools(environment.tools()):
+        _say(console, "\n".join([f"Tools ({_TOOLS}):", *(tool.line() for tool in tools)]))
     _say(console, f"({_KEYS})", style="dim")
 
 
@@ -129,12 +153,14 @@ class Person(Opponent):
 
     name: ClassVar[str] = "person"
     policy_is: ClassVar[Knowledge] = "unknown"
+    tools: tuple[Any, ...] = ()  # of the environment
+    tool_seed: int = 0
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         raise NotImplementedError("the policy of a person is unknown")
 
     def act(self, state: State, seat: int, rng: random.Random) -> str:
-        return _ask_move(state, seat, make_console())
+        return _ask_move(state, seat, make_console(), self.tools, self.tool_seed)
 
 
 PERSON = f"{Person.__module__}.{Person.__name__}"
@@ -158,6 +184,8 @@ def play_agent(setup: PlaySetup, task: Task, console: Console) -> list[float]:
         if number + 1 < setup.episodes:
             _head(console, f"game {number + 2} of {setup.episodes}")
 
+    person = Person(tools=read_tools(environment.tools()), tool_seed=task.seed)
+    setup = replace(setup, rivals={task.opponent: person})
     _welcome(environment, seat, console)
     _head(console, f"game 1 of {setup.episodes}")
     try:
