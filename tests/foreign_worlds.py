@@ -31,6 +31,32 @@ class Digits:
         return f"{action} is {answer}.", float(answer == "right"), answer == "right", False, {}
 
 
+class Arms(Digits):
+    """A game in the older form, as RAGEN's are: four values, and names of actions by number."""
+
+    action_space = Space(9)  # of a base class with other actions
+    ACTION_SPACE = Space(2, start=1)
+
+    def reset(self, seed: int | None = None, mode: str | None = None) -> Any:
+        names = random.Random(seed).sample(("red", "blue"), 2)
+        self.ACTION_LOOKUP = dict(enumerate(names, start=1))
+        return f"Pull {names[0]} or {names[1]}."
+
+    def step(self, action: int) -> Any:
+        name = self.ACTION_LOOKUP[action]
+        return f"You pulled {name}.", float(name == "red"), True, {"success": name == "red"}
+
+
+class Served:
+    """A game in the form of NeMo Gym's servers: asynchronous, and without a seed."""
+
+    async def reset(self, metadata: dict[str, Any], session_id: str = "") -> Any:
+        return "Hit or stand?", {}
+
+    async def step(self, action: Any, metadata: dict[str, Any], session_id: str = "") -> Any:
+        return None, 1.0, True, False, {}
+
+
 class Echo(Digits):
     """Say the word. The move is free text."""
 
@@ -62,14 +88,14 @@ class IgnoresSeed(Digits):
         return f"Round {IgnoresSeed.count}", {}
 
 
-class ReturnsFour(Digits):
+class ReturnsThree(Digits):
     def step(self, action: int) -> Any:
-        return "text", 0.0, False, {}
+        return "text", 0.0, False
 
 
 class OldReset(Digits):
     def reset(self, *, seed: int | None = None) -> Any:
-        return "text"
+        return 7
 
 
 class Raises(Digits):

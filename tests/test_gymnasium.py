@@ -26,6 +26,22 @@ def test_an_own_class_needs_its_dotted_path_only(name: str) -> None:
     assert world.start(3).legal() == (("2", "4") if name == "Masked" else tuple("12345"))
 
 
+def test_the_older_form_with_names_of_actions_is_played() -> None:
+    world = own("Arms")
+    world.check_data()
+    assert check(world, games=20) == []
+    for seed in range(4):
+        state = world.start(seed)
+        assert sorted(state.legal()) == ["blue", "red"]
+        state.apply("red")
+        assert (state.turn(), state.scores()) == (None, (1.0,))
+
+
+def test_a_game_without_a_seed_is_refused() -> None:
+    with pytest.raises(UserError, match=r"reset failed: TypeError: .* 'seed'"):
+        own("Served", moves=("hit", "stand")).check_data()
+
+
 def test_a_task_is_the_same_in_every_episode_and_scores_are_sums_of_rewards() -> None:
     world = own("Digits")
     seed = world.episode_seed(5, 0)
@@ -83,8 +99,8 @@ def check_and_step(world: Gymnasium) -> None:
     ("name", "message"),
     [
         ("IgnoresSeed", "ignores the seed: two resets with seed 11 show 'Round 1"),
-        ("ReturnsFour", r"step must return \(observation, reward, .*but it returned 4 values"),
-        ("OldReset", r"reset must return \(observation, info\), but it returned a str"),
+        ("ReturnsThree", r"step must return \(observation, reward, .*but it returned 3 values"),
+        ("OldReset", r"reset must return \(observation, info\), but it returned a int"),
         ("Raises", r"step\(1\) failed: KeyError: 'no such room' \(.*foreign_worlds.py, line"),
         ("PaysNothingKnown", "step gave the reward nan"),
         ("Echo", "takes free text: name typical moves with environments.moves"),

@@ -43,7 +43,8 @@ class GymnasiumState(State):
         self.moves: list[str] = []
         self.seen: list[str] = []
         self.score, self.done = 0.0, False
-        self.space = getattr(self.env, "action_space", None)
+        own = getattr(self.env, "action_space", None)
+        self.space = getattr(self.env, "ACTION_SPACE", own)  # RAGEN's name; its base has another
         self._look()
 
     # --- State interface ---
@@ -115,7 +116,9 @@ class GymnasiumState(State):
     def _all_words(self) -> tuple[str, ...]:
         count = int(getattr(self.space, "n", 0))
         start = int(getattr(self.space, "start", 0))
-        words = self.world.words() or tuple(str(start + number) for number in range(count))
+        lookup: dict[int, str] = getattr(self.env, "ACTION_LOOKUP", {})  # RAGEN's words
+        numbers = tuple(str(lookup.get(start + one, start + one)) for one in range(count))
+        words = self.world.moves or (not lookup and self.world.words()) or numbers
         if len(words) != count:
             raise UserError(
                 f"{self.world.title()} has {count} actions, but environments.moves names "
@@ -219,7 +222,8 @@ class Gymnasium(ForeignWorld):
         if self.formatter:
             return str(find_object(self.formatter)(observation, env))
         known = self.known()
-        return known.show(observation, env) if known.rules else show_value(observation)
+        own = known.rules and not isinstance(observation, str)
+        return known.show(observation, env) if own else show_value(observation)
 
     def start(self, seed: int) -> GymnasiumState:
         return GymnasiumState(self, seed)
@@ -245,6 +249,14 @@ def _is_path(game: str) -> bool:
 
 
 def _unpack(world: Gymnasium, what: str, answer: Any, count: int) -> Any:
+    """What `reset` (2 values) and `step` (5 values) returned.
+
+    The older form, an observation alone and four values without `truncated`, is read too.
+    """
+    if isinstance(answer, str) and count == 2:
+        return answer, {}
+    if isinstance(answer, tuple) and len(answer) == 4 and count == 5:
+        answer = (*answer[:3], False, answer[3])
     if isinstance(answer, tuple) and len(answer) == count and isinstance(answer[-1], dict):
         return answer
     wanted = {
