@@ -145,8 +145,8 @@ def test_the_memory_plan_counts_half_the_bytes_and_finds_more_slots() -> None:
     pool = KeyValuePool(36, 8, 128, (1, 1), torch.bfloat16, torch.device("meta"), small=True)
     assert pool.token_bytes == 36 * 2 * 8 * 130
     context = load_recipe("paper_alfworld").engines.options["context"]
-    assert small.static.slot == context * pool.token_bytes
-    assert wide.static.slot / small.static.slot == pytest.approx(256 / 130)
+    assert small.fixed.bytes_per_slot == context * pool.token_bytes
+    assert wide.fixed.bytes_per_slot / small.fixed.bytes_per_slot == pytest.approx(256 / 130)
     assert wide.slots < small.slots == 64
     assert small.fits
 

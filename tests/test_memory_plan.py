@@ -14,8 +14,10 @@ from mage.api.agents import find_candidate, find_player
 from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
+from mage.learn.loss import LOGITS_AT_ONCE
 from mage.models.base import base_folder
 from mage.models.shapes import PRESETS, find_shape, read_shape
+from mage.training import memory_plan
 from mage.training.memory_plan import GB, plan_memory
 from mage.training.plan_advice import advice, apply_plan, explain_misfit
 
@@ -59,17 +61,51 @@ def test_the_parts_of_all_weights_worked_by_hand() -> None:
     """4.02 B parameters: 2 bytes of weights, 4 of masters, 8 of AdamW, 4 + 2 of gradients."""
     found = plan("paper_alfworld", "qwen3-4b", 143)
     count = 4.022e9
-    static = found.static
-    bytes_of = (static.weights, static.masters, static.optimizer, static.gradients)
-    assert [part / count for part in bytes_of] == pytest.approx([2, 4, 8, 6], rel=1e-3)
-    assert static.reference == 0
-    assert static.slot == 8192 * 36 * 2 * 8 * 128 * 2
+    fixed = found.fixed
+    bytes_of = (fixed.weights, fixed.masters, fixed.optimizer, fixed.sums, fixed.late)
+    assert [part / count for part in bytes_of] == pytest.approx([2, 4, 8, 4, 2], rel=1e-3)
+    assert fixed.reference == 0
+    assert fixed.bytes_per_slot == 8192 * 36 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_full_sharding_divides_the_gradients_at_every_moment(ranks: int) -> None:
+    """8.19 B parameters, 4,096 tokens without recompute: the peak is at the start.
+
+    There are 2 bytes of weights and (4 + 8) / ranks of masters and moments per parameter, the sums
+    of earlier micro-batches (4 / ranks), activations and logits, and no gradients of this one yet.
+    """
+    words = ("--learn.shard=full", "--learn.recompute=false", "--learn.micro_tokens=4096")
+    recipe, shape = load_recipe("paper_alfworld", words), PRESETS["qwen3-8b"]
+    found = plan_memory(recipe, shape, 200 * GB, ranks=ranks)
+    inputs, values = shape.hidden * shape.layers, 1.15 * shape.layer_values * shape.layers
+    logits = 2**28 * 8 + 6 * shape.embedding_weights
+    expected = (2 + 16 / ranks) * shape.parameters + 2 * 4096 * (inputs + values) + logits
+    assert found.learn == pytest.approx(expected)
+    assert found.parts()["gradients"] * GB == pytest.approx(4 / ranks * shape.parameters)
+
+
+def test_a_float32_model_holds_the_gradients_of_earlier_micro_batches() -> None:
+    recipe, shape = load_recipe("paper_alfworld"), PRESETS["qwen3-4b"]
+    fixed = plan_memory(recipe, shape, 200 * GB, half_precision=False).fixed
+    assert (fixed.sums, fixed.late) == (4 * shape.parameters, 0)
+
+
+def test_the_plan_uses_the_sizes_of_the_engine_and_of_the_loss() -> None:
+    assert LOGITS_AT_ONCE["cuda"] == memory_plan._LOGITS_AT_ONCE
+    small, large = (
+        plan("paper_alfworld", "qwen3-4b", 143, f"--engines.max_batch_tokens={tokens}").fixed
+        for tokens in (4096, 8192)
+    )
+    of_tokens = 2 * 4096 * PRESETS["qwen3-4b"].layer_values * 2
+    assert large.engine_bytes - small.engine_bytes == of_tokens
+    assert plan("paper_alfworld", "qwen3-4b", 143).fixed.engine_bytes == large.engine_bytes
 
 
 def test_a_kl_reference_is_a_copy_of_the_weights_unless_adapters_are_trained() -> None:
     found = plan("paper_tic_tac_toe", "qwen3-4b", 143, "--learn.kl=0.1")
-    assert found.static.reference == found.static.weights
-    assert plan("paper_tic_tac_toe", "qwen3-4b", 80, "--learn.lora_rank=16").static.reference == 0
+    assert found.fixed.reference == found.fixed.weights
+    assert plan("paper_tic_tac_toe", "qwen3-4b", 80, "--learn.lora_rank=16").fixed.reference == 0
 
 
 @pytest.mark.parametrize(
@@ -91,13 +127,15 @@ def test_each_copy_of_a_league_holds_a_model_and_a_pool(
     alike = (f"--learn.lora_rank={rank}", *engine)
     without = plan("paper_tic_tac_toe", "qwen3-8b", 2000, *alike)
     found = plan("paper_tic_tac_toe", "qwen3-8b", 2000, *alike, f"--opponents.train={pool}")
-    static, alone = found.static, without.static
+    fixed, alone = found.fixed, without.fixed
     own = weight_bytes * 8.19e9 + alone.sampler
-    assert static.copies * static.copy == pytest.approx(3 * own, rel=0.15 if rank else 0.005)
-    assert found.learn - without.learn == pytest.approx(3 * static.copy)
-    assert (static.engines, found.pool) == (4 * alone.engines, 4 * without.pool)
+    assert fixed.copies * fixed.bytes_per_copy == pytest.approx(
+        3 * own, rel=0.15 if rank else 0.005
+    )
+    assert found.learn - without.learn == pytest.approx(3 * fixed.bytes_per_copy)
+    assert (fixed.engines, found.pool) == (4 * alone.engines, 4 * without.pool)
     assert found.play - without.play == pytest.approx(
-        3 * (static.copy + alone.engines + without.pool)
+        3 * (fixed.bytes_per_copy + alone.engines + without.pool)
     )
     assert set(found.parts()) - set(without.parts()) == {"league copies"}
 
@@ -109,7 +147,7 @@ def test_a_league_leaves_fewer_slots_and_is_a_row_of_the_table() -> None:
     found = plan("paper_tic_tac_toe", "qwen3-4b", 80, *words, pool)
     assert found.fits
     assert found.slots < without.slots
-    assert found.play <= found.usable < found.play + 3 * found.static.slot
+    assert found.play <= found.usable < found.play + 3 * found.fixed.bytes_per_slot
     command = ["plan", "paper_tic_tac_toe", "--model", "qwen3-4b", *words]
     tables = [CliRunner().invoke(app, [*command, *more]).output for more in ([], [pool])]
     assert ["league copies" in table for table in tables] == [False, True]
@@ -233,10 +271,10 @@ def test_play_without_training_needs_neither_optimizer_nor_gradients() -> None:
     )
     assert not plan_memory(recipe, shape, 60 * GB).fits
     for found, masters in ((alone, 0), (loaded, 4)):
-        static = found.static
+        fixed = found.fixed
         assert found.fits
-        assert static.both_phases / 4.022e9 == pytest.approx(2 + masters, rel=1e-3)
-        assert found.peak == pytest.approx(static.both_phases + static.engine + found.pool)
+        assert fixed.both_phases / 4.022e9 == pytest.approx(2 + masters, rel=1e-3)
+        assert found.peak == pytest.approx(fixed.both_phases + fixed.engine_bytes + found.pool)
     assert 0 < loaded.slots < alone.slots
     small = plan_memory(recipe, shape, 8 * GB, use="model")
     told = explain_misfit(small)

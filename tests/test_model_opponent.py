@@ -82,7 +82,7 @@ def test_a_plan_counts_the_model_in_the_other_seat() -> None:
         )
     )
     added = against.play - alone.play
-    assert added == pytest.approx(alone.static.weights + alone.static.engine + alone.pool)
+    assert added == pytest.approx(alone.fixed.weights + alone.fixed.engine_bytes + alone.pool)
     assert "opponent models" in against.parts()
 
 

@@ -8,11 +8,11 @@ phases, and recompute and the micro-batch size are chosen so that learning fits.
 (`mage evaluate`, `mage play`, exports) there is neither optimizer state nor a reference nor a
 learning phase.
 
-`Static` has the bytes that the recipe and the model fix. `MemoryPlan` adds the choices.
+`FixedBytes` has what the recipe and the model fix. `MemoryPlan` adds the choices.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from mage.config.menus import engine_fields
 from mage.config.recipe import Recipe
@@ -33,8 +33,8 @@ _CANDIDATES = (
     (True, 2048),
 )  # fmt: skip
 _SIZES = tuple(sorted({tokens for _, tokens in _CANDIDATES}, reverse=True))
-_LOGITS_AT_ONCE = 2**28  # as in mage.learn.loss on CUDA
-_PREFILL_TOKENS = 8192  # as in mage.engines.local
+# LOGITS_AT_ONCE["cuda"] of mage.learn.token_logprobs; importing it would load torch.
+_LOGITS_AT_ONCE = 2**28
 _ENGINE_BUFFERS = 0.5 * GB  # CUDA graphs and small tensors of an engine; an allowance
 LEAST_SLOTS = 2
 
@@ -44,16 +44,23 @@ _LOGIT_BYTES = 8  # a logit and its gradient, each in float32 at most
 _HEAD_GRADIENT_BYTES = 6  # per weight: the float32 sum, and the half-precision product of one piece
 # A layer in its backward pass holds its activations and gradients of some of them. With a factor of
 # 1.7 the plan is within 7 % of six peaks measured with recompute on an H200
-# (tests/test_memory_plan.py; docs/log/2026-11-16.md, "One memory plan").
+# (tests/test_memory_plan.py).
 _LAYER_PEAK = 1.7
-# Stored activations without recompute: 15 % more than `ModelShape.layer_values` counts. The log
-# calls this an estimate that no GPU has confirmed (same place).
+# Stored activations without recompute: 15 % more than `ModelShape.layer_values` counts. This is an
+# estimate that no GPU has confirmed.
 _STORED_EXTRA = 1.15
 
 
+class Moment(NamedTuple):
+    """Bytes that a moment of the backward pass adds to those of both phases."""
+
+    gradients: float
+    activations: float
+
+
 @dataclass(frozen=True, slots=True)
-class Static:
-    """Bytes that do not depend on the choices of a plan: those of one rank."""
+class FixedBytes:
+    """Bytes of one rank that do not depend on the choices of a plan."""
 
     shape: ModelShape
     value_bytes: int  # of one weight or activation: 2 in half precision, otherwise 4
@@ -63,51 +70,61 @@ class Static:
     masters: float
     optimizer: float
     reference: float
-    gradients: float
-    engine: float  # memory of one engine besides its pool
-    slot: float  # one conversation in a key/value pool
+    sums: float  # of the gradients of all micro-batches of a step
+    late: float  # gradients of one micro-batch, which the backward pass makes layer by layer
+    engine_bytes: float  # one engine besides its pool
+    bytes_per_slot: float  # one conversation in a key/value pool
     sampler: float  # an engine with its own weights and pool (vLLM)
     copies: int  # frozen copies of a league that play at once, each in an engine of its own
-    copy: float  # what one of them holds in both phases
+    bytes_per_copy: float  # what one of them holds in both phases
     rivals: float  # models as opponents: what they hold in both phases
-    rival_slot: float  # one conversation in all their key/value pools
+    rival_bytes_per_slot: float  # one conversation in all their key/value pools
     learns: bool  # False: nothing is trained, so there is no learning phase
 
     @property
     def both_phases(self) -> float:
         """Held in play and in learning."""
         own = self.weights + self.masters + self.optimizer + self.reference
-        return own + self.sampler + self.copies * self.copy + self.rivals
+        return own + self.sampler + self.copies * self.bytes_per_copy + self.rivals
 
     @property
     def engines(self) -> float:
         """Memory of the engines besides their pools: the agent's and one for each copy."""
-        return (1 + self.copies) * self.engine
+        return (1 + self.copies) * self.engine_bytes
 
     def pool(self, slots: int) -> float:
         """The key/value pools of all engines; one slot of each is spare."""
-        return (slots + 1) * self.slots
+        return (slots + 1) * self.bytes_in_all_pools
 
     @property
-    def slots(self) -> float:
+    def bytes_in_all_pools(self) -> float:
         """One conversation in the pools of all engines."""
-        return (1 + self.copies) * self.slot + self.rival_slot
+        return (1 + self.copies) * self.bytes_per_slot + self.rival_bytes_per_slot
 
-    def activations(self, *, recompute: bool, tokens: int) -> float:
-        return activation_bytes(
-            self.shape,
-            tokens,
-            recompute=recompute,
-            lora=bool(self.lora_rank),
-            value_bytes=self.value_bytes,
-        )
+    def peak(self, *, recompute: bool, tokens: int) -> Moment:
+        """The moment of learning that needs most, with micro-batches of `tokens` tokens.
+
+        At the start of the backward pass there are all stored activations and the logits, but no
+        gradients of this micro-batch yet. At its end there are all gradients and one layer.
+        Halfway, half of the layers have gradients and half of the activations are left.
+        """
+        if not self.learns:
+            return Moment(0.0, 0.0)
+        shape, sums, late = self.shape, self.sums, self.late
+        layer = float(tokens * shape.layer_values * self.value_bytes)
+        stored = float(tokens * shape.hidden * shape.layers * self.value_bytes)  # inputs of layers
+        if not recompute:
+            stored += _STORED_EXTRA * layer * shape.layers
+        head = 0 if self.lora_rank else shape.embedding_weights * _HEAD_GRADIENT_BYTES
+        logits = _LOGITS_AT_ONCE * _LOGIT_BYTES + head
+        start = Moment(sums, stored + logits)
+        halfway = Moment(sums + 0.5 * late, 0.5 * stored + _LAYER_PEAK * layer)
+        end = Moment(sums + late, _LAYER_PEAK * layer)
+        return max(start, halfway, end, key=sum)
 
     def learn(self, *, recompute: bool, tokens: int) -> float:
         """All that learning holds, with micro-batches of `tokens` tokens."""
-        if not self.learns:
-            return self.both_phases
-        activations = self.activations(recompute=recompute, tokens=tokens)
-        return self.both_phases + self.gradients + activations
+        return self.both_phases + sum(self.peak(recompute=recompute, tokens=tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +144,7 @@ class MemoryPlan:
     """What was chosen, why, and the bytes that follow."""
 
     request: PlanRequest
-    static: Static
+    fixed: FixedBytes
     recompute: bool
     micro_tokens: int
     slots: int
@@ -135,27 +152,23 @@ class MemoryPlan:
 
     @property
     def shape(self) -> ModelShape:
-        return self.static.shape
+        return self.fixed.shape
 
     @property
     def usable(self) -> float:
-        return self.static.usable
-
-    @property
-    def activations(self) -> float:
-        return self.static.activations(recompute=self.recompute, tokens=self.micro_tokens)
+        return self.fixed.usable
 
     @property
     def pool(self) -> float:
-        return self.static.pool(self.slots)
+        return self.fixed.pool(self.slots)
 
     @property
     def play(self) -> float:
-        return self.static.both_phases + self.static.engines + self.pool
+        return self.fixed.both_phases + self.fixed.engines + self.pool
 
     @property
     def learn(self) -> float:
-        return self.static.learn(recompute=self.recompute, tokens=self.micro_tokens)
+        return self.fixed.learn(recompute=self.recompute, tokens=self.micro_tokens)
 
     @property
     def peak(self) -> float:
@@ -167,21 +180,22 @@ class MemoryPlan:
 
     def parts(self) -> dict[str, float]:
         """Gigabytes of every part, in the order of the table."""
-        static = self.static
-        sampler = {"sampler": static.sampler / GB} if static.sampler else {}
-        league = {"league copies": static.copies * static.copy / GB} if static.copies else {}
+        fixed = self.fixed
+        peak = fixed.peak(recompute=self.recompute, tokens=self.micro_tokens)
+        sampler = {"sampler": fixed.sampler / GB} if fixed.sampler else {}
+        copies = fixed.copies * fixed.bytes_per_copy
         return {
-            "weights": static.weights / GB,
-            "masters": static.masters / GB,
-            "optimizer": static.optimizer / GB,
-            "KL reference": static.reference / GB,
-            "gradients": static.gradients / GB,
-            "activations": self.activations / GB,
-            "engine": static.engines / GB,
+            "weights": fixed.weights / GB,
+            "masters": fixed.masters / GB,
+            "optimizer": fixed.optimizer / GB,
+            "KL reference": fixed.reference / GB,
+            "gradients": peak.gradients / GB,
+            "activations": peak.activations / GB,
+            "engine": fixed.engines / GB,
             "key/value pool": self.pool / GB,
             **sampler,
-            **league,
-            **({"opponent models": static.rivals / GB} if static.rivals else {}),
+            **({"league copies": copies / GB} if copies else {}),
+            **({"opponent models": fixed.rivals / GB} if fixed.rivals else {}),
         }
 
 
@@ -202,15 +216,15 @@ def plan_memory(
 
 def plan_request(request: PlanRequest) -> MemoryPlan:
     """The plan of a request: the choices that are fastest among those that fit."""
-    recipe, static = request.recipe, _static_parts(request)
-    recompute, micro_tokens, learn_reasons = _choose_learning(static, recipe.learn)
-    slots, slots_reason = _choose_slots(static, recipe)
+    recipe, fixed = request.recipe, _fixed_bytes(request)
+    recompute, micro_tokens, learn_reasons = _choose_learning(fixed, recipe.learn)
+    slots, slots_reason = _choose_slots(fixed, recipe)
     return MemoryPlan(
-        request, static, recompute, micro_tokens, slots, (*learn_reasons, slots_reason)
+        request, fixed, recompute, micro_tokens, slots, (*learn_reasons, slots_reason)
     )
 
 
-def _static_parts(request: PlanRequest) -> Static:
+def _fixed_bytes(request: PlanRequest) -> FixedBytes:
     """The bytes that the recipe and the model fix.
 
     With learn.shard = "optimizer" every rank holds an equal part of masters and optimizer state,
@@ -222,12 +236,13 @@ def _static_parts(request: PlanRequest) -> Static:
     learn = recipe.learn
     adapters = bool(learn.lora_rank)
     sharers = 1 if learn.shard == "none" else request.ranks
+    gradient_sharers = request.ranks if learn.shard == "full" else 1
     weights = value_bytes * shape.parameters
     masters = 0 if request.use == "model" else _masters(shape, learn, value_bytes)
-    gradients = _gradients(shape, learn, value_bytes)
     sampler = memory * sampler_share(recipe)
     rivals = [read_shape(base_of(find_rival(name))) for name in rival_names(recipe)]
-    return Static(
+    local = not sampler
+    return FixedBytes(
         shape=shape,
         value_bytes=value_bytes,
         lora_rank=learn.lora_rank,
@@ -236,39 +251,44 @@ def _static_parts(request: PlanRequest) -> Static:
         masters=masters / (1 if adapters else sharers),
         optimizer=_MOMENT_BYTES * _trained(shape, learn) / sharers if learns else 0,
         reference=weights if learn.kl and learns and not adapters else 0,
-        gradients=gradients / (sharers if learn.shard == "full" else 1),
-        engine=0 if sampler else _engine_bytes(shape, value_bytes),
-        slot=0 if sampler else _slot_bytes(recipe, shape, value_bytes),
+        sums=_SUM_BYTES * _trained(shape, learn) / gradient_sharers,
+        late=_late_gradients(shape, learn, value_bytes) / gradient_sharers,
+        engine_bytes=_engine_bytes(recipe, shape, value_bytes) if local else 0,
+        bytes_per_slot=_slot_bytes(recipe, shape, value_bytes) if local else 0,
         sampler=sampler,
         copies=_copies(recipe) if learns else 0,
-        copy=weights + masters + sampler,
+        bytes_per_copy=weights + masters + sampler,
         rivals=sum(
-            value_bytes * one.parameters + (sampler or _engine_bytes(one, value_bytes))
+            value_bytes * one.parameters + (sampler or _engine_bytes(recipe, one, value_bytes))
             for one in rivals
         ),
-        rival_slot=sum(0 if sampler else _slot_bytes(recipe, one, value_bytes) for one in rivals),
+        rival_bytes_per_slot=sum(
+            _slot_bytes(recipe, one, value_bytes) if local else 0 for one in rivals
+        ),
         learns=learns,
     )
 
 
-def _context(recipe: Recipe) -> int:
-    """Tokens of a conversation."""
-    return int(recipe.engines.options.get("context", 2048))
+def engine_option(recipe: Recipe, name: str) -> Any:
+    """An option of the engine, or its default. An engine without the option is taken as local."""
+    known = {**(engine_fields("local") or {}), **(engine_fields(recipe.engines.name) or {})}
+    return recipe.engines.options.get(name, known[name].default if name in known else None)
 
 
-def _engine_bytes(shape: ModelShape, value_bytes: int) -> float:
+def _engine_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
     """Memory of a local engine besides its pool."""
-    return 2 * _PREFILL_TOKENS * shape.layer_values * value_bytes + _ENGINE_BUFFERS
+    prefill = 2 * engine_option(recipe, "max_batch_tokens") * shape.layer_values * value_bytes
+    return float(prefill + _ENGINE_BUFFERS)
 
 
 def _slot_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
     """One conversation in the pool of a local engine."""
-    return _context(recipe) * _token_bytes(recipe, shape, value_bytes)
+    return float(engine_option(recipe, "context")) * _token_bytes(recipe, shape, value_bytes)
 
 
 def _token_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> int:
     """Bytes of a token in a key/value pool; in 8 bits a key or value of a head has a scale too."""
-    cache = str(recipe.engines.options.get("cache", "model"))
+    cache = str(engine_option(recipe, "cache"))
     check_cache(cache, shape.parameters)
     if cache == "int8":
         return shape.cached_values + 2 * shape.cached_values // shape.head_size
@@ -280,8 +300,7 @@ def sampler_share(recipe: Recipe) -> float:
 
     0 for the local engine, which shares the weights of the learner.
     """
-    option = (engine_fields(recipe.engines.name) or {}).get("gpu_memory")
-    return float(recipe.engines.options.get("gpu_memory", option.default)) if option else 0.0
+    return float(engine_option(recipe, "gpu_memory") or 0.0)
 
 
 def _copies(recipe: Recipe) -> int:
@@ -303,55 +322,24 @@ def _masters(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> float:
     return _SUM_BYTES * shape.parameters if value_bytes == 2 else 0
 
 
-def _gradients(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> float:
-    """Float32 sums of what is trained, and the gradients of one micro-batch.
+def _late_gradients(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> int:
+    """Gradients of one micro-batch before they are added to the sums.
 
-    A float32 model sums in place.
+    A float32 model sums in place. The compiled layers give A and B of LoRA their gradient; other
+    layers compute that of W.
     """
     if learn.lora_rank:
-        sums = _SUM_BYTES * shape.lora_parameters(learn.lora_rank)
-        return sums + _late_gradients(shape, value_bytes, lora=True)
-    return (_SUM_BYTES if value_bytes == 4 else _SUM_BYTES + value_bytes) * shape.parameters
-
-
-def _late_gradients(shape: ModelShape, value_bytes: int, *, lora: bool) -> int:
-    """Gradients of one micro-batch, which the backward pass makes layer by layer.
-
-    The compiled layers give A and B of LoRA their gradient; other layers compute that of W.
-    """
-    if lora:
         return 0 if shape.plain else value_bytes * shape.layers * shape.linear_weights
-    return value_bytes * shape.parameters
+    return value_bytes * shape.parameters if value_bytes == 2 else 0
 
 
-def activation_bytes(
-    shape: ModelShape, tokens: int, *, recompute: bool, lora: bool, value_bytes: int = 2
-) -> float:
-    """Activations of a micro-batch at the peak, minus what the gradients leave free there.
-
-    The peak is at the start of the backward pass (all stored activations and the logits, but no
-    gradients of this micro-batch yet), at its end (all gradients and one layer), or halfway.
-    """
-    one_layer = tokens * shape.layer_values * value_bytes
-    stored = float(tokens * shape.hidden * shape.layers * value_bytes)  # the inputs of the layers
-    if not recompute:
-        stored += _STORED_EXTRA * one_layer * shape.layers
-    head = 0 if lora else shape.embedding_weights * _HEAD_GRADIENT_BYTES
-    logits = _LOGITS_AT_ONCE * _LOGIT_BYTES + head
-    late = _late_gradients(shape, value_bytes, lora=lora)
-    at_start, at_end = stored + logits - late, _LAYER_PEAK * one_layer
-    # Halfway, half of the layers have their gradients and half of the activations are left.
-    halfway = 0.5 * stored - 0.5 * late + _LAYER_PEAK * one_layer
-    return max(at_start, halfway, at_end)
-
-
-def _choose_learning(static: Static, learn: LearnOptions) -> tuple[bool, int, list[str]]:
+def _choose_learning(fixed: FixedBytes, learn: LearnOptions) -> tuple[bool, int, list[str]]:
     """Recompute, tokens of a micro-batch, and the reasons: as given, else the fastest that fits."""
     candidates = _candidates(learn)
     fitting = (
         (recompute, tokens)
         for recompute, tokens in candidates
-        if static.learn(recompute=recompute, tokens=tokens) <= static.usable
+        if fixed.learn(recompute=recompute, tokens=tokens) <= fixed.usable
     )
     found = next(fitting, None)
     recompute, tokens = found or candidates[-1]
@@ -376,26 +364,27 @@ def _candidates(learn: LearnOptions) -> list[tuple[bool, int]]:
     ]
 
 
-def _choose_slots(static: Static, recipe: Recipe) -> tuple[int, str]:
+def _choose_slots(fixed: FixedBytes, recipe: Recipe) -> tuple[int, str]:
     """The conversations that are played at once, and the reason."""
-    asked = int(recipe.engines.options.get("slots", 1024))
-    if static.sampler:
-        return asked, f"the engine holds {static.sampler / GB:.0f} GB (engines.gpu_memory)"
+    asked = int(engine_option(recipe, "slots"))
+    if fixed.sampler:
+        return asked, f"the engine holds {fixed.sampler / GB:.0f} GB (engines.gpu_memory)"
     groups, members = recipe.play.groups, recipe.play.members
     needed = min(asked, groups * members)
-    room = static.usable - static.both_phases - static.engines  # of all pools
-    slots = max(0, min(needed, int(room // static.slots) - 1))
+    room = fixed.usable - fixed.both_phases - fixed.engines  # of all pools
+    slots = max(0, min(needed, int(room // fixed.bytes_in_all_pools) - 1))
     if slots < needed:
         reason = f"{slots} of {needed} slots fit; play runs {slots} conversations at a time"
-        return slots, reason + _shorter_context(static, recipe, needed, room)
+        return slots, reason + _shorter_context(fixed, recipe, needed, room)
     if slots == asked < groups * members:
         return slots, f"{slots} slots, as in engines.slots"
     return slots, f"{slots} slots: one for each of the {groups} x {members} meta-episodes"
 
 
-def _shorter_context(static: Static, recipe: Recipe, needed: int, room: float) -> str:
+def _shorter_context(fixed: FixedBytes, recipe: Recipe, needed: int, room: float) -> str:
     """The context at which all slots would fit; empty if not even a reply would fit into it."""
-    fitting = int(room // (needed + 1) * _context(recipe) / static.slots) // 256 * 256
+    bytes_per_token = fixed.bytes_in_all_pools / engine_option(recipe, "context")
+    fitting = int(room // (needed + 1) / bytes_per_token) // 256 * 256
     if fitting < 2 * recipe.agent.max_tokens:
         return ""
     return f" (all {needed} with engines.context = {fitting})"

@@ -9,7 +9,13 @@ from mage.config.loading import change_recipe
 from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice
 from mage.models.shapes import PRESETS
-from mage.training.memory_plan import GB, MemoryPlan, PlanRequest, plan_request
+from mage.training.memory_plan import (
+    GB,
+    MemoryPlan,
+    PlanRequest,
+    engine_option,
+    plan_request,
+)
 
 _CARDS = (16, 24, 32, 40, 48, 80, 96, 141, 180, 288)  # GB of common cards
 _COUNTS = (2, 4, 8, 16, 32, 64)
@@ -43,16 +49,14 @@ def _options(request: PlanRequest) -> list[Advice]:
     """Single options of the recipe; if none is enough, two together, then three."""
     known = _changes(request)
     for count in (1, 2, 3):
-        found = [
-            Advice(
-                " and ".join(one.title for one in chosen),
-                tuple(word for one in chosen for word in one.words),
-            )
-            for chosen in itertools.combinations(known, count)
-            if _fits_with(request, chosen)
-        ]
-        if found:  # of several sizes of a change, the smallest change comes first
-            return list({one.title: one for one in reversed(found)}.values())[::-1][:_MOST]
+        found: dict[str, Advice] = {}  # by title: of several sizes of a change, the smallest change
+        for chosen in itertools.combinations(known, count):
+            title = " and ".join(one.title for one in chosen)
+            words = tuple(word for one in chosen for word in one.words)
+            if _fits_with(request, words):
+                found.setdefault(title, Advice(title, words))
+        if found:
+            return list(found.values())[:_MOST]
     return []
 
 
@@ -63,7 +67,7 @@ def _changes(request: PlanRequest) -> list[Advice]:
     if recipe.model.dtype == "float32":
         found.append(Advice("half precision", ("--model.dtype=bfloat16",)))
     # A prompt needs room beside the longest reply. A run checks this before it starts.
-    context = int(recipe.engines.options.get("context", 2048))
+    context = int(engine_option(recipe, "context"))
     shorter = (context // 2 // 256 * 256, context // 4 // 256 * 256)
     return found + [
         Advice("a shorter context", (f"--engines.context={size}",))
@@ -89,8 +93,7 @@ def _learning_changes(recipe: Recipe, ranks: int) -> list[Advice]:
     return found
 
 
-def _fits_with(request: PlanRequest, chosen: Sequence[Advice]) -> bool:
-    words = [word for one in chosen for word in one.words]
+def _fits_with(request: PlanRequest, words: Sequence[str]) -> bool:
     keys = [word.partition("=")[0] for word in words]
     if len(set(keys)) < len(keys):
         return False
@@ -106,23 +109,26 @@ def _more_cards(request: PlanRequest) -> Iterator[Advice]:
     """The smallest number of cards at which dividing the state is enough."""
     for count, shard in itertools.product(_COUNTS, _SHARDS):
         words = (f"--learn.shard={shard}",)
-        wider = replace(request, ranks=count)
-        if count > request.ranks and _fits_with(wider, [Advice("", words)]):
+        if count > request.ranks and _fits_with(replace(request, ranks=count), words):
             yield Advice(f"{count} cards, one rank each", ("--gpus", str(count), *words))
             return
 
 
 def _larger_card(request: PlanRequest) -> Iterator[Advice]:
     """The smallest card at which the recipe fits, and with adapters, if they need a larger one."""
-    larger = [replace(request, memory=card * GB) for card in _CARDS if card * GB > request.memory]
-    for words in ((), _ADAPTERS) if request.use == "train" else ((),):
-        if words and (request.recipe.learn.lora_rank or _fits_with(request, [Advice("", words)])):
-            return
-        found = next((one for one in larger if _fits_with(one, [Advice("", words)])), None)
-        if found is not None:
-            size = f"{found.memory / GB:.0f}"
-            title = f"{'train adapters on ' if words else ''}cards with {size} GB"
-            yield Advice(title, (*words, "--gpu-memory", size))
+    if card := _smallest_card(request, ()):
+        yield Advice(f"cards with {card} GB", ("--gpu-memory", str(card)))
+    if request.use != "train" or request.recipe.learn.lora_rank or _fits_with(request, _ADAPTERS):
+        return
+    if card := _smallest_card(request, _ADAPTERS):
+        title = f"train adapters on cards with {card} GB"
+        yield Advice(title, (*_ADAPTERS, "--gpu-memory", str(card)))
+
+
+def _smallest_card(request: PlanRequest, words: Sequence[str]) -> int | None:
+    """The GB of the smallest card above the present one at which the recipe fits."""
+    larger = (card for card in _CARDS if card * GB > request.memory)
+    return next((n for n in larger if _fits_with(replace(request, memory=n * GB), words)), None)
 
 
 def _smaller(request: PlanRequest) -> Iterator[Advice]:
@@ -140,7 +146,7 @@ def explain_misfit(plan: MemoryPlan) -> str:
     needed, there = plan.peak / GB, plan.usable / GB
     ways = [f"  {one}" for one in advice(plan)]
     told = ["What would make it fit:", *ways] if ways else ["No change that was tried fits."]
-    learns = plan.static.learns
+    learns = plan.fixed.learns
     return "\n".join(
         [
             f"{'the run' if learns else 'the agent'} needs {needed:.1f} GB of GPU memory, but "
@@ -156,7 +162,7 @@ def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:
     if not plan.fits:
         raise UserError(explain_misfit(plan))
     learn = {"micro_tokens": plan.micro_tokens, "recompute": plan.recompute}
-    slots = {} if plan.static.sampler else {"slots": plan.slots}
+    slots = {} if plan.fixed.sampler else {"slots": plan.slots}
     engine = EngineChoice(name=recipe.engines.name, **{**recipe.engines.options, **slots})
     return recipe.model_copy(
         update={"learn": recipe.learn.model_copy(update=learn), "engines": engine}

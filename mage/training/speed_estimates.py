@@ -1,4 +1,4 @@
-"""Expected speed of a memory plan on an H200, from utilisation measured there (docs/log)."""
+"""Expected speed of a memory plan on an H200, from utilisation measured there."""
 
 from mage.training.memory_plan import MemoryPlan
 
@@ -20,7 +20,7 @@ def learned_tokens(plan: MemoryPlan) -> float:
 
 def played_tokens(plan: MemoryPlan) -> float:
     """Generated tokens per second of play, with a quarter of the context."""
-    read = plan.static.weights + plan.slots * plan.static.slot / 4
+    read = plan.fixed.weights + plan.slots * plan.fixed.bytes_per_slot / 4
     return plan.slots / (read / _READ_SPEED)
 
 

@@ -78,7 +78,8 @@ def panel_warnings(illegal: float) -> list[str]:
 def warmup_line(before: float, after: float) -> str:
     """What a warm-up has reached: the share of legal moves in held-out situations."""
     line = f"legal moves {100 * before:.0f} % before, {100 * after:.0f} % after"
-    return line + (". Raise warmup.steps or warmup.lr" if after < LIMITS["illegal_rate"] else "")
+    too_few = 1 - after > LIMITS["illegal_rate"]
+    return line + (". Raise warmup.steps or warmup.lr" if too_few else "")
 
 
 def choice_warnings(recipe: Recipe, chosen_update: int, illegal: float = 0.0) -> list[str]:
