@@ -13,7 +13,7 @@ from mage.config.errors import UserError
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.models.base import find_model
 from mage.play.outside import OutsidePlay
-from tests.corridor import Corridor
+from tests.corridor import Corridor, CorridorState
 
 
 def play_out(play: OutsidePlay, seed: int) -> list[str]:
@@ -52,6 +52,29 @@ def test_a_world_with_one_agent_ends_at_the_turn_limit() -> None:
         play.reply("wait")
     assert (play.over, play.scores) == (True, [0.0])
     assert "The turns ran out." in play.shown
+
+
+def test_a_reply_also_returns_the_score_of_an_episode_that_ends_before_the_agent_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Episodes 1 and 3 of five start at the door, and so are won without a move."""
+    starts: list[int] = []
+
+    def start(world: Corridor, seed: int) -> CorridorState:
+        starts.append(seed)
+        state = CorridorState(world.length, seed)
+        state.place = world.length if len(starts) in (1, 3) else 0
+        return state
+
+    monkeypatch.setattr(Corridor, "start", start)
+    play = OutsidePlay(Corridor(), "", 0, 5, seed=0)
+    assert play.scores == [1.0]
+    assert play.shown.count("found the door!") == 1
+    assert "Game 2 of 5." in play.shown
+    assert [play.reply("go east"), play.reply("go east")] == [0.0, 2.0]
+    assert play.scores == [1.0, 1.0, 1.0]
+    assert play.shown.count("found the door!") == 2
+    assert "Game 4 of 5." in play.shown
 
 
 def test_wrong_opponents_and_options_are_refused() -> None:

@@ -210,6 +210,15 @@ def test_the_game_continues_after_an_illegal_reply():
     assert played.episodes[0].ending == "finished"
 
 
+@pytest.mark.parametrize(("numbered", "named"), [(True, "game 2 of 3"), (False, "game 1 of 1")])
+def test_reflections_name_the_episode_as_the_other_prompts_do(numbered, named):
+    seen: list[str] = []
+    agent = scripted_agent(always("bet"), seen=seen)
+    play_groups(play_setup(agent, numbered=numbered), [[kuhn()]], seed=1)
+    reflections = [prompt for prompt in seen if "Write a short note" in prompt]
+    assert named in reflections[1].lower()
+
+
 def test_the_reflection_prompt_shows_the_true_outcome_and_no_hidden_card():
     seen: list[str] = []
     agent = scripted_agent(always("bet"), seen=seen)

@@ -36,6 +36,21 @@ def test_without_own_difference_the_previous_reward_counts_for_earlier_episodes_
     assert values(found, 0)[-1] == pytest.approx(-0.83)
 
 
+@pytest.mark.parametrize("propagation", ["code", "paper"])
+def test_a_reflection_before_an_episode_without_turns_gets_what_later_episodes_bring(propagation):
+    """The second episode ends before the agent moves: 5 + .6 x 10 = 11, and before it 1 + .6 x 11.
+
+    The first episode gets 7.6 at its only turn.
+    """
+    first, second, third = meta((1, 5, 10), anchors=("a",)).episodes
+    episodes = (first, replace(second, turns=()), third)
+    found = compute_returns(
+        replace(meta((1, 5, 10)), episodes=episodes), kind="cumulative", propagation=propagation
+    )
+    assert values(found, 1, reflection=True) == pytest.approx([11])
+    assert values(found, 0) == pytest.approx([7.6])
+
+
 def test_cumulative_returns_of_a_loss_and_a_win():
     found = compute_returns(meta((-10, 10)), kind="cumulative")
     # episode 2: 10 x .95^k; episode 1 ends with -10 + .6 x 9.025 = -4.585

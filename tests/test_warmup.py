@@ -268,7 +268,9 @@ def test_packed_padded_and_recomputed_steps_are_equal() -> None:
         found.append(
             (
                 action_entropy(model, [row for row in rows if row.kind == "play"], layout=layout),
-                imitate(model, optimizer, rows, layout=layout, recompute=recompute),
+                imitate(
+                    model, optimizer, rows, AllWeights(model), layout=layout, recompute=recompute
+                ),
                 model,
             )
         )

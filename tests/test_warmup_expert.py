@@ -203,6 +203,10 @@ def test_only_what_follows_a_lost_first_episode_is_taught() -> None:
     options = WarmupOptions(batch=4, own_labels="after_loss")
     with pytest.raises(ValueError, match="nothing to teach"):
         next(own_batches(own, iter([games[0]] * 1000), options, 0))
+    # A round is eight tasks. Every second round has nothing to teach, but never twenty in a row.
+    rounds = [games[1], *[games[0]] * 15] * 12
+    many = WarmupOptions(batch=12 * len(found[1]), own_labels="after_loss")
+    assert len(next(own_batches(own, iter(rounds), many, 0))) == many.batch
 
 
 def test_turns_of_an_expert_episode_stay_together() -> None:

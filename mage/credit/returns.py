@@ -15,24 +15,12 @@ where g_{m,1} is the return of the first turn of episode m without later episode
 reply is a reward at its turn; with `penalties = False` it is no part of the returns, as published.
 A reflection gets the return of the first turn of the next episode.
 
-`balanced` then divides the returns of an episode by the square root of the number of episodes that
-remain, this one included: the objective is the plain sum, the noise is about that of one episode
-(docs/exploration.md).
-
-With `own_difference = False` the returns of the turns of episode n itself do not have - R_{n-1}: it
-is known before the episode begins, so it says nothing about these turns and is only noise. Returns
-of earlier episodes are the same as before.
-
-With `per_turn`, what an environment scores during an episode (`Episode.gains`, times w_n for final)
-is a reward at the turn before it, and only the rest of r_n is at the last turn.
-
 Example: three turns per episode, discounts .95/.6, lost then won, differential:
 .75 .79 .83 | reflection 18.05 | 18.05 19 20.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 from mage.types import Episode, MetaEpisode, Return, TurnRef
@@ -53,28 +41,32 @@ def compute_returns(
     per_turn: bool = False,
     own_difference: bool = True,
 ) -> list[Return]:
-    """The returns of every reflection and turn of a meta-episode, in order of play."""
+    """The returns of every reflection and turn of a meta-episode, in order of play.
+
+    With `own_difference = False` the returns of the turns of episode n itself do not have
+    - R_{n-1}: it is known before the episode begins, so it says nothing about these turns and is
+    only noise. Returns of earlier episodes are the same as before.
+    """
+    assert weights or kind != "final", "a recipe with final returns has weights"
     task_rewards = [episode.reward for episode in meta.episodes]
     rewards = meta_rewards(task_rewards, kind, weights or ())
     across = {"single": 0.0, "final": 1.0, "balanced": 1.0}.get(kind, episode_discount)
-    scales = [1.0] * len(rewards) if kind != "final" else weights or ()
-    values: list[list[float]] = []  # of every episode, the last one first
-    later = 0.0  # discounted return of the next episode's first turn
+    scales = weights if weights and kind == "final" else [1.0] * len(rewards)
+    found: list[list[Return]] = []  # of every episode, the last one first
+    later = 0.0  # discounted return of the next episode
     for n in reversed(range(len(rewards))):
         turn_rewards, last = _place_rewards(
-            meta.episodes[n], rewards[n], scales[n] if per_turn else 0.0, penalties
+            meta.episodes[n], rewards[n], scales[n] if per_turn else None, penalties
         )
-        turn_values = partial(_turn_values, turn_rewards, last, later, step_discount, propagation)
-        own = turn_values()
-        later = across * (own[0] if own else last + later)
+        values, start = _turn_values(turn_rewards, last, later, step_discount, propagation)
+        for_earlier = across * start  # what the episodes before this one get
         if kind == "differential" and not own_difference and n:
-            own = turn_values(known=task_rewards[n - 1])
-        values.append(own)
-    returns = [
-        item
-        for n, own in enumerate(reversed(values))
-        for item in _episode_returns(meta, n, own, rewards[n], penalties)
-    ]
+            values, start = _turn_values(
+                turn_rewards, last, later, step_discount, propagation, known=task_rewards[n - 1]
+            )
+        found.append(_episode_returns(meta, n, values, start, rewards[n], penalties))
+        later = for_earlier
+    returns = [item for own in reversed(found) for item in own]
     return [_balance(item, len(rewards)) for item in returns] if kind == "balanced" else returns
 
 
@@ -94,21 +86,25 @@ def meta_rewards(
 
 
 def _balance(item: Return, episodes: int) -> Return:
-    """Divided by the square root of the number of episodes that remain, this one included."""
+    """Divided by the square root of the number of episodes that remain, this one included.
+
+    The objective is the plain sum; the noise is about that of one episode (docs/exploration.md).
+    """
     scale = (episodes - item.where.episode) ** -0.5
     return replace(item, value=scale * item.value, episode_value=scale * item.episode_value)
 
 
 def _place_rewards(
-    episode: Episode, reward: float, scale: float, penalties: bool
+    episode: Episode, reward: float, scale: float | None, penalties: bool
 ) -> tuple[list[float], float]:
     """The reward of each turn, and what is added at the last turn.
 
-    A turn has its penalty and `scale` times what was scored after it (`scale = 0`: not per turn).
-    The last turn has r_n, or the rest of it: 0, or -R_{n-1} if differential.
+    A turn has its penalty. With a `scale` it also has `scale` times what the environment scored
+    after it (`Episode.gains`), and the last turn has the rest of r_n: 0, or -R_{n-1} if
+    differential. Without a scale the last turn has r_n.
     """
     turn_rewards = [turn.penalty if penalties else 0.0 for turn in episode.turns]
-    if not scale or not episode.gains:
+    if scale is None or not episode.gains:
         return turn_rewards, reward
     gains = [scale * gain for gain in episode.gains]
     turn_rewards = [own + gain for own, gain in zip(turn_rewards, gains, strict=True)]
@@ -122,11 +118,16 @@ def _turn_values(
     step: float,
     propagation: Propagation,
     known: float = 0.0,
-) -> list[float]:
-    """G_{n,t} of the turns of an episode, with `later` from the episodes after it."""
+) -> tuple[list[float], float]:
+    """G_{n,t} of the turns of an episode, and the return of the episode from its start.
+
+    `later` comes from the episodes after it. `known` is added at the last turn.
+    """
     if propagation == "code":
-        return _discount(turn_rewards, last + later + known, step)
-    return [value + later for value in _discount(turn_rewards, last + known, step)]
+        values = _discount(turn_rewards, last + later + known, step)
+    else:
+        values = [value + later for value in _discount(turn_rewards, last + known, step)]
+    return values, values[0] if values else last + later + known
 
 
 def _discount(rewards: list[float], last: float, step: float) -> list[float]:
@@ -141,22 +142,29 @@ def _discount(rewards: list[float], last: float, step: float) -> list[float]:
 
 
 def _episode_returns(
-    meta: MetaEpisode, number: int, values: list[float], reward: float, penalties: bool
+    meta: MetaEpisode,
+    number: int,
+    values: list[float],
+    start: float,
+    reward: float,
+    penalties: bool,
 ) -> list[Return]:
-    """The returns of the reflection before an episode and of its turns."""
+    """The returns of the reflection before an episode and of its turns.
+
+    `start` is the return from the start of the episode, which the reflection gets.
+    """
     episode = meta.episodes[number]
-    first = values[0] if values else reward
     rows = list(zip(episode.turns, values, range(len(values)), strict=True))
     role = f"{meta.task.environment}/{meta.task.seat}"
     if episode.reflection is not None:
         penalty = episode.reflection.penalty if penalties else 0.0
-        rows.insert(0, (episode.reflection, first + penalty, -1))
+        rows.insert(0, (episode.reflection, start + penalty, -1))
     return [
         Return(
             turn=turn,
             where=TurnRef(meta.group, meta.member, number, index, meta.task.opponent, role),
             value=value,
-            episode_value=first,
+            episode_value=start,
             episode_reward=episode.reward,
             meta_reward=reward,
         )

@@ -4,6 +4,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from mage.agent.agent import Agent
 from mage.agent.dialogue import Dialogue
@@ -56,7 +57,7 @@ class PlaySetup:
         """Episode `number` (from 0) as prompts name it: its number from 1, and that of all."""
         return (number + 1, self.episodes) if self.numbered else (1, 1)
 
-    def talk(self, seat: int, number: int) -> Dialogue:
+    def open_dialogue(self, seat: int, number: int) -> Dialogue:
         """The dialogue of episode `number` (from 0)."""
         return open_dialogue(self.agent, self.environment, seat, *self.numbering(number))
 
@@ -88,19 +89,16 @@ async def play_episode(
     turns: list[Turn] = []
     moves: list[Move] = []
     scores: list[float] = []  # before every turn, if the environment scores every turn
-    dialogue = setup.talk(seat, ref.number)
+    dialogue = setup.open_dialogue(seat, ref.number)
     dialogue.training = ref.task.split == "train"
-    ending: Ending = "finished"
     while True:
         await _let_opponent_move(setup, ref, state, moves)
-        if state.turn() is None:
-            break
-        if len(turns) == environment.max_turns:
-            ending = "turn_limit" if all(turn.legal for turn in turns) else "illegal"
+        ending = find_ending(environment, state, len(turns), all(turn.legal for turn in turns))
+        if ending is not None:
             break
         if not turns:
             dialogue.memory = await recall(opening_text(setup, seat, dialogue.observe(state)))
-        turn, action = await _take_turn(setup, ref, state, len(turns), dialogue)
+        turn, action = await _play_turn(setup, ref, state, len(turns), dialogue)
         turns.append(turn)
         if environment.scores_every_turn:
             scores.append(state.scores()[seat])
@@ -113,6 +111,17 @@ async def play_episode(
     episode = add_rewards(episode, setup.rewards)
     gains = _gains(environment, scores, episode.reward)
     return replace(episode, gains=gains, review=dialogue.review(state)), dialogue.memory
+
+
+def find_ending(
+    environment: Environment, state: State, turns: int, all_legal: bool
+) -> Ending | None:
+    """How an episode has ended after this number of turns of the agent; None if it goes on."""
+    if state.turn() is None:
+        return "finished"
+    if turns < environment.max_turns:
+        return None
+    return "turn_limit" if all_legal else "illegal"
 
 
 def _gains(environment: Environment, scores: list[float], reward: float) -> tuple[float, ...]:
@@ -136,7 +145,21 @@ async def _let_opponent_move(
         state.apply(action)
 
 
-async def _take_turn(
+class _Reply(NamedTuple):
+    """What the agent saw before any call of a tool, and the last reply of its turn.
+
+    The reply has the action as it was written, and as the legal move that it is.
+    """
+
+    observation: str
+    prompt: Prompt
+    completion: Completion
+    calls: tuple[ToolCall, ...]
+    written: str | None
+    action: str | None
+
+
+async def _play_turn(
     setup: PlaySetup, ref: EpisodeRef, state: State, number: int, dialogue: Dialogue
 ) -> tuple[Turn, str | None]:
     """Let the agent call tools and reply, judge it, and keep it; returns also the legal move."""
@@ -151,7 +174,8 @@ async def _take_turn(
         prompt, calls = turn_calls.prompt, tuple(turn_calls.made)
     written = setup.agent.read(completion)
     action = None if written is None else dialogue.wording.read(state, written)
-    turn = _judge(setup, state, dialogue, observation, prompt, completion, written, action, calls)
+    reply = _Reply(observation, prompt, completion, calls, written, action)
+    turn = _judge(setup, state, dialogue, reply)
     dialogue.add(completion, written, action, calls)
     return turn, action
 
@@ -166,59 +190,54 @@ def _ask_policy(
     seed: int,
 ) -> Completion:
     seen = Seen(
-        player.chat.messages(calls.prompt.ids),
-        dialogue.observe(state),
-        dialogue.wording.words(state),
-        dialogue.memory,
-        dialogue.seat,
-        ref.number + 1,
-        number + 1,
-        player.notes.setdefault(ref.seed, {}),
-        random.Random(seed),
-        calls.call,
+        messages=player.chat.messages(calls.prompt.ids),
+        observation=dialogue.observe(state),
+        legal=dialogue.wording.words(state),
+        memory=dialogue.memory,
+        seat=dialogue.seat,
+        episode=ref.number + 1,
+        turn=number + 1,
+        notes=player.notes.setdefault(ref.seed, {}),
+        rng=random.Random(seed),
+        call=calls.call,
     )
     return player.reply(seen)
 
 
-def _judge(
-    setup: PlaySetup,
-    state: State,
-    dialogue: Dialogue,
-    observation: str,
-    prompt: Prompt,
-    completion: Completion,
-    written: str | None,
-    action: str | None,
-    calls: tuple[ToolCall, ...],
-) -> Turn:
-    """The record of a reply: the action as it was written, and as the state spells it.
-
-    A prompt that does not fit is not the model's fault: it costs nothing.
-    """
-    agent, legal = setup.agent, dialogue.wording.words(state)
-    overflow = completion.finish == "overflow"
-    penalty = 0.0 if action is not None or overflow else setup.illegal_penalty
-    replies, limit = (*(call.completion for call in calls), completion), agent.sampling.max_tokens
+def _judge(setup: PlaySetup, state: State, dialogue: Dialogue, reply: _Reply) -> Turn:
+    """The record of a turn."""
+    agent, wording, completion = setup.agent, dialogue.wording, reply.completion
+    legal, legal_moves = reply.action is not None, wording.words(state)
+    replies = [*(call.completion for call in reply.calls), completion]
     return Turn(
         kind="play",
         anchor=state.anchor(dialogue.seat),
-        observation=observation,
-        prompt_ids=prompt.ids,
+        observation=reply.observation,
+        prompt_ids=reply.prompt.ids,
         completion=completion,
-        action=written if action is None else dialogue.wording.word(action),
-        choices=agent.choices(completion, legal),
-        legal=action is not None,
-        penalty=min(_length_penalty(setup, reply, limit) for reply in replies) - penalty,
-        cut_off=action is None and agent.is_cut_off(completion),
-        folded=prompt.folded,
-        overflow=overflow or not prompt.fits,
-        legal_moves=legal,
-        calls=calls,
+        action=reply.written if reply.action is None else wording.word(reply.action),
+        choices=agent.choices(completion, legal_moves),
+        legal=legal,
+        penalty=_penalty(setup, legal, replies, agent.sampling.max_tokens),
+        cut_off=not legal and agent.is_cut_off(completion),
+        folded=reply.prompt.folded,
+        overflow=completion.finish == "overflow" or not reply.prompt.fits,
+        legal_moves=legal_moves,
+        calls=reply.calls,
     )
 
 
+def _penalty(setup: PlaySetup, legal: bool, replies: Sequence[Completion], limit: int) -> float:
+    """What a turn with these replies costs: 0 or negative. The last reply is the action.
+
+    A prompt that does not fit is not the model's fault: it costs nothing.
+    """
+    illegal = 0.0 if legal or replies[-1].finish == "overflow" else setup.illegal_penalty
+    return min(_length_penalty(setup, reply, limit) for reply in replies) - illegal
+
+
 def _length_penalty(setup: PlaySetup, completion: Completion, limit: int) -> float:
-    """Appendix A, eq. 13: 0 up to half the limit, then linear, at most the coefficient."""
+    """Appendix A, eq. 13: 0 up to half the limit, then linear down to minus the coefficient."""
     over = max(0.0, len(completion.token_ids) - limit / 2) / (limit / 2)
     return -setup.length_penalty * min(1.0, over)
 
@@ -256,10 +275,11 @@ def final_score(environment: Environment, state: State, seat: int, ending: Endin
 
 def recap_text(environment: Environment, state: State, seat: int, ending: Ending) -> str:
     """What the agent is told about an episode. The rest of an unfinished game is not shown."""
-    forfeited = [FORFEITED] if environment.forfeits_at_limit() else [RAN_OUT]
-    notes = {"finished": [], "illegal": forfeited}.get(ending, [RAN_OUT])
-    known = ending == "finished" or not environment.multi_agent
-    return " ".join([*notes, *([state.recap(seat)] if known else [])])
+    if ending == "finished":
+        return state.recap(seat)
+    forfeited = ending == "illegal" and environment.forfeits_at_limit()
+    note = FORFEITED if forfeited else RAN_OUT
+    return note if environment.multi_agent else f"{note} {state.recap(seat)}"
 
 
 def _mean_known(values: Sequence[float | None]) -> float | None:
@@ -273,12 +293,10 @@ async def reflect(setup: PlaySetup, ref: EpisodeRef, episode: Episode) -> Turn:
     A reply without a note (the published style has a tag for it) counts as an illegal action.
     """
     agent = setup.writer or setup.agent
-    style, where = style_of(agent), (ref.number + 1, setup.episodes)
-    prompt = style.reflect(agent, setup.environment, ref.task.seat, where, episode)
+    style, numbering = style_of(agent), setup.numbering(ref.number)
+    prompt = style.reflect(agent, setup.environment, ref.task.seat, numbering, episode)
     completion = await agent.write(prompt, derive(ref.seed, ref.number, "reflect"))
     legal = style.read_note(agent, completion) is not None
-    overflow = completion.finish == "overflow"
-    penalty = 0.0 if legal or overflow else setup.illegal_penalty
     return Turn(
         kind="reflect",
         anchor="reflection",
@@ -288,7 +306,7 @@ async def reflect(setup: PlaySetup, ref: EpisodeRef, episode: Episode) -> Turn:
         action=None,
         choices=(),
         legal=legal,
-        penalty=_length_penalty(setup, completion, agent.sampling.reflection_tokens) - penalty,
+        penalty=_penalty(setup, legal, [completion], agent.sampling.reflection_tokens),
         cut_off=agent.is_cut_off(completion),
-        overflow=overflow,
+        overflow=completion.finish == "overflow",
     )

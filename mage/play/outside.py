@@ -8,7 +8,7 @@ from mage.agent.agent import episode_text, illegal_text, read_action
 from mage.config.errors import UserError
 from mage.environments.base import Environment, State
 from mage.opponents.base import Opponent, find, meet, move_rng
-from mage.play.episode import final_score, recap_text
+from mage.play.episode import final_score, find_ending, recap_text
 from mage.types import Ending, Task
 
 
@@ -24,7 +24,8 @@ class OutsidePlay:
         self.scores: list[float] = []
         self.moves = self.turns = self.illegal = 0
         self.state: State
-        self.shown = self._begin()
+        self.shown: str
+        self._start_episodes([])
 
     @property
     def over(self) -> bool:
@@ -38,7 +39,8 @@ class OutsidePlay:
     def reply(self, text: str) -> float:
         """Take a reply of the agent: a move, plain or between action tags. Returns what it scored.
 
-        An illegal reply costs a turn. `shown` is what the agent sees next.
+        An illegal reply costs a turn. `shown` is what the agent sees next. The score of a next
+        episode that ends before the agent moves counts too.
         """
         assert not self.over, "all episodes are finished"
         written = read_action(text) or text.strip()
@@ -51,9 +53,11 @@ class OutsidePlay:
             self.state.apply(action)
             self.moves += 1
             self._let_opponent_move()
-        ending = self._ending()
+        ending = find_ending(self.environment, self.state, self.turns, not self.illegal)
         if ending is not None:
-            return self._finish(ending)
+            before = len(self.scores)
+            self._start_episodes([self._finish(ending)])
+            return sum(self.scores[before:])
         seen = self.state.observe(self.task.seat)
         self.shown = illegal_text(seen) if action is None else seen
         return 0.0
@@ -64,17 +68,23 @@ class OutsidePlay:
             self.episodes - len(self.scores)
         )
 
-    def _begin(self) -> str:
-        """Start the next episode; its opening text."""
-        number = len(self.scores)
-        self.moves = self.turns = self.illegal = 0
-        self.state = self.environment.start(self.environment.episode_seed(self.task.seed, number))
-        self._let_opponent_move()
-        if self.state.turn() is None:
-            self._finish("finished")
-            return self.shown
-        seen, seat = self.state.observe(self.task.seat), self.task.seat
-        return episode_text(self.environment, seat, "", number + 1, self.episodes, seen)
+    def _start_episodes(self, told: list[str]) -> None:
+        """Start the next episode, and another one if it ends before the agent moves.
+
+        `told` are the recaps that the agent has not seen.
+        """
+        seat, world = self.task.seat, self.environment
+        while not self.over:
+            number = len(self.scores)
+            self.moves = self.turns = self.illegal = 0
+            self.state = world.start(world.episode_seed(self.task.seed, number))
+            self._let_opponent_move()
+            if self.state.turn() is not None:
+                seen = self.state.observe(seat)
+                told.append(episode_text(world, seat, "", number + 1, self.episodes, seen))
+                break
+            told.append(self._finish("finished"))
+        self.shown = "\n".join(told)
 
     def _let_opponent_move(self) -> None:
         while (mover := self.state.turn()) is not None and mover != self.task.seat:
@@ -83,24 +93,11 @@ class OutsidePlay:
             self.state.apply(self.opponent.act(self.state, mover, rng))
             self.moves += 1
 
-    def _ending(self) -> Ending | None:
-        if self.state.turn() is None:
-            return "finished"
-        if self.turns < self.environment.max_turns:
-            return None
-        return "illegal" if self.illegal else "turn_limit"
-
-    def _finish(self, ending: Ending) -> float:
-        """Score the episode by the rules of play and begin the next one."""
+    def _finish(self, ending: Ending) -> str:
+        """Score the episode by the rules of play; its recap."""
         seat, world = self.task.seat, self.environment
-        score = final_score(world, self.state, seat, ending)
-        self.scores.append(score)
-        recap = recap_text(world, self.state, seat, ending)
-        self.shown = recap
-        if not self.over:
-            opening = self._begin()
-            self.shown = f"{recap}\n{opening}"
-        return score
+        self.scores.append(final_score(world, self.state, seat, ending))
+        return recap_text(world, self.state, seat, ending)
 
 
 def check_opponent(environment: Environment, opponent: str) -> None:

@@ -21,7 +21,7 @@ from mage.seeds import derive
 from mage.types import Task
 
 _AT_ONCE = 8  # tasks of scripted play; small, because the last batch may exceed the need
-_ROUNDS = 20  # of own play without a situation to teach, before an error
+_EMPTY_ROUNDS = 20  # of own play in a row without a situation to teach, before an error
 _WINDOW = 16  # batches of expert play that are shuffled together
 
 Block = list[Demonstration]
@@ -113,21 +113,24 @@ def own_batches(
 
     The model plays again when all batches have been used.
     """
-    engine, blocks = setup.agent.engine, list[Block]()
+    engine, blocks, empty_rounds = setup.agent.engine, list[Block](), 0
     taught = {"repeat_wins": options.repeat_wins, "after_loss": options.own_labels != "all"}
     for number in itertools.count():
         engine.refresh(engine.policy_version + 1)  # the weights have changed
         some = list(itertools.islice(tasks, max(engine.capacity or 0, _AT_ONCE)))
         played = label_play(setup, some, derive(seed, number), **taught)
         engine.release()
+        empty_rounds = 0 if played else empty_rounds + 1
+        if empty_rounds == _EMPTY_ROUNDS:
+            lost = "" if options.own_labels == "all" else " after a lost first episode"
+            raise UserError(
+                f"own play has nothing to teach: {_EMPTY_ROUNDS} rounds in a row had no expert's "
+                f"move{lost}; set warmup.own_steps = 0"
+            )
         blocks += _episodes(played)
         if sum(map(len, blocks)) >= options.batch:
             yield from _batches(blocks, options.batch, derive(seed, number, "order"))
             blocks = []
-        elif number >= _ROUNDS and not played:
-            raise UserError(
-                "own play has nothing to teach: no first episode was lost; set warmup.own_steps = 0"
-            )
 
 
 def _episodes(demonstrations: Sequence[Demonstration]) -> list[Block]:

@@ -12,7 +12,7 @@ from mage.learn.pack.attention import attending, hidden_states
 from mage.learn.pack.packer import Packer
 from mage.learn.pack.packing import Layout, Packed
 from mage.learn.pack.tries import prepare
-from mage.learn.trainable import AllWeights, Trainable
+from mage.learn.trainable import Trainable
 from mage.types import Sample
 
 TREE_TOKENS = 512  # of a forest; a trie is split where that saves time
@@ -22,18 +22,18 @@ def imitate(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     samples: Sequence[Sample],
+    trainable: Trainable,
     *,
     micro_tokens: int = 8192,
     layout: Layout = "forest",
     recompute: bool = False,
-    trainable: Trainable | None = None,
 ) -> float:
     """One optimizer step towards the replies; returns the mean loss per reply token.
 
     `recompute`: keep only the layers' inputs for the backward pass. `trainable` is what the
-    optimizer changes; the default is all weights of the model.
+    optimizer changes.
     """
-    trainable, total = trainable or AllWeights(model), 0.0
+    total = 0.0
     tokens = sum(len(sample.reply_ids) for sample in samples)
     with attending(model, layout):
         for packed in _packer(model, layout, micro_tokens)(prepare(samples)):

@@ -164,10 +164,10 @@ def _teach(
                 model,
                 optimizer,
                 samples,
+                trainable,
                 layout=layout,
                 micro_tokens=learn.tokens_at_once,
                 recompute=bool(learn.recompute),
-                trainable=trainable,
             )
         )
         watch(f"step {step + 1} of {steps}, loss {losses[-1]:.3f}")
