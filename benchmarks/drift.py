@@ -17,7 +17,7 @@ from statistics import fmean
 from mage.config.loading import load_recipe
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 
 LIMIT = 1e-5  # float32: rounding of another order of sums
 _SMALL = (

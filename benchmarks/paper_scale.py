@@ -41,7 +41,7 @@ from mage.training.callbacks import Callback
 from mage.training.memory_plan import GB, MemoryPlan, plan_memory
 from mage.training.metrics import Timer
 from mage.training.trainer import Trainer
-from mage.types import Credit, MetaEpisode
+from mage.types import MetaEpisode, Sample
 
 SHAPES = PRESETS | {"tiny": ModelShape(2, 64, 4, 2, 16, 128, 1024, True)}
 TOKENIZER = "embedded-worlds"
@@ -118,9 +118,9 @@ class MeasuredTrainer(Trainer):
         self.measured.generated = engine.stats.generated_tokens - before
         return metas
 
-    def _learn(self, credits: Sequence[Credit], running: dict[str, float], timer: Timer) -> Any:
+    def _learn(self, samples: Sequence[Sample], timer: Timer) -> Any:
         _reset_peak()
-        learned = super()._learn(credits, running, timer)
+        learned = super()._learn(samples, timer)
         self.measured.peaks["learn"] = _peak()
         return learned
 

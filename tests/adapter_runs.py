@@ -9,7 +9,7 @@ import mage
 from mage.config.recipe import Recipe, build_recipe
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 from mage.viewer.export import collect
 from mage.viewer.library import Library
 from tests.processes import start, wait

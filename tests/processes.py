@@ -16,7 +16,8 @@ from typing import Any
 from mage.cli.main import main
 from mage.ranks import processes as child_processes
 from mage.training.callbacks import Callback
-from mage.training.trainer import Trainer, train
+from mage.training.start import train
+from mage.training.trainer import Trainer
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 

@@ -14,7 +14,7 @@ from mage.config.recipe import build_recipe
 from mage.models.arithmetic import reset_arithmetic
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 
 
 def start(path: Path, dtype: str) -> RunFolder:

@@ -14,7 +14,7 @@ from mage.cli.main import app
 from mage.ranks.cluster import ClusterJob, run_on_cluster
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")

@@ -14,7 +14,7 @@ from mage.opponents.base import population_of
 from mage.run_folder import RunFolder
 from mage.training.build import build_components
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 from mage.training.warm_start import make_warm_start
 
 WORLDS = ("sokoban", "alfworld")

@@ -21,7 +21,7 @@ from mage.models.loading import load_model
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
 from mage.training.engine_probe import EXACT, HALF, EngineProbe
-from mage.training.trainer import train
+from mage.training.start import train
 
 PROMPT = tuple(range(3, 30))
 

@@ -37,7 +37,7 @@ from mage.engines.vllm import VllmEngine, choose_executor, pool_size
 from mage.models.base import find_model
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 from mage.types import Completion, Request
 
 CONTEXT = 160

@@ -9,7 +9,7 @@ from mage.reproduce.exploration import safe_box, search_line, write_exploration
 from mage.reproduce.plan import make_plan
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 
 
 @pytest.mark.parametrize(

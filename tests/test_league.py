@@ -19,8 +19,8 @@ from mage.run_folder import DamagedError, RunFolder
 from mage.training import league
 from mage.training.callbacks import Callback
 from mage.training.league import Copy, draw_copies
+from mage.training.start import train
 from mage.training.tasks import draw_tasks
-from mage.training.trainer import train
 from tests.toys import scripted_agent
 
 SMALL = [

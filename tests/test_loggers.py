@@ -22,7 +22,7 @@ from mage.report.loggers import make_loggers
 from mage.report.run_results import read_run_results
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback, CallbackList
-from mage.training.trainer import train
+from mage.training.start import train
 from tests.report_runs import make_run
 from tests.toys import summarise
 from tests.view_runs import STYLES, play

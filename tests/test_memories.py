@@ -27,7 +27,7 @@ from mage.memory.notes import Notes
 from mage.play import PlaySetup, keep_entries, play_groups
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 from mage.types import MetaEpisode, Outcome, Task
 
 KITCHEN, GARDEN, CELLAR = (

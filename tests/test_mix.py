@@ -27,8 +27,8 @@ from mage.ranks.stop import Stopped
 from mage.report.run_results import read_rows, read_run_results
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
+from mage.training.start import train
 from mage.training.tasks import draw_tasks
-from mage.training.trainer import train
 from mage.types import Task
 from mage.viewer.runs import describe_run
 from tests.marks import end_to_end

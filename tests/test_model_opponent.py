@@ -20,8 +20,8 @@ from mage.run_folder import RunError, RunFolder
 from mage.training.build import build_components
 from mage.training.callbacks import Callback
 from mage.training.memory_plan import GB, plan_memory
+from mage.training.start import train
 from mage.training.tasks import draw_tasks
-from mage.training.trainer import train
 from mage.types import Task
 from tests.adapter_runs import check_training, tiny_recipe
 

@@ -20,8 +20,8 @@ from mage.run_folder import RunError, RunFolder
 from mage.run_folder.turn_files import TurnMoves, read_moves
 from mage.training.build import Components, build_components
 from mage.training.callbacks import Callback
+from mage.training.start import train
 from mage.training.tasks import draw_tasks
-from mage.training.trainer import train
 from mage.training.transcripts import TranscriptStore
 from mage.types import MetaEpisode, Turn
 from tests.test_trainer import STYLES, never, small_recipe

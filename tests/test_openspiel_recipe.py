@@ -10,7 +10,7 @@ from mage.environments.openspiel import OpenSpiel
 from mage.opponents.base import population_of
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 
 SMALL = [
     "--run.updates=1",

@@ -10,7 +10,7 @@ from mage.config.menus import menu
 from mage.reproduce.tables import METHODS
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 
 TINY = (
     "--run.updates=2",

@@ -10,7 +10,7 @@ from mage.config.loading import load_recipe
 from mage.ranks.stop import Stopped
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 
 SMALL = (
     "--model.path=embedded",

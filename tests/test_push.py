@@ -15,7 +15,7 @@ from mage.report.model_card import model_card
 from mage.report.run_results import read_run_results
 from mage.run_folder import RunError, RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 from tests.marks import end_to_end
 
 TINY = (

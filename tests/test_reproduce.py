@@ -33,7 +33,7 @@ from mage.reproduce.tables import TABLES, Name
 from mage.reproduce.worker import work
 from mage.run_folder import RunError, RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 from tests.marks import end_to_end
 
 TINY = [

@@ -16,7 +16,7 @@ from mage.reproduce.results import read_results
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
 from mage.training.memory_plan import GB, plan_memory
-from mage.training.trainer import train
+from mage.training.start import train
 
 GAMES = ("kuhn_poker", "tic_tac_toe")
 

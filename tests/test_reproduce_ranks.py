@@ -12,7 +12,7 @@ from mage.models.sources import hub as hub_source
 from mage.reproduce.plan import make_plan, pin_models
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 
 SMALL = (
     "--run.updates=2",

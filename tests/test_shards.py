@@ -27,7 +27,8 @@ from mage.ranks.ranks import Ranks
 from mage.ranks.stop import StopRequest
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import Trainer, train
+from mage.training.start import train
+from mage.training.trainer import Trainer
 from mage.types import MetaEpisode, Task
 from tests.torture.processes import count_operations
 

@@ -20,7 +20,7 @@ from mage.ranks.watch import is_alive
 from mage.run_folder import RunFolder
 from mage.training import trainer
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 from tests.marks import end_to_end
 
 pytestmark = pytest.mark.e2e

@@ -15,8 +15,8 @@ from mage.evaluation.figures import Evaluation
 from mage.ranks.stop import Stopped
 from mage.run_folder import DamagedError, RunFolder, RunLocked, lock_run
 from mage.training.callbacks import Callback
+from mage.training.start import train
 from mage.training.tasks import draw_tasks
-from mage.training.trainer import train
 from mage.types import Completion, Credit, Return, Turn, TurnRef
 from tests.marks import end_to_end
 

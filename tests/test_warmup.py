@@ -46,7 +46,7 @@ from mage.play import RAN_OUT, PlaySetup
 from mage.ranks.stop import Stopped, StopSignals
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.trainer import train
+from mage.training.start import train
 from mage.types import Task
 
 BYTES = byte_chat()

@@ -39,7 +39,7 @@ from mage.training.callbacks import Callback, CallbackList
 from mage.training.context import check_context
 from mage.training.rivals import find_rival, rival_names
 from mage.training.stages import begin_stages
-from mage.training.trainer import train as train_folder
+from mage.training.start import train as train_folder
 from mage.types import MetaEpisode, Split, Task
 
 Keep = Literal["none", "reflections", "history", "both"]

@@ -70,7 +70,7 @@ def train_on_rank(
 def _train_other(run: RunFolder, ranks: Ranks) -> None:
     # Slow to load: ranks that do not agree have ended before.
     from mage.training.stages import begin_stages
-    from mage.training.trainer import train
+    from mage.training.start import train
 
     with StopSignals() as stop:
         try:

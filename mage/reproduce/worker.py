@@ -17,7 +17,7 @@ from mage.ranks.torchrun import World, join_torchrun, read_world
 from mage.report.loggers import make_loggers
 from mage.run_folder import RunFolder
 from mage.training.callbacks import CallbackList
-from mage.training.trainer import train
+from mage.training.start import train
 
 
 def work(run: Path) -> int:

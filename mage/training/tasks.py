@@ -13,7 +13,7 @@ from mage.types import Task
 _SEATS = {"first": (0,), "second": (1,), "both": (0, 1)}
 
 
-class _Kind(NamedTuple):
+class _TaskKind(NamedTuple):
     """Tasks that differ in their seed only."""
 
     environment: str
@@ -34,10 +34,10 @@ def draw_tasks(recipe: Recipe, update: int) -> list[list[Task]]:
 
 
 def _mixed_rows(
-    shares: Mapping[_Kind, float], groups: int, members: int, seed: int
-) -> list[list[_Kind]]:
+    shares: Mapping[_TaskKind, float], groups: int, members: int, seed: int
+) -> list[list[_TaskKind]]:
     """Groups whose members meet different opponents, in one world."""
-    worlds: dict[str, dict[_Kind, float]] = defaultdict(dict)
+    worlds: dict[str, dict[_TaskKind, float]] = defaultdict(dict)
     for kind, share in shares.items():
         worlds[kind.environment][kind] = share
     counts = Counter(
@@ -45,6 +45,7 @@ def _mixed_rows(
     )
     rows = []
     for name, own in worlds.items():
+        # The shares of a single world sum to 1 already: dividing would only add rounding errors.
         total = sum(own.values()) if len(worlds) > 1 else 1.0
         within = {kind: share / total for kind, share in own.items()}
         drawn = allocate(within, counts[name] * members, seed)
@@ -52,17 +53,17 @@ def _mixed_rows(
     return rows
 
 
-def _shares(recipe: Recipe, update: int) -> dict[_Kind, float]:
+def _shares(recipe: Recipe, update: int) -> dict[_TaskKind, float]:
     """The share of every kind of task in an update."""
     environment, population = recipe.environment(), population_of(recipe)
     shares = environment.shares()
-    found: dict[_Kind, float] = {}
+    found: dict[_TaskKind, float] = {}
     for name, world in environment.inside().items():
         seats = _SEATS[recipe.play.seats] if world.multi_agent else (0,)
-        written = recipe.environments.name if world is environment else name
+        task_name = recipe.environments.name if world is environment else name
         for opponent, share in _pool(world, population, update).items():
             each = shares[name] * share / len(seats)
-            found |= {_Kind(written, opponent, seat): each for seat in seats}
+            found |= {_TaskKind(task_name, opponent, seat): each for seat in seats}
     return found
 
 
@@ -80,5 +81,5 @@ def _pool(world: Environment, population: Population, update: int) -> dict[str, 
     return {name: share / total for name, share in present.items()}
 
 
-def _task(kind: _Kind, seed: int) -> Task:
+def _task(kind: _TaskKind, seed: int) -> Task:
     return Task(kind.environment, seed, kind.seat, kind.opponent, "train")

@@ -1,17 +1,14 @@
 """The training loop: play -> credit -> learn -> save -> evaluate.
 
 Every random choice of update k derives from (run seed, k), and the engine starts every update with
-an empty cache. So weights, optimizer and k are the whole state of a run: a run that was killed and
-resumed ends with the same metrics as one that was not. Wall-clock figures are kept apart, in
-`timing.jsonl`.
+an empty cache. So a checkpoint is the whole state of a run: weights, optimizer and k, and what
+`_write_checkpoint` lists. A run that was killed and resumed ends with the same metrics as one that
+was not. Wall-clock figures are kept apart, in `timing.jsonl`.
 """
 
-import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from mage.config.menus import find_item, keeps_state
@@ -30,18 +27,17 @@ from mage.ranks.dealing import (
     measure_lengths,
     share_credit,
 )
-from mage.ranks.launch import launch_ranks, recipe_of_rank
+from mage.ranks.launch import recipe_of_rank
 from mage.ranks.rank_log import log
 from mage.ranks.ranks import RankLost, Ranks, RanksStopped
-from mage.ranks.stop import Stopped, StopRequest, StopSignals
-from mage.run_folder import RunFolder, lock_run
+from mage.ranks.stop import Stopped, StopRequest
+from mage.run_folder import RunFolder
 from mage.run_folder.turn_files import TurnMoves
 from mage.run_folder.versions import changed_software
 from mage.seeds import derive
 from mage.training.build import build_components, fit_to_gpu
 from mage.training.callbacks import Callback, Metrics
 from mage.training.context import check_overflow
-from mage.training.device_errors import explain_device_errors
 from mage.training.engine_probe import EngineProbe
 from mage.training.evaluations import RunEvaluations, illegal_share, last_score, summarise_run
 from mage.training.league import FOLDER, LeagueTable, league_of
@@ -51,99 +47,18 @@ from mage.training.resume import (
     check_base,
     check_progress,
     check_rivals,
-    clear_leftovers,
     find_latest,
     prune,
     read_best,
 )
 from mage.training.tasks import draw_tasks
-from mage.training.warm_start import make_warm_start
 from mage.training.warnings import (
     UpdateWarnings,
     choice_warnings,
     panel_warnings,
     start_warnings,
-    warmup_line,
 )
 from mage.types import Credit, MetaEpisode, Sample, Split, Task
-
-
-def train(
-    path: Path,
-    callback: Callback,
-    stop: Callable[[], bool],
-    *,
-    ranks: Ranks | None = None,
-    wait_for_lock: bool = False,
-) -> Metrics:
-    """Train the run in a folder to its end and return the summary.
-
-    Training continues from the newest whole checkpoint, if there is one. `stop` is called after
-    every update: if it returns true, the run is saved and `Stopped` is raised. If another process
-    uses the folder, `RunLocked` is raised, or with `wait_for_lock` this waits for its end. `ranks`
-    are those that torchrun has started; without them `run.workers` processes are started.
-    """
-    joined, ranks = ranks is not None, ranks or Ranks()
-    request = stop if isinstance(stop, StopRequest) else StopRequest(stop)
-    with ExitStack() as held:
-        with ranks.together():
-            folder = RunFolder.open(path)
-            if ranks.is_main:
-                held.enter_context(lock_run(folder.path, wait=wait_for_lock))
-                clear_leftovers(folder)
-        held.enter_context(explain_device_errors(folder))
-        if ranks.broadcast(folder.is_finished):
-            return folder.read_summary() if ranks.is_main else {}
-        try:
-            with request.section(ranks), ranks.together():
-                if ranks.is_main and folder.recipe.warmup.first and not folder.warm.exists():
-                    made = make_warm_start(folder.first_recipe(), folder.warm, callback.on_warmup)
-                    callback.on_warmup(warmup_line(made.before.legal, made.after.legal))
-        except RanksStopped:
-            return _stopped(ranks, path)
-        if joined:
-            return _train(ranks, path, callback, request)
-        return launch_ranks(
-            folder.recipe.run.workers,
-            _train,
-            path,
-            folder=path,
-            stop=request,
-            callback=callback,
-        )
-
-
-def _train(
-    ranks: Ranks,
-    path: Path,
-    callback: Callback | None = None,
-    stop: StopRequest | None = None,
-) -> Metrics:
-    """Train on this rank. Rank 0 and the ranks of torchrun have a callback and a stop request.
-
-    A process that rank 0 has started has neither; it handles SIGTERM itself.
-    """
-    if callback is None or stop is None:
-        with StopSignals(signals=(signal.SIGTERM,)) as signals:
-            return _train_rank(ranks, path, Callback(), signals)
-    return _train_rank(ranks, path, callback, stop)
-
-
-def _train_rank(ranks: Ranks, path: Path, callback: Callback, stop: StopRequest) -> Metrics:
-    try:
-        with stop.section(ranks), ranks.together():
-            trainer = Trainer(RunFolder.open(path), ranks, callback, stop)
-            trainer.resume()
-    except RanksStopped:
-        return _stopped(ranks, path)
-    return trainer.run()
-
-
-def _stopped(ranks: Ranks, path: Path) -> Metrics:
-    """The end of a run that is stopped before its first update."""
-    if ranks.is_main:
-        raise Stopped(str(path)) from None
-    return {}
 
 
 class Trainer:
@@ -170,15 +85,14 @@ class Trainer:
             self.components.engine, self.learner.module, self.recipe.agent.temperature
         )
         self.evaluations = RunEvaluations(folder, self.components, ranks, callback, stop)
+        self.transcripts = self.evaluations.transcripts
         self.league = self._make_league()
         self.done = 0
         self.best: tuple[float, int] | None = None
         self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
-        self.running: dict[str, float] = {}  # what the estimator keeps after update `done`
+        self.estimator_state: dict[str, float] = {}  # after update `done`
         self._saved: tuple[int, tuple[float, int] | None] | None = None
-        self._weights_match = (
-            True  # the weights are those after update `done`, so they can be saved
-        )
+        self._can_save = True  # the weights are those after update `done`
         self.warnings = UpdateWarnings()
         self._base = base_record(self.recipe)
 
@@ -201,7 +115,7 @@ class Trainer:
             self.done, self.best = loaded.update, read_best(loaded.state)
             stored = loaded.state.get("evaluations", ())
             self.lengths = loaded.state.get("lengths", {})
-            self.running = loaded.state.get("estimator", {})
+            self.estimator_state = loaded.state.get("estimator", {})
             if self.league is not None:
                 self.league.from_state(loaded.state["league"])
         self.components.engine.refresh(self.done)
@@ -222,11 +136,13 @@ class Trainer:
         try:
             return self._run()
         except RanksStopped:
-            if self._weights_match and self.done:
+            if self._can_save and self.done:
                 self._save()
         except RankLost:
+            # Rank 0 writes without a barrier, which would wait for the lost rank. The weights of
+            # sharded ranks are lost with it.
             alone = self.ranks.is_main and not self.learner.is_sharded
-            if alone and self._weights_match and self.done:
+            if alone and self._can_save and self.done:
                 self._write_checkpoint()
             raise
         if self.ranks.is_main:
@@ -237,7 +153,7 @@ class Trainer:
         if self.recipe.run.updates == 0:
             return self._evaluate_only()
         if self.done == 0:
-            self._select()
+            self._evaluate_and_keep_best()
             if self.recipe.evaluate.before:
                 self.evaluations.final("before")
         while self.done < self.recipe.run.updates:
@@ -255,14 +171,17 @@ class Trainer:
             metas = self._play(timer)
         with timer.phase("credit"):
             moves = self._score_moves(metas)
-            running = dict(self.running)
-            credit = self._assign(metas, running)
+            estimator_state = dict(self.estimator_state)
+            credit = self._assign(metas, estimator_state)
         with timer.phase("learn"):
-            learned = self._learn(credit.own, running, timer)
+            samples = self._make_samples(credit.own)
+            self._leave_play(samples)
+            learned = self._learn(samples, timer)
+            self._finish_learning(samples, estimator_state)
         figures = self._figures(metas, credit, learned)
         self._record(figures, timer.seconds | memory_usage())
         check_overflow(figures, self.recipe)
-        self._store(metas, credit.everyone, moves)
+        self._write_evaluate_save(metas, credit.everyone, moves)
 
     def _play(self, timer: Timer) -> list[MetaEpisode]:
         """This rank's meta-episodes of the next update."""
@@ -295,11 +214,11 @@ class Trainer:
         """Probabilities of the legal moves, for the transcripts, by the weights that played."""
         if not self._is_due(self.recipe.run.episodes_every, self.done + 1):
             return []
-        return self.evaluations.transcripts.score_update(metas)
+        return self.transcripts.score_update(metas)
 
-    def _assign(self, metas: Sequence[MetaEpisode], running: dict[str, float]) -> SharedCredit:
-        """Return and advantage of every turn; `running` is changed if the estimator has it."""
-        options, estimate = self.recipe.returns, self.recipe.estimator(running)
+    def _assign(self, metas: Sequence[MetaEpisode], state: dict[str, float]) -> SharedCredit:
+        """Return and advantage of every turn; an estimator with running values changes `state`."""
+        options, estimate = self.recipe.returns, self.recipe.estimator(state)
         if self.ranks.deals_members:
             self.lengths = measure_lengths(metas, self.ranks)
             return share_credit(metas, options, estimate, self.ranks)
@@ -309,24 +228,34 @@ class Trainer:
             credits = assign_credit(metas, options, estimate)
         return SharedCredit(own=credits, everyone=credits, counted=credits)
 
-    def _learn(self, credits: Sequence[Credit], running: dict[str, float], timer: Timer) -> Metrics:
-        """The optimizer steps of the update; their metrics."""
-        log.info("update %d: learn", self.done + 1)
-        entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
-        samples = make_samples(credits, reflections=self.done >= self.recipe.learn.reflect_from)
+    def _make_samples(self, credits: Sequence[Credit]) -> list[Sample]:
+        return make_samples(credits, reflections=self.done >= self.recipe.learn.reflect_from)
+
+    def _leave_play(self, samples: Sequence[Sample]) -> None:
+        """Free the memory of play. Before the first update, the engine is checked."""
         if not self.probe.began:
             self._check_engine(samples)
         self.components.release()
         if self.league is not None:
             self.league.release()
-        self._weights_match, before = False, self.learner.compilations()
+
+    def _learn(self, samples: Sequence[Sample], timer: Timer) -> Metrics:
+        """The optimizer steps of the update; their metrics."""
+        log.info("update %d: learn", self.done + 1)
+        entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
+        before, self._can_save = self.learner.compilations(), False
         with self.learner.reporting(self.callback.on_compile):
             learned = asdict(self.learner.update(samples, entropy=entropy, update=self.done))
         timer.add(before, self.learner.compilations())
-        self.done, self.running, self._weights_match = self.done + 1, running, True
-        self.components.engine.refresh(self.done)  # evaluations come next, with the new weights
-        self._check_engine(samples)
         return learned
+
+    def _finish_learning(
+        self, samples: Sequence[Sample], estimator_state: dict[str, float]
+    ) -> None:
+        """The weights are now those after the next update; evaluations and play use them."""
+        self.done, self.estimator_state, self._can_save = self.done + 1, estimator_state, True
+        self.components.engine.refresh(self.done)
+        self._check_engine(samples)
 
     def _check_engine(self, samples: Sequence[Sample]) -> None:
         with self.ranks.together():
@@ -360,7 +289,7 @@ class Trainer:
             for line in lines:
                 self.callback.on_warning(line)
 
-    def _store(
+    def _write_evaluate_save(
         self,
         metas: Sequence[MetaEpisode],
         credits: Sequence[Credit],
@@ -369,9 +298,10 @@ class Trainer:
         """Write transcripts, evaluate and save, each if this update is one of its turns."""
         run = self.recipe.run
         if self._is_due(run.episodes_every, self.done):
-            self.evaluations.transcripts.write_update(self.done, metas, credits, moves)
+            self.transcripts.write_update(self.done, metas, credits, moves)
+        # Also with evaluate_every = 0 the last update can be the best one.
         if self.done == run.updates or self._is_due(run.evaluate_every, self.done):
-            self._select()
+            self._evaluate_and_keep_best()
         if self._is_due(run.save_every, self.done):
             self._save()
 
@@ -393,8 +323,8 @@ class Trainer:
             "lengths": self.lengths,
             **self._base,
         }
-        if self.running:
-            state["estimator"] = self.running
+        if self.estimator_state:
+            state["estimator"] = self.estimator_state
         if self.league is not None:
             state["league"] = self.league.to_state()
         self.learner.save(self.folder.checkpoints, update=self.done, state=state)
@@ -411,7 +341,7 @@ class Trainer:
         self._save()
         return self._close({"after": after})
 
-    def _select(self) -> None:
+    def _evaluate_and_keep_best(self) -> None:
         """Evaluate on the select panel; the best score chooses the checkpoint."""
         found = self.evaluations.select(self.done)
         score = last_score(found)
@@ -424,7 +354,7 @@ class Trainer:
     def _conclude(self) -> Metrics:
         """Evaluate the best checkpoint on the final panel, with its memory and without it."""
         assert self.best is not None, "the select panel is played before the first update"
-        self._weights_match = False  # a stop must not save the best weights as those of `done`
+        self._can_save = False  # a stop must not save the best weights as those of `done`
         chosen = checkpoint.best_whole(self.folder.checkpoints, self.best[1])
         self._warn(chosen.broken)
         assert chosen.path is not None, "the checkpoint of the last update was just written"

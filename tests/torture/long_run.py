@@ -76,7 +76,7 @@ def _train(place: Path, updates: int, found: Path) -> None:
     from mage.config.loading import load_recipe
     from mage.run_folder import RunFolder
     from mage.training.callbacks import Callback
-    from mage.training.trainer import train
+    from mage.training.start import train
 
     recipe = place / "long.toml"
     hundredth = max(1, updates // 100)

@@ -1,0 +1,95 @@
+"""Start a training run: lock its folder, write the warm start, and train on all ranks."""
+
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from mage.ranks.launch import launch_ranks
+from mage.ranks.ranks import Ranks, RanksStopped
+from mage.ranks.stop import Stopped, StopRequest, StopSignals
+from mage.run_folder import RunFolder, lock_run
+from mage.training.callbacks import Callback, Metrics
+from mage.training.device_errors import explain_device_errors
+from mage.training.resume import clear_leftovers
+from mage.training.trainer import Trainer
+from mage.training.warm_start import make_warm_start
+from mage.training.warnings import warmup_line
+
+
+def train(
+    path: Path,
+    callback: Callback,
+    stop: Callable[[], bool],
+    *,
+    ranks: Ranks | None = None,
+    wait_for_lock: bool = False,
+) -> Metrics:
+    """Train the run in a folder to its end and return the summary.
+
+    Training continues from the newest whole checkpoint, if there is one. `stop` is called after
+    every update: if it returns true, the run is saved and `Stopped` is raised. If another process
+    uses the folder, `RunLocked` is raised, or with `wait_for_lock` this waits for its end. `ranks`
+    are those that torchrun has started; without them `run.workers` processes are started.
+    """
+    joined, ranks = ranks is not None, ranks or Ranks()
+    request = stop if isinstance(stop, StopRequest) else StopRequest(stop)
+    with ExitStack() as held:
+        with ranks.together():
+            folder = RunFolder.open(path)
+            if ranks.is_main:
+                held.enter_context(lock_run(folder.path, wait=wait_for_lock))
+                clear_leftovers(folder)
+        held.enter_context(explain_device_errors(folder))
+        if ranks.broadcast(folder.is_finished):
+            return folder.read_summary() if ranks.is_main else {}
+        try:
+            with request.section(ranks), ranks.together():
+                if ranks.is_main and folder.recipe.warmup.first and not folder.warm.exists():
+                    made = make_warm_start(folder.first_recipe(), folder.warm, callback.on_warmup)
+                    callback.on_warmup(warmup_line(made.before.legal, made.after.legal))
+        except RanksStopped:
+            return _stopped(ranks, path)
+        if joined:
+            return _train(ranks, path, callback, request)
+        return launch_ranks(
+            folder.recipe.run.workers,
+            _train,
+            path,
+            folder=path,
+            stop=request,
+            callback=callback,
+        )
+
+
+def _train(
+    ranks: Ranks,
+    path: Path,
+    callback: Callback | None = None,
+    stop: StopRequest | None = None,
+) -> Metrics:
+    """Train on this rank. Rank 0 and the ranks of torchrun have a callback and a stop request.
+
+    A process that rank 0 has started has neither; it handles SIGTERM itself.
+    """
+    if callback is None or stop is None:
+        with StopSignals(signals=(signal.SIGTERM,)) as signals:
+            return _train_rank(ranks, path, Callback(), signals)
+    return _train_rank(ranks, path, callback, stop)
+
+
+def _train_rank(ranks: Ranks, path: Path, callback: Callback, stop: StopRequest) -> Metrics:
+    try:
+        with stop.section(ranks), ranks.together():
+            trainer = Trainer(RunFolder.open(path), ranks, callback, stop)
+            trainer.resume()
+    except RanksStopped:
+        return _stopped(ranks, path)
+    return trainer.run()
+
+
+def _stopped(ranks: Ranks, path: Path) -> Metrics:
+    """The end of a run that is stopped before its first update."""
+    if ranks.is_main:
+        raise Stopped(str(path)) from None
+    return {}
