@@ -32,13 +32,13 @@ from mage.engines.base import run
 from mage.engines.gpu import reference_ops as ops
 from mage.engines.gpu.state import Blocks, DeviceState
 from mage.engines.local import LocalEngine
+from mage.learn.adapters import Adapters
 from mage.learn.imitate import supervised
 from mage.learn.imitate.supervised import reply_logprobs
 from mage.learn.learner import Learner
 from mage.learn.move_probabilities import move_probabilities
 from mage.learn.pack.packing import Packed
 from mage.learn.pack.tries import prepare
-from mage.learn.trainable import Adapters
 from mage.models.base import find_model
 from mage.types import Completion, Request, Sample
 
@@ -364,14 +364,14 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_rows(
     """
     torch.backends.cuda.matmul.allow_tf32 = False
     projects: list[bool] = []
-    collect = Adapters.collect
+    add_gradient = Adapters.add_gradient
 
     def noted(trainable: Adapters) -> None:
         weights = trainable.model.parameters()
         projects.append(any(weight.grad is not None for weight in weights))
-        collect(trainable)
+        add_gradient(trainable)
 
-    monkeypatch.setattr(Adapters, "collect", noted)
+    monkeypatch.setattr(Adapters, "add_gradient", noted)
     found: dict[str, dict[str, torch.Tensor]] = {}
     for layout in ("rows", "trie"):
         projects.clear()
@@ -381,7 +381,7 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_rows(
         with torch.no_grad():
             for master in masters.values():
                 master.copy_(0.1 * torch.randn(master.shape, generator=generator))
-        learner.trainable.publish()
+        learner.trainable.write_to_model()
         learner.accumulate(prepare(make_samples()), entropy=0.1)
         assert set(projects) == {layout == "rows"}
         found[layout] = {name: master.grad for name, master in masters.items()}

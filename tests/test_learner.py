@@ -203,7 +203,7 @@ def test_adapter_gradients_and_files_equal_those_of_peft(tmp_path: Path) -> None
     torch.testing.assert_close(*losses, atol=1e-6, rtol=0)
     for loss in losses:
         loss.backward()
-    ours.trainable.collect()
+    ours.trainable.add_gradient()
     expected = {
         name.removeprefix("base_model.model.").replace(".default", ""): value.grad
         for name, value in theirs.named_parameters()
@@ -219,7 +219,7 @@ def test_stacked_layers_learn_the_same_as_separate_layers(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two micro-batches, so gradients are summed; expected: the sum with one layer at a time."""
-    monkeypatch.setattr("mage.learn.trainable._AT_ONCE", at_once)
+    monkeypatch.setattr("mage.learn.adapters._STACKED_WEIGHTS", at_once)
     learner = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=2))
     masters, scale = learner.trainable.masters, 2.0
     learner.update(play(0), entropy=0.0, update=0)
@@ -242,7 +242,7 @@ def test_stacked_layers_learn_the_same_as_separate_layers(
             slopes[f"{name}.lora_B.weight"] = (
                 slopes[f"{name}.lora_B.weight"] + scale * gradient @ down.T
             )
-        learner.trainable.collect()
+        learner.trainable.add_gradient()
     for name, master in masters.items():
         torch.testing.assert_close(master.grad, slopes[name].detach())
 
@@ -259,7 +259,7 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_a_forest(recom
         with torch.no_grad():  # every A and B has other values, and B is not zero
             for master in learner.trainable.masters.values():
                 master.copy_(0.1 * torch.randn(master.shape, generator=generator))
-        learner.trainable.publish()
+        learner.trainable.write_to_model()
         learner.accumulate(prepare(play(1)), entropy=0.1)
         assert all(weight.grad is None for weight in learner.module.parameters())
         found.append({name: one.grad for name, one in learner.trainable.masters.items()})

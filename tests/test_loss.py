@@ -12,14 +12,13 @@ from mage.learn.loss import (
     Scores,
     Sums,
     add_up,
-    choice_entropies,
     low_variance_kl,
     policy_loss,
     policy_objective,
-    token_logprobs,
 )
 from mage.learn.pack.packing import ReplyTokens, pack_rows
 from mage.learn.pack.tries import prepare
+from mage.learn.token_logprobs import choice_entropies, token_logprobs
 from mage.types import Sample
 
 LN2 = math.log(2)

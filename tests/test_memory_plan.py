@@ -14,7 +14,7 @@ from mage.api.agents import find_candidate, find_player
 from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
-from mage.learn.loss import LOGITS_AT_ONCE
+from mage.learn.token_logprobs import LOGITS_AT_ONCE
 from mage.models.base import base_folder
 from mage.models.shapes import PRESETS, find_shape, read_shape
 from mage.training import memory_plan

@@ -15,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner
-from mage.learn.loss import token_logprobs
 from mage.learn.pack import packing
 from mage.learn.pack.attention import IMPLEMENTATIONS, attending, forest_mask, hidden_states
 from mage.learn.pack.layers import block_mask
@@ -23,6 +22,7 @@ from mage.learn.pack.packer import Packer, check_packable
 from mage.learn.pack.packing import Layout, Shape, pack_forest
 from mage.learn.pack.plans import plan_forests, plan_rows, plan_tries
 from mage.learn.pack.tries import SplitCost, build_tree, common, prepare, split_tree
+from mage.learn.token_logprobs import token_logprobs
 from mage.types import Sample, TurnRef
 
 TOLERANCE = 1e-9

@@ -52,14 +52,14 @@ class FullySharded(Trainable):
         """Add the gradient. FSDP takes the mean over the ranks; the gradient is a sum."""
         (loss * self.ranks.size).backward()  # type: ignore[no-untyped-call]
 
-    def collect(self) -> None:
+    def add_gradient(self) -> None:
         """The backward pass has already summed the gradients over the ranks."""
 
     def sum_gradients(self, ranks: Ranks) -> None:
         """The backward pass has already summed the gradients over the ranks."""
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def write_to_model(self) -> None:
         """Copy the weights into the module that plays; all ranks must call this."""
         for name, master in self.masters.items():
             self.model.get_parameter(name).copy_(whole(master))

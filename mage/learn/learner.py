@@ -19,24 +19,18 @@ from transformers import PreTrainedModel
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
+from mage.learn.adapters import Adapters, make_trainable
 from mage.learn.fully_sharded import FullySharded, whole
 from mage.learn.logits_check import check_logits
-from mage.learn.loss import (
-    BatchSums,
-    Scores,
-    Sums,
-    add_up,
-    choice_entropies,
-    policy_loss,
-    token_logprobs,
-)
+from mage.learn.loss import BatchSums, Scores, Sums, add_up, policy_loss
 from mage.learn.minibatches import cut_by_rows, split_by_unit
 from mage.learn.pack.attention import attending, hidden_states
 from mage.learn.pack.compilation import compile_clock
 from mage.learn.pack.packer import Packer, best_layout, check_packable
 from mage.learn.pack.packing import Layout, Packed
 from mage.learn.pack.tries import Row, prepare
-from mage.learn.trainable import Adapters, Trainable, make_trainable
+from mage.learn.token_logprobs import choice_entropies, token_logprobs
+from mage.learn.trainable import Trainable
 from mage.learn.update_metrics import Metrics, Step, measure_update
 from mage.models.architecture import is_known, trying
 from mage.ranks.ranks import Ranks
@@ -92,7 +86,7 @@ class Learner:
             return FullySharded(self.module, self.ranks, reference=self.options.kl > 0)
         trainable = make_trainable(self.module, self.options, seed=self.seed, start=start)
         if shard == "optimizer":
-            trainable.divide(self.ranks)
+            trainable.shard_optimizer(self.ranks)
         return trainable
 
     # -- an update
@@ -180,7 +174,7 @@ class Learner:
         finite = norm < float("inf")
         if finite:
             self._optimizer.step()
-            self.trainable.share()
+            self.trainable.after_step()
         self.module.zero_grad(set_to_none=True)
         for master in self._masters.values():
             master.grad = None
@@ -241,7 +235,7 @@ class Learner:
             if self.trainable.owns(name):
                 placed = self.trainable.place_moment(name, value)
                 self._optimizer.state[self._masters[name]][moment] = placed
-        self.trainable.publish()
+        self.trainable.write_to_model()
         return found
 
     # -- compilation

@@ -26,7 +26,7 @@ class OwnedState:
         return self.owners[name] == self.ranks.rank
 
     @torch.no_grad()
-    def share(self, tensors: Mapping[str, Tensor]) -> None:
+    def broadcast(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite every tensor with that of its owner."""
         for rank in range(self.ranks.size):
             names = [name for name, owner in self.owners.items() if owner == rank]
@@ -37,12 +37,13 @@ class OwnedState:
                 for one, part in zip(bucket, parts, strict=True):
                     one.copy_(part.view_as(one))
 
-    def collect(
+    def gather_state(
         self, masters: Mapping[str, Tensor], states: Mapping[str, Mapping[str, Tensor]]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Masters and moments of all tensors, on the CPU of rank 0; other ranks take part only."""
-        keys = next((tuple(state) for state in states.values() if state), ())
-        keys = next((found for found in self.ranks.gather(keys) if found), ())
+        # The names of the moments. A rank that owns no tensor learns them from another rank.
+        own_keys = next((tuple(state) for state in states.values() if state), ())
+        keys = next((found for found in self.ranks.gather(own_keys) if found), ())
         moments: dict[str, Tensor] = {}
         for key in keys:
             for name, master in masters.items():

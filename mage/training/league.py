@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from mage.agent.agent import Agent
 from mage.config.errors import UserError
 from mage.config.recipe import Recipe
-from mage.learn.trainable import Trainable, make_trainable
+from mage.learn.adapters import make_trainable
+from mage.learn.trainable import Trainable
 from mage.models.base import is_adapter, model_folder
 from mage.models.loading import load_model
 from mage.opponents.base import Opponent, find, population_of
@@ -183,7 +184,7 @@ class _Player:
         check_copy(folder, one)
         for name, value in load_file(copy_path(folder, one.update)).items():
             self.trainable.set_master(name, value)
-        self.trainable.publish()
+        self.trainable.write_to_model()
         self.engine.refresh(one.update)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from mage.config.recipe import Recipe
+from mage.learn.adapters import make_trainable
 from mage.learn.imitate.batches import make_script
 from mage.learn.imitate.warmup import Warmup, Watch, save_warm, warm_up
-from mage.learn.trainable import make_trainable
 from mage.models.base import base_folder, base_name, is_adapter, model_folder
 from mage.training.build import build_components, fit_to_gpu
 from mage.training.demonstration_pool import DemonstrationPool

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from mage.config.recipe import Recipe
 from mage.learn import checkpoint
+from mage.learn.adapters import Adapters
 from mage.learn.learner import Learner
-from mage.learn.trainable import Adapters, Trainable
+from mage.learn.trainable import Trainable
 from mage.models.adapters import save_adapters
 from mage.models.base import base_folder, base_name, is_adapter, model_folder
 from mage.models.saving import save_model

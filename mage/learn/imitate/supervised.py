@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from mage.learn.loss import choice_entropies, token_logprobs
 from mage.learn.pack.attention import attending, hidden_states
 from mage.learn.pack.packer import Packer
 from mage.learn.pack.packing import Layout, Packed
 from mage.learn.pack.tries import prepare
+from mage.learn.token_logprobs import choice_entropies, token_logprobs
 from mage.learn.trainable import Trainable
 from mage.types import Sample
 
@@ -43,7 +43,7 @@ def imitate(
             total += loss.item()
     clip_grad_norm_(trainable.masters.values(), 1.0)
     optimizer.step()
-    trainable.publish()
+    trainable.write_to_model()
     optimizer.zero_grad(set_to_none=True)
     return total
 

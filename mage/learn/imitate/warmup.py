@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
 from mage.config.warmup_options import WarmupOptions
+from mage.learn.adapters import Adapters
 from mage.learn.imitate.batches import (
     Writer,
     expert_batches,
@@ -32,7 +33,7 @@ from mage.learn.imitate.demonstrations import Demonstration
 from mage.learn.imitate.skill import Skill, blind_share, measure, uniform_entropy
 from mage.learn.imitate.supervised import imitate
 from mage.learn.pack.packer import best_layout, check_packable, short_layout
-from mage.learn.trainable import Adapters, Trainable
+from mage.learn.trainable import Trainable
 from mage.models.adapters import save_adapters
 from mage.models.base import atomic_folder
 from mage.models.saving import save_model

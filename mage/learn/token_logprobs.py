@@ -1,0 +1,169 @@
+"""What the network says about reply tokens: logprobs and entropies from hidden states.
+
+Logits are the largest tensors of a step. A GPU, and a CPU with many tokens, computes them in
+pieces, and again in the backward pass, so they are never all in memory.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from mage.learn.pack.compilation import compiled
+
+# Logits of a piece: 2**24 float32 values are 64 MB.
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+
+
+def token_logprobs(
+    hidden: Tensor,
+    head: torch.nn.Module,
+    targets: Tensor,
+    *,
+    temperature: float,
+    at_once: int | None = None,
+    entropy_learns: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Logprob of each target and the entropy of its distribution, from hidden states [T, width].
+
+    The entropy has a gradient with `entropy_learns` only.
+    """
+    bias = getattr(head, "bias", None)
+    length = max(
+        1, (at_once or LOGITS_AT_ONCE.get(hidden.device.type, 2**24)) // head.weight.shape[0]
+    )
+    if len(targets) <= length and hidden.device.type == "cpu":
+        logprobs, entropies, _ = _score_logits(head(hidden), targets, temperature, entropy_learns)
+        return logprobs, entropies
+    scored: tuple[Tensor, Tensor] = _Scored.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, bias, targets, temperature, length, entropy_learns
+    )
+    return scored
+
+
+class _Scored(torch.autograd.Function):
+    """`_score_logits` of hidden @ weight.T + bias, in pieces. Only the log-sum-exps are kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        length: int,
+        entropy_learns: bool,
+    ) -> tuple[Tensor, Tensor]:
+        score = _compiled(_score_logits, hidden.device.type)
+        pieces = [
+            score(linear(states, weight, bias), wanted, temperature)
+            for states, wanted in _pieces(length, hidden, targets)
+        ]
+        logprobs, entropies, sums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+        kept = (entropies,) if entropy_learns else ()
+        ctx.save_for_backward(hidden, weight, bias, targets, sums, *kept)
+        ctx.temperature, ctx.length = temperature, length
+        if not entropy_learns:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        grad_logprobs, grad_entropies = gradients
+        hidden, weight, bias, targets, sums, *kept = ctx.saved_tensors
+        logits_gradient = _compiled(_logits_gradient, hidden.device.type)
+        entropy_gradient = _compiled(_entropy_gradient, hidden.device.type)
+        of_entropy = [*kept, grad_entropies] if kept else []
+        grad_hidden = torch.empty_like(hidden)
+        # With LoRA the head is frozen and needs no gradient.
+        grad_weight = (
+            torch.zeros_like(weight, dtype=sums.dtype) if ctx.needs_input_grad[1] else None
+        )
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=sums.dtype)
+        start = 0
+        for states, wanted, exponents, grad_output, *entropy in _pieces(
+            ctx.length, hidden, targets, sums, grad_logprobs, *of_entropy
+        ):
+            logits = linear(states, weight, bias)
+            grad_logits = logits_gradient(logits, wanted, exponents, grad_output, ctx.temperature)
+            if kept:
+                grad_logits += entropy_gradient(logits, exponents, *entropy, ctx.temperature)
+            grad_hidden[start : start + len(states)] = grad_logits @ weight
+            if grad_weight is not None:
+                grad_weight += grad_logits.t() @ states
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0, dtype=sums.dtype)
+            start += len(states)
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(weight.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    """Logits at a temperature, in float32 at least."""
+    return (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+
+
+def _pieces(length: int, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(part.split(length) for part in rows), strict=True)
+
+
+def _score_logits(
+    logits: Tensor, targets: Tensor, temperature: float, entropy_learns: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs of the targets, entropies, and log-sum-exps, one of each per row."""
+    wide = _scaled(logits, temperature)
+    sums = wide.logsumexp(-1)
+    chosen = wide.gather(-1, targets[:, None]).squeeze(-1) - sums
+    with torch.set_grad_enabled(entropy_learns and torch.is_grad_enabled()):
+        entropies = sums - ((wide - sums[:, None]).exp() * wide).sum(-1)
+    return chosen, entropies, sums
+
+
+def _logits_gradient(
+    logits: Tensor, targets: Tensor, sums: Tensor, grad_output: Tensor, temperature: float
+) -> Tensor:
+    """Gradient of the target logprobs, weighted with the incoming gradient, for the logits."""
+    wide = _scaled(logits, temperature)
+    is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    slope = is_target.to(wide.dtype) - (wide - sums[:, None]).exp()
+    return (slope * (grad_output / temperature)[:, None]).to(logits.dtype)
+
+
+def _entropy_gradient(
+    logits: Tensor, sums: Tensor, entropies: Tensor, grad_output: Tensor, temperature: float
+) -> Tensor:
+    """Gradient of the entropies, weighted with the incoming gradient: -p (log p + H)."""
+    wide = _scaled(logits, temperature)
+    logprobs = wide - sums[:, None]
+    slope = -logprobs.exp() * (logprobs + entropies[:, None])
+    return (slope * (grad_output / temperature)[:, None]).to(logits.dtype)
+
+
+@cache
+def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Compiled on CUDA: one kernel instead of eight passes over the logits."""
+    return compiled(function, dynamic=True) if device == "cuda" else function
+
+
+def choice_entropies(
+    hidden: Tensor, head: torch.nn.Module, tokens: Tensor, *, temperature: float
+) -> Tensor:
+    """Entropy among the tokens [places, tokens] where legal moves diverge, padded with -1."""
+    real = tokens >= 0
+    logits = torch.einsum("cd,ckd->ck", hidden, head.weight[tokens.clamp(min=0)])
+    if getattr(head, "bias", None) is not None:
+        logits = logits + head.bias[tokens.clamp(min=0)]
+    wide = _scaled(logits, temperature)
+    logprobs = wide.masked_fill(~real, -1e9).log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
