@@ -179,6 +179,11 @@ class MetaEpisode:
         turns = [turn for episode in self.episodes for turn in episode.replies]
         return sum(turn.tokens for turn in turns) + sum(self.asked)
 
+    def where(self, episode: int, index: int) -> "TurnRef":
+        """The place of a turn of this meta-episode."""
+        role = f"{self.task.environment}/{self.task.seat}"
+        return TurnRef(self.group, self.member, episode, index, self.task.opponent, role)
+
 
 @dataclass(frozen=True, slots=True)
 class TurnRef:
@@ -193,6 +198,9 @@ class TurnRef:
     index: int
     opponent: str
     role: str = ""
+
+
+NOWHERE = TurnRef(0, 0, 0, 0, "")  # of a row that belongs to no turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,3 +244,10 @@ class Sample:
     choices: Choices
     kind: ReplyKind
     where: TurnRef
+
+    @classmethod
+    def to_score(
+        cls, prompt_ids: tuple[int, ...], reply_ids: tuple[int, ...], where: TurnRef = NOWHERE
+    ) -> "Sample":
+        """A row that is scored and not trained: without old logprobs, advantage and choices."""
+        return cls(prompt_ids, reply_ids, (0.0,) * len(reply_ids), 0.0, (), "play", where)

@@ -128,7 +128,7 @@ def test_the_bonus_counts_choices_and_nothing_else() -> None:
         [-1.5] * 5, replies, entropies=[4.0, 0.25, 8.0, 1.0, 3.0], choices=(0.25, 0.5), entropy=0.4
     )
     assert loss == pytest.approx(-0.4 * 0.75 / 5)
-    assert (sums.action_entropy, sums.reflection_entropy) == pytest.approx((0.75, 4.0))
+    assert (sums.action_entropy, sums.reflect_entropy) == pytest.approx((0.75, 4.0))
     assert (sums.plays, sums.reflection_tokens) == (1, 2)
 
 

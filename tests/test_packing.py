@@ -250,7 +250,7 @@ def test_duplicates_and_a_single_sample_are_only_root() -> None:
 @given(batch=batches, limit=st.integers(1, 20))
 def test_cutting_keeps_every_row_once_and_obeys_the_limit(batch: list[Sample], limit: int) -> None:
     rows = prepare(batch)
-    parts = split_tree(build_tree(rows), SplitCost(root=0, exchange=0, limit=limit))
+    parts = split_tree(build_tree(rows), SplitCost(root=0, pairs_per_token=0, limit=limit))
     assert sorted(row.offset for part in parts for row in part.rows) == [row.offset for row in rows]
     assert all(part.size <= limit or len(part.rows) == 1 for part in parts)
     for part in parts:
@@ -266,8 +266,12 @@ def test_a_tree_is_cut_where_attention_saves_more_than_the_trunk_costs() -> None
     Apart they cost 2 x 110 (e + 110), together 210 (e + 210); both are equal at e = 1990.
     """
     rows = prepare([make_sample((7,) * 10 + (branch,) * 99, (branch,)) for branch in (1, 2)])
-    assert len(split_tree(build_tree(rows), SplitCost(root=0, exchange=1980, limit=None))) == 2
-    assert len(split_tree(build_tree(rows), SplitCost(root=0, exchange=2000, limit=None))) == 1
+    assert (
+        len(split_tree(build_tree(rows), SplitCost(root=0, pairs_per_token=1980, limit=None))) == 2
+    )
+    assert (
+        len(split_tree(build_tree(rows), SplitCost(root=0, pairs_per_token=2000, limit=None))) == 1
+    )
 
 
 def test_plans_keep_micro_batches_within_their_tokens() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from mage.types import Episode, MetaEpisode, Return, TurnRef
+from mage.types import Episode, MetaEpisode, Return
 
 ReturnKind = Literal["differential", "cumulative", "single", "final", "balanced"]
 Propagation = Literal["code", "paper"]
@@ -155,14 +155,13 @@ def _episode_returns(
     """
     episode = meta.episodes[number]
     rows = list(zip(episode.turns, values, range(len(values)), strict=True))
-    role = f"{meta.task.environment}/{meta.task.seat}"
     if episode.reflection is not None:
         penalty = episode.reflection.penalty if penalties else 0.0
         rows.insert(0, (episode.reflection, start + penalty, -1))
     return [
         Return(
             turn=turn,
-            where=TurnRef(meta.group, meta.member, number, index, meta.task.opponent, role),
+            where=meta.where(number, index),
             value=value,
             episode_value=start,
             episode_reward=episode.reward,

@@ -21,7 +21,7 @@ from mage.learn.pack.packing import Packed
 from mage.learn.pack.tries import Row, prepare
 from mage.learn.trainable import Pack, Result, Score, State, Trainable, frozen_copy
 from mage.ranks.ranks import Ranks
-from mage.types import Sample, TurnRef
+from mage.types import Sample
 
 
 class FullySharded(Trainable):
@@ -116,7 +116,7 @@ def _run(network: PreTrainedModel, score: Callable[..., Any], packed: Packed) ->
 
 def _idle_rows() -> list[Row]:
     """The rows of a micro-batch without effect: one sample of two tokens."""
-    return prepare([Sample((0,), (0,), (0.0,), 0.0, (), "play", TurnRef(0, 0, 0, 0, ""))])
+    return prepare([Sample.to_score((0,), (0,))])
 
 
 def whole(value: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from mage.config.errors import UserError
 from mage.learn.pack.tries import Row, prepare
-from mage.types import Sample, TurnRef
+from mage.types import Sample
 
 _SHARED, _MORE, _REPLY = 12, 5, 4  # tokens: of both prompts, more of the second, of each reply
 _GAP, _HALF_GAP = 0.01, 0.25  # of log-probabilities, in float32 and in half precision
@@ -36,9 +36,7 @@ def check_logits(
 def _sample(number: int, vocabulary: int) -> Sample:
     prompt = range(_SHARED + _MORE * (number - 1))
     ids = [token % vocabulary for token in (*prompt, *range(number, number + _REPLY))]
-    zeros = (0.0,) * _REPLY
-    where = TurnRef(0, number, 0, 0, "")
-    return Sample(tuple(ids[:-_REPLY]), tuple(ids[-_REPLY:]), zeros, 0.0, (), "play", where)
+    return Sample.to_score(tuple(ids[:-_REPLY]), tuple(ids[-_REPLY:]))
 
 
 def _own(model: PreTrainedModel, row: Row, temperature: float) -> torch.Tensor:

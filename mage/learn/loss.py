@@ -88,7 +88,7 @@ def policy_loss(
                 "policy": policy,
                 "kl": kl,
                 "action_entropy": bonus,
-                "reflection_entropy": (scores.entropies * replies.on_reflection).sum(),
+                "reflect_entropy": (scores.entropies * replies.on_reflection).sum(),
                 "clipped": cut.sum(),
                 "approx_kl": (ratio - 1 - log_ratio).sum(),
                 "ratio": ratio.sum(),
@@ -111,7 +111,7 @@ class Sums:
     policy: float = 0.0
     kl: float = 0.0
     action_entropy: float = 0.0
-    reflection_entropy: float = 0.0
+    reflect_entropy: float = 0.0
     clipped: float = 0.0
     approx_kl: float = 0.0
     ratio: float = 0.0

@@ -22,7 +22,7 @@ from mage.run_folder.turn_files import MOST_LISTED, TurnMoves
 from mage.types import MetaEpisode, Sample, Turn, TurnRef
 
 MOST_TOKENS = 300_000  # of an update or a shard, scored from its first meta-episode on
-_AT_ONCE = 4_000_000  # tokens of prompts and moves that are held as arrays at a time
+_CHUNK_TOKENS = 4_000_000  # tokens of prompts and moves that are held as arrays at a time
 # A dense attention mask of a larger tree costs more than the prompt that the turns of an episode
 # share. The moves of one turn always share theirs.
 _TREE_TOKENS = 2048
@@ -38,7 +38,8 @@ class _Question:
     spelled: tuple[Ids, ...]
 
     @property
-    def tokens(self) -> int:
+    def unshared_tokens(self) -> int:
+        """The tokens of all moves, each with a prompt of its own."""
         return sum(len(self.prompt) + len(ids) for ids in self.spelled)
 
     @property
@@ -56,8 +57,8 @@ def move_probabilities(
     """
     questions = list(_first_questions(agent, metas))
     chances: dict[tuple[Ids, Ids], float] = {}
-    for part in _parts(questions):
-        chances |= _score(model, agent.sampling.temperature or 1.0, part, learn)
+    for chunk in _chunks(questions):
+        chances |= _score(model, agent.sampling.temperature or 1.0, chunk, learn)
     return [_answer(one, [chances[one.prompt, ids] for ids in one.spelled]) for one in questions]
 
 
@@ -69,21 +70,20 @@ def _first_questions(agent: Agent, metas: Iterable[MetaEpisode]) -> Iterator[_Qu
     room = MOST_TOKENS
     for meta in metas:
         found = [_episode_questions(agent, meta, k) for k in range(len(meta.episodes))]
-        room -= sum(map(_cost, found))
+        room -= sum(map(_episode_tokens, found))
         if room < 0:
             return
         yield from chain(*found)
 
 
-def _cost(questions: Sequence[_Question]) -> int:
+def _episode_tokens(questions: Sequence[_Question]) -> int:
     longest = max((len(one.prompt) for one in questions), default=0)
     return longest + sum(len(ids) for one in questions for ids in one.spelled)
 
 
 def _episode_questions(agent: Agent, meta: MetaEpisode, number: int) -> list[_Question]:
-    opponent = meta.task.opponent
     return [
-        _question(agent, turn, TurnRef(meta.group, meta.member, number, index, opponent))
+        _question(agent, turn, meta.where(number, index))
         for index, turn in enumerate(meta.episodes[number].turns)
         if turn.legal_moves and not turn.overflow
     ]
@@ -94,17 +94,17 @@ def _question(agent: Agent, turn: Turn, where: TurnRef) -> _Question:
     return _Question(where, turn.prompt_ids + before, turn.legal_moves, spelled)
 
 
-def _parts(questions: Iterable[_Question]) -> Iterator[list[_Question]]:
-    part: list[_Question] = []
+def _chunks(questions: Iterable[_Question]) -> Iterator[list[_Question]]:
+    chunk: list[_Question] = []
     size = 0
     for one in questions:
-        part.append(one)
-        size += one.tokens
-        if size > _AT_ONCE:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+        chunk.append(one)
+        size += one.unshared_tokens
+        if size > _CHUNK_TOKENS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _score(
@@ -112,10 +112,7 @@ def _score(
 ) -> dict[tuple[Ids, Ids], float]:
     """The probability of every different pair of prompt and move."""
     pairs = {(one.prompt, ids): one.where for one in questions for ids in one.spelled}
-    samples = [
-        Sample(prompt, ids, (0.0,) * len(ids), 0.0, (), "play", where)
-        for (prompt, ids), where in pairs.items()
-    ]
+    samples = [Sample.to_score(prompt, ids, where) for (prompt, ids), where in pairs.items()]
     logprobs = reply_logprobs(
         model,
         samples,

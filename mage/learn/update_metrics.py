@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mage.config.sections import LearnOptions
 from mage.learn.loss import Sums
@@ -59,16 +60,15 @@ def measure_update(
     entropy: float,
 ) -> Metrics:
     """The metrics of the steps that were made from the rows of all ranks."""
-    own = (steps[0].sums, sum((step.sums for step in steps), Sums()), *_sizes(rows, steps, options))
-    first, total, samples, replies, computed, in_rows = (
-        sum(parts[1:], parts[0]) for parts in zip(*ranks.gather(own), strict=True)
-    )
+    shares = ranks.gather(_measure_rank(rows, steps, options))
+    first = sum((share.first for share in shares), Sums())
+    total = sum((share.total for share in shares), Sums())
     norms = [step.norm for step in steps if step.made]
     return Metrics(
         policy_loss=total.policy / total.tokens,
         kl=total.kl / total.tokens if options.kl else None,
         action_entropy=total.action_entropy / max(1.0, total.plays),
-        reflect_entropy=total.reflection_entropy / max(1.0, total.reflection_tokens),
+        reflect_entropy=total.reflect_entropy / max(1.0, total.reflection_tokens),
         clip_fraction=total.clipped / total.tokens,
         approx_kl=total.approx_kl / total.tokens,
         ratio_mean=total.ratio / total.tokens,
@@ -79,17 +79,30 @@ def measure_update(
         entropy_coefficient=entropy,
         steps=len(steps),
         skipped_steps=len(steps) - len(norms),
-        samples=samples,
-        reply_tokens=replies,
-        computed_tokens=computed,
-        row_tokens=in_rows,
+        samples=sum(share.samples for share in shares),
+        reply_tokens=sum(share.reply_tokens for share in shares),
+        computed_tokens=sum(share.computed_tokens for share in shares),
+        row_tokens=sum(share.row_tokens for share in shares),
     )
 
 
-def _sizes(
-    rows: Sequence[Row], steps: Sequence[Step], options: LearnOptions
-) -> tuple[int, int, int, int]:
-    """Samples, reply tokens, computed tokens, and tokens without packing, of this rank."""
-    replies = sum(len(row.sample.reply_ids) for row in rows)
-    computed = sum(step.computed for step in steps)
-    return len(rows), replies, computed, sum(len(row.ids) for row in rows) * options.epochs
+class _Share(NamedTuple):
+    """What one rank adds to the metrics: the sums of its first step and of all, and numbers."""
+
+    first: Sums
+    total: Sums
+    samples: int
+    reply_tokens: int
+    computed_tokens: int
+    row_tokens: int
+
+
+def _measure_rank(rows: Sequence[Row], steps: Sequence[Step], options: LearnOptions) -> _Share:
+    return _Share(
+        first=steps[0].sums,
+        total=sum((step.sums for step in steps), Sums()),
+        samples=len(rows),
+        reply_tokens=sum(len(row.sample.reply_ids) for row in rows),
+        computed_tokens=sum(step.computed for step in steps),
+        row_tokens=sum(len(row.ids) for row in rows) * options.epochs,
+    )

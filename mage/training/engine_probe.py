@@ -23,12 +23,11 @@ from transformers import PreTrainedModel
 from mage.config.errors import UserError
 from mage.engines.base import Engine, run
 from mage.learn.imitate.supervised import reply_logprobs
-from mage.types import Completion, Request, Sample, TurnRef
+from mage.types import Completion, Request, Sample
 
 Ids = tuple[int, ...]
 _PROMPT = 64  # the last tokens of a prompt: enough for a reply that training moves
 _REPLY = 8
-_WHERE = TurnRef(0, 0, 0, 0, "")
 
 
 class Limits(NamedTuple):
@@ -92,7 +91,7 @@ class EngineProbe:
 
     def _score(self, request: Request, ids: Ids) -> float:
         """The learner's logprob of a reply. Plain rows need no compilation."""
-        sample = Sample(request.prompt_ids, ids, (0.0,) * len(ids), 0.0, (), "play", _WHERE)
+        sample = Sample.to_score(request.prompt_ids, ids)
         with torch.no_grad():
             (score,) = reply_logprobs(
                 self.model, [sample], temperature=self.temperature, layout="rows"

@@ -26,7 +26,7 @@ from mage.learn.imitate.supervised import reply_logprobs
 from mage.memory.base import Entry
 from mage.opponents.base import find
 from mage.play import PlaySetup
-from mage.types import Sample, TurnRef
+from mage.types import Sample
 
 MAX_LINES, MAX_RECORDS = 200, 20_000
 _NEGLIGIBLE = 1e-7  # records that are less likely are not followed further
@@ -290,7 +290,9 @@ class _Table:
         """The probability of each legal move in each situation, given that the move is legal."""
         agent, learn = self.setup.agent, self.learn
         samples = [
-            _sample(ids, agent.action_reply(word)) for ids, legal in prompts for word in legal
+            Sample.to_score(ids, agent.action_reply(word))
+            for ids, legal in prompts
+            for word in legal
         ]
         temperature = self.setup.agent.sampling.temperature
         spoken = iter(
@@ -316,10 +318,6 @@ class _Table:
 def _situation(line: Line, made: int) -> Situation:
     """The agent's decisions so far and its present observation, without its next move."""
     return (*line.decisions[:made], line.decisions[made]._replace(word=""))
-
-
-def _sample(prompt: Ids, reply: Ids) -> Sample:
-    return Sample(prompt, reply, (0.0,) * len(reply), 0.0, (), "play", TurnRef(0, 0, 0, 0, ""))
 
 
 def _likely(line: Line, opponent: str, seat: int) -> float:

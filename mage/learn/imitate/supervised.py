@@ -101,4 +101,5 @@ def _logprobs(model: PreTrainedModel, hidden: Tensor, packed: Packed, temperatur
 def _packer(
     model: PreTrainedModel, layout: Layout, micro_tokens: int, tree_tokens: int = TREE_TOKENS
 ) -> Packer:
+    """The packer of a layout. A trie ignores `tree_tokens`: it is split where that saves time."""
     return Packer(model, layout, micro_tokens, None if layout == "trie" else tree_tokens)

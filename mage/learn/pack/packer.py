@@ -12,7 +12,7 @@ from mage.config.sections import LearnOptions
 from mage.learn.pack.layers import line_length
 from mage.learn.pack.packing import Layout, Packed, pack_forest, pack_rows, pack_trie
 from mage.learn.pack.plans import plan_forests, plan_rows, plan_tries
-from mage.learn.pack.tries import TRIE_EXCHANGE, Row
+from mage.learn.pack.tries import TRIE_PAIRS_PER_TOKEN, Row
 from mage.models.architecture import fixed_length
 
 
@@ -34,10 +34,10 @@ class Packer:
         check_lengths(self.model, rows, self.layout)
         if self.layout == "trie":
             pad = partial(line_length, micro_tokens=self.micro_tokens, device=self.model.device)
-            tries = plan_tries(rows, **sizes, exchange=trie_exchange_rate(self.model))
+            tries = plan_tries(rows, **sizes, pairs_per_token=trie_pairs_per_token(self.model))
             return (pack_trie(batch, **where, pad=pad) for batch in tries)
         if self.layout == "forest":
-            forests = plan_forests(rows, **sizes, exchange=exchange_rate(self.model))
+            forests = plan_forests(rows, **sizes, pairs_per_token=pairs_per_token(self.model))
             return (pack_forest(batch, **where) for batch in forests)
         lines = plan_rows(rows, micro_tokens=self.micro_tokens)
         return (pack_rows(batch, **where) for batch in lines)
@@ -66,9 +66,10 @@ def check_packable(model: PreTrainedModel) -> None:
 
 
 def check_lengths(model: PreTrainedModel, rows: Sequence[Row], layout: Layout) -> None:
-    """Raise if a row is longer than the model's window, or than its positions stay the same.
+    """Raise if a row is longer than the window of the model's attention or its fixed positions.
 
-    A window matters to packed rows of a model that names no kinds of layers.
+    The window is checked for packed rows of a model that does not list the kinds of its layers;
+    `check_packable` checks the others. Some models encode the positions of longer texts otherwise.
     """
     config, name = model.config, type(model).__name__
     longest = max((len(row.ids) for row in rows), default=0)
@@ -87,7 +88,7 @@ def check_lengths(model: PreTrainedModel, rows: Sequence[Row], layout: Layout) -
         )
 
 
-def exchange_rate(model: PreTrainedModel) -> float:
+def pairs_per_token(model: PreTrainedModel) -> float:
     """Number of query-key pairs that cost as much as one token outside attention.
 
     6 operations per weight and token, 14 per pair and channel (two products forward, five
@@ -100,7 +101,7 @@ def exchange_rate(model: PreTrainedModel) -> float:
     return 2 * 6 * weights / (14 * config.num_hidden_layers * config.num_attention_heads * head)
 
 
-def trie_exchange_rate(model: PreTrainedModel) -> float:
+def trie_pairs_per_token(model: PreTrainedModel) -> float:
     """The same for a trie with FlexAttention on a GPU, from the weights of one layer.
 
     With 3.5 M weights a layer (SmolLM2-135M) trees of about 2,048 tokens with a common prefix of
@@ -108,4 +109,4 @@ def trie_exchange_rate(model: PreTrainedModel) -> float:
     the weights; the time of the longest sum over queries does not.
     """
     layers = model.get_decoder().layers
-    return TRIE_EXCHANGE * sum(value.numel() for value in layers[0].parameters()) / 3.54e6
+    return TRIE_PAIRS_PER_TOKEN * sum(value.numel() for value in layers[0].parameters()) / 3.54e6

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from mage.learn.pack.tries import (
-    EXCHANGE,
-    TRIE_EXCHANGE,
+    PAIRS_PER_TOKEN,
+    TRIE_PAIRS_PER_TOKEN,
     Row,
     SplitCost,
     Tree,
@@ -23,7 +23,7 @@ def plan_forests(
     *,
     micro_tokens: int,
     tree_tokens: int | None = None,
-    exchange: float = EXCHANGE,
+    pairs_per_token: float = PAIRS_PER_TOKEN,
 ) -> list[list[Tree]]:
     """Micro-batches of trees of similar size, each of about `micro_tokens` tokens with padding.
 
@@ -32,7 +32,7 @@ def plan_forests(
     if not rows:
         return []
     root = common(min(rows, key=attrgetter("key")), max(rows, key=attrgetter("key")))
-    split_cost = SplitCost(root, exchange, tree_tokens)
+    split_cost = SplitCost(root, pairs_per_token, tree_tokens)
     trees = [tree for group in _groups(rows) for tree in split_tree(build_tree(group), split_cost)]
     batches: list[list[Tree]] = []
     places = 0  # left in the last micro-batch, whose first tree is the widest
@@ -50,16 +50,16 @@ def plan_tries(
     *,
     micro_tokens: int,
     tree_tokens: int | None = None,
-    exchange: float = TRIE_EXCHANGE,
+    pairs_per_token: float = TRIE_PAIRS_PER_TOKEN,
 ) -> list[list[Tree]]:
     """Micro-batches of at most `micro_tokens` tokens, made of trees of one group each.
 
     In the backward pass a key sums over all its queries in sequence, so the first keys of a large
     tree delay the whole kernel. A tree is split where that costs more than the repeated prefix
-    (`exchange`, see `packer.trie_exchange_rate`), or where it exceeds `tree_tokens` if given.
+    (see `packer.trie_pairs_per_token`), or where it exceeds `tree_tokens` if given.
     """
     limit = None if tree_tokens is None else min(tree_tokens, micro_tokens)
-    split_cost = SplitCost(0, exchange, limit, most=micro_tokens)
+    split_cost = SplitCost(0, pairs_per_token, limit, most=micro_tokens)
     trees = [
         tree
         for group in _groups(rows)

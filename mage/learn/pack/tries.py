@@ -15,14 +15,17 @@ from mage.config.errors import UserError
 from mage.types import Sample
 
 # Query-key pairs that cost as much as one token outside attention, for a small model
-# (see `packer.exchange_rate`).
-EXCHANGE = 660.0
-TRIE_EXCHANGE = 8192.0  # the same for a trie with FlexAttention (`trie_exchange_rate`)
+# (see `packer.pairs_per_token`).
+PAIRS_PER_TOKEN = 660.0
+TRIE_PAIRS_PER_TOKEN = 8192.0  # with FlexAttention (`packer.trie_pairs_per_token`)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A sample as an array. `key` sorts like the ids; `offset` indexes its first reply token."""
+    """A sample as an array. `offset` indexes its first reply token.
+
+    `key` holds the ids as big-endian bytes, so that bytes compare like the ids.
+    """
 
     sample: Sample
     ids: np.ndarray
@@ -92,6 +95,12 @@ def _deepest_first(rows: list[Row], shared: list[int]) -> tuple[list[Row], list[
     """The same trie with the deepest branch first at every fork.
 
     A trunk with many short branches is then contiguous, and most mask blocks are full or empty.
+    The rows 1 2, 1 3 and 1 4 5 fork after their first token; the longest comes first.
+
+    >>> samples = [Sample.to_score((1,), reply) for reply in ((2,), (3,), (4, 5))]
+    >>> rows, shared = _deepest_first(prepare(samples), [0, 1, 1])
+    >>> [row.sample.reply_ids for row in rows], shared
+    ([(4, 5), (2,), (3,)], [0, 1, 1])
     """
     if len(rows) < 2:
         return rows, shared
@@ -115,18 +124,19 @@ class SplitCost:
     """Decides when a trie is computed in parts.
 
     With `limit`: if it is larger. Without: if attention saves more than the repeated trunks cost,
-    where one token costs as much as `exchange` query-key pairs. A tree larger than `most` is
+    where one token costs as much as `pairs_per_token` query-key pairs. A tree larger than `most` is
     always split.
     """
 
     root: int
-    exchange: float
+    pairs_per_token: float
     limit: int | None
     most: int | None = None
 
     def price(self, tree: Tree) -> float:
+        """The cost of a tree, in query-key pairs."""
         own = tree.size - self.root
-        return own * (self.exchange + self.root + own)
+        return own * (self.pairs_per_token + self.root + own)
 
     def better_apart(self, tree: Tree, parts: Sequence[Tree]) -> bool:
         if self.most is not None and tree.size > self.most:
