@@ -17,7 +17,7 @@ from mage.engines.base import ScriptedEngine, run
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.rows import task_row
-from mage.learn.imitate.demonstrations import write_demonstrations
+from mage.learn.imitate.scripted import write_demonstrations
 from mage.memory.amem import AMem
 from mage.memory.base import Memory
 from mage.memory.notes import Notes

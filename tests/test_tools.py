@@ -18,7 +18,7 @@ from mage.credit.advantages.grpo import estimate
 from mage.credit.returns import compute_returns
 from mage.credit.samples import make_samples
 from mage.environments.base import SingleAgentEnvironment, State, check
-from mage.learn.imitate.demonstrations import Script, write_demonstrations
+from mage.learn.imitate.scripted import Script, write_demonstrations
 from mage.memory.notes import Notes
 from mage.play import PlaySetup, play_groups
 from mage.report.transcripts import describe

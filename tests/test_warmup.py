@@ -30,12 +30,8 @@ from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.learn.imitate import skill, warmup
-from mage.learn.imitate.demonstrations import (
-    Demonstration,
-    facts_of,
-    factual_note,
-    write_demonstrations,
-)
+from mage.learn.imitate.demonstrations import Demonstration
+from mage.learn.imitate.scripted import facts_of, factual_note, write_demonstrations
 from mage.learn.imitate.supervised import action_entropy, imitate
 from mage.learn.imitate.warmup import Warmup, lr_at, warm_up
 from mage.learn.trainable import AllWeights

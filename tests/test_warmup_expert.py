@@ -19,12 +19,9 @@ from mage.environments.sokoban import Sokoban
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.environments.webshop import WebShop
 from mage.learn.imitate.batches import expert_batches, held_out, own_batches, write_chunks
-from mage.learn.imitate.demonstrations import (
-    Demonstration,
-    Script,
-    label_play,
-    write_demonstrations,
-)
+from mage.learn.imitate.demonstrations import Demonstration
+from mage.learn.imitate.labelled import label_play
+from mage.learn.imitate.scripted import Script, write_demonstrations
 from mage.memory.notes import Notes
 from mage.models.base import base_folder
 from mage.play import PlaySetup

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from mage.agent.chat import Chat
 from mage.agent.messages import MessageChat
 from mage.config.recipe import Recipe
-from mage.learn.imitate.demonstrations import Demonstration, Script, write_demonstrations
+from mage.learn.imitate.demonstrations import Demonstration
+from mage.learn.imitate.scripted import Script, write_demonstrations
 from mage.models.base import base_folder
 from mage.training.context import scripted_setup
 from mage.training.tasks import draw_tasks

@@ -113,7 +113,7 @@ def _move(partial: Path, target: Path) -> None:
 
 
 def load(path: Path, weights_only: bool = False) -> Checkpoint:
-    """Verify and read a checkpoint; ValueError names the broken file.
+    """Verify and read a checkpoint; a UserError names the broken file.
 
     `weights_only` is enough to play: the state of the optimizer may be absent.
     """

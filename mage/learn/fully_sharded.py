@@ -52,11 +52,13 @@ class FullySharded(Trainable):
         """Add the gradient. FSDP takes the mean over the ranks; the gradient is a sum."""
         (loss * self.ranks.size).backward()  # type: ignore[no-untyped-call]
 
+    # FSDP adds the gradients of a micro-batch and sums them over the ranks in the backward pass.
+
     def add_gradient(self) -> None:
-        """The backward pass has already summed the gradients over the ranks."""
+        """Nothing is left to do."""
 
     def sum_gradients(self, ranks: Ranks) -> None:
-        """The backward pass has already summed the gradients over the ranks."""
+        """Nothing is left to do."""
 
     @torch.no_grad()
     def write_to_model(self) -> None:

@@ -111,8 +111,11 @@ class Learner:
         """The rows of each optimizer step of an epoch. All workers get the same number of steps."""
         limit = self.options.minibatch_rows
         parts = ceil(self.ranks.total(len(rows)) / limit) if limit else self.options.minibatches
+        # Ranks that play whole groups divide their own rows, each for itself.
         sharing = self.ranks if self.ranks.deals_members else Ranks()
-        return (cut_by_rows if limit else split_by_unit)(rows, parts, seed, sharing)
+        if limit:
+            return cut_by_rows(rows, parts, seed, sharing)
+        return split_by_unit(rows, parts, seed, sharing)
 
     def accumulate(
         self, rows: Sequence[Row], *, entropy: float, reference: torch.Tensor | None = None

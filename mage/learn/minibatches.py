@@ -1,8 +1,10 @@
-"""The rows of each optimizer step of an epoch. They do not depend on the number of ranks.
+"""The rows of each optimizer step of an epoch.
 
-Every rank holds the rows of its meta-episodes. The ranks tell each other how many rows each
-meta-episode has; from that, every rank computes the mini-batches of one process and takes its own
-rows of each. Meta-episodes are shuffled as a whole, because their rows share most of their prompts.
+If the members of groups are dealt to the ranks (run.deal = "members"), the mini-batches do not
+depend on the number of ranks: the ranks tell each other how many rows each meta-episode has; from
+that, every rank computes the mini-batches of one process and takes its own rows of each. Otherwise
+(run.deal = "groups") every rank divides its own rows. Meta-episodes are shuffled as a whole,
+because their rows share most of their prompts.
 """
 
 import random

@@ -153,6 +153,12 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
+def adapter_folder(recipe: Recipe) -> Path | None:
+    """The folder of a recipe's starting weights, if they are adapters."""
+    folder = model_folder(recipe)
+    return folder if is_adapter(folder) else None
+
+
 def base_of(folder: Path, *, download: bool = True) -> Path:
     """The folder of the whole model: this folder, or the base model of its adapters."""
     if not is_adapter(folder):

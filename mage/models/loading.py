@@ -1,5 +1,6 @@
 """Loading a transformers checkpoint for play and training."""
 
+import gc
 import warnings
 from pathlib import Path
 
@@ -87,3 +88,10 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 on CUDA and float32 elsewhere."""
     return _DTYPES.get(name) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+def free_memory() -> None:
+    """Free the memory of models that are no longer used, on the GPU too."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Groups of meta-episodes, played concurrently on one rank.
+"""Groups of meta-episodes, played concurrently on one rank. In names _P is a group, _G a member.
 
 All members of all groups are played at once. A memory that is kept from task to task needs an
 order: groups 0..k-1 are played first, then k..2k-1, and so on, each wave with the memory that the
@@ -37,7 +37,8 @@ def play_groups(
     """Play all members of all groups; `tasks_PG[p][g]` is the task of member g of group p.
 
     All members of a group have the same task, unless groups are mixed. A rank that plays a part of
-    the groups gives their `numbers`, because seeds depend on them.
+    the groups gives their `numbers`, because seeds depend on them. `choose` and `gather` come from
+    the ranks: which members this one plays, and one item of every rank.
     """
     groups = dict(zip(numbers or range(len(tasks_PG)), tasks_PG, strict=True))
     metas: list[MetaEpisode] = []

@@ -17,7 +17,7 @@ from mage.config.errors import ConfigError
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.engines.base import ScriptedEngine
-from mage.learn.imitate.demonstrations import Script, play_scripted
+from mage.learn.imitate.scripted import Script, play_scripted
 from mage.play import PlaySetup, in_order, keep_entries
 from mage.seeds import derive
 from mage.types import Task

@@ -15,7 +15,8 @@ from mage.agent.chat import Chat
 from mage.config.recipe import Recipe
 from mage.engines.base import ScriptedEngine
 from mage.learn.imitate.batches import Chunk
-from mage.learn.imitate.demonstrations import Demonstration, Script, write_demonstrations
+from mage.learn.imitate.demonstrations import Demonstration
+from mage.learn.imitate.scripted import Script, write_demonstrations
 from mage.models.base import base_folder
 from mage.play import PlaySetup
 from mage.ranks import processes as child_processes

@@ -20,7 +20,7 @@ from mage.config.errors import UserError
 from mage.config.recipe import Recipe
 from mage.learn.adapters import make_trainable
 from mage.learn.trainable import Trainable
-from mage.models.base import is_adapter, model_folder
+from mage.models.base import adapter_folder, model_folder
 from mage.models.loading import load_model
 from mage.opponents.base import Opponent, find, population_of
 from mage.ranks.ranks import Ranks
@@ -31,12 +31,12 @@ from mage.training.build import Components
 from mage.types import MetaEpisode, Task
 
 FOLDER = "league"  # in a run folder
-_MEMORY = 0.5  # weight of the newest update in the mean score against a copy
+_NEWEST_WEIGHT = 0.5  # weight of the newest update in the mean score against a copy
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A frozen copy. `score` is the agent's mean score against it, recent updates first."""
+    """A frozen copy. `score` is the agent's mean score against it; new updates weigh more."""
 
     update: int
     sha256: str
@@ -71,7 +71,7 @@ class LeagueTable:
 
     def __init__(self, name: str, folder: Path, components: Components) -> None:
         self.name, self.folder, self.components = name, folder, components
-        self.options: Any = find(name)  # a League: menu items are known by name only
+        self.league: Any = find(name)  # a League: menu items are known by name only
         self.copies: list[Copy] = []
         self.players: list[_Player] = []  # made when copies play for the first time
 
@@ -79,7 +79,7 @@ class LeagueTable:
 
     def grow(self, update: int, trainable: Trainable, ranks: Ranks) -> None:
         """Take a copy of the agent if one is due after this update."""
-        if update % self.options.every or any(one.update == update for one in self.copies):
+        if update % self.league.every or any(one.update == update for one in self.copies):
             return
         if ranks.is_main:
             self._write(update, trainable)
@@ -106,13 +106,9 @@ class LeagueTable:
     ) -> tuple[list[list[Task]], dict[str, Opponent]]:
         """Tasks with copies in place of the league, and the players of these copies."""
         rng = random.Random(derive(seed, "league"))
-        drawn = draw_copies(self.copies, self.options.hardness, self.options.at_once, rng)
-        names = [self.options.copy_name(one.update) for one in drawn]
-        while len(self.players) < len(drawn):
-            self.players.append(_Player(self.options, self.components))
-        for player, one in zip(self.players, drawn, strict=False):
-            player.load(self.folder, one)
-        rivals = {name: player.opponent for name, player in zip(names, self.players, strict=False)}
+        drawn = draw_copies(self.copies, self.league.hardness, self.league.at_once, rng)
+        names = [self.league.copy_name(one.update) for one in drawn]
+        rivals = dict(zip(names, self._seat(drawn), strict=True))
         dealt = [
             [
                 replace(task, opponent=names[group % len(names)])
@@ -124,13 +120,22 @@ class LeagueTable:
         ]
         return dealt, rivals
 
+    def _seat(self, drawn: Sequence[Copy]) -> list[Opponent]:
+        """Load the copies into players, one each; missing players are made."""
+        while len(self.players) < len(drawn):
+            self.players.append(_Player(self.league, self.components))
+        seated = self.players[: len(drawn)]
+        for player, one in zip(seated, drawn, strict=True):
+            player.load(self.folder, one)
+        return [player.opponent for player in seated]
+
     def learn_scores(self, metas: Sequence[MetaEpisode], ranks: Ranks) -> None:
         """Update the mean scores against the copies that have just played."""
         shares = ranks.gather(_sums(metas))
         self.copies = [
             self._with_score(one, [share[name] for share in shares if name in share])
             for one in self.copies
-            for name in [self.options.copy_name(one.update)]
+            for name in [self.league.copy_name(one.update)]
         ]
 
     def _with_score(self, one: Copy, sums: Sequence[tuple[float, int]]) -> Copy:
@@ -138,7 +143,7 @@ class LeagueTable:
         if not games:
             return one
         score = math.fsum(total for total, _ in sums) / games
-        weight = 1.0 if one.met == 0 else _MEMORY
+        weight = 1.0 if one.met == 0 else _NEWEST_WEIGHT
         return replace(one, score=one.score + weight * (score - one.score), met=one.met + 1)
 
     def figures(self) -> dict[str, float]:
@@ -167,17 +172,18 @@ class LeagueTable:
 class _Player:
     """A second set of weights with its own engine."""
 
-    def __init__(self, options: Any, components: Components) -> None:
+    def __init__(self, league: Any, components: Components) -> None:
         recipe = components.recipe
         source = model_folder(recipe)  # adapters need the weights of the start
         self.model = load_model(source, recipe.model.dtype, recipe.run.device)
-        start = source if is_adapter(source) else None
         learn = recipe.learn.model_copy(update={"kl": 0.0})
-        self.trainable = make_trainable(self.model, learn, seed=recipe.run.seed, start=start)
+        self.trainable = make_trainable(
+            self.model, learn, seed=recipe.run.seed, start=adapter_folder(recipe)
+        )
         self.engine = recipe.engine()(self.model, components.chat)
         agent: Agent = replace(components.agent(evaluating=False), engine=self.engine)
         episodes = recipe.play.episodes if recipe.play.numbered else 1
-        self.opponent: Opponent = options.freeze(agent, recipe.environment(), episodes)
+        self.opponent: Opponent = league.freeze(agent, recipe.environment(), episodes)
 
     def load(self, folder: Path, one: Copy) -> None:
         """Take the weights of a copy."""

@@ -11,7 +11,8 @@ import torch
 
 from mage.types import Credit, MetaEpisode
 
-MetricSums = dict[str, tuple[float, float]]  # name -> sum and count
+# Name -> sum and count. A metric with the count 0 is a total and not a mean.
+MetricSums = dict[str, tuple[float, float]]
 
 
 def play_sums(

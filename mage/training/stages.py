@@ -7,14 +7,12 @@
 So a stage is saved, stopped, resumed and checked as any other run.
 """
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from mage.config.recipe import Recipe
 from mage.models.base import atomic_folder
+from mage.models.loading import free_memory
 from mage.ranks.ranks import Ranks
 from mage.run_folder import RunFolder
 from mage.run_folder.files import write_checksums
@@ -50,6 +48,4 @@ def _begin(path: Path, recipe: Recipe, before: Path | None, say: Say) -> None:
         save_weights(loaded, source.recipe, partial)
         write_checksums(partial)
     del loaded
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_memory()

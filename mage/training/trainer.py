@@ -17,7 +17,7 @@ from mage.evaluation.figures import Evaluation
 from mage.learn import checkpoint
 from mage.learn.learner import Learner
 from mage.memory.base import Memory
-from mage.models.base import is_adapter, model_folder
+from mage.models.base import adapter_folder
 from mage.opponents.base import Opponent
 from mage.play import play_groups
 from mage.ranks.dealing import (
@@ -71,7 +71,6 @@ class Trainer:
         self.recipe = fit_to_gpu(recipe_of_rank(folder.begun_recipe(), ranks), ranks.size)
         ranks.deals_members = ranks.size > 1 and self.recipe.run.deal == "members"
         self.components = build_components(self.recipe)
-        source = model_folder(self.recipe)
         self.learner = Learner(
             self.components.weights(),
             self.recipe.learn,
@@ -79,7 +78,7 @@ class Trainer:
             temperature=self.recipe.agent.temperature,
             total_updates=self.recipe.run.updates,
             ranks=ranks,
-            start=source if is_adapter(source) else None,
+            start=adapter_folder(self.recipe),
         )
         self.probe = EngineProbe(
             self.components.engine, self.learner.module, self.recipe.agent.temperature

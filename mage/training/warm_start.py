@@ -1,26 +1,25 @@
-"""The warm-up of a recipe: teach the model the answer format on scripted play. Loads torch.
+"""The warm-up of a recipe: its model learns from scripted play, and from its own if asked for.
 
 The result is a model folder (or adapters) that training starts from.
 """
 
-import gc
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-
-import torch
 
 from mage.config.recipe import Recipe
 from mage.learn.adapters import make_trainable
 from mage.learn.imitate.batches import make_script
 from mage.learn.imitate.warmup import Warmup, Watch, save_warm, warm_up
-from mage.models.base import base_folder, base_name, is_adapter, model_folder
+from mage.models.base import adapter_folder, base_folder, base_name, model_folder
+from mage.models.loading import free_memory
 from mage.training.build import build_components, fit_to_gpu
 from mage.training.demonstration_pool import DemonstrationPool
 from mage.training.tasks import draw_tasks
 from mage.types import Task
 
-_OWN_PLAY = 1_000_000  # first (negative) update number of the tasks that the model plays itself
+# Tasks of a warm-up have negative update numbers: scripted play from -1 down, own play from here.
+_OWN_PLAY = 1_000_000
 
 
 def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
@@ -31,9 +30,7 @@ def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
     try:
         return _make_warm_start(recipe, target, watch)
     finally:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
 
 
 def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
@@ -49,7 +46,7 @@ def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
         model,
         recipe.learn.model_copy(update={"kl": 0.0}),
         seed=seed,
-        start=source if is_adapter(source) else None,
+        start=adapter_folder(recipe),
     )
     with DemonstrationPool(recipe, make_script(recipe.warmup)) as pool:
         found = warm_up(

@@ -10,7 +10,7 @@ from mage.learn.adapters import Adapters
 from mage.learn.learner import Learner
 from mage.learn.trainable import Trainable
 from mage.models.adapters import save_adapters
-from mage.models.base import base_folder, base_name, is_adapter, model_folder
+from mage.models.base import adapter_folder, base_folder, base_name, model_folder
 from mage.models.saving import save_model
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components, fit_to_gpu
@@ -33,12 +33,11 @@ def load_weights(folder: RunFolder, recipe: Recipe, which: str, say: Say) -> Loa
     path = _find_checkpoint(folder, which)
     recipe = fit_to_gpu(RunFolder(folder.path, recipe).begun_recipe(), 1, "checkpoint")
     components = build_components(recipe)
-    source = model_folder(recipe)
     learner = Learner(
         components.weights(),
         recipe.learn.model_copy(update={"kl": 0.0}),
         seed=recipe.run.seed,
-        start=source if is_adapter(source) else None,
+        start=adapter_folder(recipe),
     )
     loaded = learner.load(path, weights_only=True)
     check_base(loaded.state, recipe, folder.path)

@@ -2,7 +2,7 @@
 
 `episode_advantage` compares an episode with the same episode of the other members, `step_advantage`
 a turn with the turns of the other members that have the same anchor. `published.py` does the same
-as the published code of MAGE, which differs in eight points (docs/credit.md).
+as the published code of MAGE; docs/credit.md lists the differences.
 """
 
 from collections.abc import Sequence

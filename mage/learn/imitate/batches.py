@@ -1,5 +1,6 @@
 """Streams of batches for the warm-up, and the held-out situations that measure it.
 
+The tasks are an endless iterator, and so are the batches of expert play and of own play.
 A BLOCK is a list of turns that stay together when blocks are shuffled. The turns of an episode form
 a block: they share their prompt, so a batch of whole episodes has fewer tokens to compute.
 """
@@ -10,17 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mage.config.errors import UserError
 from mage.config.warmup_options import WarmupOptions
-from mage.learn.imitate.demonstrations import (
-    Demonstration,
-    Script,
-    label_play,
-    write_demonstrations,
-)
+from mage.learn.imitate.demonstrations import Demonstration
+from mage.learn.imitate.labelled import label_play
+from mage.learn.imitate.scripted import Script, write_demonstrations
 from mage.play import PlaySetup
 from mage.seeds import derive
 from mage.types import Task
 
-_AT_ONCE = 8  # tasks of scripted play; small, because the last batch may exceed the need
+_TASKS_AT_ONCE = 8  # of scripted play; small, because the last batch may exceed the need
 _EMPTY_ROUNDS = 20  # of own play in a row without a situation to teach, before an error
 _WINDOW = 16  # batches of expert play that are shuffled together
 
@@ -47,7 +45,7 @@ def held_out(
     }
     found: dict[str, list[Demonstration]] = {"play": [], "reflect": [], "call": []}
     while any(len(found[kind]) < count for kind, count in wanted.items()):
-        seed = derive(seed)
+        seed = derive(seed)  # every round has a seed of its own, and the last one draws the sample
         for demonstration in _write_some(setup, tasks, seed, script):
             found[demonstration.kind].append(demonstration)
     rng = random.Random(seed)
@@ -88,7 +86,7 @@ def expert_batches(
     Episodes are shuffled within a window of batches.
     """
     chunks = (
-        (list(itertools.islice(tasks, _AT_ONCE)), derive(seed, number))
+        (list(itertools.islice(tasks, _TASKS_AT_ONCE)), derive(seed, number))
         for number in itertools.count()
     )
     written = write(chunks)
@@ -117,7 +115,7 @@ def own_batches(
     taught = {"repeat_wins": options.repeat_wins, "after_loss": options.own_labels != "all"}
     for number in itertools.count():
         engine.refresh(engine.policy_version + 1)  # the weights have changed
-        some = list(itertools.islice(tasks, max(engine.capacity or 0, _AT_ONCE)))
+        some = list(itertools.islice(tasks, max(engine.capacity or 0, _TASKS_AT_ONCE)))
         played = label_play(setup, some, derive(seed, number), **taught)
         engine.release()
         empty_rounds = 0 if played else empty_rounds + 1
@@ -146,7 +144,7 @@ def _write_some(
     setup: PlaySetup, tasks: Iterator[Task], seed: int, script: Script
 ) -> list[Demonstration]:
     """Scripted play of the next few tasks; raises if the script cannot play this environment."""
-    some = list(itertools.islice(tasks, _AT_ONCE))
+    some = list(itertools.islice(tasks, _TASKS_AT_ONCE))
     written = write_demonstrations(setup, some, seed, script)
     if not any(demonstration.kind == "play" for demonstration in written):
         raise UserError(

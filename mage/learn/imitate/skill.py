@@ -17,7 +17,8 @@ from mage.agent.styles import style_of
 from mage.config.sections import LearnOptions
 from mage.engines.base import run
 from mage.environments.base import named
-from mage.learn.imitate.demonstrations import Demonstration, facts_of
+from mage.learn.imitate.demonstrations import Demonstration
+from mage.learn.imitate.scripted import facts_of
 from mage.learn.imitate.supervised import action_entropy
 from mage.learn.pack.packer import short_layout
 from mage.types import Completion

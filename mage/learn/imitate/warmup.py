@@ -1,10 +1,10 @@
 """Warm-up: a supervised stage before reinforcement learning.
 
-It imitates scripted play (`demonstrations.py`) with all weights or the recipe's adapters. Random
-play teaches the answer format and no skill; the play of an expert also teaches how to win. With
+It imitates scripted play (`scripted.py`) with all weights or the recipe's adapters. Random play
+teaches the answer format and no skill; the play of an expert also teaches how to win. With
 `warmup.own_steps` a second stage follows: the model plays itself, and the expert's move is taught
-in every situation. `batches.py` writes the batches. `skill.py` measures the model on held-out
-situations before and after.
+in every situation (`labelled.py`). `batches.py` writes the batches. `skill.py` measures the model
+on held-out situations before and after.
 """
 
 import itertools
@@ -95,7 +95,8 @@ def warm_up(
     moves, notes = held_out(
         setup, tasks, options.turns, derive(seed, "measured"), make_script(options)
     )
-    watch(f"writing {options.steps * options.batch:,} demonstrations of {options.play} play")
+    if options.play == "random":  # expert play is written while the model learns
+        watch(f"writing {options.steps * options.batch:,} demonstrations of random play")
     batches = _taught_batches(setup, tasks, own_tasks or tasks, options, seed, write)
     watch(f"measuring: {len(moves)} moves and {len(notes)} notes")
     worlds = setup.environment.inside().values()

@@ -56,9 +56,9 @@ def run_layers(
     cos, sin = (table[0] for table in backbone.rotary_emb(hidden, positions[None]))
     layer = _layer_for(ids.device.type)
     for module in backbone.layers:
-        own = parts_of(module)
-        low = None if factors is None else factors_of(own, factors)
-        given = (hidden, own, low, cos, sin, mask, sizes)
+        weights = parts_of(module)
+        layer_factors = None if factors is None else factors_of(weights, factors)
+        given = (hidden, weights, layer_factors, cos, sin, mask, sizes)
         hidden = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)
     return _norm(hidden, backbone.norm.weight, sizes.epsilon)
 
@@ -78,35 +78,37 @@ def _layer_for(device: str) -> Callable[..., Tensor]:
 
 def _layer(
     hidden: Tensor,
-    own: LayerParts,
-    low: LayerFactors | None,
+    weights: LayerParts,
+    factors: LayerFactors | None,
     cos: Tensor,
     sin: Tensor,
     mask: Mask,
     sizes: Sizes,
 ) -> Tensor:
     heads, kv_heads = sizes.heads, sizes.kv_heads
-    bias = None if own.qkv_bias is None else torch.cat(own.qkv_bias)
-    normed = _norm(hidden, own.before_attention, sizes.epsilon)
-    together = project(normed, own.qkv, bias, low and low.qkv)
+    bias = None if weights.qkv_bias is None else torch.cat(weights.qkv_bias)
+    normed = _norm(hidden, weights.before_attention, sizes.epsilon)
+    qkv = project(normed, weights.qkv, bias, factors and factors.qkv)
     query, key, value = (
-        together.unflatten(1, (heads + 2 * kv_heads, -1))
+        qkv.unflatten(1, (heads + 2 * kv_heads, -1))
         .transpose(0, 1)
         .split((heads, kv_heads, kv_heads))
     )
-    if own.norms is not None:
+    if weights.norms is not None:
         query, key = (
-            _norm(query, own.norms[0], sizes.epsilon),
-            _norm(key, own.norms[1], sizes.epsilon),
+            _norm(query, weights.norms[0], sizes.epsilon),
+            _norm(key, weights.norms[1], sizes.epsilon),
         )
     query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
     found = attend(query[None], key[None], value[None], mask, sizes.scaling)
     flat = found[0].transpose(0, 1).flatten(1)
-    hidden = hidden + project(flat, (own.out,), own.out_bias, low and low.out)
-    bias = None if own.gate_up_bias is None else torch.cat(own.gate_up_bias)
-    normed = _norm(hidden, own.before_mlp, sizes.epsilon)
-    gate, up = project(normed, own.gate_up, bias, low and low.gate_up).chunk(2, -1)
-    return hidden + project(silu(gate) * up, (own.down,), own.down_bias, low and low.down)
+    hidden = hidden + project(flat, (weights.out,), weights.out_bias, factors and factors.out)
+    bias = None if weights.gate_up_bias is None else torch.cat(weights.gate_up_bias)
+    normed = _norm(hidden, weights.before_mlp, sizes.epsilon)
+    gate, up = project(normed, weights.gate_up, bias, factors and factors.gate_up).chunk(2, -1)
+    return hidden + project(
+        silu(gate) * up, (weights.down,), weights.down_bias, factors and factors.down
+    )
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float) -> Tensor:
@@ -143,10 +145,10 @@ def block_mask(end: Tensor, block: int = BLOCK) -> BlockMask:
     last = (first + block - 1).clamp(max=len(end) - 1)
     earlier = number[None, :] < number[:, None]
     full = earlier & (padded.amin(1)[None, :] > last)
-    some = (
+    partly = (
         (earlier & (padded.amax(1)[None, :] > first)) | (number[None, :] == number[:, None])
     ) & ~full
-    listed = [part for chosen in (some, full) for part in _listed(chosen)]
+    listed = [part for chosen in (partly, full) for part in _listed(chosen)]
     return BlockMask.from_kv_blocks(
         *listed, BLOCK_SIZE=block, mask_mod=rule, seq_lengths=(len(end), len(end))
     )

@@ -73,15 +73,21 @@ class _LowRank(torch.autograd.Function):
         return linear(hidden, weight)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = slopes
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_output,) = gradients
         hidden, weight, *given = ctx.saved_tensors
         downs, ups = given[: len(given) // 2], given[len(given) // 2 :]
         down = (ctx.scale * torch.cat(downs)).to(hidden.dtype)  # [layers x rank, in]
-        up = (ctx.scale * _on_diagonal(ups)).to(slope.dtype)  # [out, layers x rank]
-        below = ((slope @ up).mT @ hidden).to(downs[0].dtype)
-        above = (slope.mT @ (hidden @ down.mT)).to(ups[0].dtype)
-        return slope @ weight, None, None, *below.chunk(len(downs)), *_diagonal(above, ups)
+        up = (ctx.scale * _on_diagonal(ups)).to(grad_output.dtype)  # [out, layers x rank]
+        grad_downs = ((grad_output @ up).mT @ hidden).to(downs[0].dtype)
+        grad_ups = (grad_output.mT @ (hidden @ down.mT)).to(ups[0].dtype)
+        return (
+            grad_output @ weight,
+            None,
+            None,
+            *grad_downs.chunk(len(downs)),
+            *_diagonal(grad_ups, ups),
+        )
 
 
 def _on_diagonal(blocks: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,198 @@
+"""Scripted play in any environment: random or expert moves, and notes that state facts.
+
+In a state with tool calls that make sense (`State.calls`), the random player makes one of them
+before half of its moves. The expert makes all of them, in their order.
+
+Random moves teach the answer format and nothing else. Expert moves (`State.expert`) also teach how
+to win; random moves among them (`noise`) are played but not taught, so that the memory of later
+episodes also holds failures. With `repeat_wins` the taught move after a won episode is the move of
+that episode, so that the memory of a success is worth reading.
+"""
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from mage.agent.agent import random_move
+from mage.agent.styles import style_of
+from mage.agent.tools import write_call
+from mage.config.errors import UserError
+from mage.engines.base import ScriptedEngine
+from mage.environments.base import State
+from mage.learn.imitate.demonstrations import (
+    Demonstration,
+    RecordingPlayer,
+    asks_for_move,
+    next_of_win,
+    play_all,
+)
+from mage.play import PlaySetup, recap_text
+from mage.seeds import derive
+from mage.types import Ending, MetaEpisode, Request, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How the scripted player chooses its moves. `noise` is the share of random moves.
+
+    `note` is the text of every note; empty = facts of the episode.
+    """
+
+    expert: bool = False
+    noise: float = 0.0
+    repeat_wins: bool = False
+    note: str = ""
+
+
+def write_demonstrations(
+    setup: PlaySetup, tasks: Sequence[Task], seed: int, script: Script | None = None
+) -> list[Demonstration]:
+    """All taught turns of one scripted meta-episode per task, in order of play.
+
+    Moves are random without a script.
+    """
+    played = play_scripted(setup, tasks, seed, script or Script())
+    return [one for player, meta in played for one in player.read(meta)]
+
+
+def play_scripted(
+    setup: PlaySetup, tasks: Sequence[Task], seed: int, script: Script
+) -> list[tuple[RecordingPlayer, MetaEpisode]]:
+    """One scripted meta-episode per task, with its player."""
+    players = [
+        DemonstrationPlayer(setup, task, derive(seed, number), script)
+        for number, task in enumerate(tasks)
+    ]
+    return play_all(players, seed)
+
+
+class _Chosen(NamedTuple):
+    """What is kept of a move: the legal moves, and whether the move is taught."""
+
+    legal: tuple[str, ...]
+    taught: bool
+
+
+class DemonstrationPlayer(RecordingPlayer):
+    """The scripted player of one meta-episode."""
+
+    def __init__(self, setup: PlaySetup, task: Task, seed: int, script: Script) -> None:
+        super().__init__(setup, task, ScriptedEngine(self._reply, setup.agent.chat.encode))
+        self.rng, self.script = random.Random(seed), script
+        self.moves: list[list[str]] = []  # of every state
+        self.chosen: list[_Chosen] = []  # all moves, in order
+        self.called = 0  # tools since the last move
+
+    def _reply(self, request: Request) -> str:
+        return self._move(request) if asks_for_move(request) else self._note(request)
+
+    def _note(self, request: Request) -> str:
+        """A note on the episode that has just ended."""
+        state = self.states[-1]
+        ending: Ending = "finished" if state.turn() is None else "turn_limit"
+        recap = recap_text(self.setup.environment, state, self.task.seat, ending)
+
+        def reply(note: str) -> str:
+            return self.chat.thought_end + style_of(self.setup.agent).write_note(note)
+
+        def fits(note: str) -> bool:
+            return len(self.chat.encode(reply(note))) < request.max_tokens
+
+        return reply(self.script.note or factual_note(recap, self.rng, fits))
+
+    def _move(self, request: Request) -> str:
+        """A call of a tool, or a move."""
+        state = self.states[-1]
+        text = self._choose_call(state)
+        if text is None:
+            text = f"<action>{self.wording.word(self._choose_move(state))}</action>"
+        text = self.chat.thought_end + text
+        if (length := len(self.chat.encode(text))) > request.max_tokens:
+            raise UserError(
+                f"agent.max_tokens = {request.max_tokens} is too small: the answer {text} takes "
+                f"{length} tokens with this model; set agent.max_tokens to {length} or more"
+            )
+        return text
+
+    def _choose_call(self, state: State) -> str | None:
+        """A call of a tool, if the agent has tools and the next reply is one."""
+        agent, expert = self.setup.agent, self.script.expert
+        calls = state.calls()[: agent.limits.calls] if agent.tools(self.setup.environment) else ()
+        left = calls[self.called :] if expert or not self.called else ()
+        if left and (expert or self.rng.random() < 0.5):
+            self.called += 1
+            return write_call(*(left[0] if expert else self.rng.choice(left)))
+        self.called = 0
+        return None
+
+    def _choose_move(self, state: State) -> str:
+        """The next move; also records whether it is taught."""
+        self.moves += [[] for _ in range(len(self.states) - len(self.moves))]
+        chosen = self._repeated()  # without noise: a win is repeated to its end
+        if chosen is None and self.script.expert and self.rng.random() >= self.script.noise:
+            chosen = state.expert()
+        taught = chosen is not None or not self.script.expert
+        self.chosen.append(_Chosen(self.wording.words(state), taught))
+        move = random_move(state, self.rng) if chosen is None else chosen
+        self.moves[-1].append(move)
+        return move
+
+    def _repeated(self) -> str | None:
+        """The next move of an earlier won episode."""
+        if not (self.script.expert and self.script.repeat_wins):
+            return None
+        outcome, seat = self.setup.environment.outcome, self.task.seat
+        *past, made = self.moves
+        wins = [
+            moves
+            for state, moves in zip(self.states, past, strict=False)
+            if state.turn() is None and outcome(state.scores()[seat]) == "won"
+        ]
+        return next_of_win(wins, made)
+
+    def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
+        """The taught turns of the finished meta-episode."""
+        moves = iter(self.chosen)
+        for number, episode in enumerate(meta.episodes):
+            for index, turn in enumerate((episode.reflection, *episode.turns), start=-1):
+                if turn is None:
+                    continue
+                end = self.chat.end_ids[:1] if turn.kind == "reflect" else ()
+                where = meta.where(number, index)
+                legal, taught = next(moves) if turn.kind == "play" else ((), True)
+                for call in turn.calls if taught else ():
+                    said = replace(turn, prompt_ids=call.prompt_ids, choices=(), calls=())
+                    yield Demonstration(said, call.completion.token_ids, (), where)
+                if taught:
+                    yield Demonstration(turn, turn.completion.token_ids + end, legal, where)
+
+
+def facts_of(recap: str) -> list[str]:
+    """The sentences of a recap of a finished episode.
+
+    >>> facts_of("Your card: J. Moves: you pass. You lost 1 chip.")
+    ['Your card: J.', 'Moves: you pass.', 'You lost 1 chip.']
+    """
+    return [
+        fact
+        for line in recap.splitlines()
+        for fact in re.split(r"(?<=[.!?])\s+", line.strip())
+        if fact
+    ]
+
+
+def factual_note(
+    recap: str, rng: random.Random, fits: Callable[[str], bool] = lambda text: True
+) -> str:
+    """A random selection of the facts of an episode, at least one, in random order.
+
+    A fact that makes the note too long (`fits`) is left out. If none fits, use the shortest.
+    """
+    facts = facts_of(recap)
+    note = ""
+    for fact in rng.sample(facts, rng.randint(1, len(facts))):
+        longer = f"{note} {fact}".strip()
+        note = longer if fits(longer) else note
+    return note or min(facts, key=len)
