@@ -142,18 +142,13 @@ def _discount(rewards: list[float], last: float, step: float) -> list[float]:
 
 
 def _episode_returns(
-    meta: MetaEpisode,
-    number: int,
-    values: list[float],
-    start: float,
-    reward: float,
-    penalties: bool,
+    meta: MetaEpisode, n: int, values: list[float], start: float, reward: float, penalties: bool
 ) -> list[Return]:
     """The returns of the reflection before an episode and of its turns.
 
     `start` is the return from the start of the episode, which the reflection gets.
     """
-    episode = meta.episodes[number]
+    episode = meta.episodes[n]
     rows = list(zip(episode.turns, values, range(len(values)), strict=True))
     if episode.reflection is not None:
         penalty = episode.reflection.penalty if penalties else 0.0
@@ -161,7 +156,7 @@ def _episode_returns(
     return [
         Return(
             turn=turn,
-            where=meta.where(number, index),
+            where=meta.where(n, index),
             value=value,
             episode_value=start,
             episode_reward=episode.reward,

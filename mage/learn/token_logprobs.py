@@ -98,15 +98,8 @@ class _Scored(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0, dtype=sums.dtype)
             start += len(states)
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(weight.dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+        found = [None if one is None else one.to(weight.dtype) for one in (grad_weight, grad_bias)]
+        return grad_hidden, *found, None, None, None, None
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:

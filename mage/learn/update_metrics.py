@@ -1,8 +1,8 @@
 """The learner's metrics of one update, over all its optimizer steps and all ranks."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from mage.config.sections import LearnOptions
 from mage.learn.loss import Sums
@@ -60,9 +60,11 @@ def measure_update(
     entropy: float,
 ) -> Metrics:
     """The metrics of the steps that were made from the rows of all ranks."""
-    shares = ranks.gather(_measure_rank(rows, steps, options))
-    first = sum((share.first for share in shares), Sums())
-    total = sum((share.total for share in shares), Sums())
+    own = sum((step.sums for step in steps), Sums())
+    shares = ranks.gather((steps[0].sums, own, _sizes(rows, steps, options)))
+    first = sum((share[0] for share in shares), Sums())
+    total = sum((share[1] for share in shares), Sums())
+    sizes = sum((share[2] for share in shares), Counter[str]())
     norms = [step.norm for step in steps if step.made]
     return Metrics(
         policy_loss=total.policy / total.tokens,
@@ -79,28 +81,16 @@ def measure_update(
         entropy_coefficient=entropy,
         steps=len(steps),
         skipped_steps=len(steps) - len(norms),
-        samples=sum(share.samples for share in shares),
-        reply_tokens=sum(share.reply_tokens for share in shares),
-        computed_tokens=sum(share.computed_tokens for share in shares),
-        row_tokens=sum(share.row_tokens for share in shares),
+        samples=sizes["samples"],
+        reply_tokens=sizes["reply_tokens"],
+        computed_tokens=sizes["computed_tokens"],
+        row_tokens=sizes["row_tokens"],
     )
 
 
-class _Share(NamedTuple):
-    """What one rank adds to the metrics: the sums of its first step and of all, and numbers."""
-
-    first: Sums
-    total: Sums
-    samples: int
-    reply_tokens: int
-    computed_tokens: int
-    row_tokens: int
-
-
-def _measure_rank(rows: Sequence[Row], steps: Sequence[Step], options: LearnOptions) -> _Share:
-    return _Share(
-        first=steps[0].sums,
-        total=sum((step.sums for step in steps), Sums()),
+def _sizes(rows: Sequence[Row], steps: Sequence[Step], options: LearnOptions) -> Counter[str]:
+    """The numbers of this rank, by the names in `Metrics`."""
+    return Counter(
         samples=len(rows),
         reply_tokens=sum(len(row.sample.reply_ids) for row in rows),
         computed_tokens=sum(step.computed for step in steps),

@@ -166,8 +166,7 @@ async def _play_turn(
     observation, seed = dialogue.observe(state), derive(ref.seed, ref.number, number)
     tool_seed = setup.environment.episode_seed(ref.task.seed, ref.number)
     if setup.policy is None:
-        played = await take_turn(setup.agent, dialogue, state, seed, tool_seed)
-        prompt, completion, calls = played
+        prompt, completion, calls = await take_turn(setup.agent, dialogue, state, seed, tool_seed)
     else:
         turn_calls = PolicyCalls(setup.policy, setup.agent, dialogue, state, tool_seed)
         completion = _ask_policy(setup.policy, ref, state, number, dialogue, turn_calls, seed)

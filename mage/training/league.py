@@ -176,10 +176,8 @@ class _Player:
         recipe = components.recipe
         source = model_folder(recipe)  # adapters need the weights of the start
         self.model = load_model(source, recipe.model.dtype, recipe.run.device)
-        learn = recipe.learn.model_copy(update={"kl": 0.0})
-        self.trainable = make_trainable(
-            self.model, learn, seed=recipe.run.seed, start=adapter_folder(recipe)
-        )
+        learn, start = recipe.learn.model_copy(update={"kl": 0.0}), adapter_folder(recipe)
+        self.trainable = make_trainable(self.model, learn, seed=recipe.run.seed, start=start)
         self.engine = recipe.engine()(self.model, components.chat)
         agent: Agent = replace(components.agent(evaluating=False), engine=self.engine)
         episodes = recipe.play.episodes if recipe.play.numbered else 1

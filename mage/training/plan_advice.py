@@ -9,13 +9,7 @@ from mage.config.loading import change_recipe
 from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice
 from mage.models.shapes import PRESETS
-from mage.training.memory_plan import (
-    GB,
-    MemoryPlan,
-    PlanRequest,
-    engine_option,
-    plan_request,
-)
+from mage.training.memory_plan import GB, MemoryPlan, PlanRequest, engine_option, plan_request
 
 _CARDS = (16, 24, 32, 40, 48, 80, 96, 141, 180, 288)  # GB of common cards
 _COUNTS = (2, 4, 8, 16, 32, 64)

@@ -52,21 +52,12 @@ def train(
             return _stopped(ranks, path)
         if joined:
             return _train(ranks, path, callback, request)
-        return launch_ranks(
-            folder.recipe.run.workers,
-            _train,
-            path,
-            folder=path,
-            stop=request,
-            callback=callback,
-        )
+        workers = folder.recipe.run.workers
+        return launch_ranks(workers, _train, path, folder=path, stop=request, callback=callback)
 
 
 def _train(
-    ranks: Ranks,
-    path: Path,
-    callback: Callback | None = None,
-    stop: StopRequest | None = None,
+    ranks: Ranks, path: Path, callback: Callback | None = None, stop: StopRequest | None = None
 ) -> Metrics:
     """Train on this rank. Rank 0 and the ranks of torchrun have a callback and a stop request.
 

@@ -248,11 +248,12 @@ class Trainer:
         timer.add(before, self.learner.compilations())
         return learned
 
-    def _finish_learning(
-        self, samples: Sequence[Sample], estimator_state: dict[str, float]
-    ) -> None:
-        """The weights are now those after the next update; evaluations and play use them."""
-        self.done, self.estimator_state, self._can_save = self.done + 1, estimator_state, True
+    def _finish_learning(self, samples: Sequence[Sample], state: dict[str, float]) -> None:
+        """The weights are now those after the next update; evaluations and play use them.
+
+        `state` is what the estimator keeps.
+        """
+        self.done, self.estimator_state, self._can_save = self.done + 1, state, True
         self.components.engine.refresh(self.done)
         self._check_engine(samples)
 
@@ -289,10 +290,7 @@ class Trainer:
                 self.callback.on_warning(line)
 
     def _write_evaluate_save(
-        self,
-        metas: Sequence[MetaEpisode],
-        credits: Sequence[Credit],
-        moves: Sequence[TurnMoves],
+        self, metas: Sequence[MetaEpisode], credits: Sequence[Credit], moves: Sequence[TurnMoves]
     ) -> None:
         """Write transcripts, evaluate and save, each if this update is one of its turns."""
         run = self.recipe.run

@@ -42,12 +42,8 @@ def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
         fit_to_gpu(recipe.changed(model={"dtype": "float32"}) if short else recipe)
     )
     model, seed = components.weights(), recipe.run.seed
-    trainable = make_trainable(
-        model,
-        recipe.learn.model_copy(update={"kl": 0.0}),
-        seed=seed,
-        start=adapter_folder(recipe),
-    )
+    learn = recipe.learn.model_copy(update={"kl": 0.0})
+    trainable = make_trainable(model, learn, seed=seed, start=adapter_folder(recipe))
     with DemonstrationPool(recipe, make_script(recipe.warmup)) as pool:
         found = warm_up(
             model,

@@ -33,12 +33,8 @@ def load_weights(folder: RunFolder, recipe: Recipe, which: str, say: Say) -> Loa
     path = _find_checkpoint(folder, which)
     recipe = fit_to_gpu(RunFolder(folder.path, recipe).begun_recipe(), 1, "checkpoint")
     components = build_components(recipe)
-    learner = Learner(
-        components.weights(),
-        recipe.learn.model_copy(update={"kl": 0.0}),
-        seed=recipe.run.seed,
-        start=adapter_folder(recipe),
-    )
+    learn, start = recipe.learn.model_copy(update={"kl": 0.0}), adapter_folder(recipe)
+    learner = Learner(components.weights(), learn, seed=recipe.run.seed, start=start)
     loaded = learner.load(path, weights_only=True)
     check_base(loaded.state, recipe, folder.path)
     best = loaded.state.get("best")

@@ -51,6 +51,11 @@ class RecordingPlayer(ABC):
         self.wording = wording_of(setup.agent, world)
         self.states: list[State] = []
 
+    @staticmethod
+    def asks_for_move(request: Request) -> bool:
+        """Whether the agent must move; a request without stop strings asks for a note."""
+        return bool(request.stop)
+
     @abstractmethod
     def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
         """The demonstrations of the finished meta-episode."""
@@ -67,11 +72,6 @@ def play_all(
         for n, player in enumerate(players)
     ]
     return list(zip(players, run(games, limit=limit), strict=True))
-
-
-def asks_for_move(request: Request) -> bool:
-    """Whether the agent must move; a request without stop strings asks for a note."""
-    return bool(request.stop)
 
 
 def next_of_win(wins: Sequence[Sequence[str]], made: Sequence[str]) -> str | None:

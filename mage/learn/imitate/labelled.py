@@ -5,13 +5,7 @@ from dataclasses import replace
 
 from mage.agent.agent import Sampler
 from mage.agent.chat import Ids
-from mage.learn.imitate.demonstrations import (
-    Demonstration,
-    RecordingPlayer,
-    asks_for_move,
-    next_of_win,
-    play_all,
-)
+from mage.learn.imitate.demonstrations import Demonstration, RecordingPlayer, next_of_win, play_all
 from mage.play import PlaySetup
 from mage.types import Completion, MetaEpisode, Request, Task
 
@@ -52,7 +46,7 @@ class LabelledPlayer(RecordingPlayer):
 
     def _label(self, request: Request) -> None:
         """Keep the expert's move and the legal moves of the state."""
-        if asks_for_move(request):
+        if self.asks_for_move(request):
             state = self.states[-1]
             expert = state.expert()
             label = None if expert is None else self.wording.word(expert)
@@ -69,9 +63,8 @@ class LabelledPlayer(RecordingPlayer):
                 made += [turn.action] if turn.legal and turn.action is not None else []
                 if label is not None:
                     reply = self.chat.encode(f"{self.chat.thought_end}<action>{label}</action>")
-                    yield Demonstration(
-                        replace(turn, choices=()), reply, legal, meta.where(number, index)
-                    )
+                    where = meta.where(number, index)
+                    yield Demonstration(replace(turn, choices=()), reply, legal, where)
             if self.repeat_wins and episode.outcome == "won":
                 wins.append(made)
 

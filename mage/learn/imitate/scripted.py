@@ -21,13 +21,7 @@ from mage.agent.tools import write_call
 from mage.config.errors import UserError
 from mage.engines.base import ScriptedEngine
 from mage.environments.base import State
-from mage.learn.imitate.demonstrations import (
-    Demonstration,
-    RecordingPlayer,
-    asks_for_move,
-    next_of_win,
-    play_all,
-)
+from mage.learn.imitate.demonstrations import Demonstration, RecordingPlayer, next_of_win, play_all
 from mage.play import PlaySetup, recap_text
 from mage.seeds import derive
 from mage.types import Ending, MetaEpisode, Request, Task
@@ -86,7 +80,7 @@ class DemonstrationPlayer(RecordingPlayer):
         self.called = 0  # tools since the last move
 
     def _reply(self, request: Request) -> str:
-        return self._move(request) if asks_for_move(request) else self._note(request)
+        return self._move(request) if self.asks_for_move(request) else self._note(request)
 
     def _note(self, request: Request) -> str:
         """A note on the episode that has just ended."""

@@ -52,6 +52,7 @@ def measure(
     replies = run((agent.reply(ids, number, tools) for number, ids in prompts), limit=limit)
     calls = [tools and agent.read_call(completion) is not None for completion in replies]
     words = [agent.read(completion) for completion in replies]
+    readable = [called or word is not None for called, word in zip(calls, words, strict=True)]
     legal = [
         called or (word is not None and named(word, demonstration.legal) is not None)
         for called, word, demonstration in zip(calls, words, moves, strict=True)
@@ -65,7 +66,7 @@ def measure(
     agent.engine.release()  # what follows computes with the learner's memory
     asked = [demonstration.sample() for demonstration in moves]
     return Skill(
-        readable=sum(map(_is_readable, words, calls)) / len(words),
+        readable=sum(readable) / len(readable),
         legal=sum(legal) / len(legal),
         entropy=action_entropy(
             model,
@@ -76,10 +77,6 @@ def measure(
         ),
         true_notes=sum(true) / len(true) if true else None,
     )
-
-
-def _is_readable(word: str | None, called: bool) -> bool:
-    return called or word is not None
 
 
 def _is_true(agent: Agent, reply: Completion, demonstration: Demonstration) -> bool:
@@ -97,7 +94,5 @@ def uniform_entropy(moves: Sequence[Demonstration]) -> float:
 
 def blind_share(moves: Sequence[Demonstration]) -> float:
     """How often the move of another situation is legal."""
-    pairs = [(one, other) for one, other in itertools.permutations(moves, 2)]
-    return (
-        sum(other.turn.action in one.legal for one, other in pairs) / len(pairs) if pairs else 1.0
-    )
+    shared = [other.turn.action in one.legal for one, other in itertools.permutations(moves, 2)]
+    return sum(shared) / len(shared) if shared else 1.0

@@ -95,10 +95,8 @@ def _layer(
         .split((heads, kv_heads, kv_heads))
     )
     if weights.norms is not None:
-        query, key = (
-            _norm(query, weights.norms[0], sizes.epsilon),
-            _norm(key, weights.norms[1], sizes.epsilon),
-        )
+        query = _norm(query, weights.norms[0], sizes.epsilon)
+        key = _norm(key, weights.norms[1], sizes.epsilon)
     query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
     found = attend(query[None], key[None], value[None], mask, sizes.scaling)
     flat = found[0].transpose(0, 1).flatten(1)

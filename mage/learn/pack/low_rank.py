@@ -81,13 +81,8 @@ class _LowRank(torch.autograd.Function):
         up = (ctx.scale * _on_diagonal(ups)).to(grad_output.dtype)  # [out, layers x rank]
         grad_downs = ((grad_output @ up).mT @ hidden).to(downs[0].dtype)
         grad_ups = (grad_output.mT @ (hidden @ down.mT)).to(ups[0].dtype)
-        return (
-            grad_output @ weight,
-            None,
-            None,
-            *grad_downs.chunk(len(downs)),
-            *_diagonal(grad_ups, ups),
-        )
+        factors = (*grad_downs.chunk(len(downs)), *_diagonal(grad_ups, ups))
+        return grad_output @ weight, None, None, *factors
 
 
 def _on_diagonal(blocks: Sequence[Tensor]) -> Tensor:
