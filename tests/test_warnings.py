@@ -7,7 +7,13 @@ import pytest
 
 import mage
 from mage.config.recipe import build_recipe
-from mage.training.warnings import UpdateWarnings, choice_warnings, start_warnings
+from mage.training.warnings import (
+    LIMITS,
+    UpdateWarnings,
+    choice_warnings,
+    start_warnings,
+    warmup_line,
+)
 
 SMALL = {
     "run.updates": 4,
@@ -72,6 +78,15 @@ class Recorder(mage.Callback):
 
     def on_warning(self, line: str) -> None:
         self.lines.append(line)
+
+
+def test_a_warm_up_is_judged_by_the_limit_of_illegal_replies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the replies after the warm-up 30 % are illegal: too many if 20 % are allowed."""
+    monkeypatch.setitem(LIMITS, "illegal_rate", 0.2)
+    assert "Raise warmup.steps" in warmup_line(0.1, 0.7)
+    assert "Raise" not in warmup_line(0.1, 0.9)
 
 
 @pytest.mark.e2e
