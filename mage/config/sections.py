@@ -99,8 +99,8 @@ class ModelOptions(Section):
         "embedded",
         min_length=1,
         description="'embedded', 'embedded-worlds', 'embedded-rps', 'embedded-roshambo', "
-        "'embedded-kuhn' or 'embedded-doors' (they ship with MAGE), a name of `mage model list`, "
-        "a folder, or ORG/NAME or ORG/NAME@REVISION of the model hub",
+        "'embedded-kuhn', 'embedded-doors' or 'embedded-bandit' (they ship with MAGE), a name of "
+        "`mage model list`, a folder, or ORG/NAME or ORG/NAME@REVISION of the model hub",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "auto",

@@ -28,10 +28,11 @@ from mage.models.sources.hub import HubId, fetch_snapshot, find_snapshot, origin
 from mage.run_folder.files import sync_files, sync_folder
 
 # Models in the package: for Kuhn poker and Tic-Tac-Toe, for Sokoban and ALFWorld, for short and for
-# long games of rock-paper-scissors, for Kuhn poker against players never met, and for doors.
+# long games of rock-paper-scissors, for Kuhn poker against players never met, for doors and
+# for bandits.
 EMBEDDED = (
     *("embedded", "embedded-worlds", "embedded-rps", "embedded-roshambo", "embedded-kuhn"),
-    "embedded-doors",
+    *("embedded-doors", "embedded-bandit"),
 )
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SHIPPED = PACKAGE / "models" / "shipped"  # models and adapters in the package
