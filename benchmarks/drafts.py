@@ -1,124 +1,89 @@
-"""Drafts from the prompt: how many tokens a decode step would give.
+"""How many tokens of a reply could be drafted from the text before it?
 
-    python -m benchmarks.drafts smollm2_alfworld --model smollm2-alfworld --out drafts.json
+    text   ... legal moves: go to desk 1, take mug 2 from desk 1 ... <action> take mug
+    match  the last two tokens have been there before     ^^^^^^^^           ^^^^^^^^
+    draft  the tokens after the match: 2 from desk 1
 
-Plays the first groups of a recipe twice with different seeds and counts. At each step the longest
-piece at the end of prompt and reply (up to `LONGEST` tokens) is looked up, and the tokens that
-followed its newest occurrence are the draft. A step gives the tokens of the draft that are those
-that were sampled, and one more. So the count is exact for a sampler that compares its own tokens,
-drawn with the seed of the request, with the draft; it changes no reply. Sources: the sequence
-itself ("prompt"), or also the replies of the first play ("replies", as those of the last update).
+The random number of a token is a hash of (seed, position), so a step that computes a draft of k
+tokens samples exactly the tokens that k steps would have sampled, and keeps them up to the first
+that differs from the draft. The replies do not change, so the number of steps follows from replies
+that were played without drafts. `python -m benchmarks.drafts [RECIPE ...] [--section.option=value]`
+plays a few groups with the model of each recipe and prints tokens a step (1 without drafts) and the
+share of drafted tokens that are accepted. It counts steps, not seconds: a step with drafts costs
+more.
 """
 
-import argparse
-import json
-from collections.abc import Sequence
-from pathlib import Path
+import sys
+from collections.abc import Iterable, Sequence
 
 from mage.config.loading import load_recipe
-from mage.play.groups import play_groups
-from mage.seeds import derive
+from mage.play import play_groups
 from mage.training.build import build_components
 from mage.training.tasks import draw_tasks
-from mage.types import Turn
+from mage.types import MetaEpisode
 
-LONGEST = 4
-DRAFTS = (2, 4, 8)
 Ids = tuple[int, ...]
+WORLDS = ("kuhn_poker", "tic_tac_toe", "alfworld", "webshop")
+LONGEST, SHORTEST, DRAFT = 4, 2, 8  # tokens of a match, and of a draft
+_SMALL = ("--play.groups=4", "--play.members=2", "--run.device=cpu", "--run.threads=1")
 
 
-class Lookup:
-    """The place after the newest occurrence of every piece of up to `LONGEST` tokens."""
+def propose(ids: Sequence[int], most: int) -> Ids:
+    """The tokens after the latest earlier place of the longest match of the last tokens.
 
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.after: dict[Ids, int] = {}
-
-    def add(self, ids: Sequence[int]) -> None:
-        """Append tokens; a piece is found once the token after it is known."""
-        for one in ids:
-            for size in range(1, min(LONGEST, len(self.ids)) + 1):
-                self.after[tuple(self.ids[-size:])] = len(self.ids)
-            self.ids.append(one)
-
-    def find(self, ending: Sequence[int], size: int, count: int) -> list[int]:
-        """Up to `count` tokens that followed the last `size` tokens of `ending`."""
-        start = self.after.get(tuple(ending[-size:]))
-        return [] if start is None else self.ids[start : start + count]
+    >>> propose((5, 6, 7, 8, 5, 6), 3)
+    (7, 8, 5)
+    >>> propose((5, 6, 7), 3)
+    ()
+    """
+    known = tuple(ids)
+    for size in range(min(LONGEST, len(known) - 1), SHORTEST - 1, -1):
+        end = known[-size:]
+        for start in range(len(known) - size - 1, -1, -1):
+            if known[start : start + size] == end:
+                return known[start + size : start + size + most]
+    return ()
 
 
-def steps_of(prompt: Ids, reply: Ids, count: int, others: Lookup | None) -> int:
-    """Decode steps for a reply with drafts of `count` tokens."""
-    own, done, steps = Lookup(), 0, 0
-    own.add(prompt)
+def count_steps(prompt: Ids, reply: Ids) -> tuple[int, int, int]:
+    """Steps of a reply with drafts, drafted tokens, and accepted ones.
+
+    >>> count_steps((5, 6, 7, 8, 9), (5, 6, 7, 8, 9))
+    (3, 5, 3)
+    """
+    steps = drafted = accepted = done = 0
     while done < len(reply):
-        draft = next(
-            (
-                found
-                for size in range(LONGEST, 0, -1)
-                for source in (own, others)
-                if source is not None and (found := source.find(own.ids, size, count))
-            ),
-            [],
-        )
-        right = 0
-        for drafted, sampled in zip(draft, reply[done:], strict=False):
-            if drafted != sampled:
-                break
-            right += 1
-        taken = reply[done : done + right + 1]
-        own.add(taken)
-        done, steps = done + len(taken), steps + 1
-    return steps
+        draft = propose(prompt + reply[:done], DRAFT)
+        same = 0
+        while same < len(draft) and reply[done + same : done + same + 1] == draft[same : same + 1]:
+            same += 1
+        steps, drafted, accepted = steps + 1, drafted + len(draft), accepted + same
+        done += same + 1
+    return steps, drafted, accepted
 
 
-def play(recipe: str, changes: Sequence[str]) -> list[list[Turn]]:
-    """The turns of two plays of the first groups."""
-    parts = build_components(load_recipe(recipe, changes))
-    plays = []
-    for seed in (0, 1):
-        parts.engine.refresh(seed)
-        tasks = draw_tasks(parts.recipe, seed + 1)
-        metas = play_groups(parts.play_setup(), tasks, derive("drafts", seed))
-        episodes = [episode for meta in metas for episode in meta.episodes]
-        turns = [turn for one in episodes for turn in (one.reflection, *one.turns)]
-        plays.append([turn for turn in turns if turn is not None])
-    return plays
+def replies(metas: Iterable[MetaEpisode]) -> list[tuple[Ids, Ids]]:
+    """Prompt and reply of every turn."""
+    turns = (turn for meta in metas for episode in meta.episodes for turn in episode.turns)
+    return [(turn.prompt_ids, turn.completion.token_ids) for turn in turns]
 
 
-def measure(before: Sequence[Turn], now: Sequence[Turn]) -> dict[str, object]:
-    """Tokens a step by source and length of the draft; shares of `now`."""
-    others = Lookup()
-    for turn in before:
-        others.add((*turn.prompt_ids[-LONGEST:], *turn.completion.token_ids))
-    replies = [(turn.prompt_ids, turn.completion.token_ids) for turn in now]
-    tokens = sum(len(reply) for _, reply in replies)
-    found: dict[str, object] = {
-        "replies": len(replies),
-        "tokens_a_reply": tokens / len(replies),
-        "tokens_a_prompt": sum(len(prompt) for prompt, _ in replies) / len(replies),
-    }
-    for name, source in (("prompt", None), ("replies", others)):
-        for count in DRAFTS:
-            steps = sum(steps_of(prompt, reply, count, source) for prompt, reply in replies)
-            found[f"{name} {count}"] = tokens / steps
-    return found
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("recipe")
-    parser.add_argument("--model", help="name or folder; default: the recipe's")
-    parser.add_argument("--change", action="append", default=[], help="a recipe option")
-    parser.add_argument("--out", type=Path, help="JSON file")
-    given = parser.parse_args(words)
-    model = [f"--model.path={given.model}"] if given.model else []
-    found = measure(*play(given.recipe, [*model, *given.change]))
-    for name, value in found.items():
-        print(f"{name:16} {value:.4g}")
-    if given.out is not None:
-        given.out.write_text(json.dumps({"recipe": given.recipe, **found}, indent=1) + "\n")
+def measure(world: str, options: Sequence[str] = ()) -> str:
+    recipe = load_recipe(world, [*_SMALL, *options])
+    setup = build_components(recipe).play_setup()
+    found = replies(play_groups(setup, draw_tasks(recipe, 1), 0))
+    tokens = sum(len(reply) for _, reply in found)
+    counts = zip(*(count_steps(*one) for one in found), strict=True)
+    steps, drafted, accepted = (sum(one) for one in counts)
+    return (
+        f"{world:12} {recipe.model.path}: {len(found)} replies of {tokens / len(found):.1f} "
+        f"tokens, {tokens / steps:.2f} tokens a step, {accepted / max(1, drafted):.0%} of "
+        f"{drafted} drafted tokens accepted"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    words = sys.argv[1:]
+    options = [word for word in words if word.startswith("--")]
+    for name in [word for word in words if word not in options] or WORLDS:
+        print(measure(name, options), flush=True)

@@ -1,29 +1,24 @@
-"""benchmarks.drafts: decode steps with drafts from the prompt, worked by hand."""
+"""The count of steps with drafts: every token of a reply is made once, by a draft or by a step."""
 
-import json
-from pathlib import Path
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks import drafts
+from benchmarks.drafts import DRAFT, count_steps, propose
 
-
-def test_a_draft_saves_the_steps_of_its_right_tokens() -> None:
-    """Nothing follows 5, so a step gives 2. The prompt has 3, 4 after 2: a step gives 3, 4 and 9.
-
-    With the reply 5, 2, 3 of somebody else, the first step gives 2, 3 and 4; then 5 is wrong.
-    """
-    prompt, reply = (1, 2, 3, 4, 5), (2, 3, 4, 9)
-    assert drafts.steps_of(prompt, reply, 2, None) == 2
-    assert drafts.steps_of(prompt, reply, 1, None) == 3
-    others = drafts.Lookup()
-    others.add((5, 2, 3))
-    assert drafts.steps_of(prompt, reply, 2, others) == 2
-    assert drafts.steps_of((7, 8), (9, 6), 4, None) == 2
+TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=30).map(tuple)
 
 
-def test_a_recipe_is_played_and_counted(tmp_path: Path) -> None:
-    out = tmp_path / "drafts.json"
-    changes = ("--play.groups=1", "--play.members=2", "--run.workers=1")
-    drafts.main(["demo", *(f"--change={one}" for one in changes), f"--out={out}"])
-    found = json.loads(out.read_text())
-    assert found["replies"] > 0
-    assert 1 <= found["prompt 2"] <= found["prompt 8"] <= found["tokens_a_reply"]
+def test_a_copy_of_the_prompt_is_drafted_after_two_tokens() -> None:
+    assert propose((5, 6, 7, 8, 5, 6), 3) == (7, 8, 5)
+    assert propose((5, 6, 7), 3) == ()
+    assert count_steps((5, 6, 7, 8, 9), (5, 6, 7, 8, 9)) == (3, 5, 3)
+
+
+@given(TEXT, TEXT)
+def test_steps_and_accepted_tokens_make_the_reply(
+    prompt: tuple[int, ...], reply: tuple[int, ...]
+) -> None:
+    steps, drafted, accepted = count_steps(prompt, reply)
+    # The last step may end with an accepted token, after which the reply needs no other.
+    assert steps + accepted in (len(reply), len(reply) + 1)
+    assert accepted <= drafted <= steps * DRAFT
