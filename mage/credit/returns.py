@@ -15,12 +15,13 @@ where g_{m,1} is the return of the first turn of episode m without later episode
 reply is a reward at its turn; with `penalties = False` it is no part of the returns, as published.
 A reflection gets the return of the first turn of the next episode.
 
-Example: three turns per episode, discounts .95/.6, lost then won, differential:
-.75 .79 .83 | reflection 18.05 | 18.05 19 20.
+Example: three turns per episode, discounts .95/.6, lost (R_1 = -10) then won (R_2 = 10),
+differential: .75 .79 .83 | reflection 18.05 | 18.05 19 20.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from mage.types import Episode, MetaEpisode, Return
@@ -50,22 +51,21 @@ def compute_returns(
     assert weights or kind != "final", "a recipe with final returns has weights"
     task_rewards = [episode.reward for episode in meta.episodes]
     rewards = meta_rewards(task_rewards, kind, weights or ())
+    # The episode discount of this kind, and w_n: what gains within episode n are multiplied with.
     across = {"single": 0.0, "final": 1.0, "balanced": 1.0}.get(kind, episode_discount)
     scales = weights if weights and kind == "final" else [1.0] * len(rewards)
+    drops_previous = kind == "differential" and not own_difference
     found: list[list[Return]] = []  # of every episode, the last one first
     later = 0.0  # discounted return of the next episode
     for n in reversed(range(len(rewards))):
         turn_rewards, last = _place_rewards(
             meta.episodes[n], rewards[n], scales[n] if per_turn else None, penalties
         )
-        values, start = _turn_values(turn_rewards, last, later, step_discount, propagation)
-        for_earlier = across * start  # what the episodes before this one get
-        if kind == "differential" and not own_difference and n:
-            values, start = _turn_values(
-                turn_rewards, last, later, step_discount, propagation, known=task_rewards[n - 1]
-            )
+        turn_values = partial(_turn_values, turn_rewards, last, later, step_discount, propagation)
+        _, full_start = turn_values()  # what earlier episodes are credited with
+        values, start = turn_values(known=task_rewards[n - 1] if drops_previous and n else 0.0)
         found.append(_episode_returns(meta, n, values, start, rewards[n], penalties))
-        later = for_earlier
+        later = across * full_start
     returns = [item for own in reversed(found) for item in own]
     return [_balance(item, len(rewards)) for item in returns] if kind == "balanced" else returns
 
@@ -81,6 +81,7 @@ def meta_rewards(
     if kind == "differential":
         return [reward - before for reward, before in zip(rewards, [0, *rewards[:-1]], strict=True)]
     if kind == "final":
+        # Not strict: a meta-episode that stops early has fewer episodes than there are weights.
         return [weight * reward for weight, reward in zip(weights, rewards, strict=False)]
     return list(rewards)
 

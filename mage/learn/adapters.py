@@ -86,7 +86,7 @@ class Adapters(Trainable):
     def reference(self) -> Iterator[PreTrainedModel]:
         """The model as it was at the start. On exit the module holds the policy again."""
         for stack in self._stacks:
-            stack.write(*stack.start)
+            stack.write(*stack.initial)
         try:
             yield self.model
         finally:
@@ -115,7 +115,7 @@ class _Stack:
         self.down, self.up = (
             torch.stack([values[key(name)] for name in names]) for key in (_down, _up)
         )
-        self.start = self.down.clone(), self.up.clone()
+        self.initial = self.down.clone(), self.up.clone()  # for the reference
         self.downs = [torch.nn.Parameter(part) for part in self.down]
         self.ups = [torch.nn.Parameter(part) for part in self.up]
         self.masters = dict(

@@ -92,7 +92,10 @@ class Learner:
     # -- an update
 
     def update(self, samples: Sequence[Sample], *, entropy: float, update: int) -> Metrics:
-        """One update from new samples: `epochs` x `minibatches` optimizer steps."""
+        """One update from new samples: `epochs` x `minibatches` optimizer steps.
+
+        `entropy` is the coefficient of the entropy bonus.
+        """
         if not self.ranks.total(len(samples)):
             raise UserError("an update needs at least one sample")
         rows = prepare(samples)

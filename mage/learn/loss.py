@@ -63,10 +63,11 @@ def policy_loss(
 ) -> tuple[Tensor, "BatchSums"]:
     """Loss of one micro-batch and the sums for its diagnostics.
 
-    The bonus `entropy` is over legal moves: the sum of the choices is, by the chain rule, an
-    unbiased estimate of the entropy of the whole action. An entropy over the vocabulary rewards
-    illegal tokens, until most moves are illegal; `options.token_entropy` is the weight of that one,
-    which the published code uses. `reference` holds the logprobs of the KL reference.
+    `entropy` is the coefficient of a bonus over legal moves: the sum of the choices is, by the
+    chain rule, an unbiased estimate of the entropy of the whole action. An entropy over the
+    vocabulary rewards illegal tokens, until most moves are illegal; `options.token_entropy` is the
+    weight of that one, which the published code uses. `reference` holds the logprobs of the KL
+    reference.
     """
     difference = scores.logprobs - replies.old_logprobs
     log_ratio = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)

@@ -19,10 +19,11 @@ from mage.types import Member
 
 
 def split_by_unit(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> list[list[Row]]:
-    """Split the samples into `parts` mini-batches of similar size, in an order drawn from `seed`.
+    """Split the samples into `parts` mini-batches, in an order drawn from `seed`.
 
-    A unit stays together: a whole group if there are enough groups, because its members share most
-    of their prompts and pack well; otherwise a whole meta-episode. Parts may be empty.
+    The mini-batches have similar numbers of units, not of rows. A unit stays together: a whole
+    group if there are enough groups, because its members share most of their prompts and pack well;
+    otherwise a whole meta-episode. Parts may be empty.
     """
     sizes = _sizes(rows, ranks)
     by_group = len({group for group, _ in sizes}) >= parts

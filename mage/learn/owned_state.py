@@ -1,6 +1,6 @@
 """Sharded optimizer state: every rank owns the masters and moments of whole tensors.
 
-All ranks sum the gradients as before. Each rank makes the optimizer step of its own tensors and
+All ranks sum the gradients. Each rank makes the optimizer step of its own tensors and
 sends the new weights to the others, so the weights equal those of replicated ranks bit for bit.
 A checkpoint holds the whole state and loads at any number of ranks.
 """
@@ -48,16 +48,19 @@ class OwnedState:
         for key in keys:
             for name, master in masters.items():
                 like = torch.zeros((), device=master.device) if key == "step" else master
-                moments |= self._receive(f"{name}.{key}", name, states[name].get(key), like)
+                moments |= self._from_owner(f"{name}.{key}", name, states[name].get(key), like)
         weights: dict[str, Tensor] = {}
         for name, master in masters.items():
-            weights |= self._receive(name, name, master, master)
+            weights |= self._from_owner(name, name, master, master)
         return weights, moments
 
-    def _receive(
+    def _from_owner(
         self, key: str, name: str, value: Tensor | None, like: Tensor
     ) -> dict[str, Tensor]:
-        """The owner's value on rank 0; `like` gives shape and dtype where it is not held."""
+        """Send the owner's value to all ranks; rank 0 returns it under `key`, the others nothing.
+
+        `like` gives shape and dtype where the value is not held.
+        """
         held = value if self.owns(name) else None
         held = torch.empty_like(like).contiguous() if held is None else held.detach().contiguous()
         self.ranks.send_tensor(held, self.owners[name])

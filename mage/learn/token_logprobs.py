@@ -45,7 +45,7 @@ def token_logprobs(
 
 
 class _Scored(torch.autograd.Function):
-    """`_score_logits` of hidden @ weight.T + bias, in pieces. Only the log-sum-exps are kept."""
+    """`_score_logits` of hidden @ weight.T + bias, in pieces. No logits are kept."""
 
     @staticmethod
     def forward(
@@ -63,10 +63,10 @@ class _Scored(torch.autograd.Function):
             score(linear(states, weight, bias), wanted, temperature)
             for states, wanted in _pieces(length, hidden, targets)
         ]
-        logprobs, entropies, sums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-        kept = (entropies,) if entropy_learns else ()
-        ctx.save_for_backward(hidden, weight, bias, targets, sums, *kept)
+        logprobs, entropies, log_sums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, targets, log_sums, entropies)
         ctx.temperature, ctx.length = temperature, length
+        ctx.entropy_learns = entropy_learns
         if not entropy_learns:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -74,32 +74,34 @@ class _Scored(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         grad_logprobs, grad_entropies = gradients
-        hidden, weight, bias, targets, sums, *kept = ctx.saved_tensors
+        hidden, weight, bias, targets, log_sums, entropies = ctx.saved_tensors
         logits_gradient = _compiled(_logits_gradient, hidden.device.type)
         entropy_gradient = _compiled(_entropy_gradient, hidden.device.type)
-        of_entropy = [*kept, grad_entropies] if kept else []
         grad_hidden = torch.empty_like(hidden)
         # With LoRA the head is frozen and needs no gradient.
         grad_weight = (
-            torch.zeros_like(weight, dtype=sums.dtype) if ctx.needs_input_grad[1] else None
+            torch.zeros_like(weight, dtype=log_sums.dtype) if ctx.needs_input_grad[1] else None
         )
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=sums.dtype)
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=log_sums.dtype)
         start = 0
-        for states, wanted, exponents, grad_output, *entropy in _pieces(
-            ctx.length, hidden, targets, sums, grad_logprobs, *of_entropy
+        for states, wanted, log_sum, entropy, grad_logprob, grad_entropy in _pieces(
+            ctx.length, hidden, targets, log_sums, entropies, grad_logprobs, grad_entropies
         ):
             logits = linear(states, weight, bias)
-            grad_logits = logits_gradient(logits, wanted, exponents, grad_output, ctx.temperature)
-            if kept:
-                grad_logits += entropy_gradient(logits, exponents, *entropy, ctx.temperature)
+            grad_logits = logits_gradient(logits, wanted, log_sum, grad_logprob, ctx.temperature)
+            if ctx.entropy_learns:
+                grad_logits += entropy_gradient(
+                    logits, log_sum, entropy, grad_entropy, ctx.temperature
+                )
             grad_hidden[start : start + len(states)] = grad_logits @ weight
             if grad_weight is not None:
                 grad_weight += grad_logits.t() @ states
             if grad_bias is not None:
-                grad_bias += grad_logits.sum(0, dtype=sums.dtype)
+                grad_bias += grad_logits.sum(0, dtype=log_sums.dtype)
             start += len(states)
-        found = [None if one is None else one.to(weight.dtype) for one in (grad_weight, grad_bias)]
-        return grad_hidden, *found, None, None, None, None
+        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        grad_bias = None if grad_bias is None else grad_bias.to(weight.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
@@ -116,29 +118,29 @@ def _score_logits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logprobs of the targets, entropies, and log-sum-exps, one of each per row."""
     wide = _scaled(logits, temperature)
-    sums = wide.logsumexp(-1)
-    chosen = wide.gather(-1, targets[:, None]).squeeze(-1) - sums
+    log_sums = wide.logsumexp(-1)
+    chosen = wide.gather(-1, targets[:, None]).squeeze(-1) - log_sums
     with torch.set_grad_enabled(entropy_learns and torch.is_grad_enabled()):
-        entropies = sums - ((wide - sums[:, None]).exp() * wide).sum(-1)
-    return chosen, entropies, sums
+        entropies = log_sums - ((wide - log_sums[:, None]).exp() * wide).sum(-1)
+    return chosen, entropies, log_sums
 
 
 def _logits_gradient(
-    logits: Tensor, targets: Tensor, sums: Tensor, grad_output: Tensor, temperature: float
+    logits: Tensor, targets: Tensor, log_sums: Tensor, grad_output: Tensor, temperature: float
 ) -> Tensor:
     """Gradient of the target logprobs, weighted with the incoming gradient, for the logits."""
     wide = _scaled(logits, temperature)
     is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
-    slope = is_target.to(wide.dtype) - (wide - sums[:, None]).exp()
+    slope = is_target.to(wide.dtype) - (wide - log_sums[:, None]).exp()
     return (slope * (grad_output / temperature)[:, None]).to(logits.dtype)
 
 
 def _entropy_gradient(
-    logits: Tensor, sums: Tensor, entropies: Tensor, grad_output: Tensor, temperature: float
+    logits: Tensor, log_sums: Tensor, entropies: Tensor, grad_output: Tensor, temperature: float
 ) -> Tensor:
     """Gradient of the entropies, weighted with the incoming gradient: -p (log p + H)."""
     wide = _scaled(logits, temperature)
-    logprobs = wide - sums[:, None]
+    logprobs = wide - log_sums[:, None]
     slope = -logprobs.exp() * (logprobs + entropies[:, None])
     return (slope * (grad_output / temperature)[:, None]).to(logits.dtype)
 

@@ -164,6 +164,7 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _master(parameter: torch.nn.Parameter) -> Tensor:
+    """The parameter itself if it has float32 or more, otherwise a float32 copy of it."""
     if parameter.dtype in (torch.float32, torch.float64):
         return parameter
     return torch.nn.Parameter(parameter.detach().float())

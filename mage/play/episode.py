@@ -29,17 +29,18 @@ class PlaySetup:
     """Everything that a meta-episode needs besides its task.
 
     `rivals` are opponents that exist in this process only, by the name in the task: the frozen
-    copies of a league. `writer` writes the reflections; None = the agent itself. `shown` has the
-    texts that meta-episodes see instead of their own memory, one per episode, by group. `rewards`
-    are functions that add to the reward of an episode. `policy` moves instead of the agent.
+    copies of a league, and models as opponents. `writer` writes the reflections; None = the agent
+    itself. `shown` has the texts that meta-episodes see instead of their own memory, one per
+    episode, by group. `rewards` are functions that add to the reward of an episode. `policy` moves
+    instead of the agent.
     """
 
     environment: Environment
     agent: Agent
     memory: Memory
     episodes: int = 3
-    numbered: bool = True
-    stop_on_success: bool = False
+    numbered: bool = True  # prompts say which episode of how many this is; False: always 1 of 1
+    stop_on_success: bool = False  # the first won episode ends the meta-episode
     illegal_penalty: float = 0.5
     length_penalty: float = 0.0
     rivals: Mapping[str, Opponent] = field(default_factory=dict)
@@ -80,6 +81,7 @@ async def play_episode(
 ) -> tuple[Episode, str]:
     """Play one episode against the task's opponent; returns it and the memory that was shown.
 
+    `reflection` was written after the previous episode; it becomes part of this episode's record.
     `on_start` gets the state of the game before its first move.
     """
     environment, seat = setup.environment, ref.task.seat
@@ -125,7 +127,11 @@ def find_ending(
 
 
 def _gains(environment: Environment, scores: list[float], reward: float) -> tuple[float, ...]:
-    """The reward that was scored after each turn; the gains sum to the reward of the episode."""
+    """The reward that was scored after each turn.
+
+    The gains sum to the reward of the episode if the reward before its first turn is 0, otherwise
+    to the difference of the two.
+    """
     rewards = [*(environment.reward(score) for score in scores), reward]
     return tuple(after - before for before, after in pairwise(rewards))
 
@@ -162,7 +168,7 @@ class _Reply(NamedTuple):
 async def _play_turn(
     setup: PlaySetup, ref: EpisodeRef, state: State, number: int, dialogue: Dialogue
 ) -> tuple[Turn, str | None]:
-    """Let the agent call tools and reply, judge it, and keep it; returns also the legal move."""
+    """Let the agent call tools and reply, and record it; returns also the legal move, if any."""
     observation, seed = dialogue.observe(state), derive(ref.seed, ref.number, number)
     tool_seed = setup.environment.episode_seed(ref.task.seed, ref.number)
     if setup.policy is None:
@@ -174,7 +180,7 @@ async def _play_turn(
     written = setup.agent.read(completion)
     action = None if written is None else dialogue.wording.read(state, written)
     reply = _Reply(observation, prompt, completion, calls, written, action)
-    turn = _judge(setup, state, dialogue, reply)
+    turn = _record_turn(setup, state, dialogue, reply)
     dialogue.add(completion, written, action, calls)
     return turn, action
 
@@ -203,8 +209,8 @@ def _ask_policy(
     return player.reply(seen)
 
 
-def _judge(setup: PlaySetup, state: State, dialogue: Dialogue, reply: _Reply) -> Turn:
-    """The record of a turn."""
+def _record_turn(setup: PlaySetup, state: State, dialogue: Dialogue, reply: _Reply) -> Turn:
+    """A turn as it is kept: what the agent saw and wrote, and whether that was a legal move."""
     agent, wording, completion = setup.agent, dialogue.wording, reply.completion
     legal, legal_moves = reply.action is not None, wording.words(state)
     replies = [*(call.completion for call in reply.calls), completion]

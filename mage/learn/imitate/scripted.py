@@ -112,18 +112,20 @@ class DemonstrationPlayer(RecordingPlayer):
 
     def _choose_call(self, state: State) -> str | None:
         """A call of a tool, if the agent has tools and the next reply is one."""
-        agent, expert = self.setup.agent, self.script.expert
+        agent = self.setup.agent
         calls = state.calls()[: agent.limits.calls] if agent.tools(self.setup.environment) else ()
-        left = calls[self.called :] if expert or not self.called else ()
-        if left and (expert or self.rng.random() < 0.5):
-            self.called += 1
-            return write_call(*(left[0] if expert else self.rng.choice(left)))
-        self.called = 0
-        return None
+        if self.script.expert:  # all calls, in order
+            call = calls[self.called] if self.called < len(calls) else None
+        else:  # one call before half of the moves
+            may_call = calls and not self.called and self.rng.random() < 0.5
+            call = self.rng.choice(calls) if may_call else None
+        self.called = 0 if call is None else self.called + 1
+        return None if call is None else write_call(*call)
 
     def _choose_move(self, state: State) -> str:
         """The next move; also records whether it is taught."""
-        self.moves += [[] for _ in range(len(self.states) - len(self.moves))]
+        while len(self.moves) < len(self.states):  # a new episode has begun
+            self.moves.append([])
         chosen = self._repeated()  # without noise: a win is repeated to its end
         if chosen is None and self.script.expert and self.rng.random() >= self.script.noise:
             chosen = state.expert()
@@ -148,7 +150,7 @@ class DemonstrationPlayer(RecordingPlayer):
 
     def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
         """The taught turns of the finished meta-episode."""
-        moves = iter(self.chosen)
+        moves = iter(self.chosen)  # every play turn made exactly one
         for number, episode in enumerate(meta.episodes):
             for index, turn in enumerate((episode.reflection, *episode.turns), start=-1):
                 if turn is None:
@@ -161,6 +163,7 @@ class DemonstrationPlayer(RecordingPlayer):
                     yield Demonstration(said, call.completion.token_ids, (), where)
                 if taught:
                     yield Demonstration(turn, turn.completion.token_ids + end, legal, where)
+        assert next(moves, None) is None, "every chosen move has its turn"
 
 
 def facts_of(recap: str) -> list[str]:

@@ -123,7 +123,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float
 
 
 def trie_mask(end: Tensor) -> Mask:
-    """The mask `j <= i < end[j]`: blocks for FlexAttention on CUDA, a dense tensor elsewhere."""
+    """The mask `j <= i < end[j]`: blocks for FlexAttention on CUDA, a dense tensor elsewhere.
+
+    `end[j]` is the place after the last token below token j in depth-first order, so token i sees
+    token j if it is j or below it.
+    """
     if end.device.type == "cuda":
         return block_mask(end)
     line = torch.arange(len(end), device=end.device)
@@ -142,7 +146,9 @@ def block_mask(end: Tensor, block: int = BLOCK) -> BlockMask:
     first = number[:, None] * block  # first query of each block of queries
     last = (first + block - 1).clamp(max=len(end) - 1)
     earlier = number[None, :] < number[:, None]
+    # Full: the last query sees every key of the block, so all queries do.
     full = earlier & (padded.amin(1)[None, :] > last)
+    # Partly: the first query sees some key of the block, or it is the queries' own block.
     partly = (
         (earlier & (padded.amax(1)[None, :] > first)) | (number[None, :] == number[:, None])
     ) & ~full

@@ -11,8 +11,8 @@ from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.pack.layers import line_length
 from mage.learn.pack.packing import Layout, Packed, pack_forest, pack_rows, pack_trie
-from mage.learn.pack.plans import plan_forests, plan_rows, plan_tries
-from mage.learn.pack.tries import TRIE_PAIRS_PER_TOKEN, Row
+from mage.learn.pack.plans import TRIE_PAIRS_PER_TOKEN, plan_forests, plan_rows, plan_tries
+from mage.learn.pack.tries import Row
 from mage.models.architecture import fixed_length
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from mage.learn.pack.tries import (
-    PAIRS_PER_TOKEN,
-    TRIE_PAIRS_PER_TOKEN,
     Row,
     SplitCost,
     Tree,
@@ -16,6 +14,11 @@ from mage.learn.pack.tries import (
     common,
     split_tree,
 )
+
+# Query-key pairs that cost as much as one token outside attention, for a small model
+# (see `packer.pairs_per_token`).
+PAIRS_PER_TOKEN = 660.0
+TRIE_PAIRS_PER_TOKEN = 8192.0  # with FlexAttention (`packer.trie_pairs_per_token`)
 
 
 def plan_forests(

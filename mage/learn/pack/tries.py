@@ -14,17 +14,13 @@ import numpy as np
 from mage.config.errors import UserError
 from mage.types import Sample
 
-# Query-key pairs that cost as much as one token outside attention, for a small model
-# (see `packer.pairs_per_token`).
-PAIRS_PER_TOKEN = 660.0
-TRIE_PAIRS_PER_TOKEN = 8192.0  # with FlexAttention (`packer.trie_pairs_per_token`)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A sample as an array. `offset` indexes its first reply token.
+    """A sample as an array.
 
-    `key` holds the ids as big-endian bytes, so that bytes compare like the ids.
+    `offset` is the place of its first reply token in the reply tokens of all samples, one after the
+    other. `key` holds the ids as big-endian bytes, so that bytes compare like the ids.
     """
 
     sample: Sample
@@ -112,6 +108,7 @@ def _deepest_first(rows: list[Row], shared: list[int]) -> tuple[list[Row], list[
     ]
     branches.sort(key=lambda branch: -max(len(row.ids) for row in branch[0]))
     lengths = [length for _, own in branches for length in (least, *own[1:])]
+    # The first row of all branches shares nothing with a row before it.
     return [row for own, _ in branches for row in own], [0, *lengths[1:]]
 
 
@@ -123,9 +120,10 @@ def _size(rows: Sequence[Row], shared: Sequence[int]) -> int:
 class SplitCost:
     """Decides when a trie is computed in parts.
 
-    With `limit`: if it is larger. Without: if attention saves more than the repeated trunks cost,
-    where one token costs as much as `pairs_per_token` query-key pairs. A tree larger than `most` is
-    always split.
+    `root` is the length of the prefix that all trees share and that is computed once (0 if each
+    tree computes its own). With `limit`: a tree is split if it has more tokens besides the root.
+    Without: if attention saves more than the repeated trunks cost, where one token costs as much as
+    `pairs_per_token` query-key pairs. A tree with more than `most` tokens is always split.
     """
 
     root: int
