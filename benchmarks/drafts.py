@@ -70,7 +70,7 @@ def replies(metas: Iterable[MetaEpisode]) -> list[tuple[Ids, Ids]]:
 
 def measure(world: str, options: Sequence[str] = ()) -> str:
     recipe = load_recipe(world, [*_SMALL, *options])
-    setup = build_components(recipe).play_setup()
+    setup = build_components(recipe).begin_play()
     found = replies(play_groups(setup, draw_tasks(recipe, 1), 0))
     tokens = sum(len(reply) for _, reply in found)
     counts = zip(*(count_steps(*one) for one in found), strict=True)

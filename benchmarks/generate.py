@@ -52,7 +52,7 @@ class Recorder:
 
 def record(parts: Components) -> list[Conversation]:
     """The requests of every member of every group during its meta-episode."""
-    setup, conversations, games = parts.play_setup(), [], []
+    setup, conversations, games = parts.begin_play(), [], []
     for group, tasks in enumerate(draw_tasks(parts.recipe, 1)):
         for member, task in enumerate(tasks):
             recorder: Any = Recorder(parts.engine)

@@ -97,12 +97,12 @@ class MeasuredTrainer(Trainer):
 
     measured = Measured()
 
-    def _play(self, timer: Timer) -> list[MetaEpisode]:
+    def _play(self, number: int, timer: Timer) -> list[MetaEpisode]:
         engine = self.components.engine
         assert isinstance(engine, LocalEngine), "the paper's recipes use the local engine"
         before = engine.stats.generated_tokens
         _reset_peak()
-        metas = super()._play(timer)
+        metas = super()._play(number, timer)
         self.measured.peaks["play"] = _peak()
         turns = [
             turn
@@ -118,9 +118,9 @@ class MeasuredTrainer(Trainer):
         self.measured.generated = engine.stats.generated_tokens - before
         return metas
 
-    def _learn(self, samples: Sequence[Sample], timer: Timer) -> Any:
+    def _learn(self, number: int, samples: Sequence[Sample], timer: Timer) -> Any:
         _reset_peak()
-        learned = super()._learn(samples, timer)
+        learned = super()._learn(number, samples, timer)
         self.measured.peaks["learn"] = _peak()
         return learned
 
@@ -263,8 +263,8 @@ def _record(
         "learn tok/s": metrics["computed_tokens"] / learning,
         "peak play": measured.peaks["play"] / GB,
         "peak learn": measured.peaks["learn"] / GB,
-        "plan play": plan.play / GB,
-        "plan learn": plan.learn / GB,
+        "plan play": plan.playing_bytes / GB,
+        "plan learn": plan.learning_bytes / GB,
         "held": timing.get("memory_device_peak", 0.0),
         "mismatch": metrics["mismatch"],
         "longest": measured.longest,

@@ -176,7 +176,7 @@ def meta_recipe(side: str, model: str, folder: Path) -> Recipe:
 def play(parts: Components, seed: int) -> int:
     """Play the meta-episodes of one update; the number of generated tokens."""
     parts.engine.refresh(seed)
-    metas = play_groups(parts.play_setup(), draw_tasks(parts.recipe, 1), derive("benchmark", seed))
+    metas = play_groups(parts.begin_play(), draw_tasks(parts.recipe, 1), derive("benchmark", seed))
     turns = [
         turn
         for meta in metas

@@ -36,7 +36,7 @@ def play(parts: Components, update: int = 1) -> list[MetaEpisode]:
     """The meta-episodes of one update, with an empty cache as in training."""
     parts.engine.refresh(update)
     return play_groups(
-        parts.play_setup(), draw_tasks(parts.recipe, update), derive("benchmark", update)
+        parts.begin_play(), draw_tasks(parts.recipe, update), derive("benchmark", update)
     )
 
 

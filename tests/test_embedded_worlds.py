@@ -50,7 +50,7 @@ def _plays_randomly(environment: Environment, start: int, rng: random.Random) ->
 @pytest.mark.parametrize("world", WORLDS)
 def test_it_wins_no_more_than_a_random_player(world: str) -> None:
     parts = build_components(load_recipe(world, ["--play.episodes=1", "--memory.keep=none"]))
-    play_setup, population = parts.play_setup(evaluating=True), population_of(parts.recipe)
+    play_setup, population = parts.begin_play(evaluating=True), population_of(parts.recipe)
     panel = make_panel(
         play_setup.environment, population, "test", size=240, name="select", episodes=1
     )

@@ -24,7 +24,7 @@ def parts():
 @pytest.fixture(scope="module")
 def exact(parts):
     return exact_scores(
-        parts.play_setup(evaluating=True), parts.weights(), SHARES, parts.recipe.learn
+        parts.begin_play(evaluating=True), parts.weights(), SHARES, parts.recipe.learn
     )
 
 
@@ -45,7 +45,7 @@ def test_a_panel_scatters_around_the_exact_scores(parts, exact) -> None:
 def test_without_memory_there_are_as_many_situations_as_the_game_has(parts, exact) -> None:
     """Kuhn poker has six situations a seat; prompts of three numbered episodes differ."""
     found = exact_scores(
-        parts.play_setup(evaluating=True, memory=Notes(keep="none")),
+        parts.begin_play(evaluating=True, memory=Notes(keep="none")),
         parts.weights(),
         SHARES,
         parts.recipe.learn,
@@ -58,7 +58,7 @@ def test_games_without_numbers_are_prompted_as_in_play() -> None:
     """Without numbers and memory the three games have equal prompts."""
     parts = build_components(load_recipe("kuhn_demo", ["--run.workers=1", "--play.numbered=false"]))
     first, second, third = exact_scores(
-        parts.play_setup(evaluating=True, memory=Notes(keep="none")),
+        parts.begin_play(evaluating=True, memory=Notes(keep="none")),
         parts.weights(),
         SHARES,
         parts.recipe.learn,
@@ -68,7 +68,7 @@ def test_games_without_numbers_are_prompted_as_in_play() -> None:
 
 def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
     found = exact_scores(
-        parts.play_setup(evaluating=True, memory=Notes(keep="none")),
+        parts.begin_play(evaluating=True, memory=Notes(keep="none")),
         parts.weights(),
         {"random": 1.0, "cfr": 1.0},
         parts.recipe.learn,
@@ -97,7 +97,7 @@ def test_settings_without_exact_scores_are_refused(
     parts = build_components(load_recipe(recipe, changes))
     with pytest.raises(ValueError, match=message):
         exact_scores(
-            parts.play_setup(evaluating=True),
+            parts.begin_play(evaluating=True),
             parts.weights(),
             population_of(parts.recipe).pool("test") or {"": 1.0},
             parts.recipe.learn,

@@ -42,7 +42,7 @@ def test_the_estimate_is_within_a_tenth_of_the_measured_peak(
 ) -> None:
     changes = ("--learn.kl=0", "--learn.recompute=true", "--learn.micro_tokens=16384")
     found = plan("paper_tic_tac_toe", model, 200, *changes, f"--learn.lora_rank={rank}")
-    assert found.learn / GB == pytest.approx(measured, rel=0.1)
+    assert found.learning_bytes / GB == pytest.approx(measured, rel=0.1)
 
 
 def test_parameters_of_the_presets_are_those_of_the_published_models() -> None:
@@ -62,7 +62,13 @@ def test_the_parts_of_all_weights_worked_by_hand() -> None:
     found = plan("paper_alfworld", "qwen3-4b", 143)
     count = 4.022e9
     fixed = found.fixed
-    bytes_of = (fixed.weights, fixed.masters, fixed.optimizer, fixed.sums, fixed.late)
+    bytes_of = (
+        fixed.weights,
+        fixed.copies_of_weights,
+        fixed.optimizer,
+        fixed.gradient_sums,
+        fixed.micro_batch_gradients,
+    )
     assert [part / count for part in bytes_of] == pytest.approx([2, 4, 8, 4, 2], rel=1e-3)
     assert fixed.reference == 0
     assert fixed.bytes_per_slot == 8192 * 36 * 2 * 8 * 128 * 2
@@ -81,14 +87,14 @@ def test_full_sharding_divides_the_gradients_at_every_moment(ranks: int) -> None
     inputs, values = shape.hidden * shape.layers, 1.15 * shape.layer_values * shape.layers
     logits = 2**28 * 8 + 6 * shape.embedding_weights
     expected = (2 + 16 / ranks) * shape.parameters + 2 * 4096 * (inputs + values) + logits
-    assert found.learn == pytest.approx(expected)
+    assert found.learning_bytes == pytest.approx(expected)
     assert found.parts()["gradients"] * GB == pytest.approx(4 / ranks * shape.parameters)
 
 
 def test_a_float32_model_holds_the_gradients_of_earlier_micro_batches() -> None:
     recipe, shape = load_recipe("paper_alfworld"), PRESETS["qwen3-4b"]
     fixed = plan_memory(recipe, shape, 200 * GB, half_precision=False).fixed
-    assert (fixed.sums, fixed.late) == (4 * shape.parameters, 0)
+    assert (fixed.gradient_sums, fixed.micro_batch_gradients) == (4 * shape.parameters, 0)
 
 
 def test_the_plan_uses_the_sizes_of_the_engine_and_of_the_loss() -> None:
@@ -132,9 +138,9 @@ def test_each_copy_of_a_league_holds_a_model_and_a_pool(
     assert fixed.copies * fixed.bytes_per_copy == pytest.approx(
         3 * own, rel=0.15 if rank else 0.005
     )
-    assert found.learn - without.learn == pytest.approx(3 * fixed.bytes_per_copy)
+    assert found.learning_bytes - without.learning_bytes == pytest.approx(3 * fixed.bytes_per_copy)
     assert (fixed.engines, found.pool) == (4 * alone.engines, 4 * without.pool)
-    assert found.play - without.play == pytest.approx(
+    assert found.playing_bytes - without.playing_bytes == pytest.approx(
         3 * (fixed.bytes_per_copy + alone.engines + without.pool)
     )
     assert set(found.parts()) - set(without.parts()) == {"league copies"}
@@ -147,7 +153,9 @@ def test_a_league_leaves_fewer_slots_and_is_a_row_of_the_table() -> None:
     found = plan("paper_tic_tac_toe", "qwen3-4b", 80, *words, pool)
     assert found.fits
     assert found.slots < without.slots
-    assert found.play <= found.usable < found.play + 3 * found.fixed.bytes_per_slot
+    assert (
+        found.playing_bytes <= found.usable < found.playing_bytes + 3 * found.fixed.bytes_per_slot
+    )
     command = ["plan", "paper_tic_tac_toe", "--model", "qwen3-4b", *words]
     tables = [CliRunner().invoke(app, [*command, *more]).output for more in ([], [pool])]
     assert ["league copies" in table for table in tables] == [False, True]
@@ -179,7 +187,7 @@ def test_adapters_of_layers_that_are_not_compiled_need_the_gradients_of_their_we
     changes = ("--learn.recompute=true", "--learn.micro_tokens=16384", "--learn.lora_rank=16")
     other = replace(PRESETS["qwen3-4b"], plain=False)
     found = plan_memory(load_recipe("paper_alfworld", changes), other, 200 * GB)
-    assert found.learn / GB == pytest.approx(25.9, rel=0.1)
+    assert found.learning_bytes / GB == pytest.approx(25.9, rel=0.1)
 
 
 def test_where_slots_do_not_fit_the_plan_names_a_context_at_which_all_of_them_do() -> None:

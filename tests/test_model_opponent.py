@@ -61,7 +61,7 @@ def test_the_moves_are_replies_of_the_model() -> None:
     """The embedded model knows the format of Kuhn poker, so its own moves are played."""
     recipe = tiny_recipe(WORLD, opponents=AGAINST, model={"path": "embedded-rps"})
     components = build_components(recipe)
-    setup = components.play_setup()
+    setup = components.begin_play()
     player = setup.meet(Task("kuhn_poker", 0, 1, "model-embedded", "test"))
     states = [recipe.environment().start(seed) for seed in range(12)]
     moves = run([player.think(state, 0, random.Random(7)) for state in states])
@@ -69,7 +69,7 @@ def test_the_moves_are_replies_of_the_model() -> None:
     refused, replies = components.rival_sums()["opponent_illegal_rate"]
     assert (refused <= 2, replies) == (True, 12)
     assert components.engine is not player.agent.engine  # type: ignore[attr-defined]
-    components.play_setup()
+    components.begin_play()
     assert components.rival_sums()["opponent_illegal_rate"] == (0, 0), "counted anew"
 
 
@@ -81,7 +81,7 @@ def test_a_plan_counts_the_model_in_the_other_seat() -> None:
             load_recipe("kuhn_demo").changed(opponents=AGAINST),
         )
     )
-    added = against.play - alone.play
+    added = against.playing_bytes - alone.playing_bytes
     assert added == pytest.approx(alone.fixed.weights + alone.fixed.engine_bytes + alone.pool)
     assert "opponent models" in against.parts()
 

@@ -40,7 +40,7 @@ def played() -> tuple[Components, list[MetaEpisode]]:
         "run": {"threads": 1, "device": "cpu"},
     }
     parts = build_components(build_recipe(tables))
-    return parts, play_groups(parts.play_setup(), draw_tasks(parts.recipe, 1), 5)
+    return parts, play_groups(parts.begin_play(), draw_tasks(parts.recipe, 1), 5)
 
 
 def by_place(found: list[TurnMoves]) -> dict[tuple[int, int, int, int], TurnMoves]:
@@ -174,7 +174,7 @@ def test_a_resumed_evaluation_has_the_probabilities_of_an_uninterrupted_one(tmp_
         }
     )
     parts = build_components(recipe)
-    metas = play_groups(parts.play_setup(), draw_tasks(recipe, 1), 5)
+    metas = play_groups(parts.begin_play(), draw_tasks(recipe, 1), 5)
     files = []
     for name, shards in (("whole", (0, 1)), ("killed", (0, 1, 1))):  # the second shard was cut
         folder = RunFolder.create(tmp_path / name, recipe)

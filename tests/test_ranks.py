@@ -264,10 +264,19 @@ def test_the_memory_plan_divides_masters_and_moments_among_the_ranks() -> None:
     shape = PRESETS["qwen3-4b"]
     recipe = load_recipe("paper_alfworld", ["--learn.shard=optimizer"])
     alone, eight = (plan_memory(recipe, shape, 141e9, ranks=ranks).fixed for ranks in (1, 8))
-    assert (alone.masters, alone.optimizer) == (4 * shape.parameters, 8 * shape.parameters)
-    assert (eight.masters, eight.optimizer) == (0.5 * shape.parameters, shape.parameters)
+    assert (alone.copies_of_weights, alone.optimizer) == (
+        4 * shape.parameters,
+        8 * shape.parameters,
+    )
+    assert (eight.copies_of_weights, eight.optimizer) == (0.5 * shape.parameters, shape.parameters)
     assert eight.weights == alone.weights
-    assert (eight.sums, eight.late) == (alone.sums, alone.late)
+    assert (eight.gradient_sums, eight.micro_batch_gradients) == (
+        alone.gradient_sums,
+        alone.micro_batch_gradients,
+    )
     full = load_recipe("paper_alfworld", ["--learn.shard=full"])
     eighth = plan_memory(full, shape, 141e9, ranks=8).fixed
-    assert (eighth.sums, eighth.late) == (alone.sums / 8, alone.late / 8)
+    assert (eighth.gradient_sums, eighth.micro_batch_gradients) == (
+        alone.gradient_sums / 8,
+        alone.micro_batch_gradients / 8,
+    )

@@ -231,7 +231,7 @@ def test_processes_write_the_same_demonstrations() -> None:
     chat = Chat.load(base_folder(recipe))
     own = Components(
         recipe, None, chat, ScriptedEngine(lambda request: "", chat.encode)
-    ).play_setup()
+    ).begin_play()
     chunks = [([next(iter(row)) for row in draw_tasks(recipe, -k)][:3], k) for k in range(1, 11)]
     with DemonstrationPool(recipe, script) as pool:
         found = list(pool.write(chunks))

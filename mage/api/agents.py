@@ -224,7 +224,7 @@ def play_panel(
     instead of the candidate. `policy` moves instead of the candidate.
     """
     recipe = candidate.components.recipe
-    setup = candidate.components.play_setup(evaluating=True, memory=memory)
+    setup = candidate.components.begin_play(evaluating=True, memory=memory)
     setup = replace(setup, policy=policy)
     if writer is not None:
         setup = _with_writer(setup, writer)

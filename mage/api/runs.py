@@ -236,7 +236,7 @@ def play_one(
 ) -> MetaEpisode:
     """Play one meta-episode of an agent against an opponent and return its record."""
     components = _find(source, checkpoint).components
-    setup = components.play_setup(evaluating=True)
+    setup = components.begin_play(evaluating=True)
     if setup.environment.multi_agent:
         find(opponent)
     setup = replace(setup, episodes=episodes or setup.episodes)

@@ -62,7 +62,7 @@ def show_exact(one: "Candidate", split: Split, notes: Any, players: int, as_json
     say(describe_model(one.components.recipe))
     with console(stderr=True).status(f"{one.title}: computing the policy in every situation"):
         recipe = one.components.recipe
-        setup = one.components.play_setup(evaluating=True, memory=notes)
+        setup = one.components.begin_play(evaluating=True, memory=notes)
         pool = population_of(recipe).pool(split)
         shares = sample_players(pool, players)
         found = exact_scores(setup, one.components.weights(), shares, recipe.learn)
@@ -146,7 +146,7 @@ def show_population(
 
     if with_agent:
         say(describe_model(candidate.components.recipe))
-    setup = candidate.components.play_setup(evaluating=True, memory=memory)
+    setup = candidate.components.begin_play(evaluating=True, memory=memory)
     tasks = make_matches(setup.environment, population, matches)
     names = [one for name in references.split(",") if name for one in _expand(name, population)]
     units = int(setup.environment.model_dump().get("throws", 1))

@@ -232,15 +232,9 @@ class AgentOptions(Section):
         2000, ge=1, description="length limit of a tool's result; the rest is cut"
     )
 
-    def tool_limits(self) -> tuple[int, float, int]:
-        """Calls in a turn, seconds of a call, characters of a result."""
-        return self.tool_calls, self.tool_seconds, self.tool_characters
-
-    def shown(self) -> tuple[int | None, int, bool, PromptStyle]:
-        """What a prompt shows: past turns in full (None = all), turns folded at once, the request
-        for a sentence before the action, and its style."""
-        window = self.window if self.past_turns else 0
-        return window, self.fold, self.think_first, self.prompts
+    def shown_window(self) -> int | None:
+        """The latest turns that a prompt shows in full; None = all, 0 = no past turn at all."""
+        return self.window if self.past_turns else 0
 
 
 class Stage(BaseModel):

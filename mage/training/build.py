@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
-from mage.agent.tools import ToolLimits
 from mage.config.errors import UserError
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
@@ -33,7 +32,7 @@ from mage.models.sources.hub import read_hub_id
 from mage.opponents.base import Opponent, find
 from mage.play import PlaySetup
 from mage.play.rewards import find_rewards
-from mage.training.context import check_context
+from mage.training.context import check_context, make_agent
 from mage.training.kernel_cache import keep_kernels
 from mage.training.memory_plan import GB, Use, plan_memory
 from mage.training.metrics import MetricSums
@@ -65,13 +64,18 @@ class Components:
         return self.model
 
     def agent(self, evaluating: bool) -> Agent:
-        own, recipe = self.recipe.agent, self.recipe
-        draw = recipe.evaluation_sampler() if evaluating else recipe.training_sampler()
-        sampling = SamplingOptions(*draw, own.max_tokens, own.reflection_tokens)
-        limits = ToolLimits(*own.tool_limits())
-        return Agent(self.engine, self.chat, sampling, *own.shown(), limits)
+        options, recipe = self.recipe.agent, self.recipe
+        sampler = recipe.evaluation_sampler() if evaluating else recipe.training_sampler()
+        sampling = SamplingOptions(
+            temperature=sampler.temperature,
+            top_p=sampler.top_p,
+            top_k=sampler.top_k,
+            max_tokens=options.max_tokens,
+            reflection_tokens=options.reflection_tokens,
+        )
+        return make_agent(options, self.engine, self.chat, sampling)
 
-    def play_setup(
+    def begin_play(
         self,
         evaluating: bool = False,
         memory: Memory | None = None,
@@ -79,10 +83,12 @@ class Components:
     ) -> PlaySetup:
         """What meta-episodes need besides their task, in training or in evaluation.
 
-        `copies` are the frozen copies of a league that play.
+        Call it before every update and every panel: it empties the caches of the models that are
+        opponents and counts their illegal replies from 0. `copies` are the frozen copies of a
+        league that play.
         """
         play = self.recipe.play
-        for rival in self.rivals.values():  # every update and every panel starts without a cache
+        for rival in self.rivals.values():
             rival.agent.engine.refresh(0)
             rival.count_anew()
         return PlaySetup(
@@ -99,7 +105,7 @@ class Components:
         )
 
     def rival_sums(self) -> MetricSums:
-        """The share of illegal replies of models as opponents, since the last setup."""
+        """The share of illegal replies of models as opponents, since the last `begin_play`."""
         if not self.rivals:
             return {}
         refused, replies = zip(*(rival.illegal() for rival in self.rivals.values()), strict=True)
@@ -140,7 +146,7 @@ def _load_rival(components: Components, name: str) -> Opponent:
     recipe, folder = components.recipe, find_rival(name)
     chat = Chat.load(base_of(folder), recipe.agent.thinking)
     model = load_model(folder, recipe.model.dtype, recipe.run.device)
-    if find_item("engines", recipe.engines.name).own_chat() is not None:
+    if _runs_elsewhere(recipe):
         recipe = recipe.changed(engines={"name": "local"})
     agent = replace(
         components.agent(evaluating=False), engine=recipe.engine()(model, chat), chat=chat
@@ -153,7 +159,7 @@ def _load_rival(components: Components, name: str) -> Opponent:
 def build_components(recipe: Recipe) -> Components:
     """Check the data, load the model and create the engine around it."""
     recipe.environment().check_data()
-    own_chat = find_item("engines", recipe.engines.name).own_chat()
+    own_chat = _own_chat(recipe)
     if own_chat is not None:
         _check_thinking(recipe)
         return Components(recipe, None, own_chat, recipe.engine()(own_chat))
@@ -173,13 +179,24 @@ def build_components(recipe: Recipe) -> Components:
 
 def describe_model(recipe: Recipe) -> str:
     """Which model plays, its size and its device, in one line."""
-    if find_item("engines", recipe.engines.name).own_chat() is not None:
+    if _runs_elsewhere(recipe):
         name = recipe.engines.options.get("model", "")
         return f"model {name} behind the engine {recipe.engines.name}".replace("  ", " ")
     size = count_parameters(read_model(base_folder(recipe)).parameters)
     hub = read_hub_id(recipe.model.path)
     name = hub.short if hub else recipe.model.path
     return f"model {name}, {size}, on {pick_device(recipe.run.device)}"
+
+
+def _runs_elsewhere(recipe: Recipe) -> bool:
+    """Whether the agent's model is not on this machine: its engine sends requests to a server."""
+    return _own_chat(recipe) is not None
+
+
+def _own_chat(recipe: Recipe) -> Chat | None:
+    """The chat format of an engine whose model runs elsewhere; None for a local model."""
+    chat: Chat | None = find_item("engines", recipe.engines.name).own_chat()
+    return chat
 
 
 def _check_thinking(recipe: Recipe) -> None:
@@ -196,9 +213,10 @@ def fit_to_gpu(recipe: Recipe, ranks: int | None = None, use: Use = "train") -> 
     """The recipe with micro-batch size, recompute and slots chosen for the memory of the GPU.
 
     `ranks` is the number of ranks, run.workers by default; those on one card share its memory.
-    Without a GPU, or with a model that runs elsewhere, the recipe stays as it is.
+    With run.gpu_memory this also limits what torch may allocate in this process. Without a GPU, or
+    with a model that runs elsewhere, the recipe stays as it is.
     """
-    if find_item("engines", recipe.engines.name).own_chat() is not None:
+    if _runs_elsewhere(recipe):
         return recipe
     device = pick_device(recipe.run.device)
     if device.type != "cuda":

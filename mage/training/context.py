@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from mage.agent.agent import LONGEST_NOTE, Agent, SamplingOptions
+from mage.agent.agent import LONGEST_NOTE, Agent, Sampler, SamplingOptions
 from mage.agent.chat import Chat
 from mage.agent.tools import ToolLimits
 from mage.config.errors import ConfigError
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
+from mage.config.sections import AgentOptions
 from mage.engines.base import ScriptedEngine
 from mage.learn.imitate.scripted import Script, play_scripted
 from mage.play import PlaySetup, in_order, keep_entries
@@ -99,13 +100,32 @@ def scripted_setup(recipe: Recipe, chat: Chat, reflection_tokens: int = _ROOM) -
     """What scripted play of a recipe needs: no model, and replies of any length."""
     engine = ScriptedEngine(lambda request: "", chat.encode)  # replaced by the scripted player
     sampling = SamplingOptions(max_tokens=_ROOM, reflection_tokens=reflection_tokens)
-    own = recipe.agent
     return PlaySetup(
         environment=recipe.environment(),
-        agent=Agent(engine, chat, sampling, *own.shown(), ToolLimits(*own.tool_limits())),
+        agent=make_agent(recipe.agent, engine, chat, sampling),
         memory=recipe.memory(),
         episodes=max(recipe.play.episodes, recipe.evaluation_episodes()),
         numbered=recipe.play.numbered,
+    )
+
+
+def make_agent(
+    options: AgentOptions, engine: Sampler, chat: Chat, sampling: SamplingOptions
+) -> Agent:
+    """An agent with the options of a recipe."""
+    return Agent(
+        engine=engine,
+        chat=chat,
+        sampling=sampling,
+        window=options.shown_window(),
+        fold=options.fold,
+        think_first=options.think_first,
+        prompts=options.prompts,
+        limits=ToolLimits(
+            calls=options.tool_calls,
+            seconds=options.tool_seconds,
+            characters=options.tool_characters,
+        ),
     )
 
 

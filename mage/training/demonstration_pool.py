@@ -76,7 +76,7 @@ def _start(recipe: Recipe, script: Script) -> None:
     end_with_parent()
     chat = Chat.load(base_folder(recipe), recipe.agent.thinking)
     engine = ScriptedEngine(lambda request: "", chat.encode)  # replaced by the scripted player
-    _setting, _script = Components(recipe, None, chat, engine).play_setup(), script
+    _setting, _script = Components(recipe, None, chat, engine).begin_play(), script
 
 
 def _write(chunk: Chunk) -> list[Demonstration]:

@@ -80,7 +80,7 @@ class RunEvaluations:
             **({"plays": plays} if plays > 1 else {}),
         }
         log.info("update %d: evaluate %s", version, name)
-        setup = self.components.play_setup(evaluating=True, memory=memory)
+        setup = self.components.begin_play(evaluating=True, memory=memory)
         with self.stop.section(self.ranks):
             evaluation, _ = evaluate_panel(
                 setup,

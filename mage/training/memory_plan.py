@@ -51,8 +51,8 @@ _LAYER_PEAK = 1.7
 _STORED_EXTRA = 1.15
 
 
-class Moment(NamedTuple):
-    """Bytes that a moment of the backward pass adds to those of both phases."""
+class BackwardPeak(NamedTuple):
+    """Bytes that the backward pass adds to those of both phases, at one of its peaks."""
 
     gradients: float
     activations: float
@@ -67,11 +67,11 @@ class FixedBytes:
     lora_rank: int
     usable: float
     weights: float
-    masters: float
+    copies_of_weights: float  # float32 masters; with LoRA mostly the weights without adapters
     optimizer: float
     reference: float
-    sums: float  # of the gradients of all micro-batches of a step
-    late: float  # gradients of one micro-batch, which the backward pass makes layer by layer
+    gradient_sums: float  # over all micro-batches of a step
+    micro_batch_gradients: float  # of one micro-batch; the backward pass makes them layer by layer
     engine_bytes: float  # one engine besides its pool
     bytes_per_slot: float  # one conversation in a key/value pool
     sampler: float  # an engine with its own weights and pool (vLLM)
@@ -84,7 +84,7 @@ class FixedBytes:
     @property
     def both_phases(self) -> float:
         """Held in play and in learning."""
-        own = self.weights + self.masters + self.optimizer + self.reference
+        own = self.weights + self.copies_of_weights + self.optimizer + self.reference
         return own + self.sampler + self.copies * self.bytes_per_copy + self.rivals
 
     @property
@@ -101,30 +101,30 @@ class FixedBytes:
         """One conversation in the pools of all engines."""
         return (1 + self.copies) * self.bytes_per_slot + self.rival_bytes_per_slot
 
-    def peak(self, *, recompute: bool, tokens: int) -> Moment:
-        """The moment of learning that needs most, with micro-batches of `tokens` tokens.
+    def backward_peak(self, *, recompute: bool, tokens: int) -> BackwardPeak:
+        """The peak of learning that needs most, with micro-batches of `tokens` tokens.
 
         At the start of the backward pass there are all stored activations and the logits, but no
         gradients of this micro-batch yet. At its end there are all gradients and one layer.
         Halfway, half of the layers have gradients and half of the activations are left.
         """
         if not self.learns:
-            return Moment(0.0, 0.0)
-        shape, sums, late = self.shape, self.sums, self.late
+            return BackwardPeak(0.0, 0.0)
+        shape, sums, gradients = self.shape, self.gradient_sums, self.micro_batch_gradients
         layer = float(tokens * shape.layer_values * self.value_bytes)
         stored = float(tokens * shape.hidden * shape.layers * self.value_bytes)  # inputs of layers
         if not recompute:
             stored += _STORED_EXTRA * layer * shape.layers
         head = 0 if self.lora_rank else shape.embedding_weights * _HEAD_GRADIENT_BYTES
         logits = _LOGITS_AT_ONCE * _LOGIT_BYTES + head
-        start = Moment(sums, stored + logits)
-        halfway = Moment(sums + 0.5 * late, 0.5 * stored + _LAYER_PEAK * layer)
-        end = Moment(sums + late, _LAYER_PEAK * layer)
+        start = BackwardPeak(sums, stored + logits)
+        halfway = BackwardPeak(sums + 0.5 * gradients, 0.5 * stored + _LAYER_PEAK * layer)
+        end = BackwardPeak(sums + gradients, _LAYER_PEAK * layer)
         return max(start, halfway, end, key=sum)
 
-    def learn(self, *, recompute: bool, tokens: int) -> float:
+    def learning_bytes(self, *, recompute: bool, tokens: int) -> float:
         """All that learning holds, with micro-batches of `tokens` tokens."""
-        return self.both_phases + sum(self.peak(recompute=recompute, tokens=tokens))
+        return self.both_phases + sum(self.backward_peak(recompute=recompute, tokens=tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +163,16 @@ class MemoryPlan:
         return self.fixed.pool(self.slots)
 
     @property
-    def play(self) -> float:
+    def playing_bytes(self) -> float:
         return self.fixed.both_phases + self.fixed.engines + self.pool
 
     @property
-    def learn(self) -> float:
-        return self.fixed.learn(recompute=self.recompute, tokens=self.micro_tokens)
+    def learning_bytes(self) -> float:
+        return self.fixed.learning_bytes(recompute=self.recompute, tokens=self.micro_tokens)
 
     @property
     def peak(self) -> float:
-        return max(self.play, self.learn)
+        return max(self.playing_bytes, self.learning_bytes)
 
     @property
     def fits(self) -> bool:
@@ -181,12 +181,12 @@ class MemoryPlan:
     def parts(self) -> dict[str, float]:
         """Gigabytes of every part, in the order of the table."""
         fixed = self.fixed
-        peak = fixed.peak(recompute=self.recompute, tokens=self.micro_tokens)
+        peak = fixed.backward_peak(recompute=self.recompute, tokens=self.micro_tokens)
         sampler = {"sampler": fixed.sampler / GB} if fixed.sampler else {}
         copies = fixed.copies * fixed.bytes_per_copy
         return {
             "weights": fixed.weights / GB,
-            "masters": fixed.masters / GB,
+            "masters": fixed.copies_of_weights / GB,
             "optimizer": fixed.optimizer / GB,
             "KL reference": fixed.reference / GB,
             "gradients": peak.gradients / GB,
@@ -238,9 +238,8 @@ def _fixed_bytes(request: PlanRequest) -> FixedBytes:
     sharers = 1 if learn.shard == "none" else request.ranks
     gradient_sharers = request.ranks if learn.shard == "full" else 1
     weights = value_bytes * shape.parameters
-    masters = 0 if request.use == "model" else _masters(shape, learn, value_bytes)
+    weight_copies = 0 if request.use == "model" else _copies_of_weights(shape, learn, value_bytes)
     sampler = memory * sampler_share(recipe)
-    rivals = [read_shape(base_of(find_rival(name))) for name in rival_names(recipe)]
     local = not sampler
     return FixedBytes(
         shape=shape,
@@ -248,23 +247,18 @@ def _fixed_bytes(request: PlanRequest) -> FixedBytes:
         lora_rank=learn.lora_rank,
         usable=memory * _USABLE - _CONTEXT,
         weights=weights,
-        masters=masters / (1 if adapters else sharers),
+        copies_of_weights=weight_copies / (1 if adapters else sharers),
         optimizer=_MOMENT_BYTES * _trained(shape, learn) / sharers if learns else 0,
         reference=weights if learn.kl and learns and not adapters else 0,
-        sums=_SUM_BYTES * _trained(shape, learn) / gradient_sharers,
-        late=_late_gradients(shape, learn, value_bytes) / gradient_sharers,
+        gradient_sums=_SUM_BYTES * _trained(shape, learn) / gradient_sharers,
+        micro_batch_gradients=_micro_batch_gradients(shape, learn, value_bytes) / gradient_sharers,
         engine_bytes=_engine_bytes(recipe, shape, value_bytes) if local else 0,
         bytes_per_slot=_slot_bytes(recipe, shape, value_bytes) if local else 0,
         sampler=sampler,
-        copies=_copies(recipe) if learns else 0,
-        bytes_per_copy=weights + masters + sampler,
-        rivals=sum(
-            value_bytes * one.parameters + (sampler or _engine_bytes(recipe, one, value_bytes))
-            for one in rivals
-        ),
-        rival_bytes_per_slot=sum(
-            _slot_bytes(recipe, one, value_bytes) if local else 0 for one in rivals
-        ),
+        copies=_league_copies(recipe) if learns else 0,
+        bytes_per_copy=weights + weight_copies + sampler,
+        rivals=_rival_bytes(recipe, value_bytes, sampler),
+        rival_bytes_per_slot=_rival_slot_bytes(recipe, value_bytes) if local else 0,
         learns=learns,
     )
 
@@ -303,7 +297,28 @@ def sampler_share(recipe: Recipe) -> float:
     return float(engine_option(recipe, "gpu_memory") or 0.0)
 
 
-def _copies(recipe: Recipe) -> int:
+def _rival_bytes(recipe: Recipe, value_bytes: int, sampler: float) -> float:
+    """What the models that are opponents hold: weights, and an engine besides its pool.
+
+    An engine that takes a share of the card (`sampler`) holds its pool in it.
+    """
+    return sum(
+        value_bytes * shape.parameters + (sampler or _engine_bytes(recipe, shape, value_bytes))
+        for shape in _rival_shapes(recipe)
+    )
+
+
+def _rival_slot_bytes(recipe: Recipe, value_bytes: int) -> float:
+    """One conversation in the pools of all models that are opponents, with local engines."""
+    return sum(_slot_bytes(recipe, shape, value_bytes) for shape in _rival_shapes(recipe))
+
+
+def _rival_shapes(recipe: Recipe) -> list[ModelShape]:
+    """The shapes of the models that are opponents."""
+    return [read_shape(base_of(find_rival(name))) for name in rival_names(recipe)]
+
+
+def _league_copies(recipe: Recipe) -> int:
     """The frozen copies of a league that play at once; 0 without a league."""
     opponents = map(find, population_of(recipe).pool("train"))
     return max((one.copies_at_once() for one in opponents), default=0)
@@ -314,15 +329,15 @@ def _trained(shape: ModelShape, learn: LearnOptions) -> int:
     return shape.lora_parameters(learn.lora_rank) if learn.lora_rank else shape.parameters
 
 
-def _masters(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> float:
-    """Float32 copies of half-precision weights; with LoRA the weights without adapters and A, B."""
+def _copies_of_weights(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> float:
+    """Float32 masters of half-precision weights; with LoRA the weights before A and B, and A, B."""
     if learn.lora_rank:
         adapters = 2 * _SUM_BYTES * shape.lora_parameters(learn.lora_rank)  # now and at the start
         return value_bytes * shape.layers * shape.linear_weights + adapters
     return _SUM_BYTES * shape.parameters if value_bytes == 2 else 0
 
 
-def _late_gradients(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> int:
+def _micro_batch_gradients(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> int:
     """Gradients of one micro-batch before they are added to the sums.
 
     A float32 model sums in place. The compiled layers give A and B of LoRA their gradient; other
@@ -339,7 +354,7 @@ def _choose_learning(fixed: FixedBytes, learn: LearnOptions) -> tuple[bool, int,
     fitting = (
         (recompute, tokens)
         for recompute, tokens in candidates
-        if fixed.learn(recompute=recompute, tokens=tokens) <= fixed.usable
+        if fixed.learning_bytes(recompute=recompute, tokens=tokens) <= fixed.usable
     )
     found = next(fitting, None)
     recompute, tokens = found or candidates[-1]

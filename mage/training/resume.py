@@ -13,6 +13,7 @@ from mage.training.rivals import rival_digests
 
 # In the state of a checkpoint: digests of the base weights of adapters, and of opponents' weights.
 _BASE, _RIVALS = "base_sha256", "opponents_sha256"
+Best = tuple[float, int]  # the best score on the select panel so far, and its update
 
 
 def find_latest(folder: RunFolder) -> checkpoint.Latest:
@@ -21,7 +22,7 @@ def find_latest(folder: RunFolder) -> checkpoint.Latest:
     return checkpoint.latest(folder.checkpoints)
 
 
-def prune(folder: RunFolder, best: tuple[float, int] | None) -> None:
+def prune(folder: RunFolder, best: Best | None) -> None:
     """Keep the newest checkpoints and the best one."""
     also = {best[1]} if best else ()
     checkpoint.prune(folder.checkpoints, keep=folder.recipe.run.keep, also=also)
@@ -88,7 +89,7 @@ def check_base(
         )
 
 
-def read_best(state: Mapping[str, Any]) -> tuple[float, int] | None:
+def read_best(state: Mapping[str, Any]) -> Best | None:
     """The best score on the select panel so far and its update, as a checkpoint stores them."""
     best = state.get("best")
     return (float(best[0]), int(best[1])) if best else None

@@ -30,11 +30,13 @@ def train(
     Training continues from the newest whole checkpoint, if there is one. `stop` is called after
     every update: if it returns true, the run is saved and `Stopped` is raised. If another process
     uses the folder, `RunLocked` is raised, or with `wait_for_lock` this waits for its end. `ranks`
-    are those that torchrun has started; without them `run.workers` processes are started.
+    are those that torchrun has started; without them `run.workers` processes are started. Ranks
+    other than 0 return {} and never raise `Stopped`.
     """
-    joined, ranks = ranks is not None, ranks or Ranks()
+    under_torchrun, ranks = ranks is not None, ranks or Ranks()
     request = stop if isinstance(stop, StopRequest) else StopRequest(stop)
     with ExitStack() as held:
+        # An error on one rank ends the block on all: that rank raises it, the others `RankFailed`.
         with ranks.together():
             folder = RunFolder.open(path)
             if ranks.is_main:
@@ -44,19 +46,31 @@ def train(
         if ranks.broadcast(folder.is_finished):
             return folder.read_summary() if ranks.is_main else {}
         try:
+            # A stop on one rank ends the section on all: every rank raises `RanksStopped`.
             with request.section(ranks), ranks.together():
-                if ranks.is_main and folder.recipe.warmup.first and not folder.warm.exists():
-                    made = make_warm_start(folder.first_recipe(), folder.warm, callback.on_warmup)
-                    callback.on_warmup(warmup_line(made.before.legal, made.after.legal))
+                _write_warm_start(folder, ranks, callback)
         except RanksStopped:
             return _stopped(ranks, path)
-        if joined:
-            return _train(ranks, path, callback, request)
-        workers = folder.recipe.run.workers
-        return launch_ranks(workers, _train, path, folder=path, stop=request, callback=callback)
+        if under_torchrun:
+            return _train_in_process(ranks, path, callback, request)
+        return launch_ranks(
+            folder.recipe.run.workers,
+            _train_in_process,
+            path,  # the argument of the task on all ranks
+            folder=path,  # where `launch_ranks` writes the logs of ranks other than 0
+            stop=request,
+            callback=callback,
+        )
 
 
-def _train(
+def _write_warm_start(folder: RunFolder, ranks: Ranks, callback: Callback) -> None:
+    """Rank 0 writes the weights after imitation, if the recipe asks for them."""
+    if ranks.is_main and folder.recipe.warmup.first and not folder.warm.exists():
+        made = make_warm_start(folder.first_recipe(), folder.warm, callback.on_warmup)
+        callback.on_warmup(warmup_line(made.before.legal, made.after.legal))
+
+
+def _train_in_process(
     ranks: Ranks, path: Path, callback: Callback | None = None, stop: StopRequest | None = None
 ) -> Metrics:
     """Train on this rank. Rank 0 and the ranks of torchrun have a callback and a stop request.

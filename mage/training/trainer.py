@@ -43,6 +43,7 @@ from mage.training.evaluations import RunEvaluations, illegal_share, last_score,
 from mage.training.league import FOLDER, LeagueTable, league_of
 from mage.training.metrics import Timer, credit_sums, means, memory_usage, play_sums
 from mage.training.resume import (
+    Best,
     base_record,
     check_base,
     check_progress,
@@ -87,10 +88,10 @@ class Trainer:
         self.transcripts = self.evaluations.transcripts
         self.league = self._make_league()
         self.done = 0
-        self.best: tuple[float, int] | None = None
+        self.best: Best | None = None
         self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
         self.estimator_state: dict[str, float] = {}  # after update `done`
-        self._saved: tuple[int, tuple[float, int] | None] | None = None
+        self._saved: tuple[int, Best | None] | None = None  # `done` and `best` of the last save
         self._can_save = True  # the weights are those after update `done`
         self.warnings = UpdateWarnings()
         self._base = base_record(self.recipe)
@@ -165,40 +166,45 @@ class Trainer:
 
     def _update(self) -> None:
         """Play with the present weights, credit every turn, learn from the credit."""
-        timer = Timer()
+        timer, number = Timer(), self.done + 1
         with timer.phase("play"):
-            metas = self._play(timer)
+            metas = self._play(number, timer)
         with timer.phase("credit"):
-            moves = self._score_moves(metas)
+            moves = self._score_moves(number, metas)
             estimator_state = dict(self.estimator_state)
             credit = self._assign(metas, estimator_state)
         with timer.phase("learn"):
             samples = self._make_samples(credit.own)
             self._leave_play(samples)
-            learned = self._learn(samples, timer)
-            self._finish_learning(samples, estimator_state)
+            learned = self._learn(number, samples, timer)
+            self._finish_learning(number, samples, estimator_state)
         figures = self._figures(metas, credit, learned)
         self._record(figures, timer.seconds | memory_usage())
         check_overflow(figures, self.recipe)
         self._write_evaluate_save(metas, credit.everyone, moves)
 
-    def _play(self, timer: Timer) -> list[MetaEpisode]:
-        """This rank's meta-episodes of the next update."""
-        number, engine = self.done + 1, self.components.engine
+    def _play(self, number: int, timer: Timer) -> list[MetaEpisode]:
+        """This rank's meta-episodes of update `number`, played with the weights after `done`."""
+        engine = self.components.engine
         engine.refresh(self.done)
         log.info("update %d: play", number)
         before = engine.spent()
         with self.stop.section(self.ranks):
-            metas = self._play_tasks(draw_tasks(self.recipe, number), number)
+            metas = self._deal_and_play(number, draw_tasks(self.recipe, number))
         timer.add(before, engine.spent(), prefix="play_")
         return metas
 
-    def _play_tasks(self, tasks_PG: list[list[Task]], number: int) -> list[MetaEpisode]:
+    def _deal_and_play(self, number: int, tasks_PG: list[list[Task]]) -> list[MetaEpisode]:
+        """Share the tasks among the ranks and play those of this rank.
+
+        groups (run.deal): each rank plays its own. members: each rank has members of its own; if
+        some of them have to wait for a slot, all ranks take from one queue.
+        """
         seed, copies = derive(self.recipe.run.seed, "play", number), dict[str, Opponent]()
         if self.league is not None:
             self.league.grow(self.done, self.learner.trainable, self.ranks)
             tasks_PG, copies = self.league.deal(tasks_PG, seed)
-        setup = self.components.play_setup(copies=copies)
+        setup = self.components.begin_play(copies=copies)
         play = partial(play_groups, setup, gather=self.ranks.gather)
         if not self.ranks.deals_members:
             numbers = self.ranks.split(range(len(tasks_PG)))
@@ -209,14 +215,18 @@ class Trainer:
             return queue.give_back(play(tasks_PG, seed, choose=queue.choose))
         return play(tasks_PG, seed, choose=queue.own)
 
-    def _score_moves(self, metas: Sequence[MetaEpisode]) -> list[TurnMoves]:
+    def _score_moves(self, number: int, metas: Sequence[MetaEpisode]) -> list[TurnMoves]:
         """Probabilities of the legal moves, for the transcripts, by the weights that played."""
-        if not self._is_due(self.recipe.run.episodes_every, self.done + 1):
+        if not self._is_due(self.recipe.run.episodes_every, number):
             return []
         return self.transcripts.score_update(metas)
 
     def _assign(self, metas: Sequence[MetaEpisode], state: dict[str, float]) -> SharedCredit:
-        """Return and advantage of every turn; an estimator with running values changes `state`."""
+        """Return and advantage of every turn; an estimator with running values changes `state`.
+
+        With run.deal = "members" a rank also gets the credit of the others, for the transcripts.
+        With "groups" it keeps its own alone, so the three fields of the result are equal.
+        """
         options, estimate = self.recipe.returns, self.recipe.estimator(state)
         if self.ranks.deals_members:
             self.lengths = measure_lengths(metas, self.ranks)
@@ -231,16 +241,16 @@ class Trainer:
         return make_samples(credits, reflections=self.done >= self.recipe.learn.reflect_from)
 
     def _leave_play(self, samples: Sequence[Sample]) -> None:
-        """Free the memory of play. Before the first update, the engine is checked."""
+        """Free the memory of play. In the first update of this process, the engine is checked."""
         if not self.probe.began:
             self._check_engine(samples)
         self.components.release()
         if self.league is not None:
             self.league.release()
 
-    def _learn(self, samples: Sequence[Sample], timer: Timer) -> Metrics:
+    def _learn(self, number: int, samples: Sequence[Sample], timer: Timer) -> Metrics:
         """The optimizer steps of the update; their metrics."""
-        log.info("update %d: learn", self.done + 1)
+        log.info("update %d: learn", number)
         entropy = self.recipe.learn.entropy_at(self.done, self.recipe.run.updates)
         before, self._can_save = self.learner.compilations(), False
         with self.learner.reporting(self.callback.on_compile):
@@ -248,12 +258,14 @@ class Trainer:
         timer.add(before, self.learner.compilations())
         return learned
 
-    def _finish_learning(self, samples: Sequence[Sample], state: dict[str, float]) -> None:
-        """The weights are now those after the next update; evaluations and play use them.
+    def _finish_learning(
+        self, number: int, samples: Sequence[Sample], state: dict[str, float]
+    ) -> None:
+        """The weights are now those after update `number`; evaluations and play use them.
 
         `state` is what the estimator keeps.
         """
-        self.done, self.estimator_state, self._can_save = self.done + 1, state, True
+        self.done, self.estimator_state, self._can_save = number, state, True
         self.components.engine.refresh(self.done)
         self._check_engine(samples)
 

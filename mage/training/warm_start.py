@@ -47,7 +47,7 @@ def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
     with DemonstrationPool(recipe, make_script(recipe.warmup)) as pool:
         found = warm_up(
             model,
-            components.play_setup(),
+            components.begin_play(),
             _tasks(recipe, 1),
             recipe.warmup,
             seed,

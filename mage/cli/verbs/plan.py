@@ -99,8 +99,8 @@ def _figures(plan: MemoryPlan, memory: float) -> dict[str, Any]:
         "usable": plan.usable / GB,
         "parameters": plan.shape.parameters,
         "parts": plan.parts(),
-        "play": plan.play / GB,
-        "learn": plan.learn / GB,
+        "play": plan.playing_bytes / GB,
+        "learn": plan.learning_bytes / GB,
         "peak": plan.peak / GB,
         "slots": plan.slots,
         "micro_tokens": plan.micro_tokens,
@@ -114,7 +114,8 @@ def _figures(plan: MemoryPlan, memory: float) -> dict[str, Any]:
 
 def _print(plan: MemoryPlan, memory: float, model: str, stage: str) -> None:
     rows = [[name, f"{size:.1f}", PHASES[name]] for name, size in plan.parts().items()]
-    rows += [["play", f"{plan.play / GB:.1f}", ""], ["learn", f"{plan.learn / GB:.1f}", ""]]
+    phases = {"play": plan.playing_bytes, "learn": plan.learning_bytes}
+    rows += [[phase, f"{size / GB:.1f}", ""] for phase, size in phases.items()]
     ranks, ways = plan.request.ranks, advice(plan)
     cards = f"{ranks} GPUs of {memory:g} GB" if ranks > 1 else f"a GPU of {memory:g} GB"
     title = (

@@ -96,7 +96,7 @@ def play(
         environment, world, options, run, model, say, lambda recipe: say(describe_model(recipe))
     ).components
     notes = None if memory is None else make_notes(memory)
-    setup = replace(components.play_setup(evaluating=True, memory=notes), episodes=episodes)
+    setup = replace(components.begin_play(evaluating=True, memory=notes), episodes=episodes)
     if against == AGENT:
         human.play_agent(setup, replace(task, seat=1 - place, opponent=human.PERSON), console())
     else:
