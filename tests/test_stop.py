@@ -18,7 +18,7 @@ from mage.ranks.ranks import Ranks
 from mage.ranks.stop import StopRequest
 from mage.ranks.watch import is_alive
 from mage.run_folder import RunFolder
-from mage.training import trainer
+from mage.training import start as training_start
 from mage.training.callbacks import Callback
 from mage.training.start import train
 from tests.marks import end_to_end
@@ -215,11 +215,11 @@ def test_ctrl_c_after_the_stop_of_rank_0_does_not_interrupt_a_worker(
                 signal.raise_signal(number)
             return self.stop()
 
-    monkeypatch.setattr(trainer, "Trainer", Signalled)
+    monkeypatch.setattr(training_start, "Trainer", Signalled)
     folder = RunFolder.create(place / "signalled", load_recipe(place / "tiny.toml"))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the process of a worker
     try:
-        assert trainer._train_in_process(Ranks(), folder.path)
+        assert training_start._train_in_process(Ranks(), folder.path)
     finally:
         signal.signal(signal.SIGINT, before)
 
