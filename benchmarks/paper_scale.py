@@ -6,7 +6,7 @@
     python -m benchmarks.paper_scale --tokenizer qwen2.5-1.5b        # prompts in Qwen's tokens
 
 Random weights never end a reply, so every reply has `--reply-tokens` tokens. The tokenizer of the
-embedded models needs 1.4 to 2 times as many tokens for a prompt as Qwen's. ALFWorld's games come
+embedded models needs 1.2 to 2.1 times as many tokens for a prompt as Qwen's. ALFWorld's games come
 from the generator. WebShop uses the real catalogue where WEBSHOP_DATA names its folder, and the
 generated one otherwise; `data` of the record says which. The trainer itself plays and learns; its
 evaluations are left out. Printed for every update: seconds of play, credit, learning and
