@@ -64,7 +64,7 @@ MESSAGES = {
     "floods_in_parts": "failed in reset: its message has more than 1,000,000 bytes",
     "closes": "failed in reset: it closed the connection",
     "breaks_off": "failed in reset: it closed the connection",
-    "no_websocket": "cannot be used: it does not speak WebSocket at /no_websocket/ws",
+    "no_websocket": "cannot be used: it does not speak WebSocket: .*404",
     "no_json": "answered reset with '<html>an error page",
     "new_schema": "answered reset with '.*obs.*', not with data that holds an observation",
     "new_schema_later": "answered step with '.*obs.*', not with data that holds an observation",

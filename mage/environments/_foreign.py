@@ -15,13 +15,14 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.random import mtrand
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from mage.config.errors import UserError
-from mage.environments.base import SingleAgentEnvironment
+from mage.environments.base import SingleAgentEnvironment, State
 from mage.types import Outcome
 
 Found = TypeVar("Found")
+_LONGEST_RECAP = 300  # characters of the last observation
 LARGEST_SEED = 2**31  # many environments pass the seed to numpy's old generator
 
 
@@ -130,13 +131,6 @@ def _read_value(text: str) -> Any:
         return text
 
 
-def split_words(value: object) -> object:
-    """Accept a string such as `left,right` where several words are expected."""
-    if not isinstance(value, str):
-        return value
-    return tuple(word for word in (part.strip() for part in value.split(",")) if word)
-
-
 def show_value(value: Any) -> str:
     """An observation as text: strings as they are, numbers short, mappings as lines.
 
@@ -173,6 +167,45 @@ def _short(text: str, most: int = 60) -> str:
     return line if len(line) <= most else f"{line[:most]}..."
 
 
+class ForeignState(State):
+    """What the states of adapters for one agent share: words, history and recap.
+
+    `seen` has the text of every observation so far. `listed` says whether `words` are all moves, or
+    only typical ones of a game with free text.
+    """
+
+    words: tuple[str, ...]
+    listed: bool
+
+    def __init__(self, world: "ForeignWorld") -> None:
+        self.world = world
+        self.moves: list[str] = []
+        self.seen: list[str] = []
+        self.score, self.done = 0.0, False
+
+    def turn(self) -> int | None:
+        return None if self.done else 0
+
+    def legal(self) -> tuple[str, ...]:
+        return self.words
+
+    def observe(self, seat: int) -> str:
+        return f"{self.seen[-1]}\nMoves: {', '.join(self.words)}." if self.listed else self.seen[-1]
+
+    def anchor(self, seat: int) -> str:
+        steps = [text for pair in zip(self.moves, self.seen[1:], strict=True) for text in pair]
+        return " / ".join([self.seen[0], *steps])
+
+    def scores(self) -> tuple[float, ...]:
+        return (self.score,)
+
+    def recap(self, seat: int) -> str:
+        moves = ", ".join(self.moves) or "none"
+        last = self.seen[-1][-_LONGEST_RECAP:]
+        result = "succeeded" if self.world.outcome(self.score) == "won" else "did not succeed"
+        return f"Your moves: {moves}.\nAt the end:\n{last}\nYou {result} (score {self.score:g})."
+
+
 class ForeignWorld(SingleAgentEnvironment):
     """What adapters for one agent share: when a task is repeated, and when it is won."""
 
@@ -189,17 +222,10 @@ class ForeignWorld(SingleAgentEnvironment):
         20, ge=1, description="replies the agent may give in one episode, illegal ones included"
     )
 
-    @field_validator("moves", mode="before", check_fields=False)
-    @classmethod
-    def _as_words(cls, value: object) -> object:
-        return split_words(value)
-
     def instance(self, seat: int) -> str:
-        return (
-            "The task is the same in every attempt."
-            if self.restart == "same"
-            else "Every attempt is another task."
-        )
+        if self.restart == "same":
+            return "The task is the same in every attempt."
+        return "Every attempt is another task."
 
     def outcome(self, score: float) -> Outcome:
         won = score > 0 if self.success is None else score >= self.success

@@ -8,7 +8,7 @@ the returns of MAGE and LaMer apart (docs/exploration.md); doors do.
 
 import random
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 from scipy.integrate import quad
@@ -97,11 +97,6 @@ class Bandit(FixedLength, SingleAgentEnvironment):
     restart: Literal["same", "fresh"] = Field(
         "same", description="same = same arms in every episode; fresh = new arms in each"
     )
-
-    @field_validator("prior", mode="before")
-    @classmethod
-    def _as_tuple(cls, value: Any) -> Any:
-        return tuple(value.split(",")) if isinstance(value, str) else value
 
     @field_validator("prior")
     @classmethod

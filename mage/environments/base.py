@@ -9,12 +9,13 @@ play-through that a test compares with a stored file.
 import hashlib
 import json
 import random
+import typing
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from mage.config.errors import UserError
 from mage.seeds import derive
@@ -204,6 +205,16 @@ class Environment(BaseModel, ABC):
     )
     max_turns: int = turn_limit(8)
     reward_scale: float = Field(10.0, gt=0, description="task reward of an episode = scale x score")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any, info: ValidationInfo) -> Any:
+        """Several values may be given as a text such as `1,3`, and one value as it is."""
+        if typing.get_origin(cls.model_fields[info.field_name or ""].annotation) is not tuple:
+            return value
+        if isinstance(value, str):
+            return tuple(filter(None, map(str.strip, value.split(","))))
+        return (value,) if isinstance(value, int | float) else value
 
     @abstractmethod
     def start(self, seed: int) -> State:

@@ -11,7 +11,7 @@ is drawn anew before an episode; a learner knows this probability.
 
 import random
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -115,14 +115,6 @@ class Doors(FixedLength, SingleAgentEnvironment):
                 f"arms = {value}: a search needs 2 to 100 doors. Choose a number in this range"
             )
         return value
-
-    @field_validator("safe", mode="before")
-    @classmethod
-    def _as_tuple(cls, value: Any) -> Any:
-        """Accept a single number, and a text such as `0.5,0.68`."""
-        if isinstance(value, str):
-            return tuple(value.split(","))
-        return (value,) if isinstance(value, int | float) else value
 
     @field_validator("safe")
     @classmethod

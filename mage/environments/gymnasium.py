@@ -19,6 +19,7 @@ from mage.config.errors import UserError
 from mage.config.menus import find_object, imports_foreign_code
 from mage.environments._foreign import (
     ForeignCalls,
+    ForeignState,
     ForeignWorld,
     check_seeds,
     missing_package,
@@ -27,42 +28,33 @@ from mage.environments._foreign import (
     small_seed,
 )
 from mage.environments._gymnasium_games import KnownGame, find_known, find_relative
-from mage.environments.base import State, named
-
-_LONGEST_RECAP = 300  # characters of the last observation
+from mage.environments.base import named
 
 
-class GymnasiumState(State):
+class GymnasiumState(ForeignState):
     """One episode of a foreign environment."""
 
+    world: "Gymnasium"
+
     def __init__(self, world: "Gymnasium", seed: int) -> None:
-        self.world, self.call = world, ForeignCalls(world.title(), seed)
+        super().__init__(world)
+        self.call = ForeignCalls(world.title(), seed)
         self.env = self.call("making it", world.make)
         answer = self.call("reset", self.env.reset, seed=small_seed(seed))
         self.observation, self.info = _unpack(world, "reset", answer, 2)
-        self.moves: list[str] = []
-        self.seen: list[str] = []
-        self.score, self.done = 0.0, False
         own = getattr(self.env, "action_space", None)
         self.space = getattr(self.env, "ACTION_SPACE", own)  # RAGEN's name; its base has another
+        self.listed = hasattr(self.space, "n")  # numbers, as in gymnasium.spaces.Discrete
         self._look()
 
-    # --- State interface ---
-
-    def turn(self) -> int | None:
-        return None if self.done else 0
-
-    def legal(self) -> tuple[str, ...]:
-        return self.words
-
     def read(self, written: str) -> str | None:
-        if self.is_discrete():
+        if self.listed:
             return named(written, self.words)
         contains = getattr(self.space, "contains", None)
         return written if written and (contains is None or contains(written)) else None
 
     def apply(self, action: str) -> None:
-        number = self._all_words().index(action) if self.is_discrete() else None
+        number = self._all_words().index(action) if self.listed else None
         sent = action if number is None else int(getattr(self.space, "start", 0)) + number
         answer = self.call(f"step({sent!r})", self.env.step, sent)
         self.observation, reward, terminated, truncated, self.info = _unpack(
@@ -76,10 +68,6 @@ class GymnasiumState(State):
         if self.done and hasattr(self.env, "close"):
             self.call.guard("close", self.env.close)
 
-    def observe(self, seat: int) -> str:
-        listed = f"\nMoves: {', '.join(self.words)}." if self.is_discrete() else ""
-        return f"{self.seen[-1]}{listed}"
-
     def anchor(self, seat: int) -> str:
         """The observation, or all of the episode so far where one observation does not say it."""
         kind = self.world.anchor
@@ -87,23 +75,7 @@ class GymnasiumState(State):
             kind = "history" if isinstance(self.observation, str) else "observation"
         if kind == "observation":
             return self.seen[-1]
-        steps = [text for pair in zip(self.moves, self.seen[1:], strict=True) for text in pair]
-        return " / ".join([self.seen[0], *steps])
-
-    def scores(self) -> tuple[float, ...]:
-        return (self.score,)
-
-    def recap(self, seat: int) -> str:
-        moves = ", ".join(self.moves) or "none"
-        last = self.seen[-1][-_LONGEST_RECAP:]
-        result = "succeeded" if self.world.outcome(self.score) == "won" else "did not succeed"
-        return f"Your moves: {moves}.\nAt the end:\n{last}\nYou {result} (score {self.score:g})."
-
-    # --- Words ---
-
-    def is_discrete(self) -> bool:
-        """Whether the actions are numbers, as in `gymnasium.spaces.Discrete`."""
-        return hasattr(self.space, "n")
+        return super().anchor(seat)
 
     def _look(self) -> None:
         """Note what the agent sees now and which moves it has."""
@@ -127,7 +99,7 @@ class GymnasiumState(State):
         return words
 
     def _legal_words(self) -> tuple[str, ...]:
-        if not self.is_discrete():
+        if not self.listed:
             return self._examples()
         words, mask = self._all_words(), self.info.get("action_mask")
         allowed = words if mask is None else [word for word, on in zip(words, mask) if on]

@@ -1,51 +1,45 @@
 """A running OpenEnv server as an environment: `--environments.url=http://localhost:8000`.
 
 One connection is one session; every episode has its own. The client speaks the WebSocket protocol
-of OpenEnv's servers and needs no package. All calls have limits on seconds and bytes. A server
-whose two resets with one seed give two observations is refused: members of a group would play
-different tasks.
+of OpenEnv's servers and needs the package websockets, not openenv. All calls have limits on seconds
+and bytes. A server whose two resets with one seed give two observations is refused: members of a
+group would play different tasks.
 """
 
 import json
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from mage.config.errors import UserError
 from mage.environments._foreign import (
+    ForeignState,
     ForeignWorld,
     check_seeds,
+    missing_package,
     read_arguments,
     show_value,
     small_seed,
 )
-from mage.environments._websocket import WebSocket, WebSocketError
-from mage.environments.base import State, named
+from mage.environments.base import named
 
-_LONGEST_RECAP = 300  # characters of the last observation
+if TYPE_CHECKING:
+    from mage.environments._websocket import WebSocket
+
 _CUT = " (cut)"
 
 
-class OpenEnvState(State):
+class OpenEnvState(ForeignState):
     """One session of the server."""
 
+    world: "OpenEnv"
+
     def __init__(self, world: "OpenEnv", seed: int) -> None:
-        self.world = world
-        self.moves: list[str] = []
-        self.seen: list[str] = []
-        self.score, self.done = 0.0, False
+        super().__init__(world)
         self.connection = world.connect()
         self._take("reset", {"seed": small_seed(seed), **read_arguments(world.arguments)})
-
-    # --- State interface ---
-
-    def turn(self) -> int | None:
-        return None if self.done else 0
-
-    def legal(self) -> tuple[str, ...]:
-        return self.words
 
     def read(self, written: str) -> str | None:
         if self.listed:
@@ -58,25 +52,6 @@ class OpenEnvState(State):
         self.done = self.done or len(self.moves) >= self.world.max_turns
         if self.done:
             self.connection.close()
-
-    def observe(self, seat: int) -> str:
-        listed = f"\nMoves: {', '.join(self.words)}." if self.listed else ""
-        return f"{self.seen[-1]}{listed}"
-
-    def anchor(self, seat: int) -> str:
-        steps = [text for pair in zip(self.moves, self.seen[1:], strict=True) for text in pair]
-        return " / ".join([self.seen[0], *steps])
-
-    def scores(self) -> tuple[float, ...]:
-        return (self.score,)
-
-    def recap(self, seat: int) -> str:
-        moves = ", ".join(self.moves) or "none"
-        result = "succeeded" if self.world.outcome(self.score) == "won" else "did not succeed"
-        last = self.seen[-1][-_LONGEST_RECAP:]
-        return f"Your moves: {moves}.\nAt the end:\n{last}\nYou {result} (score {self.score:g})."
-
-    # --- The server's answers ---
 
     def _take(self, kind: str, data: dict[str, Any]) -> None:
         """Send a request and read observation, reward, end and legal moves from the answer."""
@@ -127,21 +102,25 @@ class OpenEnv(ForeignWorld):
             raise UserError(f"{text!r} is not an address such as http://localhost:8000")
         return text
 
-    def connect(self) -> WebSocket:
+    def connect(self) -> "WebSocket":
         """A new session."""
+        try:
+            from mage.environments._websocket import WebSocket
+        except ImportError:
+            raise missing_package("websockets", "openenv") from None
         url = urlsplit(self.url)
         scheme = {"http": "ws", "https": "wss"}.get(url.scheme, url.scheme)
         address = f"{scheme}://{url.netloc}{url.path.rstrip('/')}/ws"
         try:
             return WebSocket(address, self.seconds, self.largest)
-        except WebSocketError as error:
+        except ConnectionError as error:
             raise self.fault(f"cannot be used: {error}") from None
 
-    def ask(self, connection: WebSocket, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, connection: "WebSocket", kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """The data of the server's answer, checked."""
         try:
             text = connection.ask(json.dumps({"type": kind, "data": data}))
-        except WebSocketError as error:
+        except ConnectionError as error:
             raise self.fault(f"failed in {kind}: {error}") from None
         answer = _parse(text)
         if isinstance(answer, dict) and answer.get("type") == "error":

@@ -31,7 +31,6 @@ from mage.environments._foreign import (
     missing_package,
     read_arguments,
     small_seed,
-    split_words,
 )
 from mage.environments.base import Environment, State, named
 from mage.types import Outcome
@@ -196,11 +195,6 @@ class TextArena(Environment):
     max_turns: int = Field(
         30, ge=1, description="replies the agent may give in one episode, illegal ones included"
     )
-
-    @field_validator("moves", mode="before")
-    @classmethod
-    def _as_words(cls, value: object) -> object:
-        return split_words(value)
 
     @field_validator("game")
     @classmethod

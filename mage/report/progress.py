@@ -188,11 +188,9 @@ def _same_pool(recipe: Recipe) -> bool:
 
 def _title(name: str) -> str:
     kind, _, rest = name.partition("_")
-    return (
-        f"update {int(rest)} (select)"
-        if kind == "select"
-        else f"{_STAGES.get(kind, kind)} (final {rest})"
-    )
+    if kind == "select":
+        return f"update {int(rest)} (select)"
+    return f"{_STAGES.get(kind, kind)} (final {rest})"
 
 
 def _lines(recent: Iterable[dict[str, Any]], bounds: Cell | None) -> list[str]:

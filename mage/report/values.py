@@ -19,11 +19,9 @@ def show_estimate(found: Estimate | None, measure: Measure, signed: bool = False
         return NOTHING
     write = _writer(measure, signed)
     value = f"{write(found.value)} %" if measure.percent else write(found.value)
-    return (
-        f"{value} ({write(found.low)} to {write(found.high)})"
-        if math.isfinite(found.low)
-        else value
-    )
+    if math.isfinite(found.low):
+        return f"{value} ({write(found.low)} to {write(found.high)})"
+    return value
 
 
 def show_bound(value: float | None) -> str:

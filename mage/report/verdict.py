@@ -61,11 +61,9 @@ def _compare_with_bounds(
 def _side(found: Estimate, line: float, above: str, below: str) -> str:
     if found.low > line:
         return f"the whole 95 % interval is {above}"
-    return (
-        f"the whole 95 % interval is {below}"
-        if found.high < line
-        else "the 95 % interval does not decide it"
-    )
+    if found.high < line:
+        return f"the whole 95 % interval is {below}"
+    return "the 95 % interval does not decide it"
 
 
 def _text(found: Estimate, measure: Measure) -> str:

@@ -177,12 +177,11 @@ def _updates_for(budget: int, recipe: Recipe) -> int:
 
 def _cost(scale: Scale, job: Job) -> float | None:
     pace = scale.pace.get(job.world) if job.recipe.model.path == "embedded" else None
+    if pace is None:
+        return None
     return (
-        None
-        if pace is None
-        else (job.training_episodes * pace.training + job.evaluation_episodes * pace.evaluation)
-        / 1000
-    )
+        job.training_episodes * pace.training + job.evaluation_episodes * pace.evaluation
+    ) / 1000
 
 
 # --- Folders

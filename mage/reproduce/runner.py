@@ -134,8 +134,6 @@ class _Progress:
 
 
 def _weight(job: Job) -> float:
-    return (
-        job.core_seconds
-        if job.core_seconds is not None
-        else float(job.training_episodes + job.evaluation_episodes)
-    )
+    if job.core_seconds is not None:
+        return job.core_seconds
+    return float(job.training_episodes + job.evaluation_episodes)

@@ -227,11 +227,6 @@ class Alfworld(SingleAgentEnvironment):
     )
     max_turns: int = turn_limit(10)
 
-    @field_validator("task_types", mode="before")
-    @classmethod
-    def _from_words(cls, kinds: object) -> object:
-        return tuple(kind.strip() for kind in kinds.split(",")) if isinstance(kinds, str) else kinds
-
     @field_validator("task_types")
     @classmethod
     def _are_different(cls, kinds: tuple[TaskType, ...]) -> tuple[TaskType, ...]:

@@ -227,11 +227,9 @@ class World:
         if verb == "help":
             return self.game.help
         if verb == "inventory":
-            return (
-                "You are not carrying anything."
-                if self.held is None
-                else f"You are carrying: a {self.game.objects[self.held]}."
-            )
+            if self.held is None:
+                return "You are not carrying anything."
+            return f"You are carrying: a {self.game.objects[self.held]}."
         return (
             self._examine_receptacle(r) if verb == "examine receptacle" else self._examine_object(o)
         )
@@ -254,11 +252,9 @@ class World:
         name, content = self.game.receptacles[r], _listed(self._a(o) for o in self.inside[r])
         if r not in self.game.openable:
             return f"On the {name}, you see {content}."
-        return (
-            f"The {name} is open. In it, you see {content}."
-            if r in self.opened
-            else f"The {name} is closed."
-        )
+        if r in self.opened:
+            return f"The {name} is open. In it, you see {content}."
+        return f"The {name} is closed."
 
     def _examine_object(self, o: int) -> str:
         name = self.game.objects[o]
@@ -277,11 +273,9 @@ class World:
                 "This is a "
                 f"{' '.join(word for word in (words, 'sliced' if sliced else '', name) if word)}."
             )
-        return (
-            f"This {name} is on."
-            if o in self.done["use"]
-            else f"There's nothing special about {name}."
-        )
+        if o in self.done["use"]:
+            return f"This {name} is on."
+        return f"There's nothing special about {name}."
 
     def _a(self, o: int) -> str:
         return f"a {self.game.objects[o]}"

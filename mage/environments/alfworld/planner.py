@@ -98,11 +98,9 @@ _IN_HAND = -1
 
 def _sources(world: World, o: int) -> list[int]:
     """Where an object can be taken. In official games some are in two receptacles at once."""
-    return (
-        [_IN_HAND]
-        if world.held == o
-        else [r for r, content in enumerate(world.inside) if o in content]
-    )
+    if world.held == o:
+        return [_IN_HAND]
+    return [r for r, content in enumerate(world.inside) if o in content]
 
 
 def _place_drafts(world: World) -> Iterator[_Draft]:

@@ -366,19 +366,8 @@ def cut(array: Any) -> Space:
     )  # fmt: skip
 
 
-def make_in(
-    array: Any,
-    size: int,
-    count: int,
-    shortest: int,
-    longest: int,
-    shares: int,
-    low: int,
-    high: int,
-    tries: int,
-    luck: int,
-) -> tuple[int, int]:
-    return make(cut(array), size, count, shortest, longest, shares, low, high, tries, luck)
+def make_in(array: Any, *order: int) -> tuple[int, int]:
+    return make(cut(array), *order)
 
 
 def fill_in(array: Any, height: int, width: int, count: int) -> None:

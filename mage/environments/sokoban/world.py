@@ -189,13 +189,11 @@ class SokobanState(State):
         if self.room.distances is not None:
             return "it still could be"
         answer = solve(self.room, self.player, self.boxes)
-        return (
-            "it still could be"
-            if answer.moves
-            else "by then it could not be any more"
-            if answer.certain
-            else "nobody knows if it still could be"
-        )
+        if answer.moves:
+            return "it still could be"
+        if answer.certain:
+            return "by then it could not be any more"
+        return "nobody knows if it still could be"
 
 
 def _regret(before: int | None, after: int | None, moves: int) -> int | None:
@@ -282,18 +280,6 @@ class Sokoban(SingleAgentEnvironment):
     )
     max_turns: int = turn_limit(7)
 
-    @field_validator("boxes", "ood_boxes", mode="before")
-    @classmethod
-    def _as_tuple(cls, value: Any) -> Any:
-        """Accept a single number, and a string such as `1,3`."""
-        return (
-            tuple(value.split(","))
-            if isinstance(value, str)
-            else (value,)
-            if isinstance(value, int)
-            else value
-        )
-
     @field_validator("boxes", "ood_boxes")
     @classmethod
     def _are_few(cls, value: tuple[int, ...]) -> tuple[int, ...]:
@@ -338,11 +324,9 @@ class Sokoban(SingleAgentEnvironment):
         return SokobanWording(self)
 
     def instance(self, seat: int) -> str:
-        return (
-            "The room is the same in every attempt."
-            if self.restart == "same"
-            else "Every attempt is in a new room."
-        )
+        if self.restart == "same":
+            return "The room is the same in every attempt."
+        return "Every attempt is in a new room."
 
     def example_action(self) -> str:
         return ("left left up", "left up", "left")[3 - self.turn_moves]

@@ -151,11 +151,9 @@ def _draw_limit(product: Product, which: int) -> float:
     There is no limit if fewer than two lie below 1,000.
     """
     above = [step for step in (10.0 * k for k in range(1, 100)) if step > product.price][:4]
-    return (
-        max(random.Random(derive("webshop", "limit", product.asin, which)).sample(above, 2))
-        if len(above) > 1
-        else NO_LIMIT
-    )
+    if len(above) > 1:
+        return max(random.Random(derive("webshop", "limit", product.asin, which)).sample(above, 2))
+    return NO_LIMIT
 
 
 def _limit_text(upper: float) -> str:

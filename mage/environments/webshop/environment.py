@@ -171,11 +171,9 @@ class WebShop(SingleAgentEnvironment):
         return WebShopState(view, self.catalogue(), self.goal(seed))
 
     def rules(self) -> str:
-        return (
-            _RULES
-            if self.per_page == 10
-            else _RULES.replace("ten products", f"{self.per_page} products")
-        )
+        if self.per_page == 10:
+            return _RULES
+        return _RULES.replace("ten products", f"{self.per_page} products")
 
     def wording(self) -> WebShopWording:
         return WebShopWording(self)

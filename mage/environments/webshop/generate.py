@@ -262,13 +262,11 @@ def _options(rng: random.Random, kind: _Kind) -> dict[str, tuple[str, ...]]:
 
 def _pricing(rng: random.Random, kind: _Kind) -> str:
     low = round(rng.uniform(*kind.prices), 2)
-    return (
-        ""
-        if rng.random() < 0.1
-        else f"${low}"
-        if rng.random() < 0.7
-        else f"${low}${round(low * rng.uniform(1.1, 1.8), 2)}"
-    )
+    if rng.random() < 0.1:
+        return ""
+    if rng.random() < 0.7:
+        return f"${low}"
+    return f"${low}${round(low * rng.uniform(1.1, 1.8), 2)}"
 
 
 def _sentence(rng: random.Random, brand: str, noun: str, trait: str, use: str) -> str:

@@ -63,11 +63,9 @@ def nouns(title: str, tagger: Literal["spacy", "bundled"]) -> tuple[str, ...]:
     >>> nouns("Mens Shoes for outdoor basketball, 2 pairs", "bundled")
     ('mens', 'shoes', 'basketball', 'pairs')
     """
-    return (
-        _spacy()(title)
-        if tagger == "spacy"
-        else tuple(word.lower() for word in map(_plain, _TOKEN.findall(title)) if _is_noun(word))
-    )
+    if tagger == "spacy":
+        return _spacy()(title)
+    return tuple(word.lower() for word in map(_plain, _TOKEN.findall(title)) if _is_noun(word))
 
 
 def has_spacy() -> bool:

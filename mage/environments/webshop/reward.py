@@ -65,13 +65,9 @@ def type_reward(bought: Product, wanted: Product, tagger: Literal["spacy", "bund
         return 0.0
     if likeness < 0.1:
         return 0.1
-    return (
-        1.0
-        if bought.query == wanted.query
-        or len(_parts(bought) & _parts(wanted)) >= 2
-        or likeness > 0.2
-        else 0.5
-    )
+    if bought.query == wanted.query or len(_parts(bought) & _parts(wanted)) >= 2 or likeness > 0.2:
+        return 1.0
+    return 0.5
 
 
 def title_likeness(bought: str, wanted: str, tagger: Literal["spacy", "bundled"]) -> float:

@@ -182,11 +182,9 @@ class WebShopState(State):
     def _clickable(self, words: str) -> str | None:
         """The clickable that is meant, as written by WebShop or by `legal`."""
         options = [value for value in self.clickables() if value != "search"]
-        return (
-            words
-            if words in options
-            else next((value for value in options if _word(value) == _word(words)), None)
-        )
+        if words in options:
+            return words
+        return next((value for value in options if _word(value) == _word(words)), None)
 
     def _click(self, value: str) -> None:
         if value == pages.BUY.lower():
@@ -290,11 +288,9 @@ class WebShopState(State):
         if self.goal.asin not in hits:
             return None
         page = hits.index(self.goal.asin) // size + 1
-        return (
-            self.goal.asin.lower()
-            if page == self.number
-            else (pages.NEXT if page > self.number else pages.PREVIOUS).lower()
-        )
+        if page == self.number:
+            return self.goal.asin.lower()
+        return (pages.NEXT if page > self.number else pages.PREVIOUS).lower()
 
     @cached_property
     def _best_query(self) -> str:

@@ -49,22 +49,12 @@ _PICTURES = (  # Unicode's Extended_Pictographic, with the flags
     (0x1F947, 0x1FAFF),
 )  # fmt: skip
 _HAN = (
-    (0x2E80, 0x2FD5),
-    (0x3005, 0x3007),
-    (0x3021, 0x3029),
-    (0x3038, 0x303B),
-    (0x3041, 0x309F),
-    (0x3400, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0x20000, 0x3FFFD),
-)
+    (0x2E80, 0x2FD5), (0x3005, 0x3007), (0x3021, 0x3029), (0x3038, 0x303B), (0x3041, 0x309F),
+    (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFD),
+)  # fmt: skip
 _KATAKANA = (
-    (0x3031, 0x3035),
-    (0x309B, 0x309C),
-    (0x30A0, 0x30FF),
-    (0x31F0, 0x31FF),
-    (0xFF66, 0xFF9F),
-)
+    (0x3031, 0x3035), (0x309B, 0x309C), (0x30A0, 0x30FF), (0x31F0, 0x31FF), (0xFF66, 0xFF9F),
+)  # fmt: skip
 _UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF))
 
 
@@ -79,17 +69,8 @@ def _grammar(letter: str, digit: str, between: tuple[str, str], join: str, tail:
 
 
 _ASCII = re.compile(_grammar("[A-Za-z]", "[0-9]", ("[:.']", "[,;.']"), "_", ""))
-_CLASSES = re.compile(
-    "|".join(
-        (
-            _grammar("a", "0", ("[:.]", "[,.]"), "_", "[xz]*"),
-            "h[xz]*",
-            "k[kxz]*",
-            "t[txz]*",
-            "ex*(?:zex*)*",
-        )
-    )
-)
+_LETTERS_AND_DIGITS = _grammar("a", "0", ("[:.]", "[,.]"), "_", "[xz]*")
+_CLASSES = re.compile(f"{_LETTERS_AND_DIGITS}|h[xz]*|k[kxz]*|t[txz]*|ex*(?:zex*)*")
 
 
 class _Classes(dict[int, str]):

@@ -233,8 +233,6 @@ def _rival(environment: Environment, name: str) -> Opponent:
 
 
 def _worth(environment: Environment, objective: Objective) -> Worth:
-    return (
-        (lambda score: score)
-        if objective == "score"
-        else (lambda score: float(environment.outcome(score) == "won"))
-    )
+    if objective == "score":
+        return lambda score: score
+    return lambda score: float(environment.outcome(score) == "won")
