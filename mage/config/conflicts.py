@@ -3,8 +3,9 @@
 An option without effect is an error if the user gave it. It is left out when a recipe is written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from mage.config.errors import Origin, UserError
@@ -19,13 +20,9 @@ def find_conflicts(recipe: Options, origin: Origin) -> list[str]:
     return [
         *unused,
         *_check_weights(recipe, origin),
-        *_check_workers(recipe, origin),
-        *_check_balanced(recipe, origin),
-        *_check_shard(recipe, origin),
-        *_check_plays(recipe, origin),
+        *(origin.mistake(key, attrgetter(key)(recipe), fault) for key, fault in _faults(recipe)),
         *_check_opponents(recipe, origin),
         *_check_rewards(recipe, origin),
-        *_check_tools(recipe, origin),
     ]
 
 
@@ -179,75 +176,50 @@ _EFFECTS = tuple(
 )
 
 
-def _check_weights(recipe: Options, origin: Origin) -> list[str]:
-    if recipe.returns.kind != "final":
-        return []
-    weights, episodes = recipe.returns.weights, recipe.play.episodes
-    if weights is None:
-        return [
-            'returns.weights is missing: returns.kind = "final" needs one weight an episode '
-            f"({episodes}); {origin.where('returns.weights', 'add it to')}"
-        ]
-    if len(weights) != episodes:
-        return [
-            origin.mistake(
-                "returns.weights",
-                weights,
-                f"play.episodes = {episodes} needs {episodes} weights, not {len(weights)}",
-            )
-        ]
-    if not any(weights):
-        return [
-            origin.mistake("returns.weights", weights, "at least one weight must differ from 0")
-        ]
-    return []
-
-
-def _check_balanced(recipe: Options, origin: Origin) -> list[str]:
-    if recipe.returns.kind != "balanced" or not recipe.play.stop_on_success:
-        return []
-    fault = (
-        "divides by the number of episodes that remain, so play.stop_on_success = true would pay "
-        "early wins more: set it to false (part play_on), or use the part sum"
-    )
-    return [origin.mistake("returns.kind", recipe.returns.kind, fault)]
-
-
-def _check_shard(recipe: Options, origin: Origin) -> list[str]:
-    if recipe.learn.shard != "full" or not recipe.learn.lora_rank:
-        return []
-    return [
-        origin.mistake(
+def _faults(recipe: Options) -> Iterator[tuple[str, str]]:
+    """Option and fault of every option that conflicts with another one."""
+    play, weights = recipe.play, recipe.returns.weights
+    if recipe.returns.kind == "final" and weights is not None:
+        if len(weights) != play.episodes:
+            needs = f"play.episodes = {play.episodes} needs {play.episodes} weights"
+            yield "returns.weights", f"{needs}, not {len(weights)}"
+        elif not any(weights):
+            yield "returns.weights", "at least one weight must differ from 0"
+    by_group = recipe.run.deal == "groups"
+    shared = play.groups if by_group else play.groups * play.members
+    if recipe.run.workers > shared:
+        told = f"the {shared} {'groups' if by_group else 'meta-episodes'} of an update"
+        yield "run.workers", f"more workers than {told} leave some idle"
+    if recipe.returns.kind == "balanced" and play.stop_on_success:
+        yield (
+            "returns.kind",
+            "divides by the number of episodes that remain, so play.stop_on_success = true would "
+            "pay early wins more: set it to false (part play_on), or use the part sum",
+        )
+    if recipe.learn.shard == "full" and recipe.learn.lora_rank:
+        yield (
             "learn.shard",
-            recipe.learn.shard,
             "divides all weights, but learn.lora_rank trains adapters, which are small: use "
             'shard = "none" or lora_rank = 0',
         )
-    ]
-
-
-def _check_plays(recipe: Options, origin: Origin) -> list[str]:
-    if recipe.evaluate.plays == 1 or recipe.memory().tasks_at_once is None:
-        return []
-    fault = (
-        "must be 1 with a memory that persists between tasks: in the second play of a task the "
-        "memory would already hold the first one"
-    )
-    return [origin.mistake("evaluate.plays", recipe.evaluate.plays, fault)]
-
-
-def _check_workers(recipe: Options, origin: Origin) -> list[str]:
-    play = recipe.play
-    shared = {"groups": play.groups, "members": play.groups * play.members}[recipe.run.deal]
-    if recipe.run.workers <= shared:
-        return []
-    what = "groups" if recipe.run.deal == "groups" else "meta-episodes"
-    return [
-        origin.mistake(
-            "run.workers",
-            recipe.run.workers,
-            f"more workers than the {shared} {what} of an update leave some idle",
+    if recipe.evaluate.plays > 1 and recipe.memory().tasks_at_once is not None:
+        yield (
+            "evaluate.plays",
+            "must be 1 with a memory that persists between tasks: in the second play of a task the "
+            "memory would already hold the first one",
         )
+    no_tools = recipe.agent.prompts != "chat" and recipe.agent.tool_calls > 0
+    if no_tools and imports_foreign_code() and _offers_tools(recipe):
+        fault = "has no tools, but the environment offers some"
+        yield "agent.prompts", f'{fault}: use "chat", or agent.tool_calls = 0'
+
+
+def _check_weights(recipe: Options, origin: Origin) -> list[str]:
+    if recipe.returns.kind != "final" or recipe.returns.weights is not None:
+        return []
+    return [
+        'returns.weights is missing: returns.kind = "final" needs one weight an episode '
+        f"({recipe.play.episodes}); {origin.where('returns.weights', 'add it to')}"
     ]
 
 
@@ -263,16 +235,6 @@ def _reward_fault(path: str) -> str | None:
     except UserError as error:
         return str(error)
     return None if callable(found) else "is not a function of an episode"
-
-
-def _check_tools(recipe: Options, origin: Origin) -> list[str]:
-    agent = recipe.agent
-    if agent.prompts == "chat" or not agent.tool_calls or not imports_foreign_code():
-        return []
-    if not _offers_tools(recipe):
-        return []
-    fault = 'has no tools, but the environment offers some: use "chat", or agent.tool_calls = 0'
-    return [origin.mistake("agent.prompts", agent.prompts, fault)]
 
 
 def _check_opponents(recipe: Options, origin: Origin) -> list[str]:

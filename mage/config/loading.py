@@ -230,11 +230,9 @@ def _locate(name: str, folder: str = "recipes") -> Path:
         raise ConfigError(
             f"{name} is a part of a recipe: write it after a recipe, as in kuhn_poker+{name}"
         )
-    advice = (
-        "check the path"
-        if name.endswith(".toml")
-        else f"the {folder} are {', '.join(known) or 'none'}; a file of your own ends with .toml"
-    )
+    advice = f"the {folder} are {', '.join(known) or 'none'}; a file of your own ends with .toml"
+    if name.endswith(".toml"):
+        advice = "check the path"
     raise ConfigError(
         f"there is no {folder.removesuffix('s')} {name!r}{did_you_mean(name, known)}: {advice}"
     )

@@ -75,11 +75,9 @@ def find_item(folder: str, name: str) -> Any:
     module, attribute = _import_item(folder, name)
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
     if item is None or not _fits(item, folder) or inspect.isabstract(item):
-        expected = (
-            "function estimate"
-            if folder == "advantages"
-            else f"subclass of {MENUS[folder]}.base.{_CONTRACTS[folder]}"
-        )
+        expected = "function estimate"
+        if folder != "advantages":
+            expected = f"subclass of {MENUS[folder]}.base.{_CONTRACTS[folder]}"
         found = module.__name__ if attribute is None else attribute
         raise ConfigError(f"{name}: {found} is not and does not contain a {expected}")
     return item

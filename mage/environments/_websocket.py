@@ -17,10 +17,15 @@ class WebSocket:
 
     def __init__(self, address: str, seconds: float, largest: int) -> None:
         self.seconds, self.largest = seconds, largest
-        limits = {"open_timeout": seconds, "close_timeout": 1, "max_size": largest}
         with self._explained():
             self.connection = connect(
-                address, proxy=None, compression=None, ping_interval=None, **limits
+                address,
+                open_timeout=seconds,
+                close_timeout=1,
+                max_size=largest,
+                ping_interval=None,
+                compression=None,
+                proxy=None,
             )
 
     def ask(self, message: str) -> str:

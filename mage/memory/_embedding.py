@@ -100,11 +100,9 @@ def _grams(text: str) -> Iterator[tuple[str, str]]:
 @cache
 def _minilm_folder() -> Path | None:
     found = importlib.util.find_spec(PACKAGE)
-    places = (
-        [Path(place) / "model" for place in (found.submodule_search_locations or ())]
-        if found
-        else []
-    )
+    places = []
+    if found:
+        places = [Path(place) / "model" for place in (found.submodule_search_locations or ())]
     return next((place for place in places if (place / "model.safetensors").is_file()), None)
 
 

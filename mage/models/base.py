@@ -200,11 +200,9 @@ def _ways() -> str:
 def list_models() -> list[Model]:
     """All added models, sorted by name."""
     folder = models_folder()
-    names = (
-        sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
-        if folder.is_dir()
-        else []
-    )
+    names = []
+    if folder.is_dir():
+        names = sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
     return [
         _read_or_report(folder / name)
         for name in names

@@ -217,11 +217,9 @@ def _unbounded(value: Any) -> Any:
         return [_unbounded(item) for item in value]
     if not isinstance(value, dict):
         return value
-    ends = (
-        {"low": float("-inf"), "high": float("inf")}
-        if {"value", "low", "high"} <= value.keys()
-        else {}
-    )
+    ends = {}
+    if {"value", "low", "high"} <= value.keys():
+        ends = {"low": float("-inf"), "high": float("inf")}
     return {
         name: ends[name] if item is None and name in ends else _unbounded(item)
         for name, item in value.items()

@@ -109,11 +109,9 @@ def memory_usage() -> dict[str, float]:
     `memory_device_peak` is the most that was ever reserved.
     """
     statm = Path("/proc/self/statm")
-    host = (
-        {"memory_host": int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9}
-        if statm.is_file()
-        else {}
-    )
+    host = {}
+    if statm.is_file():
+        host = {"memory_host": int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e9}
     if not torch.cuda.is_available():
         return host
     return host | {

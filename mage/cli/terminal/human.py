@@ -242,11 +242,9 @@ class _Shown:
         known = whole[0] if whole else min(common, self.rules)
         self.before = (turn.prompt_ids, turn.prompt_ids + turn.completion.token_ids)
         _say(self.console, self.chat.decode(turn.prompt_ids[known:]), style="dim")
-        read = (
-            ""
-            if turn.kind == "reflect"
-            else f"   [{'legal' if turn.legal else 'not legal'}: {turn.action or 'no action'}]"
-        )
+        read = ""
+        if turn.kind != "reflect":
+            read = f"   [{'legal' if turn.legal else 'not legal'}: {turn.action or 'no action'}]"
         self.console.print(
             Text(turn.completion.text, style="green"), Text(read, style="" if turn.legal else "red")
         )

@@ -243,11 +243,9 @@ def _in_core_minutes(of_arms: "list[list[Job]]", left: "Sequence[Job]", size: in
     cells = [("?" if cost is None else f"{cost / 60:.1f}",) for cost in costs]
     seconds = [job.core_seconds for job in left]
     known = [cost for cost in seconds if cost is not None]
-    note = (
-        f"about {timedelta(seconds=round(sum(known) / size))} on {size} free cores"
-        if len(known) == len(seconds)
-        else "the time is known after the first updates"
-    )
+    note = "the time is known after the first updates"
+    if len(known) == len(seconds):
+        note = f"about {timedelta(seconds=round(sum(known) / size))} on {size} free cores"
     return ("core-minutes per run",), cells, [note]
 
 
@@ -344,10 +342,8 @@ def _follow(runner: "Runner", err: Console, interrupt: "StopSignals") -> bool:
 
 
 def _line(standing: "RunnerProgress") -> str:
-    left = (
-        ""
-        if standing.seconds_left is None
-        else f", {timedelta(seconds=round(standing.seconds_left))} left"
-    )
+    left = ""
+    if standing.seconds_left is not None:
+        left = f", {timedelta(seconds=round(standing.seconds_left))} left"
     done = f"{standing.done} of {standing.total} runs, {100 * standing.fraction:.1f} %{left}"
     return f"{done}; now {', '.join(standing.running) or 'none'}"

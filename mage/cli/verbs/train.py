@@ -85,11 +85,9 @@ def _open_to_resume(path: Path) -> RunFolder:
     folder = RunFolder.open(path)
     found = checkpoint.latest(folder.checkpoints)
     if found.broken:
-        rest = (
-            f"the run continues from {found.path.name}"
-            if found.path
-            else "the run restarts from its first update"
-        )
+        rest = "the run restarts from its first update"
+        if found.path:
+            rest = f"the run continues from {found.path.name}"
         raise UsageError(
             "\n".join(
                 [

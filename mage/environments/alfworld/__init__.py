@@ -77,11 +77,8 @@ class AlfworldState(State):
     def observe(self, seat: int) -> str:
         legal, most = self.legal(), self.environment.commands
         # Local commands come first, so that only `go to` commands are cut.
-        shown = (
-            sorted(legal, key=lambda command: command.startswith("go to"))[:most]
-            if len(legal) > most
-            else legal
-        )
+        local_first = sorted(legal, key=lambda command: command.startswith("go to"))
+        shown = local_first[:most] if len(legal) > most else legal
         more = f" (and {len(legal) - most} more, not shown)" if len(legal) > most else ""
         return (
             f"{_cut(self.answer, self.environment.characters)}\nCommands: {', '.join(shown)}{more}."
@@ -124,11 +121,9 @@ class AlfworldState(State):
     def recap(self, seat: int) -> str:
         did = f"You did: {', '.join(self.commands)}." if self.commands else "You did nothing."
         steps = f"{len(self.commands)} step{'s' if len(self.commands) != 1 else ''}"
-        end = (
-            f"You did the task in {steps}."
-            if self.world.won
-            else f"You did not finish the task in {steps}."
-        )
+        end = f"You did not finish the task in {steps}."
+        if self.world.won:
+            end = f"You did the task in {steps}."
         return _cut(
             " ".join([self.world.game.task, did, *self._sights(), end]),
             self.environment.characters,

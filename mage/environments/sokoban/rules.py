@@ -20,11 +20,9 @@ _WORDS = (
 
 def write_rules(view: View, turn_moves: int, max_turns: int) -> str:
     """The rules for one way to show the room, and for one limit of moves and turns."""
-    answer = (
-        f"An answer is one to {turn_moves} moves with spaces between them."
-        if turn_moves > 1
-        else "An answer is one move."
-    )
+    answer = "An answer is one move."
+    if turn_moves > 1:
+        answer = f"An answer is one to {turn_moves} moves with spaces between them."
     legend = {"map": _LEGEND, "words": _WORDS, "both": f"{_LEGEND}\n{_WORDS}"}[view]
     return _RULES.format(
         legend=legend,

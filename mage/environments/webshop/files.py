@@ -42,11 +42,9 @@ def find_files(folder: Path) -> tuple[Path, Path, Path]:
     }
     for kind, found in names.items():
         if len(found) != 1:
-            has = (
-                f"has {len(found)}: {', '.join(path.name for path in found)}"
-                if found
-                else "has none"
-            )
+            has = "has none"
+            if found:
+                has = f"has {len(found)}: {', '.join(path.name for path in found)}"
             raise UserError(
                 f"{folder} must hold one file {kind}*.json and {has}; see docs/worlds.md"
             )

@@ -69,11 +69,9 @@ class WebShopState(State):
         return tuple(dict.fromkeys((*(f"search[{words}]" for words in self._queries), *clicks)))
 
     def read(self, written: str) -> str | None:
-        found = (
-            _ACTION.fullmatch(written.strip())
-            if len(written) <= LONGEST and not _CONTROL.search(written)
-            else None
-        )
+        found = None
+        if len(written) <= LONGEST and not _CONTROL.search(written):
+            found = _ACTION.fullmatch(written.strip())
         if found is None or not (words := " ".join(found[2].lower().split())):
             return None
         if found[1].lower() == "search":
