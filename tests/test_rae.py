@@ -15,7 +15,6 @@ from mage.run_folder import RunFolder
 from mage.run_folder.turn_files import read_credits
 from mage.types import MetaEpisode, Task
 from mage.viewer.credit import read_group_credit
-from mage.viewer.transcripts import Transcripts
 from tests.adapter_runs import check_training, tiny_recipe
 
 SINGLE = ReturnOptions(kind="single", step_discount=1.0)
@@ -72,7 +71,7 @@ def test_a_resumed_run_has_the_baselines_of_a_whole_one(tmp_path: Path) -> None:
         states.append(checkpoint.read_state(found)["estimator"])
     assert states[0] == states[1]
     assert set(states[0]) <= {f"kuhn_poker/{seat}/{n}" for seat in (0, 1) for n in (1, 2)}
-    told = read_group_credit(run, Transcripts(), "step_000002", 0)
+    told = read_group_credit(run, "step_000002", 0)
     assert "(turn return)" in told["turns"][0]["sentences"][0]
     assert "(baseline)" in told["turns"][0]["sentences"][0]
 

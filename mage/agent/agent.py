@@ -130,7 +130,12 @@ class Agent:
                 seed + len(completion.token_ids),
                 stop,
             )
-            completion = _join(completion, more)
+            completion = replace(
+                more,
+                token_ids=completion.token_ids + more.token_ids,
+                logprobs=completion.logprobs + more.logprobs,
+                text=completion.text + more.text,
+            )
         return completion
 
     async def write(self, prompt_ids: Ids, seed: int) -> Completion:
@@ -248,15 +253,6 @@ def _find_opening(reply: Ids, opening: Ids) -> int | None:
     """Where the last action of a reply begins."""
     places = range(len(reply) - 1, -1, -1)
     return next((at for at in places if reply[at : at + len(opening)] == opening), None)
-
-
-def _join(first: Completion, second: Completion) -> Completion:
-    return replace(
-        second,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=first.logprobs + second.logprobs,
-        text=first.text + second.text,
-    )
 
 
 def system_text(environment: Environment, think_first: bool = False) -> str:

@@ -12,6 +12,8 @@ from mage.agent.history import PastTurn, Prompt
 from mage.environments.base import Environment, State, Wording
 from mage.types import Completion, ToolCall
 
+Calls = Sequence[ToolCall]  # of one turn, before its reply
+
 
 class Dialogue(ABC):
     """One episode. Turns alternate: `ask` makes a prompt, `add` keeps the reply to it.
@@ -47,11 +49,7 @@ class Dialogue(ABC):
 
     @abstractmethod
     def add(
-        self,
-        completion: Completion,
-        written: str | None,
-        move: str | None,
-        calls: Sequence[ToolCall] = (),
+        self, completion: Completion, written: str | None, move: str | None, calls: Calls = ()
     ) -> None:
         """Keep a reply, the action in it, the state's legal move that it names, if any, and the
         calls of tools before it."""
@@ -88,11 +86,7 @@ class ChatDialogue(Dialogue):
         return self.history.fold_more(prompt, self.message)
 
     def add(
-        self,
-        completion: Completion,
-        written: str | None,
-        move: str | None,
-        calls: Sequence[ToolCall] = (),
+        self, completion: Completion, written: str | None, move: str | None, calls: Calls = ()
     ) -> None:
         self.legal = move is not None
         reply = self.agent.past_calls(calls) + self.agent.past_reply(completion, written)

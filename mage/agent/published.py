@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mage.agent.agent import Agent
-from mage.agent.dialogue import Dialogue
+from mage.agent.dialogue import Calls, Dialogue
 from mage.agent.history import Prompt, short
 from mage.agent.prompts import template
 from mage.environments.base import Environment, State, Wording
-from mage.types import Completion, ToolCall
+from mage.types import Completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,7 @@ class PublishedDialogue(Dialogue):
         return self._prompt(shown) if shown >= 1 else None
 
     def add(
-        self,
-        completion: Completion,
-        written: str | None,
-        move: str | None,
-        calls: Sequence[ToolCall] = (),
+        self, completion: Completion, written: str | None, move: str | None, calls: Calls = ()
     ) -> None:
         if move is None:
             self.action = f"{short(written or 'none')} (not valid)"

@@ -13,6 +13,8 @@ from mage.agent.published import PublishedDialogue, question_text, reflection_te
 from mage.environments.base import Environment, Wording
 from mage.types import Completion, Episode
 
+Place = tuple[int, int]  # an episode, from 1, and the number of episodes
+
 _REMARK = re.compile(r"<remark>((?:(?!<remark>).)*?)</remark>", re.DOTALL)
 
 
@@ -27,14 +29,9 @@ class Style(ABC):
 
     @abstractmethod
     def reflect(
-        self,
-        agent: Agent,
-        environment: Environment,
-        seat: int,
-        where: tuple[int, int],
-        episode: Episode,
+        self, agent: Agent, environment: Environment, seat: int, place: Place, episode: Episode
     ) -> Ids:
-        """The prompt for a reflection on episode `where[0]` of `where[1]`."""
+        """The prompt for a reflection on an episode."""
 
     @abstractmethod
     def ask(self, agent: Agent, environment: Environment, seat: int, question: str) -> Ids:
@@ -56,14 +53,9 @@ class ChatStyle(Style):
         return f"{environment.instance(seat)} {observation}"
 
     def reflect(
-        self,
-        agent: Agent,
-        environment: Environment,
-        seat: int,
-        where: tuple[int, int],
-        episode: Episode,
+        self, agent: Agent, environment: Environment, seat: int, place: Place, episode: Episode
     ) -> Ids:
-        return agent.begin(environment, reflect_text(environment, seat, *where, episode.recap))
+        return agent.begin(environment, reflect_text(environment, seat, *place, episode.recap))
 
     def ask(self, agent: Agent, environment: Environment, seat: int, question: str) -> Ids:
         return agent.begin(environment, question)
@@ -83,12 +75,7 @@ class PublishedStyle(Style):
         return observation
 
     def reflect(
-        self,
-        agent: Agent,
-        environment: Environment,
-        seat: int,
-        where: tuple[int, int],
-        episode: Episode,
+        self, agent: Agent, environment: Environment, seat: int, place: Place, episode: Episode
     ) -> Ids:
         won, told = episode.outcome == "won", episode.review or episode.recap
         return agent.chat.alone(reflection_text(environment, seat, told, won))

@@ -166,14 +166,7 @@ def _notes(folder: RunFolder) -> Iterator[str]:
         newest = checkpoint.latest(folder.checkpoints).path
         where = "its start" if newest is None else f"update {checkpoint.update_of(newest)}"
         yield f"the run is not finished: mage train --resume {folder.path} continues from {where}"
-    for path in _leftovers(folder.path):
+    patterns = (".*.tmp", ".*.partial", ".*.deleted")
+    found = (path for pattern in patterns for path in folder.path.rglob(pattern))
+    for path in sorted(path for path in found if path.exists()):
         yield f"{path} is a temporary file of an interrupted process; it may be deleted"
-
-
-def _leftovers(path: Path) -> list[Path]:
-    return sorted(
-        found
-        for pattern in (".*.tmp", ".*.partial", ".*.deleted")
-        for found in path.rglob(pattern)
-        if found.exists()
-    )

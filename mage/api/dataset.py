@@ -13,7 +13,7 @@ from mage.run_folder import Json, RunError, RunFolder, write_atomic
 from mage.run_folder.files import reading, to_line
 from mage.run_folder.turn_files import TurnCredit, read_credits, read_moves
 from mage.viewer.runs import stored_names
-from mage.viewer.transcripts import Transcripts
+from mage.viewer.transcripts import count_metas, prompts_or_none, stored_meta
 
 Format = Literal["jsonl", "parquet", "hf"]
 _Key = tuple[int, int, int, int]
@@ -49,7 +49,6 @@ def sets_without_moves(folder: RunFolder) -> list[str]:
 
 def dataset_rows(folder: RunFolder) -> Iterator[Json]:
     """One row for each stored turn, in the order of play; credit is None outside of training."""
-    transcripts = Transcripts()
     for name in reversed(stored_names(folder)):
         credits: dict[_Key, TurnCredit] = {
             (one.group, one.member, one.episode, one.index): one
@@ -59,9 +58,9 @@ def dataset_rows(folder: RunFolder) -> Iterator[Json]:
             (one.group, one.member, one.episode, one.index): json.dumps(dict(one.moves))
             for one in read_moves(folder.path, name)
         }
-        for number in range(transcripts.count(folder, name)):
-            meta = transcripts.stored(folder, name, number)
-            prompts = transcripts.prompts_or_none(folder, name, number)
+        for number in range(count_metas(folder, name)):
+            meta = stored_meta(folder, name, number)
+            prompts = prompts_or_none(folder, name, number)
             for row in _meta_rows(folder, name, number, meta, prompts, credits):
                 place = (row["group"], row["member"], row["episode"], row["turn"])
                 yield row | {"move_probabilities": moves.get(place)}

@@ -42,9 +42,7 @@ def add_completion(command: Any) -> Any:
     return command
 
 
-def _completer(
-    named: list[Callable[[str], Iterator[str]]],
-) -> Callable[[Any, str], list[Word]]:
+def _completer(named: list[Callable[[str], Iterable[str]]]) -> Callable[[Any, str], list[Word]]:
     def complete(ctx: Any, incomplete: str) -> list[Word]:
         return _fitting((word for words in named for word in words(incomplete)), incomplete)
 
@@ -72,16 +70,8 @@ def _recipes(incomplete: str) -> Iterator[str]:
     yield from (str(file) for file in files if file.name != "recipe.toml")
 
 
-def _environments(incomplete: str) -> Iterator[str]:
-    yield from _names("environments")
-
-
-def _opponents(incomplete: str) -> Iterator[str]:
-    yield from (*_names("opponents"), "agent")
-
-
-def _models(incomplete: str) -> Iterator[str]:
-    yield from (*EMBEDDED, *shipped_adapters(), *(model.name for model in list_models()))
+def _models(incomplete: str) -> list[str]:
+    return [*EMBEDDED, *shipped_adapters(), *(model.name for model in list_models())]
 
 
 def _runs(incomplete: str) -> Iterator[str]:
@@ -90,10 +80,10 @@ def _runs(incomplete: str) -> Iterator[str]:
     yield from (str(one.parent) for one in Path(folder).glob("*/recipe.toml"))
 
 
-_WORDS: dict[str, Callable[[str], Iterator[str]]] = {
+_WORDS: dict[str, Callable[[str], Iterable[str]]] = {
     "RECIPE": _recipes,
-    "ENVIRONMENT": _environments,
-    "OPPONENT": _opponents,
+    "ENVIRONMENT": lambda incomplete: _names("environments"),
+    "OPPONENT": lambda incomplete: [*_names("opponents"), "agent"],
     "MODEL": _models,
     "RUN": _runs,
 }

@@ -197,10 +197,6 @@ def _instances_of(environment: Environment, seed: int, episodes: int) -> set[Has
     }
 
 
-def _positions(environment: Environment, episodes: int) -> int:
-    return 1 if environment.restart == "same" else min(episodes, _BALANCED_EPISODES)
-
-
 def _halves(size: int, parts: int) -> list[int]:
     return [size // parts + (part < size % parts) for part in range(parts)]
 
@@ -259,7 +255,7 @@ class _Seeds:
         taken: set[Hashable],
     ) -> None:
         self.environment, self.scope, self.episodes = environment, scope, episodes
-        self.positions = _positions(environment, episodes)
+        self.positions = 1 if environment.restart == "same" else min(episodes, _BALANCED_EPISODES)
         self.waiting: dict[tuple[int, ...], list[int]] = defaultdict(list)
         self.candidates = 0
         self.taken = taken

@@ -64,7 +64,7 @@ def task_row(played: MetaEpisode, world: str = "") -> TaskRow:
         endings=tuple(episode.ending for episode in episodes),
         replies=tuple(len(episode.turns) for episode in episodes),
         illegal=tuple(sum(turn.illegal for turn in episode.turns) for episode in episodes),
-        tokens=tuple(_reply_tokens(episode) for episode in episodes),
+        tokens=tuple(sum(turn.tokens for turn in episode.turns) for episode in episodes),
         regrets=tuple(episode.regret for episode in episodes),
         reflected=tuple(_reflection_tokens(episode) for episode in episodes),
         asked=played.asked,
@@ -73,10 +73,6 @@ def task_row(played: MetaEpisode, world: str = "") -> TaskRow:
         overflow=tuple(sum(turn.overflow for turn in episode.turns) for episode in episodes),
         world=world,
     )
-
-
-def _reply_tokens(episode: Episode) -> int:
-    return sum(turn.tokens for turn in episode.turns)
 
 
 def _reflection_tokens(episode: Episode) -> int:

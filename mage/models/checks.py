@@ -104,7 +104,7 @@ def check_folder(folder: Path) -> None:
                 f"{folder} has {name} = {config[name]!s:.40} in config.json, "
                 f"but {total:,} parameters: the files do not belong together"
             )
-    if not _fits(config, total):
+    if config.get("vocab_size", 1) * config.get("hidden_size", 1) > total:
         raise UserError(
             f"{folder} needs more parameters for its embedding (vocab_size x hidden_size) than "
             f"its files hold ({total:,}): the files do not belong together"
@@ -136,7 +136,3 @@ def _most_of(name: str) -> int | None:
 
 def _is_size(value: Any, most: int) -> bool:
     return type(value) is int and 0 < value <= most
-
-
-def _fits(config: Mapping[str, Any], total: int) -> bool:
-    return bool(config.get("vocab_size", 1) * config.get("hidden_size", 1) <= total)

@@ -51,7 +51,7 @@ class _Writer:
         if (number := self.known.get(id(item))) is not None:
             return ["again", number]
         written = item if kind is str else self._write(item, kind)
-        if not _is_long(item):
+        if not (isinstance(item, str | list | tuple) and len(item) >= _LONG):
             return written
         self.known[id(item)] = len(self.kept)
         self.kept.append(item)
@@ -109,10 +109,6 @@ class _Reader:
         for field, value in zip(fields(kind), values, strict=True):
             object.__setattr__(made, field.name, self.read(value))
         return made
-
-
-def _is_long(item: Any) -> bool:
-    return isinstance(item, str | list | tuple) and len(item) >= _LONG
 
 
 def _pack_numbers(items: Any) -> list[str] | None:

@@ -4,7 +4,7 @@ Lines carry their names at their ends instead of a legend.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -46,16 +46,13 @@ def _draw(figure: Figure, results: RunResults) -> None:
         1, 2, left=0.055, right=0.985, top=0.832, bottom=0.405, width_ratios=(1.5, 1), wspace=0.4
     )
     below = figure.add_gridspec(1, 4, left=0.055, right=0.985, top=0.295, bottom=0.06, wspace=0.26)
-    figure.text(0.055, 0.965, _headline(results), fontsize=17, fontweight="bold", va="center")
+    headline = f"{results.environment}  ·  {results.title}"
+    figure.text(0.055, 0.965, headline, fontsize=17, fontweight="bold", va="center")
     figure.text(0.055, 0.932, _subtitle(results), fontsize=11.5, color=Colour.quiet, va="center")
     _draw_training(figure.add_subplot(top[0]), results)
     _draw_final(figure.add_subplot(top[1]), results)
     for place, panel in enumerate(_training_panels(results)):
         _draw_metrics(figure.add_subplot(below[place]), results, *panel)
-
-
-def _headline(results: RunResults) -> str:
-    return f"{results.environment}  ·  {results.title}"
 
 
 def _subtitle(results: RunResults) -> str:
@@ -74,7 +71,7 @@ def _draw_training(axes: Axes, results: RunResults) -> None:
     measure, shown = results.measure, _positions(results.episodes)
     axes.set_title(f"{measure.title.capitalize()} by episode, over training", pad=_pad(results))
     finish_axes(axes, "update", measure.percent)
-    axes.set_ylabel(_unit(measure))
+    axes.set_ylabel("share of episodes won" if measure.percent else "mean score of an episode")
     ends: list[tuple[float, str, str]] = []
     for colour, number in zip(Colour.episodes, shown, strict=False):
         ends += _draw_position(
@@ -88,10 +85,6 @@ def _draw_training(axes: Axes, results: RunResults) -> None:
     else:
         note = "lines: training, smoothed  ·  points: select panel with 95 % intervals"
         write_text(axes, note, (0, 1), (0, _pad(results) - 17), "axes fraction", color=Colour.quiet)
-
-
-def _unit(measure: Measure) -> str:
-    return "share of episodes won" if measure.percent else "mean score of an episode"
 
 
 def _pad(results: RunResults) -> float:
@@ -201,15 +194,10 @@ def _draw_final(axes: Axes, results: RunResults) -> None:
     """The final panel by episode, for every stage, with the exact lines."""
     measure, splits = results.measure, results.splits
     split = splits[0] if splits else "test"
-    stages = {
-        stage: results.finals[stage, split].overall
-        for stage in STAGES
-        if (stage, split) in results.finals
-    }
-    axes.set_title(
-        f"{measure.title.capitalize()} on the final panel ({split}), {_tasks(stages.values())}",
-        pad=_pad(results),
-    )
+    stages = results.overall(split)
+    tasks = max((cell.tasks for cell in stages.values()), default=0)
+    title = f"{measure.title.capitalize()} on the final panel ({split}), {tasks:,} tasks"
+    axes.set_title(title, pad=_pad(results))
     finish_axes(axes, "episode", measure.percent)
     if not stages:
         show_empty(axes, "not measured yet")
@@ -249,10 +237,6 @@ def draw_legend(axes: Axes) -> None:
         labelspacing=0.35,
         labelcolor=Colour.ink,
     )
-
-
-def _tasks(cells: Iterable[Cell]) -> str:
-    return f"{max((cell.tasks for cell in cells), default=0):,} tasks"
 
 
 _MARKERS: dict[Stage, str] = {"before": "o", "after": "s", "emptied": "D"}

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from statistics import fmean
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, RenderableType
@@ -80,12 +79,7 @@ class TerminalCallback(Callback):
             self.display.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.console.is_terminal:
             self.display.stop()
 

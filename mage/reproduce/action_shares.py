@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mage.evaluation.statistics import Estimate, mean
-from mage.reproduce.plan import Plan, is_done, open_runs
+from mage.reproduce.plan import Plan, finished_runs
 from mage.types import Episode, MetaEpisode, Split
 
 _STATES, _MOVES = 6, 3
@@ -82,10 +82,10 @@ def read_choices(metas: dict[str, list[MetaEpisode]]) -> WorldChoices | None:
 
 def stored_metas(plan: Plan, world: str, split: Split, runs: Path) -> dict[str, list[MetaEpisode]]:
     """The stored meta-episodes of the final panel, by label, of all finished runs."""
-    there = open_runs(plan, runs)
+    there = finished_runs(plan, runs)
     found: dict[str, list[MetaEpisode]] = {}
     for job in plan.jobs:
-        if job.world == world and job.name in there and is_done(there[job.name]):
+        if job.world == world and job.name in there:
             name = f"after_{split}"
             if (there[job.name].path / "episodes" / f"{name}.jsonl.gz").is_file():
                 found.setdefault(job.arm.label, []).extend(there[job.name].read_episodes_of(name))

@@ -18,7 +18,7 @@ from mage.evaluation.exact.learners import best_learner, return_weights
 from mage.evaluation.rows import read_tasks
 from mage.evaluation.statistics import Estimate, mean
 from mage.report.drawing import Colour, new_figure, save_figure
-from mage.reproduce.plan import Job, Plan, is_done, open_runs
+from mage.reproduce.plan import Job, Plan, finished_runs
 from mage.run_folder import RunFolder, write_atomic, write_json
 from mage.run_folder.files import finite
 from mage.run_folder.turn_files import read_moves
@@ -110,10 +110,10 @@ def write_exploration(plan: Plan, out: Path) -> list[Path]:
 
 def read_curves(plan: Plan, runs: Path) -> list[SearchCurve]:
     """One curve for each return that has finished runs."""
-    there = open_runs(plan, runs)
+    there = finished_runs(plan, runs)
     found: dict[str, list[Job]] = defaultdict(list)
     for job in plan.jobs:
-        if job.name in there and is_done(there[job.name]):
+        if job.name in there:
             found[job.arm.label].append(job)
     return [
         _curve(KINDS[label], jobs, [there[job.name] for job in jobs])

@@ -156,11 +156,8 @@ def name_measure(measure: MeasureName, episode: int) -> str:
 def _difference(pair: Pair, measure: MeasureName) -> str:
     verdict = "significant" if pair.is_real else "not significant"
     shown = show(pair.difference.difference, measure, signed=True)
-    return f"{shown}, Holm p {pair.adjusted:.3f}, {_seeds(pair)}: {verdict}"
-
-
-def _seeds(pair: Pair) -> str:
-    return f"{pair.seeds} seed" + ("s" if pair.seeds != 1 else "")
+    seeds = f"{pair.seeds} seed{'s' if pair.seeds != 1 else ''}"
+    return f"{shown}, Holm p {pair.adjusted:.3f}, {seeds}: {verdict}"
 
 
 def _against_bounds(arm: ArmResult, result: WorldResult) -> str:

@@ -200,6 +200,12 @@ def open_runs(plan: Plan, runs: Path) -> dict[str, RunFolder]:
     return found
 
 
+def finished_runs(plan: Plan, runs: Path) -> dict[str, RunFolder]:
+    """As `open_runs`, without the runs that are not finished."""
+    there = open_runs(plan, runs).items()
+    return {name: one for name, one in there if (one.path / "summary.json").is_file()}
+
+
 def pin_models(plan: Plan, runs: Path) -> Plan:
     """The plan with the commit of its model on the hub, which is that of its runs if there are any.
 
@@ -217,10 +223,6 @@ def _pinned_recipe(recipe: Recipe, known: dict[str, str]) -> Recipe:
     if path not in known:
         known[path] = pin_model(recipe).model.path
     return recipe if known[path] == path else recipe.changed(model={"path": known[path]})
-
-
-def is_done(folder: RunFolder) -> bool:
-    return (folder.path / "summary.json").is_file()
 
 
 def _check_same(folder: RunFolder, planned: Recipe) -> None:

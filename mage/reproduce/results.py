@@ -24,7 +24,7 @@ from mage.evaluation.statistics import (
 )
 from mage.report.run_results import read_evaluation
 from mage.reproduce.paper import find_differences
-from mage.reproduce.plan import Job, Plan, is_done, open_runs
+from mage.reproduce.plan import Job, Plan, finished_runs
 from mage.reproduce.tables import TABLES, Arm, MeasureName, Name
 from mage.run_folder import RunFolder
 from mage.types import Split, Task
@@ -143,7 +143,7 @@ class WorldResult:
 
 def read_results(plan: Plan, runs: Path) -> list[WorldResult]:
     """The figures of all finished runs of a plan."""
-    there = {name: folder for name, folder in open_runs(plan, runs).items() if is_done(folder)}
+    there = finished_runs(plan, runs)
     return [
         _read_world(plan, world, variant, split, there)
         for split in (plan.table.split, *plan.table.more_splits)
@@ -243,8 +243,7 @@ class CurvePanel:
 def read_curves(plan: Plan, world: str, runs: Path) -> list[CurvePanel]:
     """The curves of an environment in and out of domain, of all finished runs."""
     jobs = [job for job in plan.jobs if job.world == world]
-    there = {name: folder for name, folder in open_runs(plan, runs).items() if is_done(folder)}
-    held = _held(jobs, there)
+    held = _held(jobs, finished_runs(plan, runs))
     return [
         _curve_panel(plan, world, variant, split, held)
         for split in jobs[0].recipe.evaluate.splits

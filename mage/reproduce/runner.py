@@ -13,7 +13,7 @@ from pathlib import Path
 from mage.config.errors import EXIT_STOPPED
 from mage.ranks.ray_nodes import LOST
 from mage.reproduce.executors import LOG, Executor, Worker
-from mage.reproduce.plan import Job, Plan, is_done, open_runs
+from mage.reproduce.plan import Job, Plan, finished_runs
 from mage.run_folder import RunFolder
 
 _TICK = 0.5
@@ -53,12 +53,8 @@ class Runner:
 
     def run(self, report: Callable[[RunnerProgress], None], stop: Callable[[], bool]) -> bool:
         """Run the missing jobs; False if `stop` ended it early. `failures` holds failed runs."""
-        folders = open_runs(self.plan, self.runs)
-        waiting = [
-            job
-            for job in self.plan.jobs
-            if job.name not in folders or not is_done(folders[job.name])
-        ]
+        done = finished_runs(self.plan, self.runs)
+        waiting = [job for job in self.plan.jobs if job.name not in done]
         # Long jobs first, so that no long job runs alone at the end.
         waiting.sort(key=lambda job: job.core_seconds or 0.0, reverse=True)
         pace = _Progress(self.plan, self.runs)

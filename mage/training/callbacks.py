@@ -1,6 +1,6 @@
 """Training callbacks. A callback observes a run and never changes its results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mage.evaluation.figures import Evaluation
@@ -42,32 +42,14 @@ class CallbackList(Callback):
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = tuple(callbacks)
 
-    def on_start(self, folder: RunFolder, update: int) -> None:
-        for callback in self.callbacks:
-            callback.on_start(folder, update)
 
-    def on_update(
-        self, update: int, total: int, metrics: Metrics, timing: Mapping[str, float]
-    ) -> None:
+def _passed_on(event: str) -> Callable[..., None]:
+    def call(self: CallbackList, *about: Any) -> None:
         for callback in self.callbacks:
-            callback.on_update(update, total, metrics, timing)
+            getattr(callback, event)(*about)
 
-    def on_tasks_played(self, done: int, total: int, name: str) -> None:
-        for callback in self.callbacks:
-            callback.on_tasks_played(done, total, name)
+    return call
 
-    def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
-        for callback in self.callbacks:
-            callback.on_evaluation(name, update, evaluation)
 
-    def on_compile(self, line: str) -> None:
-        for callback in self.callbacks:
-            callback.on_compile(line)
-
-    def on_warmup(self, line: str) -> None:
-        for callback in self.callbacks:
-            callback.on_warmup(line)
-
-    def on_warning(self, line: str) -> None:
-        for callback in self.callbacks:
-            callback.on_warning(line)
+for _event in [name for name in vars(Callback) if name.startswith("on_")]:
+    setattr(CallbackList, _event, _passed_on(_event))

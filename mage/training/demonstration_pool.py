@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
-from types import TracebackType
 
 from mage.agent.chat import Chat
 from mage.config.recipe import Recipe
@@ -36,12 +35,7 @@ class DemonstrationPool:
     def __enter__(self) -> "DemonstrationPool":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 

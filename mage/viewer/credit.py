@@ -13,7 +13,7 @@ from typing import Any
 
 from mage.run_folder import Json, RunFolder
 from mage.run_folder.turn_files import TurnCredit, read_credits
-from mage.viewer.transcripts import Transcripts
+from mage.viewer.transcripts import read_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class _Row:
         return [self.number, self.credit.episode, self.credit.index]
 
 
-def read_group_credit(folder: RunFolder, transcripts: Transcripts, name: str, group: int) -> Json:
+def read_group_credit(folder: RunFolder, name: str, group: int) -> Json:
     """The credit of all turns of a group, each with the turns it was compared with."""
     found = {_key(one): one for one in _read_credits(folder, name) if one.group == group}
-    members = transcripts.group(folder, name, group) if found else []
+    members = read_group(folder, name, group) if found else []
     rows = [row for number, meta in members for row in _rows(number, meta, found)]
     estimator, options = folder.recipe.advantages.name, dict(folder.recipe.advantages.options)
     return {
@@ -101,19 +101,18 @@ def _compared(
         return [_part("meta_episode", row, _first_of_members(first), _episode_value)]
     if estimator != "gigpo":
         return []
-    same = [one for one in rows if _shares_baseline(one, row, options)]
+    is_mixed = options.get("grouping") == "mixed"
+    same = [one for one in rows if is_mixed or one.opponent == row.opponent]
     episode = [one for one in same if one.credit.episode == row.credit.episode]
     parts = [_part("episode", row, _first_of_members(episode), _episode_value)]
     if row.credit.index >= 0:
         levels = _levels(same)
         pool = episode if options.get("anchor") == "local" else same
         equal = [one for one in pool if one.anchor == row.anchor and one.credit.index >= 0]
-        parts.append(_part("step", row, equal, lambda one: _centred(one, levels)))
+        parts.append(
+            _part("step", row, equal, lambda one: one.credit.value - levels[one.credit.episode])
+        )
     return parts
-
-
-def _shares_baseline(one: _Row, row: _Row, options: dict[str, Any]) -> bool:
-    return options.get("grouping") == "mixed" or one.opponent == row.opponent
 
 
 def _first_of_members(rows: Sequence[_Row]) -> list[_Row]:
@@ -134,10 +133,6 @@ def _levels(rows: Sequence[_Row]) -> dict[int, float]:
 
 def _episode_value(row: _Row) -> float:
     return row.credit.episode_value
-
-
-def _centred(row: _Row, levels: dict[int, float]) -> float:
-    return row.credit.value - levels[row.credit.episode]
 
 
 def _part(name: str, row: _Row, rows: Sequence[_Row], value: Any) -> Json:

@@ -7,7 +7,6 @@ table, and stored names are checked against the files of the run. So no request 
 import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from mage.run_folder.links import refuse_links
 from mage.viewer.comparison import compare_runs
 from mage.viewer.credit import read_group_credit
 from mage.viewer.runs import describe_run, list_run, panel_kinds, panel_tasks, read_text
-from mage.viewer.transcripts import Transcripts
+from mage.viewer.transcripts import read_index, read_meta, read_prompts
 
 DEPTH = 4  # levels of folders below a given folder in which runs are searched
 _SKIPPED = {"checkpoints", "episodes", "evaluations", "tensorboard", "report", "start", "warm"}
@@ -28,20 +27,11 @@ class UnknownPath(LookupError):
     """A data path that the library does not have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A run or a table: its id in data paths and its place."""
-
-    id: str
-    path: Path
-
-
 class Library:
     """Answers data paths. Reads files only; call `refresh` to find new runs."""
 
     def __init__(self, places: Iterable[Path]) -> None:
         self.places = tuple(places)
-        self.transcripts = Transcripts()
         self.runs: dict[str, Path] = {}
         self.tables: dict[str, Path] = {}
         self._rows: dict[str, tuple[tuple[int, ...], Json]] = {}
@@ -52,8 +42,7 @@ class Library:
         """Search the given folders again."""
         runs = [path for place in self.places for path in find_runs(place)]
         tables = [path for place in self.places for path in find_tables(place)]
-        self.runs = {entry.id: entry.path for entry in _name(runs)}
-        self.tables = {entry.id: entry.path for entry in _name(tables)}
+        self.runs, self.tables = _name(runs), _name(tables)
 
     def get(self, path: str) -> Any:
         """The JSON value of a data path; raises UnknownPath."""
@@ -111,13 +100,13 @@ class Library:
             case ["kinds", name]:
                 return panel_kinds(folder, name)
             case ["index", name]:
-                return self.transcripts.index(folder, name)
+                return read_index(folder, name)
             case ["meta", name, number] if number.isdigit():
-                return self.transcripts.meta(folder, name, int(number))
+                return read_meta(folder, name, int(number))
             case ["prompts", name, number] if number.isdigit():
-                return self.transcripts.prompts(folder, name, int(number))
+                return read_prompts(folder, name, int(number))
             case ["credit", name, group] if group.isdigit():
-                return read_group_credit(folder, self.transcripts, name, int(group))
+                return read_group_credit(folder, name, int(group))
         raise UnknownPath("/".join(rest))
 
 
@@ -190,7 +179,7 @@ def _folders(folder: Path, seen: set[Path]) -> list[Path]:
     return new
 
 
-def _name(paths: Iterable[Path]) -> list[Entry]:
+def _name(paths: Iterable[Path]) -> dict[str, Path]:
     """Ids made of the folder names: letters, digits and a few signs, each id once."""
     found: dict[str, Path] = {}
     for path in dict.fromkeys(path.resolve() for path in paths):
@@ -199,7 +188,7 @@ def _name(paths: Iterable[Path]) -> list[Entry]:
         more = (f"{parent}.{name}.{k}" for k in itertools.count(2))
         choices = itertools.chain((name, f"{parent}.{name}"), more)
         found[next(one for one in choices if one not in found)] = path
-    return [Entry(id, path) for id, path in found.items()]
+    return found
 
 
 def _look_up(entries: dict[str, Path], id: str) -> Path:
@@ -209,7 +198,5 @@ def _look_up(entries: dict[str, Path], id: str) -> Path:
 
 
 def _table_row(id: str, path: Path) -> dict[str, Any]:
-    table = read_json(path)
-    return {name: table.get(name) for name in ("table", "scale", "model", "seeds", "worlds")} | {
-        "id": id
-    }
+    table, names = read_json(path), ("table", "scale", "model", "seeds", "worlds")
+    return {"id": id, **{name: table.get(name) for name in names}}

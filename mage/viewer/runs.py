@@ -11,7 +11,7 @@ from typing import Any
 
 from mage.config.errors import ConfigError, UserError
 from mage.evaluation.compare import compare
-from mage.evaluation.figures import Cell, Evaluation
+from mage.evaluation.figures import Evaluation
 from mage.evaluation.kinds import figures_by_kind
 from mage.evaluation.rows import TaskRow
 from mage.opponents.base import population_of
@@ -84,8 +84,8 @@ def _row(results: RunResults) -> Json:
         "started": None if folder.is_copy else (folder.path / "recipe.toml").stat().st_mtime,
         "measure": results.measure.metric,
         "percent": results.measure.percent,
-        "score": None if cell is None else _last(cell, results),
-        "first": None if cell is None else _first(cell, results),
+        "score": None if cell is None else _estimate(results.measure.of(cell.episodes[-1])),
+        "first": None if cell is None else _estimate(results.measure.of(cell.episodes[0])),
         "warnings": _warnings(results),
     }
 
@@ -111,14 +111,6 @@ def _warnings(results: RunResults) -> list[str]:
     if results.finished and results.chosen_update is not None:
         lines += choice_warnings(recipe, results.chosen_update)
     return [*lines, *start_warnings(recipe)]
-
-
-def _last(cell: Cell, results: RunResults) -> Any:
-    return _estimate(results.measure.of(cell.episodes[-1]))
-
-
-def _first(cell: Cell, results: RunResults) -> Any:
-    return _estimate(results.measure.of(cell.episodes[0]))
 
 
 def _estimate(found: Any) -> Any:
@@ -173,7 +165,10 @@ def describe_run(folder: RunFolder) -> Json:
 
 
 def _joined(stages: list[tuple[tuple[Json, ...], int]]) -> dict[str, list[Any]]:
-    """The columns of all stages; each stage counts its updates from its offset."""
+    """The columns of all stages, as plots need them; a missing value is None.
+
+    Each stage counts its updates from its offset.
+    """
     records = [
         {**record, "update": record["update"] + offset} if offset else record
         for stage, offset in stages
@@ -181,13 +176,9 @@ def _joined(stages: list[tuple[tuple[Json, ...], int]]) -> dict[str, list[Any]]:
     ]
     step = math.ceil(len(records) / MOST_POINTS)
     shown = records[::step] if step > 1 else records
-    return _columns((*shown, *(records[-1:] if shown[-1:] != records[-1:] else ())))
-
-
-def _columns(records: tuple[Json, ...]) -> dict[str, list[Any]]:
-    """Records by column, as plots need them; a missing value is None."""
-    names = sorted({name for record in records for name in record})
-    return {name: [record.get(name) for record in records] for name in names}
+    shown = [*shown, *(records[-1:] if shown[-1:] != records[-1:] else ())]
+    names = sorted({name for record in shown for name in record})
+    return {name: [record.get(name) for record in shown] for name in names}
 
 
 def _panel(results: RunResults, split: Split) -> Json:

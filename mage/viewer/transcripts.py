@@ -6,7 +6,6 @@ tables of contents of the files that were read last stay in memory.
 
 import json
 import math
-from collections import OrderedDict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,111 +19,100 @@ from mage.run_folder.episode_files import COLUMNS, Contents, read_contents, read
 from mage.run_folder.turn_files import TurnMoves, read_moves
 from mage.viewer.runs import stored_names
 
-FILES_KEPT = 64
-MEMBERS_KEPT = 4  # unpacked parts of files
+
+def read_index(folder: RunFolder, name: str) -> Json:
+    """One row for each meta-episode of a file, with the fields that filters need."""
+    return {"name": name, "columns": COLUMNS, "rows": _read(folder, name).rows}
 
 
-class Transcripts:
-    """Reads stored meta-episodes; keeps the newest tables of contents and tokenizers in memory."""
+def read_group(folder: RunFolder, name: str, group: int) -> list[tuple[int, Json]]:
+    """The stored meta-episodes of a group, each with its number in the file."""
+    place = COLUMNS.index("group")
+    numbers = [row[0] for row in _read(folder, name).rows if row[place] == group]
+    return [(number, stored_meta(folder, name, number)) for number in numbers]
 
-    def __init__(self) -> None:
-        self._contents: OrderedDict[tuple[Path, int], Contents] = OrderedDict()
-        self._members: OrderedDict[tuple[Path, int, int], list[bytes]] = OrderedDict()
-        self._tokenizers: dict[Path, Tokenizer | None] = {}
 
-    def index(self, folder: RunFolder, name: str) -> Json:
-        """One row for each meta-episode of a file, with the fields that filters need."""
-        return {"name": name, "columns": COLUMNS, "rows": self._read(folder, name).rows}
+def count_metas(folder: RunFolder, name: str) -> int:
+    return len(_read(folder, name).rows)
 
-    def group(self, folder: RunFolder, name: str, group: int) -> list[tuple[int, Json]]:
-        """The stored meta-episodes of a group, each with its number in the file."""
-        place = COLUMNS.index("group")
-        numbers = [row[0] for row in self._read(folder, name).rows if row[place] == group]
-        return [(number, self.stored(folder, name, number)) for number in numbers]
 
-    def count(self, folder: RunFolder, name: str) -> int:
-        return len(self._read(folder, name).rows)
+def read_meta(folder: RunFolder, name: str, number: int) -> Json:
+    """One meta-episode: tasks, memories, moves, replies with token probabilities."""
+    stored, tokenizer = stored_meta(folder, name, number), _tokenizer(folder.path)
+    moves = _moves_of(folder, name, stored["group"], stored["member"])
+    return {
+        "name": name,
+        "number": number,
+        "count": count_metas(folder, name),
+        "task": stored["task"] | {"seed": str(stored["task"]["seed"])},
+        "group": stored["group"],
+        "member": stored["member"],
+        "policy_version": stored["policy_version"],
+        "memories": stored["memories"],
+        "episodes": [
+            _episode(episode, tokenizer, moves.get(k, {}))
+            for k, episode in enumerate(stored["episodes"])
+        ],
+        "has_tokens": tokenizer is not None,
+    }
 
-    def meta(self, folder: RunFolder, name: str, number: int) -> Json:
-        """One meta-episode: tasks, memories, moves, replies with token probabilities."""
-        stored, tokenizer = self.stored(folder, name, number), self._tokenizer(folder)
-        moves = _moves_of(folder, name, stored["group"], stored["member"])
-        return {
-            "name": name,
-            "number": number,
-            "count": self.count(folder, name),
-            "task": stored["task"] | {"seed": str(stored["task"]["seed"])},
-            "group": stored["group"],
-            "member": stored["member"],
-            "policy_version": stored["policy_version"],
-            "memories": stored["memories"],
-            "episodes": [
-                _episode(episode, tokenizer, moves.get(k, {}))
-                for k, episode in enumerate(stored["episodes"])
-            ],
-            "has_tokens": tokenizer is not None,
-        }
 
-    def prompts(self, folder: RunFolder, name: str, number: int) -> Json:
-        """The exact prompts of a meta-episode as text: one list for each episode.
+def read_prompts(folder: RunFolder, name: str, number: int) -> Json:
+    """The exact prompts of a meta-episode as text: one list for each episode.
 
-        The entry `reflection` of an episode is the prompt of the reflection before it.
-        """
-        stored, tokenizer = self.stored(folder, name, number), self._tokenizer(folder)
-        if tokenizer is None:
-            raise LookupError("the tokenizer of this run is not on this machine")
-        return {
-            "episodes": [
-                {
-                    "reflection": None
-                    if episode["reflection"] is None
-                    else _decode(tokenizer, episode["reflection"]["prompt_ids"]),
-                    "turns": [_decode(tokenizer, turn["prompt_ids"]) for turn in episode["turns"]],
-                }
-                for episode in stored["episodes"]
-            ]
-        }
+    The entry `reflection` of an episode is the prompt of the reflection before it.
+    """
+    stored, tokenizer = stored_meta(folder, name, number), _tokenizer(folder.path)
+    if tokenizer is None:
+        raise LookupError("the tokenizer of this run is not on this machine")
+    return {
+        "episodes": [
+            {
+                "reflection": None
+                if episode["reflection"] is None
+                else _decode(tokenizer, episode["reflection"]["prompt_ids"]),
+                "turns": [_decode(tokenizer, turn["prompt_ids"]) for turn in episode["turns"]],
+            }
+            for episode in stored["episodes"]
+        ]
+    }
 
-    def prompts_or_none(self, folder: RunFolder, name: str, number: int) -> Json | None:
-        """The prompts, or None if the tokenizer is not on this machine."""
-        return None if self._tokenizer(folder) is None else self.prompts(folder, name, number)
 
-    def stored(self, folder: RunFolder, name: str, number: int) -> Any:
-        """A meta-episode as it was stored."""
-        contents = self._read(folder, name)
-        if number >= len(contents.rows):
-            raise LookupError(f"{name} holds {len(contents.rows)} meta-episodes")
-        member, line = contents.place(number)
-        return json.loads(self._lines(self._path(folder, name), contents, member)[line])
+def prompts_or_none(folder: RunFolder, name: str, number: int) -> Json | None:
+    """The prompts, or None if the tokenizer is not on this machine."""
+    return None if _tokenizer(folder.path) is None else read_prompts(folder, name, number)
 
-    def _lines(self, path: Path, contents: Contents, member: int) -> list[bytes]:
-        key = (path, path.stat().st_mtime_ns, member)
-        if key not in self._members:
-            self._members[key] = read_member(path, contents, member)
-            while len(self._members) > MEMBERS_KEPT:
-                self._members.popitem(last=False)
-        self._members.move_to_end(key)
-        return self._members[key]
 
-    def _read(self, folder: RunFolder, name: str) -> Contents:
-        path = self._path(folder, name)
-        key = (path, path.stat().st_mtime_ns)
-        if key not in self._contents:
-            self._contents[key] = read_contents(path)
-            while len(self._contents) > FILES_KEPT:
-                self._contents.popitem(last=False)
-        self._contents.move_to_end(key)
-        return self._contents[key]
+def stored_meta(folder: RunFolder, name: str, number: int) -> Any:
+    """A meta-episode as it was stored."""
+    path = _path(folder, name)
+    contents = _contents(path, path.stat().st_mtime_ns)
+    if number >= len(contents.rows):
+        raise LookupError(f"{name} holds {len(contents.rows)} meta-episodes")
+    member, line = contents.place(number)
+    return json.loads(_lines(path, path.stat().st_mtime_ns, member)[line])
 
-    def _path(self, folder: RunFolder, name: str) -> Path:
-        if name not in stored_names(folder):
-            raise LookupError(name)
-        return folder.path / "episodes" / f"{name}.jsonl.gz"
 
-    def _tokenizer(self, folder: RunFolder) -> Tokenizer | None:
-        if folder.path not in self._tokenizers:
-            self._tokenizers[folder.path] = _load_tokenizer(folder)
-        return self._tokenizers[folder.path]
+def _read(folder: RunFolder, name: str) -> Contents:
+    path = _path(folder, name)
+    return _contents(path, path.stat().st_mtime_ns)
+
+
+def _path(folder: RunFolder, name: str) -> Path:
+    if name not in stored_names(folder):
+        raise LookupError(name)
+    return folder.path / "episodes" / f"{name}.jsonl.gz"
+
+
+@lru_cache(maxsize=64)
+def _contents(path: Path, changed: int) -> Contents:
+    return read_contents(path)
+
+
+@lru_cache(maxsize=4)
+def _lines(path: Path, changed: int, member: int) -> list[bytes]:
+    """One unpacked part of a file."""
+    return read_member(path, _contents(path, changed), member)
 
 
 def _moves_of(
@@ -148,10 +136,11 @@ def _cached_moves(run: Path, name: str, changed: int) -> dict[tuple[int, int], l
     return found
 
 
-def _load_tokenizer(folder: RunFolder) -> Tokenizer | None:
+@lru_cache(maxsize=64)
+def _tokenizer(run: Path) -> Tokenizer | None:
     """The tokenizer of the model; None if the model is not on this machine."""
     try:
-        path = base_folder(folder.recipe, download=False) / "tokenizer.json"
+        path = base_folder(RunFolder.open(run).recipe, download=False) / "tokenizer.json"
     except (ConfigError, ValueError, OSError):
         return None
     return Tokenizer.from_file(str(path)) if path.is_file() else None

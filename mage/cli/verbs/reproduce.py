@@ -210,10 +210,9 @@ def _show_missing(plan: "Plan") -> None:
 
 
 def _show_plan(plan: "Plan", out: Path, size: int, ranks: int) -> None:
-    from mage.reproduce.plan import is_done, open_runs
+    from mage.reproduce.plan import finished_runs
 
-    there = open_runs(plan, out / "runs")
-    done = {name for name, folder in there.items() if is_done(folder)}
+    done = set(finished_runs(plan, out / "runs"))
     left = [job for job in plan.jobs if job.name not in done]
     of_arms = [
         [job for job in plan.jobs if (job.world, job.arm.label) == key]

@@ -169,7 +169,7 @@ def generate(count: int, style: Style = "full") -> Raw:
     taken = set[str]()
     for number in range(count):
         rng = random.Random(f"webshop {style} 0 {number}")
-        asin = _short_asin(number) if style == "short" else _asin(rng, taken)
+        asin = f"B{number + 1}" if style == "short" else _asin(rng, taken)
         item, known, written = (_short_product if style == "short" else _full_product)(rng, asin)
         raw.products.append(item)
         raw.attributes[asin] = known
@@ -183,10 +183,6 @@ def _asin(rng: random.Random, taken: set[str]) -> str:
         pass
     taken.add(asin)
     return asin
-
-
-def _short_asin(number: int) -> str:
-    return f"B{number + 1}"
 
 
 def _item(

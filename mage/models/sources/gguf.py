@@ -59,7 +59,7 @@ def write_gguf(
             "(jinja, as in a chat_template.jinja)"
         )
     check_model(header)
-    _write_json(folder / "tokenizer.json", read_tokenizer(header.metadata, str(path)))
+    read_tokenizer(header.metadata, str(path)).save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", read_tokenizer_config(header.metadata))
     (folder / "chat_template.jinja").write_text(template)
     number = dtype or default_dtype(header)

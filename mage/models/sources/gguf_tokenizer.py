@@ -8,6 +8,12 @@ and the shipped adapters were trained with these ids.
 
 from typing import Any
 
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as FromBytes
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+
 from mage.config.errors import UserError
 
 Tables = dict[str, Any]
@@ -17,35 +23,19 @@ _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-
-def _bytes(use_regex: bool) -> Tables:
-    """Bytes as printable characters; `use_regex` splits into words by GPT-2's rule first."""
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": use_regex,
-    }
-
-
-def _sequence(*steps: Tables) -> Tables:
-    return {"type": "Sequence", "pretokenizers": list(steps)}
-
-
-_SPLITS: dict[str, Tables] = {
-    "default": _bytes(True),
-    "gpt-2": _bytes(True),
-    "smollm": _sequence({"type": "Digits", "individual_digits": True}, _bytes(True)),
-    "qwen2": _sequence(
-        {"type": "Split", "pattern": {"Regex": _QWEN2}, "behavior": "Isolated", "invert": False},
-        _bytes(False),
+_GPT2 = ByteLevel(add_prefix_space=False)  # splits into words by GPT-2's rule
+_SPLITS: dict[str, PreTokenizer] = {
+    "default": _GPT2,
+    "gpt-2": _GPT2,
+    "smollm": Sequence([Digits(individual_digits=True), _GPT2]),
+    "qwen2": Sequence(
+        [Split(Regex(_QWEN2), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
     ),
 }
 
 
-def read_tokenizer(metadata: Tables, where: str) -> Tables:
-    """tokenizer.json. Raises ValueError if the tokenizer is damaged or of another kind."""
+def read_tokenizer(metadata: Tables, where: str) -> Tokenizer:
+    """The tokenizer. Raises ValueError if the tokenizer is damaged or of another kind."""
     kind = metadata.get("tokenizer.ggml.model")
     split = metadata.get("tokenizer.ggml.pre", "default")
     if kind != "gpt2":
@@ -60,22 +50,22 @@ def read_tokenizer(metadata: Tables, where: str) -> Tables:
         )
     _check(metadata, where)
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": list(_added(tokens, metadata.get("tokenizer.ggml.token_type", []))),
-        "normalizer": {"type": "NFC"} if split == "qwen2" else None,
-        "pre_tokenizer": _SPLITS[split],
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-        "model": _model(tokens, metadata["tokenizer.ggml.merges"]),
-    }
+    # The two tokens of a merge; inside a token a blank is written as another character.
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    made = Tokenizer(BPE({token: number for number, token in enumerate(tokens)}, merges))
+    made.pre_tokenizer, made.decoder = _SPLITS[split], FromBytes()
+    if split == "qwen2":
+        made.normalizer = NFC()
+    # Added tokens are never split. Only control tokens are special (skipped on request).
+    kinds = zip(tokens, metadata.get("tokenizer.ggml.token_type", []), strict=False)
+    made.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=kind == _CONTROL)
+            for token, kind in kinds
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+    return made
 
 
 def _check(metadata: Tables, where: str) -> None:
@@ -92,53 +82,19 @@ def _check(metadata: Tables, where: str) -> None:
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise UserError(f"{where} has no list of tokens or merges: its tokenizer is damaged")
     assert isinstance(tokens, list) and isinstance(merges, list), "checked above"  # noqa: PT018
+    known = set(tokens)
     if (
-        len(set(tokens)) != len(tokens)
+        len(known) != len(tokens)
         or not all(merge.count(" ") == 1 for merge in merges)
+        or not {part for one in merges for part in (*one.split(" "), one.replace(" ", ""))} <= known
         or not isinstance(kinds, list)
         or len(kinds) not in (0, len(tokens))
         or not all(isinstance(number, int) and 0 <= number < len(tokens) for number in ids)
     ):
         raise UserError(
-            f"{where} has a damaged tokenizer: tokens repeat, a merge is not a pair, "
+            f"{where} has a damaged tokenizer: tokens repeat, a merge is not a pair of tokens, "
             "or a special token is not in the list"
         )
-
-
-def _model(tokens: list[str], merges: list[str]) -> Tables:
-    options = {
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-    }
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    return {
-        "type": "BPE",
-        **options,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": vocabulary,
-        "merges": [_pair(merge) for merge in merges],
-    }
-
-
-def _pair(merge: str) -> list[str]:
-    """The two tokens of a merge. Inside a token a blank is written as another character."""
-    return merge.split(" ")
-
-
-def _added(tokens: list[str], kinds: list[int]) -> list[Tables]:
-    """Tokens that are never split. Only control tokens are special (skipped on request)."""
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    chosen = [
-        (number, kind) for number, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)
-    ]
-    return [
-        {"id": number, "content": tokens[number], **plain, "special": kind == _CONTROL}
-        for number, kind in chosen
-    ]
 
 
 def read_tokenizer_config(metadata: Tables) -> Tables:

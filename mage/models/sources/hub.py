@@ -166,7 +166,7 @@ def _explain(model: HubId, error: Exception) -> str:
     )
 
     name = model.name.split("/")[1]
-    reason = _first_line(error)
+    reason = str(error).strip().split("\n")[0].removeprefix("Got: ") or type(error).__name__
     if isinstance(error, GatedRepoError):
         reason = (
             "the model is gated. Accept its terms on its page on the hub and log in with "
@@ -188,10 +188,6 @@ def _explain(model: HubId, error: Exception) -> str:
         f"folder of the model to this machine, add it with `mage model add FOLDER --name {name}`, "
         f"and use it with --model.path={name}"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].removeprefix("Got: ") or type(error).__name__
 
 
 def _delete_empty(storage: Path) -> None:
