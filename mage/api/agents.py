@@ -19,13 +19,7 @@ from mage.evaluation.panels import PanelName, recipe_panel
 from mage.evaluation.run import evaluate_panel
 from mage.evaluation.swapped import evaluate_swapped
 from mage.memory.base import Memory
-from mage.models.base import (
-    atomic_folder,
-    base_name,
-    base_of,
-    find_model,
-    shipped_adapters,
-)
+from mage.models.base import atomic_folder, base_name, base_of, find_model, shipped_adapters
 from mage.opponents.base import population_of
 from mage.play import PlaySetup
 from mage.play.policy import PolicyPlayer
@@ -229,9 +223,7 @@ def play_panel(
     if writer is not None:
         setup = _with_writer(setup, writer)
     common = dict[str, Any](
-        plays=recipe.plays_of(panel),
-        with_ceilings=recipe.evaluate.ceilings,
-        on_played=on_played,
+        plays=recipe.plays_of(panel), with_ceilings=recipe.evaluate.ceilings, on_played=on_played
     )
     tasks = recipe_panel(recipe, split, panel, size)
     if swapped:

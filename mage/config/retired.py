@@ -26,9 +26,7 @@ RETIRED: dict[tuple[str, str, str], Any] = {
     ("learn", "", "beta1"): 0.9,
 }
 # name of a deleted part -> what to write instead
-PARTS = {
-    "failure_zero": "write --environments.failure_reward=0 after the recipe",
-}
+PARTS = {"failure_zero": "write --environments.failure_reward=0 after the recipe"}
 
 
 def drop_retired(tables: dict[str, Any]) -> dict[str, Any]:

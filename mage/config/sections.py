@@ -53,12 +53,7 @@ class RunOptions(Section):
     move_probabilities: bool = Field(
         True, description="store the probabilities of all legal moves with the transcripts"
     )
-    workers: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="processes that share the work of an update",
-    )
+    workers: int = Field(1, ge=1, le=64, description="processes that share the work of an update")
     deal: Literal["members", "groups"] = Field(
         "members",
         description="what workers share: members (equal results for any number of workers) or "
@@ -76,9 +71,7 @@ class RunOptions(Section):
         description="auto, cpu, mps, cuda or cuda:N",
     )
     gpu_memory: float | None = Field(
-        None,
-        gt=0,
-        description="GPU memory for the run (GB); not given = what is free on the GPU",
+        None, gt=0, description="GPU memory for the run (GB); not given = what is free on the GPU"
     )
     loggers: tuple[Literal["tensorboard", "csv", "wandb", "trackio", "mlflow"], ...] = Field(
         ("tensorboard",),
@@ -103,8 +96,7 @@ class ModelOptions(Section):
         "`mage model list`, a folder, or ORG/NAME or ORG/NAME@REVISION of the model hub",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
-        "auto",
-        description="number format of the weights; auto = float32 on CPU, bfloat16 on CUDA",
+        "auto", description="number format of the weights; auto = float32 on CPU, bfloat16 on CUDA"
     )
 
 
@@ -135,8 +127,7 @@ class PlayOptions(Section):
         "both", description="seat of the agent in training; both = half of the tasks each"
     )
     numbered: bool = Field(
-        True,
-        description="show the game number in the prompt; false = always game 1 of 1",
+        True, description="show the game number in the prompt; false = always game 1 of 1"
     )
     stop_on_success: bool = Field(
         False, description="end a meta-episode at the first win, as the published code does"
@@ -437,9 +428,7 @@ class EvaluateOptions(Section):
         None, gt=0, le=1, description="nucleus sampling; not given or 1 = off"
     )
     top_k: int | None = Field(
-        None,
-        ge=0,
-        description="sample among the k most likely tokens; not given or 0 = off",
+        None, ge=0, description="sample among the k most likely tokens; not given or 0 = off"
     )
     episodes: int = Field(0, ge=0, le=100, description="episodes in a meta-episode; 0 = as in play")
     seats: Seats | None = Field(
@@ -452,10 +441,7 @@ class EvaluateOptions(Section):
         "test", description="split of the select panel; it shares no instance with the final panel"
     )
     splits: tuple[Split, ...] = Field(
-        ("test",),
-        strict=False,
-        min_length=1,
-        description="splits to evaluate: train, test, ood",
+        ("test",), strict=False, min_length=1, description="splits to evaluate: train, test, ood"
     )
     before: bool = Field(
         True, description="also play the final panel before training; false saves time"

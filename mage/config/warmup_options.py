@@ -11,8 +11,7 @@ class WarmupOptions(Section):
     """[warmup]: the supervised stage of `mage warmup`. Training reads it only with `first`."""
 
     first: bool = Field(
-        False,
-        description="start training with the warm-up and keep its model in the run folder",
+        False, description="start training with the warm-up and keep its model in the run folder"
     )
     steps: int = Field(
         24, ge=0, le=100_000, description="optimizer steps; 0 = measure only, write no model"
@@ -54,10 +53,7 @@ class WarmupOptions(Section):
     )
     batch: int = Field(8, ge=1, description="scripted replies per step")
     lr: float = Field(
-        1e-4,
-        gt=0,
-        le=1,
-        description="highest learning rate of AdamW; it falls linearly to a tenth",
+        1e-4, gt=0, le=1, description="highest learning rate of AdamW; it falls linearly to a tenth"
     )
     turns: int = Field(
         64, ge=1, description="situations in which the model is tested before and after"

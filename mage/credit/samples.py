@@ -5,16 +5,7 @@ from collections.abc import Sequence
 from mage.config.sections import ReturnOptions
 from mage.credit.advantages.base import Estimator
 from mage.credit.returns import compute_returns
-from mage.types import (
-    Choices,
-    Completion,
-    Credit,
-    MetaEpisode,
-    ReplyKind,
-    Return,
-    Sample,
-    Turn,
-)
+from mage.types import Choices, Completion, Credit, MetaEpisode, ReplyKind, Return, Sample, Turn
 
 
 def assign_credit(

@@ -15,40 +15,23 @@ from scipy.integrate import quad
 from scipy.special import betainc
 
 from mage.config.errors import UserError
-from mage.environments.base import (
-    FixedLength,
-    Problem,
-    Result,
-    SingleAgentEnvironment,
-    State,
-    named,
-)
+from mage.environments._paid_choices import PaidChoices, PaidState
+from mage.environments.base import Problem, Result
 from mage.seeds import derive
-from mage.types import Outcome
 
 SAFE = "safe"
 _EPISODES = 128  # the last digits of a seed count the episode, because play allows 100
 Record = tuple[int, int]  # how often an arm paid 1, and 0
 
 
-class BanditState(State):
+class BanditState(PaidState):
     """One episode. The same pull of the same arm has the same luck for all members of a group."""
 
+    environment: "Bandit"
+
     def __init__(self, environment: "Bandit", seed: int) -> None:
-        self.environment, self.seed = environment, seed
-        self.chances = environment.chances(seed)
-        self.paid: list[tuple[str, float]] = []
-        self.regrets: list[float] = []
-
-    def turn(self) -> int | None:
-        return 0 if len(self.paid) < self.environment.pulls else None
-
-    def legal(self) -> tuple[str, ...]:
-        return self.environment.moves()
-
-    def read(self, written: str) -> str | None:
-        """Accepts `arm 3` for `3`."""
-        return named(written.lower().removeprefix("arm").strip(), self.legal())
+        super().__init__(environment)
+        self.seed, self.chances = seed, environment.chances(seed)
 
     def apply(self, action: str) -> None:
         expected = self._expected(action)
@@ -62,29 +45,16 @@ class BanditState(State):
             return self.environment.safe or 0.0
         return self.chances[int(move) - 1]
 
-    def observe(self, seat: int) -> str:
-        last = f"{self._told(*self.paid[-1])}. " if self.paid else ""
-        return f"{last}Pull {len(self.paid) + 1}."
-
-    def anchor(self, seat: int) -> str:
-        return f"pull {len(self.paid) + 1}"
-
-    def scores(self) -> tuple[float, ...]:
-        return (round(sum(pays for _, pays in self.paid) / self.environment.pulls, 12),)
-
-    def recap(self, seat: int) -> str:
-        return f"{', '.join(self._told(*one) for one in self.paid) or 'No pull'}."
-
-    def _told(self, move: str, pays: float) -> str:
+    def told(self, move: str, pays: float) -> str:
         return f"{SAFE if move == SAFE else f'arm {move}'} paid {pays:g}"
 
 
-class Bandit(FixedLength, SingleAgentEnvironment):
+class Bandit(PaidChoices):
     """Arms that pay 1 with unknown probabilities, the same ones in all episodes."""
 
     name: ClassVar[str] = "bandit"
-    scores_every_turn: ClassVar[bool] = True
     length: ClassVar[str] = "pulls"
+    noun: ClassVar[str] = "arm"
 
     arms: int = Field(2, description="arms with unknown probabilities, 2 to 100")
     pulls: int = Field(3, ge=1, le=100, description="pulls in one episode")
@@ -137,16 +107,8 @@ class Bandit(FixedLength, SingleAgentEnvironment):
         )
 
     def instance(self, seat: int) -> str:
-        count = f"{self.pulls} pull{'s' if self.pulls > 1 else ''} a game."
         arms = "The same arms" if self.restart == "same" else "New arms"
-        return f"{count} {arms} in every game."
-
-    def example_action(self) -> str:
-        return "1"
-
-    def outcome(self, score: float) -> Outcome:
-        """Won: every pull paid 1."""
-        return "won" if score > 1 - 1e-9 else "lost"
+        return f"{super().instance(seat)} {arms} in every game."
 
     def episode_seed(self, task_seed: int, episode: int) -> int:
         """Episodes of a task share the arms (all but the last digits) and differ in luck."""
@@ -189,10 +151,7 @@ class BanditProblem(Problem):
             won = tuple(sorted([*others, (paid + 1, empty)]))
             lost = tuple(sorted([*others, (paid, empty + 1)]))
             moves.append(
-                [
-                    self._result(chance, 1.0, pull, won),
-                    self._result(1 - chance, 0.0, pull, lost),
-                ]
+                [self._result(chance, 1.0, pull, won), self._result(1 - chance, 0.0, pull, lost)]
             )
         return moves
 

@@ -16,39 +16,21 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from mage.config.errors import UserError
-from mage.environments.base import (
-    FixedLength,
-    Problem,
-    Result,
-    SingleAgentEnvironment,
-    State,
-    named,
-)
+from mage.environments._paid_choices import PaidChoices, PaidState
+from mage.environments.base import Problem, Result
 from mage.seeds import derive
-from mage.types import Outcome
 
 SAFE, MAP = "safe", "map"
 Belief = tuple[float, ...]  # the probability of each door, the largest first
 _DIGITS = 14  # of a probability that count: the same evidence in another order is one key
 
 
-class DoorsState(State):
-    """One episode. `paid` has the moves with what they paid."""
+class DoorsState(PaidState):
+    environment: "Doors"
 
     def __init__(self, environment: "Doors", door: int, safe: float) -> None:
-        self.environment, self.door, self.safe = environment, door, safe
-        self.paid: list[tuple[str, float]] = []
-        self.regrets: list[float] = []
-
-    def turn(self) -> int | None:
-        return 0 if len(self.paid) < self.environment.choices else None
-
-    def legal(self) -> tuple[str, ...]:
-        return self.environment.moves()
-
-    def read(self, written: str) -> str | None:
-        """Accepts `door 3` for `3`."""
-        return named(written.lower().removeprefix("door").strip(), self.legal())
+        super().__init__(environment)
+        self.door, self.safe = door, safe
 
     def apply(self, action: str) -> None:
         pays = self.safe if action == SAFE else float(action == str(self.door))
@@ -58,31 +40,21 @@ class DoorsState(State):
         self.regrets.append(1 - pays)
 
     def observe(self, seat: int) -> str:
-        last = f"{self._told(*self.paid[-1])}. " if self.paid else ""
+        last = f"{self.told(*self.paid[-1])}. " if self.paid else ""
         return f"{last}The safe box pays {self.safe:g}. Choice {len(self.paid) + 1}."
 
-    def anchor(self, seat: int) -> str:
-        """The number of the choice, as in rock-paper-scissors: earlier episodes count as much."""
-        return f"choice {len(self.paid) + 1}"
-
-    def scores(self) -> tuple[float, ...]:
-        return (round(sum(pays for _, pays in self.paid) / self.environment.choices, 12),)
-
-    def recap(self, seat: int) -> str:
-        return f"{', '.join(self._told(*one) for one in self.paid) or 'No choice'}."
-
-    def _told(self, move: str, pays: float) -> str:
+    def told(self, move: str, pays: float) -> str:
         if move == MAP:
             return f"The map shows door {self.door}"
         return f"{'The safe box' if move == SAFE else f'Door {move}'} paid {pays:g}"
 
 
-class Doors(FixedLength, SingleAgentEnvironment):
+class Doors(PaidChoices):
     """One of K doors pays 1, a safe box pays s; the same doors in all episodes."""
 
     name: ClassVar[str] = "doors"
-    scores_every_turn: ClassVar[bool] = True
     length: ClassVar[str] = "choices"
+    noun: ClassVar[str] = "door"
 
     arms: int = Field(4, description="doors, 2 to 100; one of them pays 1")
     safe: tuple[float, ...] = Field(
@@ -142,7 +114,7 @@ class Doors(FixedLength, SingleAgentEnvironment):
         )
 
     def instance(self, seat: int) -> str:
-        count = f"{self.choices} choice{'s' if self.choices > 1 else ''} a game."
+        count = super().instance(seat)
         if self._changes() == 1:
             return f"{count} The paying door is drawn anew in every game."
         if self.change:
@@ -151,23 +123,13 @@ class Doors(FixedLength, SingleAgentEnvironment):
             )
         return f"{count} The same door pays in all games."
 
-    def example_action(self) -> str:
-        return "1"
-
     @property
     def forfeit_score(self) -> float:
         return -(self.map or 0.0)
 
-    def outcome(self, score: float) -> Outcome:
-        """Won: every choice paid 1."""
-        return "won" if score > 1 - 1e-9 else "lost"
-
     def strata(self) -> int:
         """A deal is a door and a value of the safe box."""
         return self.arms * len(self.safe)
-
-    def stratum(self, seed: int) -> int:
-        return seed % self.strata()
 
     def episode_seed(self, task_seed: int, episode: int) -> int:
         """The seed of the last change. The safe box of the first episode stays."""

@@ -231,10 +231,9 @@ def _unpack(world: Gymnasium, what: str, answer: Any, count: int) -> Any:
         answer = (*answer[:3], False, answer[3])
     if isinstance(answer, tuple) and len(answer) == count and isinstance(answer[-1], dict):
         return answer
-    wanted = {
-        2: "(observation, info)",
-        5: "(observation, reward, terminated, truncated, info)",
-    }[count]
+    wanted = {2: "(observation, info)", 5: "(observation, reward, terminated, truncated, info)"}[
+        count
+    ]
     found = f"{len(answer)} values" if isinstance(answer, tuple) else f"a {type(answer).__name__}"
     raise UserError(f"{world.title()}: {what} must return {wanted}, but it returned {found}")
 

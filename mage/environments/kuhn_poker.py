@@ -127,8 +127,7 @@ class KuhnPoker(OpenSpiel):
     max_turns: int = turn_limit(6)
     reward_scale: float = Field(5.0, gt=0, description="task reward of an episode = scale x chips")
     pay: Literal["chips", "result"] = Field(
-        "chips",
-        description="task reward = scale x chips, or scale x (1 for a win, -1 for a loss)",
+        "chips", description="task reward = scale x chips, or scale x (1 for a win, -1 for a loss)"
     )
 
     panel: Literal["balanced", "published"] = Field(

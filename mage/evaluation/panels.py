@@ -248,11 +248,7 @@ class _Seeds:
     """
 
     def __init__(
-        self,
-        environment: Environment,
-        scope: tuple[str, ...],
-        episodes: int,
-        taken: set[Hashable],
+        self, environment: Environment, scope: tuple[str, ...], episodes: int, taken: set[Hashable]
     ) -> None:
         self.environment, self.scope, self.episodes = environment, scope, episodes
         self.positions = 1 if environment.restart == "same" else min(episodes, _BALANCED_EPISODES)

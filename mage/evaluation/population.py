@@ -84,9 +84,7 @@ def make_matches(environment: Environment, population: str, matches: int) -> lis
 
 
 def play_agent(
-    setup: PlaySetup,
-    tasks: Sequence[Task],
-    on_played: Callable[[TaskRow], None] = lambda row: None,
+    setup: PlaySetup, tasks: Sequence[Task], on_played: Callable[[TaskRow], None] = lambda row: None
 ) -> Matches:
     """The matches of an agent, all played concurrently."""
     groups = {number: [task] for number, task in enumerate(tasks)}

@@ -35,6 +35,7 @@ class Opponent(BaseModel, ABC):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str]
+    plays_only: ClassVar[str] = ""  # the only environment that it plays; empty = every environment
     policy_is: ClassVar[Knowledge] = "exact"  # exact ceilings need "exact"
     trains_only: ClassVar[bool] = False  # a part of a training run: it plays in no evaluation
     has_weights: ClassVar[bool] = False  # a language model plays for it, in an engine of its own
@@ -59,8 +60,8 @@ class Opponent(BaseModel, ABC):
 
     @classmethod
     def plays(cls, environment: Environment) -> bool:
-        """Whether it can play this environment; the default is every environment."""
-        return True
+        """Whether it can play this environment."""
+        return not cls.plays_only or is_kind_of(environment, cls.plays_only)
 
     @classmethod
     def players(cls) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mage.environments.base import Environment, State
-from mage.opponents.base import Opponent, is_kind_of
+from mage.environments.base import State
+from mage.opponents.base import Opponent
 
 # Cells as row and column from 0; pattern-0 .. pattern-5.
 PATTERNS = tuple(
@@ -41,11 +41,8 @@ class Pattern(Opponent):
     """The first empty cell of one of six lists."""
 
     name: ClassVar[str] = "pattern"
+    plays_only: ClassVar[str] = "tic_tac_toe"
     number: int = Field(0, ge=0, lt=len(PATTERNS))
-
-    @classmethod
-    def plays(cls, environment: Environment) -> bool:
-        return is_kind_of(environment, "tic_tac_toe")
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         legal = state.legal()
@@ -56,12 +53,9 @@ class Biased(Opponent):
     """Random with weight (1 / (1 + d)) ** alpha; d is the distance to centre or nearest corner."""
 
     name: ClassVar[str] = "biased"
+    plays_only: ClassVar[str] = "tic_tac_toe"
     towards: Literal["centre", "corner"] = "centre"
     alpha: float = Field(2.0, ge=0)
-
-    @classmethod
-    def plays(cls, environment: Environment) -> bool:
-        return is_kind_of(environment, "tic_tac_toe")
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         weights = {
@@ -78,12 +72,10 @@ class Biased(Opponent):
 class _KuhnStyle(Opponent):
     """A pure strategy of Kuhn poker: the cards it bets with, and the cards it calls a bet with."""
 
+    plays_only: ClassVar[str] = "kuhn_poker"
+
     bets: ClassVar[str]
     calls: ClassVar[str]
-
-    @classmethod
-    def plays(cls, environment: Environment) -> bool:
-        return is_kind_of(environment, "kuhn_poker")
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         card, _, moves = state.anchor(seat).partition(" ")

@@ -10,6 +10,14 @@ from pathlib import Path
 log = logging.getLogger("mage.rank")
 
 
+def last_lines(log: Path, count: int = 8) -> list[str]:
+    """The last lines of a log file; none if it cannot be read."""
+    try:
+        return log.read_text("utf-8", errors="replace").strip().splitlines()[-count:]
+    except OSError:
+        return []
+
+
 def log_path(folder: Path, rank: int) -> Path:
     return folder / "logs" / f"rank_{rank}.log"
 

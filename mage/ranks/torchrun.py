@@ -154,12 +154,7 @@ def _open_store(world: World) -> dist.Store:
     holds = world.rank == 0 and not shared
     try:
         return dist.TCPStore(
-            world.address,
-            world.port,
-            None,
-            is_master=holds,
-            timeout=_JOIN,
-            wait_for_workers=False,
+            world.address, world.port, None, is_master=holds, timeout=_JOIN, wait_for_workers=False
         )
     except dist.DistNetworkError as error:
         raise _explain_no_store(world, holds, str(error).splitlines()[0]) from None

@@ -17,13 +17,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mage.ranks.rank_log import log_path
+from mage.ranks.rank_log import last_lines, log_path
 from mage.ranks.ranks import RankLost, Ranks
 
 REPORTS = "reports"  # key of the store: rank 0 reports an error and ends
 _LOOK = 0.5  # seconds between two looks
 _SILENCE = 40.0  # seconds without a heartbeat after which another host's rank is lost
-_LAST_LINES = 8
 _GRACE = 15.0  # seconds for the main thread to end
 
 
@@ -153,14 +152,6 @@ def describe_loss(peer: Peer, folder: Path | None) -> str:
         f"rank {peer.rank} on {peer.host} (process {peer.pid}) ended unexpectedly; all ranks stop. "
         f"{told}\nAll updates up to the last checkpoint are saved"
     )
-
-
-def last_lines(log: Path, count: int = _LAST_LINES) -> list[str]:
-    """The last lines of a log file; none if it cannot be read."""
-    try:
-        return log.read_text("utf-8", errors="replace").strip().splitlines()[-count:]
-    except OSError:
-        return []
 
 
 def is_alive(pid: int) -> bool:

@@ -15,13 +15,7 @@ import numpy as np
 
 from mage.config.errors import UserError
 from mage.evaluation.rows import TaskRow, read_tasks
-from mage.evaluation.statistics import (
-    Difference,
-    Estimate,
-    crossed_mean,
-    crossed_rate,
-    holm,
-)
+from mage.evaluation.statistics import Difference, Estimate, crossed_mean, crossed_rate, holm
 from mage.report.run_results import read_evaluation
 from mage.reproduce.paper import find_differences
 from mage.reproduce.plan import Job, Plan, finished_runs

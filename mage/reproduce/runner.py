@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mage.config.errors import EXIT_STOPPED
+from mage.ranks.rank_log import last_lines
 from mage.ranks.ray_nodes import LOST
 from mage.reproduce.executors import LOG, Executor, Worker
 from mage.reproduce.plan import Job, Plan, finished_runs
@@ -87,7 +88,8 @@ class Runner:
             if worker.returncode == LOST and self.starts[name] < _TRIES:
                 lost.add(name)
             elif worker.returncode not in (0, EXIT_STOPPED):
-                self.failures.append(Failure(name, _last_lines(self.runs / name / LOG)))
+                lines = last_lines(self.runs / name / LOG, 3)
+                self.failures.append(Failure(name, "\n".join(lines)))
         return lost
 
     def _stop_workers(self) -> None:
@@ -97,10 +99,6 @@ class Runner:
         for worker in self.working.values():
             worker.wait()
         self.working.clear()
-
-
-def _last_lines(log: Path, count: int = 3) -> str:
-    return "\n".join(log.read_text("utf-8", errors="replace").strip().splitlines()[-count:])
 
 
 class _Progress:

@@ -19,13 +19,7 @@ from mage.engines.base import Engine
 from mage.memory.base import Memory
 from mage.models.architecture import trying
 from mage.models.arithmetic import reset_arithmetic
-from mage.models.base import (
-    base_folder,
-    base_of,
-    count_parameters,
-    model_folder,
-    read_model,
-)
+from mage.models.base import base_folder, base_of, count_parameters, model_folder, read_model
 from mage.models.loading import load_model, pick_cache, pick_device, pick_dtype
 from mage.models.shapes import read_shape
 from mage.models.sources.hub import read_hub_id

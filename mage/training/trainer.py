@@ -53,12 +53,7 @@ from mage.training.resume import (
     read_best,
 )
 from mage.training.tasks import draw_tasks
-from mage.training.warnings import (
-    UpdateWarnings,
-    choice_warnings,
-    panel_warnings,
-    start_warnings,
-)
+from mage.training.warnings import UpdateWarnings, choice_warnings, panel_warnings, start_warnings
 from mage.types import Credit, MetaEpisode, Sample, Split, Task
 
 

@@ -194,8 +194,7 @@ class Alfworld(SingleAgentEnvironment):
         "the official games",
     )
     split: Split = Field(
-        "train",
-        description="split of the games for mage play and mage check: train, test or ood",
+        "train", description="split of the games for mage play and mage check: train, test or ood"
     )
     task_types: tuple[TaskType, ...] = Field(
         TASK_TYPES,
@@ -216,9 +215,7 @@ class Alfworld(SingleAgentEnvironment):
         100, ge=1, description="most listed commands; the text says how many are left out"
     )
     characters: int = Field(
-        3000,
-        ge=200,
-        description="longest answer or recap; the text says how much is cut",
+        3000, ge=200, description="longest answer or recap; the text says how much is cut"
     )
     max_turns: int = turn_limit(10)
 

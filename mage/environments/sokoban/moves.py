@@ -9,10 +9,7 @@ from mage.environments.sokoban.rooms import MOVES
 
 Surplus = Literal["refuse", "cut"]
 _LONGEST = 100  # characters of an action
-_SPELLINGS = {
-    **{move: move for move in MOVES},
-    **dict(zip("udlr↑↓←→⬆⬇⬅➡", MOVES * 3, strict=True)),
-}
+_SPELLINGS = {**{move: move for move in MOVES}, **dict(zip("udlr↑↓←→⬆⬇⬅➡", MOVES * 3, strict=True))}
 
 
 @cache

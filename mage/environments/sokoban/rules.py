@@ -25,9 +25,7 @@ def write_rules(view: View, turn_moves: int, max_turns: int) -> str:
         answer = f"An answer is one to {turn_moves} moves with spaces between them."
     legend = {"map": _LEGEND, "words": _WORDS, "both": f"{_LEGEND}\n{_WORDS}"}[view]
     return _RULES.format(
-        legend=legend,
-        answer=answer,
-        turns=f"{max_turns} turn{'s' if max_turns > 1 else ''}",
+        legend=legend, answer=answer, turns=f"{max_turns} turn{'s' if max_turns > 1 else ''}"
     )
 
 

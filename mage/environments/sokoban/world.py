@@ -234,9 +234,7 @@ class Sokoban(SingleAgentEnvironment):
         6, ge=5, le=10, description="rows and columns of a room, outer walls included"
     )
     boxes: tuple[int, ...] = Field(
-        (2,),
-        min_length=1,
-        description="numbers of boxes; the seed of a task selects one",
+        (2,), min_length=1, description="numbers of boxes; the seed of a task selects one"
     )
     ood_boxes: tuple[int, ...] = Field(
         (1, 3), min_length=1, description="numbers of boxes out of domain"
@@ -249,8 +247,7 @@ class Sokoban(SingleAgentEnvironment):
         "natural = as frequent as in rooms of the published generator (6x6, 1 to 3 boxes)",
     )
     part: Literal["all", "train", "test"] = Field(
-        "all",
-        description="all rooms, training rooms, or the held-out fifth; the split sets it",
+        "all", description="all rooms, training rooms, or the held-out fifth; the split sets it"
     )
     levels: str = Field(
         "",

@@ -7,12 +7,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from mage.config.errors import UserError
 from mage.environments.base import SingleAgentEnvironment, turn_limit
-from mage.environments.webshop.catalogue import (
-    Catalogue,
-    GoalKind,
-    Source,
-    open_catalogue,
-)
+from mage.environments.webshop.catalogue import Catalogue, GoalKind, Source, open_catalogue
 from mage.environments.webshop.files import data_folder, find_files
 from mage.environments.webshop.generate import Style
 from mage.environments.webshop.nouns import MODEL, Tagger, has_spacy

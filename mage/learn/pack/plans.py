@@ -6,14 +6,7 @@ All plans take the largest first, so that the samples of a micro-batch have simi
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from mage.learn.pack.tries import (
-    Row,
-    SplitCost,
-    Tree,
-    build_tree,
-    common,
-    split_tree,
-)
+from mage.learn.pack.tries import Row, SplitCost, Tree, build_tree, common, split_tree
 
 # Query-key pairs that cost as much as one token outside attention, for a small model
 # (see `packer.pairs_per_token`).

@@ -11,17 +11,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mage.environments.base import Environment, State
+from mage.environments.base import State
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissorsState, Round
-from mage.opponents.base import Opponent, is_kind_of
+from mage.opponents.base import Opponent
 
 
 class _Learner(Opponent):
     """A player that makes one of the throws with the highest value."""
 
-    @classmethod
-    def plays(cls, environment: Environment) -> bool:
-        return is_kind_of(environment, "rock_paper_scissors")
+    plays_only: ClassVar[str] = "rock_paper_scissors"
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         assert isinstance(state, RockPaperScissorsState), "it plays rock-paper-scissors only"

@@ -14,9 +14,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mage.environments.base import Environment, State
+from mage.environments.base import State
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissorsState, Round
-from mage.opponents.base import Family, is_kind_of
+from mage.opponents.base import Family
 
 Chances = tuple[float, float, float]
 _MAX_NOISE = 0.3
@@ -34,11 +34,9 @@ def draw_chances(alpha: float, rng: random.Random) -> Chances:
 class _Thrower(Family):
     """A family of rock-paper-scissors players with probabilities of their own for every throw."""
 
-    alpha: float = Field(0.5, gt=0, le=1000, description="Dirichlet parameter; small = predictable")
+    plays_only: ClassVar[str] = "rock_paper_scissors"
 
-    @classmethod
-    def plays(cls, environment: Environment) -> bool:
-        return is_kind_of(environment, "rock_paper_scissors")
+    alpha: float = Field(0.5, gt=0, le=1000, description="Dirichlet parameter; small = predictable")
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         assert isinstance(state, RockPaperScissorsState), "it plays rock-paper-scissors only"

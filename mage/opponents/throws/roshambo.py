@@ -21,9 +21,9 @@ import pyspiel
 from pydantic import Field, field_validator
 
 from mage.config.errors import UserError
-from mage.environments.base import Environment, State
+from mage.environments.base import State
 from mage.environments.rock_paper_scissors import THROWS, RockPaperScissorsState
-from mage.opponents.base import Knowledge, Opponent, is_kind_of
+from mage.opponents.base import Knowledge, Opponent
 from mage.seeds import derive
 
 LONGEST = 1000  # the programs' arrays hold this many throws
@@ -35,6 +35,7 @@ class RoShamBo(Opponent):
     """A program of the RoShamBo competition, named as in pyspiel.roshambo_bot_names()."""
 
     name: ClassVar[str] = "roshambo"
+    plays_only: ClassVar[str] = "rock_paper_scissors"
     policy_is: ClassVar[Knowledge] = "unknown"
     program: str = Field("greenberg", description="one of pyspiel.roshambo_bot_names()")
 
@@ -49,10 +50,6 @@ class RoShamBo(Opponent):
     @classmethod
     def players(cls) -> tuple[str, ...]:
         return tuple(f"{cls.name}-{name}" for name in sorted(pyspiel.roshambo_bot_names()))
-
-    @classmethod
-    def plays(cls, environment: Environment) -> bool:
-        return is_kind_of(environment, "rock_paper_scissors")
 
     def policy(self, state: State, seat: int) -> Mapping[str, float]:
         """The program's next throw with probability 1: the game's seed fixes its choices."""
