@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import mage
 from mage.config.recipe import Recipe, build_recipe
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
@@ -51,8 +50,9 @@ def check_training(recipe: Recipe, folder: Path) -> RunFolder:
     """A killed and resumed run has the figures of a whole one, and the viewer shows its turns."""
     killed = RunFolder.create(folder / "killed", recipe)
     assert wait(start(train_and_kill, killed.path)) == -signal.SIGKILL
-    mage.train(killed.path)
-    whole = mage.train(recipe, runs=folder / "whole").folder
+    train(killed.path, Callback(), lambda: False)
+    whole = RunFolder.create(folder / "whole", recipe)
+    train(whole.path, Callback(), lambda: False)
     assert len(whole.metrics()) == 2
     assert killed.metrics() == whole.metrics()
     assert killed.read_evaluation("after_test") == whole.read_evaluation("after_test")

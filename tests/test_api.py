@@ -210,7 +210,8 @@ def test_wrong_policies_are_data_or_one_message() -> None:
 def test_training_in_python_shows_the_progress_of_the_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = mage.load_recipe("kuhn_poker", {**SMALL, "run.updates": 1})
+    few = {"run.updates": 1, "evaluate.size": 2, "evaluate.final_size": 2}
+    recipe = mage.load_recipe("kuhn_poker", SMALL | few)
     run = mage.train(recipe, runs=tmp_path)
     told = capfd.readouterr()
     assert told.out == ""

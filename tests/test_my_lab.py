@@ -13,8 +13,9 @@ import mage
 ROOT = Path(mage.__file__).parents[1]
 LAB = ROOT / "examples" / "my_lab"
 SHORT = (
-    *("--run.updates=1", "--run.move_probabilities=false", "--play.groups=2", "--play.members=2"),
-    *("--warmup.steps=2", "--warmup.turns=20", "--evaluate.size=2", "--evaluate.final_size=2"),
+    *("--run.updates=1", "--run.evaluate_every=0", "--run.move_probabilities=false"),
+    *("--play.groups=1", "--play.members=2", "--warmup.steps=1", "--warmup.turns=4"),
+    *("--evaluate.size=2", "--evaluate.final_size=2", "--evaluate.before=false"),
 )
 
 

@@ -168,14 +168,14 @@ def test_the_engine_of_the_page_trains(lab: Path) -> None:
     found = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert found is not None
     (lab / "walk_lab" / "plain.py").write_text(found[1])
-    sizes = {"groups": 2, "members": 2}
     recipe = mage.recipe(
         "walk_lab.walk",
         engines="walk_lab.plain",
-        run={"updates": 2, "move_probabilities": False},
-        play=sizes,
-        warmup={"steps": 2, "turns": 8},
-        evaluate={"size": 2, "final_size": 2},
+        run={"updates": 2, "evaluate_every": 0, "move_probabilities": False},
+        play={"groups": 1, "members": 2, "episodes": 1},
+        agent={"max_tokens": 6},
+        warmup={"steps": 1, "turns": 2},
+        evaluate={"size": 1, "final_size": 1, "before": False},
     )
     run = mage.train(recipe, runs=lab, progress=False)
     assert [line["update"] for line in run.metrics] == [1, 2]

@@ -44,7 +44,11 @@ OWN = {
     ),
     "kuhn_poker": ("--environments.max_turns=3",),
     "sokoban": ("--environments.max_turns=3", "--environments.longest=9"),
-    "alfworld": ("--environments.data=generated", "--environments.receptacles=3"),
+    "alfworld": (
+        "--environments.data=generated",
+        "--environments.receptacles=3",
+        "--environments.max_turns=3",
+    ),
     "webshop": (
         "--environments.data=",
         "--environments.products=200",
@@ -70,12 +74,8 @@ def check_sharing(metrics: list[dict[str, Any]]) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("world", list(OWN))
-def test_two_updates_of_a_paper_recipe_can_be_stopped_and_resumed(
-    world: str, tmp_path: Path
-) -> None:
+def test_two_updates_of_a_paper_recipe(world: str, tmp_path: Path) -> None:
     folder = small(tmp_path, world, "run")
-    with pytest.raises(Stopped):
-        train(folder.path, Callback(), lambda: len(folder.metrics()) == 1)
     train(folder.path, Callback(), lambda: False)
     assert [record["update"] for record in folder.metrics()] == [1, 2]
     check_sharing(folder.metrics())
@@ -84,13 +84,9 @@ def test_two_updates_of_a_paper_recipe_can_be_stopped_and_resumed(
     assert "reflect" in kinds or len(meta.episodes) == 1
     rows = [turn.prompt_ids for turn in meta.episodes[0].turns]
     assert all(after[: len(before)] != before for before, after in pairwise(rows))
-
-
-@pytest.mark.e2e
-def test_a_stopped_run_ends_with_the_figures_of_a_whole_one(tmp_path: Path) -> None:
-    whole, parts = (small(tmp_path, "kuhn_poker", name) for name in ("whole", "parts"))
-    train(whole.path, Callback(), lambda: False)
-    with pytest.raises(Stopped):
-        train(parts.path, Callback(), lambda: len(parts.metrics()) == 1)
-    train(parts.path, Callback(), lambda: False)
-    assert parts.metrics() == whole.metrics()
+    if world == "kuhn_poker":
+        parts = small(tmp_path, world, "parts")
+        with pytest.raises(Stopped):
+            train(parts.path, Callback(), lambda: len(parts.metrics()) == 1)
+        train(parts.path, Callback(), lambda: False)
+        assert parts.metrics() == folder.metrics()

@@ -1,6 +1,7 @@
 """`mage reproduce`: methods train, plans have equal budgets, a killed reproduction resumes."""
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -37,7 +38,7 @@ from mage.training.start import train
 from tests.marks import end_to_end
 
 TINY = [
-    "--run.updates=2",
+    "--run.updates=1",
     "--run.evaluate_every=0",
     "--run.save_every=1",
     "--run.move_probabilities=false",
@@ -173,7 +174,18 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
 def go(out: Path, *more: str) -> BaseProcess:
     words = ["reproduce", "table1", "--environment", "kuhn_poker", "--seeds", "1", "--jobs", "1"]
     words += ["--out", str(out), "--only", "lamer", *TINY[:-1], *more]
-    return start_mage(words, out.parent, out.parent / "log")
+    return start_mage(words, out.parent, out.parent / "log", prepare=fork_workers)
+
+
+def fork_workers() -> None:
+    """In a process of `mage reproduce`: its workers are forked; nothing is loaded again."""
+
+    def fork(executor: LocalExecutor, path: Path, recipe: Recipe) -> ForkedWorker:
+        process = multiprocessing.get_context("fork").Process(target=work_in_log, args=(path,))
+        process.start()
+        return ForkedWorker(process)
+
+    LocalExecutor.start = fork  # type: ignore[method-assign]
 
 
 @pytest.mark.e2e
@@ -349,7 +361,7 @@ def test_figures_equal_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:
             for folder in held
         ]
         assert arm.episodes[2].score.value == pytest.approx(np.mean(scores))
-        assert arm.budget.training_episodes == (96 if arm.trains else 0)
+        assert arm.budget.training_episodes == (48 if arm.trains else 0)
     assert [(pair.first, pair.second, pair.seeds) for pair in world.pairs] == [
         ("reflexion", "gigpo", 2),
         ("reflexion", "mage", 2),
@@ -375,7 +387,7 @@ def test_unequal_budgets_are_reported(tmp_path: Path) -> None:
         "table1",
         worlds=["kuhn_poker"],
         only=["gigpo", "mage"],
-        overrides=[*TINY[:-1], "--play.members=4", "--run.updates=1"],
+        overrides=[*TINY[:-1], "--play.members=4"],
     )
     for job in plan.jobs:
         train(RunFolder.create(tmp_path / "runs" / job.name, job.recipe).path, Callback(), never)

@@ -186,7 +186,7 @@ def start(path: Path) -> RunFolder:
         "agent": {"max_tokens": 8},
         "memory": {"name": "notes", "keep": "history"},
         "engines": {"name": "local", "slots": 16, "context": 512},
-        "evaluate": {"final_size": 400, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
+        "evaluate": {"final_size": 140, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
     }
     return RunFolder.create(path, build_recipe(tables))
 

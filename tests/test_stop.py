@@ -26,9 +26,9 @@ from tests.marks import end_to_end
 pytestmark = pytest.mark.e2e
 RECIPE = """
 [run]
-updates = 4
+updates = 3
 save_every = 1
-evaluate_every = 4
+evaluate_every = 3
 episodes_every = 0
 threads = 1
 workers = 2
@@ -129,7 +129,7 @@ def test_torchrun_restarts_after_killed_ranks_and_equals_spawned_workers(
     assert all_end(pids_of(tmp_path))
     run = RunFolder.open(tmp_path / "runs" / "killed")
     assert run.metrics() == whole.metrics()
-    weights = Path("checkpoints") / "update_000004" / "model.safetensors"
+    weights = Path("checkpoints") / "update_000003" / "model.safetensors"
     assert (run.path / weights).read_bytes() == (whole.path / weights).read_bytes()
     for rank in (0, 1):
         assert f"mage: rank {rank} on " in log.read_text()

@@ -179,29 +179,20 @@ SHORT = {"name": "textarena", "game": "IteratedRockPaperScissors-v0", "max_turns
 
 
 @pytest.mark.e2e
-def test_training_resumes_after_a_kill_with_equal_figures(tmp_path: Path) -> None:
-    pytest.importorskip("textarena")
-    check_training(tiny_recipe(SHORT, opponents={"train": {"random": 1.0}}), tmp_path)
-
-
-@pytest.mark.e2e
-def test_frozen_copies_take_the_other_seat(tmp_path: Path) -> None:
+def test_copies_and_another_model_take_the_other_seat_and_a_killed_training_resumes(
+    tmp_path: Path,
+) -> None:
     """`league-1`: copies of the agent, the first one before training."""
     pytest.importorskip("textarena")
-    opponents = {"train": {"league-1": 1.0}, "test": {"random": 1.0}}
+    other = "model-embedded-rps"
+    opponents = {"train": {"league-1": 0.5, other: 0.5}, "test": {other: 1.0}}
     run = check_training(tiny_recipe(SHORT, opponents=opponents), tmp_path)
     for update, copies in ((1, {"0"}), (2, {"0", "1"})):
-        met = [meta.task.opponent.split("-") for meta in run.read_episodes(update)]
-        assert {name[0] for name in met} == {"league"}
-        assert {name[-1] for name in met} <= copies
-
-
-@pytest.mark.e2e
-def test_another_model_takes_the_other_seat(tmp_path: Path) -> None:
-    """In training and in evaluation; the agent is another model."""
-    pytest.importorskip("textarena")
-    opponents = {"train": {"model-embedded-rps": 1.0}}
-    run = check_training(tiny_recipe(SHORT, opponents=opponents), tmp_path)
-    met = {meta.task.opponent for meta in run.read_episodes_of("after_test")}
-    assert met == {"model-embedded-rps"}
+        met = {meta.task.opponent for meta in run.read_episodes(update)}
+        assert other in met
+        (copy,) = met - {other}
+        assert copy.split("-")[0] == "league"
+        assert copy.split("-")[-1] in copies
+    tested = {meta.task.opponent for meta in run.read_episodes_of("after_test")}
+    assert tested == {other}
     assert all(0 <= line["opponent_illegal_rate"] <= 1 for line in run.metrics())

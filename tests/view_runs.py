@@ -2,6 +2,8 @@
 
 import random
 import re
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -51,15 +53,30 @@ def play(
     return play_groups(play_setup, [[task] * members for task in tasks], 0)
 
 
-def make_run(
-    path: Path, *, updates: int = 6, name: str = "", lr: float = 1e-3, **advantages: float
-) -> RunFolder:
-    """A finished run: metrics, two evaluations of the select panel, final panels, credit."""
-    run = {"updates": updates} | ({"name": name} if name else {})
+def make_run(path: Path, *, updates: int = 6, lr: float = 1e-3, **advantages: float) -> RunFolder:
+    """A finished run: metrics, two evaluations of the select panel, final panels, credit.
+
+    Equal runs are copies of the first one, which takes most of a second.
+    """
+    options = (updates, lr, *advantages.items())
+    if options in _MADE:
+        shutil.copytree(_MADE[options], path)
+        return RunFolder.open(path)
+    folder = _make_run(path, updates, lr, advantages)
+    _MADE[options] = Path(tempfile.mkdtemp(dir=_PLACE.name)) / "run"
+    shutil.copytree(path, _MADE[options])
+    return folder
+
+
+_PLACE = tempfile.TemporaryDirectory(prefix="mage-view-runs-")
+_MADE: dict[object, Path] = {}
+
+
+def _make_run(path: Path, updates: int, lr: float, advantages: dict[str, float]) -> RunFolder:
     tables = {
         "environments": {"name": "kuhn_poker"},
         "opponents": {"train": STYLES},
-        "run": run,
+        "run": {"updates": updates},
         "learn": {"lr": lr},
         "memory": {"name": "notes", "keep": "both"},
         "returns": {"kind": "differential", "step_discount": 0.95, "episode_discount": 0.6},

@@ -11,9 +11,11 @@ from tests.torture.result import Result
 class Sizes:
     """How many attempts every part makes.
 
-    `kills` is a factor, and of the file operations of a short run every `operation_step` is met.
+    `kills` is a factor. Of the file operations of the first `operation_kinds` kinds of short runs
+    every `operation_step` is met.
     """
 
+    operation_kinds: int
     operation_step: int
     kills: float
     damages: int
@@ -25,8 +27,8 @@ class Sizes:
     calls: int
 
 
-FULL = Sizes(1, 1.0, 500, 1_000_000, 10_000, 5_000, 4, 1_000, 5_000)
-SHORT = Sizes(60, 0.0, 10, 3_000, 300, 100, 1, 20, 400)
+FULL = Sizes(4, 1, 1.0, 500, 1_000_000, 10_000, 5_000, 4, 1_000, 5_000)
+SHORT = Sizes(1, 60, 0.0, 6, 3_000, 300, 100, 1, 20, 400)
 Part = Callable[[Path, Sizes, int], list[Result]]
 
 
@@ -36,7 +38,8 @@ Part = Callable[[Path, Sizes, int], list[Result]]
 def operations(place: Path, sizes: Sizes, seed: int) -> list[Result]:
     from tests.torture import kills as part
 
-    return part.torture_operations(place, part.short_kinds(place), sizes.operation_step)
+    kinds = part.short_kinds(place)[: sizes.operation_kinds]
+    return part.torture_operations(place, kinds, sizes.operation_step)
 
 
 def kills(place: Path, sizes: Sizes, seed: int) -> list[Result]:
