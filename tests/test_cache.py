@@ -59,6 +59,7 @@ def test_a_vector_is_scaled_so_that_its_largest_number_fits() -> None:
     assert not scales.pairs[0, :, [0, 2]].any()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kind", KINDS)
 def test_logprobs_stay_near_those_of_the_models_format(
     kind: str, monkeypatch: pytest.MonkeyPatch
@@ -71,6 +72,7 @@ def test_logprobs_stay_near_those_of_the_models_format(
     assert all(1e-4 < gap < 0.1 for gap in gaps), "8 bits are used, and they are close"
 
 
+@pytest.mark.e2e
 def test_replies_do_not_depend_on_the_prefix_cache_or_on_the_number_of_slots(
     model: PreTrainedModel,
 ) -> None:
@@ -117,6 +119,7 @@ def test_a_small_model_is_refused_and_a_cpu_keeps_the_models_format(
         make_engine(model, "int8", run_ahead=False)
 
 
+@pytest.mark.e2e
 def test_large_biases_of_keys_follow_the_weights_and_need_the_plain_decoder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -165,6 +168,7 @@ def test_interpreted_kernels_compute_what_the_plain_versions_do(
     compare_kernels(kernels, "cpu")
 
 
+@pytest.mark.e2e
 def test_the_benchmark_measures_both_caches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_prune_keeps_the_newest_checkpoints_and_the_named_ones(tmp_path: Path) -
     ]
 
 
+@pytest.mark.e2e
 def test_a_kill_before_any_operation_of_prune_leaves_whole_checkpoints(tmp_path: Path) -> None:
     """The next start repeats the prune, and then the folder is as without a kill."""
     folder, numbers = tmp_path / "checkpoints", itertools.count(1)

@@ -814,6 +814,7 @@ def test_check_refuses_unknown_names_and_options_without_effect() -> None:
     )
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: /dev/full is always full")
 def test_an_error_that_cannot_be_printed_keeps_its_exit_code() -> None:
     with open("/dev/full", "w") as full:

@@ -6,6 +6,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def test_the_documentation_has_no_symbolic_links() -> None:
     assert [path for path in (ROOT / "docs").rglob("*") if path.is_symlink()] == []
 
 
+@cache
 def headings(page: Path) -> set[str]:
     """The anchors of a page, as the site makes them."""
     found: list[str] = []
@@ -90,7 +92,7 @@ def headings(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_linked_headings_exist(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)]+)\)", page.read_text()):
-        linked = page.parent / target if target else page
+        linked = (page.parent / target if target else page).resolve()
         assert anchor in headings(linked), f"{target}#{anchor}"
 
 

@@ -224,6 +224,7 @@ def test_the_fused_forward_equals_the_modules(
         np.testing.assert_allclose(fast.logprobs, slow.logprobs, atol=1e-5)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("refreshes", [True, False])
 def test_the_fused_forward_sees_a_change_of_any_weight(refreshes: bool, chat: Chat) -> None:
     model, request = make_qwen(), Request(make_prompts(1)[0], 2, 0, 0.0)

@@ -89,6 +89,7 @@ def test_leaves_nothing_in_the_engine() -> None:
     assert not engine.slots.holders
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["local", "vllm"])
 def test_training_ends_if_new_weights_never_reach_the_engine(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -117,6 +118,7 @@ def test_training_ends_if_new_weights_never_reach_the_engine(
         run(folder)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("rank", [0, 2])
 def test_mismatch_stays_flat_without_learning(rank: int, tmp_path: Path) -> None:
     """A learning rate that is too small to change any weight stands for 0."""

@@ -78,6 +78,7 @@ def later() -> None:
     hub_source.fetch_snapshot.cache_clear()
 
 
+@pytest.mark.e2e
 def test_a_run_records_the_commit_and_uses_it_when_it_goes_on(hub: FakeHub, tmp_path: Path) -> None:
     done = call("train", "kuhn_poker", "--model.path=lab/tiny", *TINY)
     assert done.exit_code == 0, done.stderr
@@ -237,6 +238,7 @@ def test_known_shapes_need_no_network(no_network: None) -> None:
     assert known_shape("Qwen/SmolLM2-135M") is None
 
 
+@pytest.mark.e2e
 def test_the_settings_of_the_hubs_library_count(tmp_path: Path) -> None:
     """In a process of its own: HF_ENDPOINT and HF_HOME are read when the library is imported."""
     with run_hub() as hub:

@@ -170,6 +170,7 @@ def test_a_mistake_of_the_user_has_its_own_class() -> None:
     assert wrong == [], "raise UserError of mage.config.errors; assert what cannot happen"
 
 
+@pytest.mark.e2e
 def test_torch_is_loaded_only_where_it_is_needed() -> None:
     """In one process: `import mage`, low levels, sources of models, rooms, light commands."""
     low = [name for name in FILES if LEVELS.get(place_of(name), 99) < NO_TORCH_BELOW]

@@ -230,6 +230,7 @@ def test_a_plan_that_does_not_fit_says_what_would_make_it_fit() -> None:
 CARDS = ((1, 80), (8, 80), (1, 24), (1, 141))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("world", ["alfworld", "webshop", "sokoban", "kuhn_poker", "tic_tac_toe"])
 def test_every_piece_of_advice_fits_when_it_is_applied(world: str) -> None:
     """The model of the recipe is Qwen3-4B, whose shape needs no download."""

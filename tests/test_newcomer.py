@@ -190,6 +190,7 @@ def complete(line: str) -> list[str]:
     return [item.value for item in shell.get_completions(words, last)]
 
 
+@pytest.mark.e2e
 @pytest.mark.timeout(1800)
 def test_the_shell_completes_recipes_parts_options_opponents_and_runs(lab: Path) -> None:
     (lab / "runs" / "demo-1").mkdir(parents=True)

@@ -59,6 +59,7 @@ def assert_same(
     torch.testing.assert_close(one[2], other[2], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kind", MODELS)
 @given(batch=batches, start=starts)
 @settings(max_examples=12)

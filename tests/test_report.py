@@ -41,6 +41,7 @@ def text_of(folder: RunFolder, name: str) -> str:
 # --- The picture
 
 
+@pytest.mark.e2e
 def test_the_picture_is_a_png_of_1500_by_1000_and_every_panel_has_ink(finished):
     data = (finished.path / "report" / "curves.png").read_bytes()
     picture = imread(io.BytesIO(data))
@@ -232,6 +233,7 @@ def test_an_empty_run_gets_a_report(tmp_path, kuhn_tables):
     assert "No episodes are stored yet" in text_of(folder, "transcripts.md")
 
 
+@pytest.mark.e2e
 def test_a_killed_run_is_reported_with_the_files_that_exist(tmp_path, kuhn_tables):
     """Killed in update 8, within a line; one evaluation and the episodes of one update exist."""
     folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))

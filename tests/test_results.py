@@ -73,6 +73,7 @@ def test_every_folder_of_results_says_how_it_was_made() -> None:
             assert f"| {word}" in text, f"{folder.name}: {word}"
 
 
+@pytest.mark.e2e
 def test_the_pictures_of_the_results_are_drawn_from_the_kept_files(tmp_path: Path) -> None:
     runpy.run_path(str(SCRIPTS / "draw_results.py"))["draw"](tmp_path)
     drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -142,6 +142,7 @@ def test_an_existing_folder_is_never_overwritten(run: RunFolder, recipe: Recipe)
     assert run.metrics() == [{"update": 1}]
 
 
+@pytest.mark.e2e
 def test_a_kill_while_a_folder_is_created_leaves_no_run_or_a_whole_one(
     tmp_path: Path, recipe: Recipe
 ) -> None:

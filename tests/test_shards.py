@@ -33,7 +33,7 @@ from mage.types import MetaEpisode, Task
 from tests.torture.processes import count_operations
 
 STYLES = {"conservative": 0.3, "aggressive": 0.3, "intermediate": 0.4}
-TASKS = [Task("kuhn_poker", seed, seed % 2, "aggressive", "test") for seed in range(300)]
+TASKS = [Task("kuhn_poker", seed, seed % 2, "aggressive", "test") for seed in range(30)]
 
 
 def setting_of(memory: Memory) -> PlaySetup:
@@ -53,31 +53,36 @@ def play(
     )
 
 
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mage.evaluation.shards._MIN_SIZE", 12)
+
+
 class Killed(Exception):
     pass
 
 
 MEMORIES: dict[str, Memory] = {
     "notes": Notes(keep="both"),
-    "memento": Memento(embedding="lexical", wave=100),
+    "memento": Memento(embedding="lexical", wave=10),
 }
 
 
 def test_a_panel_that_is_played_twice_has_two_plays_of_every_task() -> None:
     population = Population(train=STYLES)
     play_setup = setting_of(Notes(keep="both"))
-    tasks = make_panel(play_setup.environment, population, "test", size=150, episodes=2)
+    tasks = make_panel(play_setup.environment, population, "test", size=30, episodes=2)
     once, _ = evaluate_panel(play_setup, population, tasks, "final")
     twice, metas = evaluate_panel(play_setup, population, tasks, "final", plays=2)
-    assert [meta.group for meta in metas] == list(range(300))  # random numbers depend on the group
-    assert twice.rows[:150] == once.rows
-    assert [row.task for row in twice.rows[150:]] == [row.task for row in once.rows]
-    assert [row.member for row in twice.rows] == [0] * 150 + [1] * 150
+    assert [meta.group for meta in metas] == list(range(60))  # random numbers depend on the group
+    assert twice.rows[:30] == once.rows
+    assert [row.task for row in twice.rows[30:]] == [row.task for row in once.rows]
+    assert [row.member for row in twice.rows] == [0] * 30 + [1] * 30
     first, second = twice.overall.episodes[0], once.overall.episodes[0]
     assert first.score is not None
     assert second.score is not None
-    assert (twice.overall.tasks, first.score.count) == (150, 150)
-    mean = (second.score.value + sum(row.scores[0] for row in twice.rows[150:]) / 150) / 2
+    assert (twice.overall.tasks, first.score.count) == (30, 30)
+    mean = (second.score.value + sum(row.scores[0] for row in twice.rows[30:]) / 30) / 2
     assert first.score.value == pytest.approx(mean)
 
 
@@ -95,8 +100,8 @@ def whole_rows(name: str) -> list[TaskRow]:
     return play(MEMORIES[name])[0]
 
 
-@pytest.mark.parametrize("name", ["notes", pytest.param("memento", marks=pytest.mark.e2e)])
-@pytest.mark.parametrize("when", [1, 130, 299])
+@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("when", [1, 13, 29])
 def test_a_killed_evaluation_resumes_from_its_stored_shards(
     name: str, when: int, tmp_path: Path
 ) -> None:
@@ -115,7 +120,7 @@ def test_a_killed_evaluation_resumes_from_its_stored_shards(
     later: list[int] = []
     rows, _ = play(memory, ShardStore(tmp_path / "s", {"update": 3}), on_played=later.append)
     assert rows == whole_rows(name)
-    shard = memory.tasks_at_once or 128
+    shard = memory.tasks_at_once or 12
     stored = (when - 1) // shard  # whole shards before the kill
     assert later[:stored] == [shard * (k + 1) for k in range(stored)], "read, not played"
     assert later[stored] == stored * shard + 1, "the unfinished shard is played from its start"
@@ -157,7 +162,6 @@ def test_only_the_first_transcripts_are_kept_and_reported_once(
     assert (reported, [meta.group for meta in metas]) == ([5], [0, 1, 2, 3, 4])
 
 
-@pytest.mark.e2e
 def test_a_killed_evaluation_keeps_the_transcripts_of_its_stored_shards(tmp_path: Path) -> None:
     """Memento with shards of 3 tasks, killed after the first: 5 transcripts, not 2."""
     memory, written = Memento(embedding="lexical", wave=3), list[MetaEpisode]()

@@ -93,10 +93,11 @@ def figures_of(run: Path) -> dict[str, object]:
     }
 
 
+@pytest.mark.e2e
 def test_a_training_killed_in_each_stage_ends_with_the_same_figures(
     recipe: Path, tmp_path: Path
 ) -> None:
-    whole = mage.train(recipe, runs=tmp_path / "whole")
+    whole = mage.train(recipe, runs=tmp_path / "whole", progress=False)
     assert whole.finished
     assert [path.name for path in list_stages(whole.path)] == ["1_start", "2_gigpo", "3_mage"]
     source = recipe

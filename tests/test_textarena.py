@@ -26,6 +26,7 @@ def moves_of(state: TextArenaState, seed: int) -> list[str]:
     return made
 
 
+@pytest.mark.e2e
 def test_menu_and_recipes_need_no_package() -> None:
     """A recipe stores the number of players, so the page reads a run without the package."""
     program = (
