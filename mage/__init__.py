@@ -33,31 +33,7 @@ _PLACES = {
     "train": "mage.api.runs",
 }
 _RENAMED = {"list": "list_items"}
-__all__ = [
-    "Callback",
-    "Environment",
-    "Evaluation",
-    "Item",
-    "Memory",
-    "MetaEpisode",
-    "Notebook",
-    "Opponent",
-    "Recipe",
-    "Run",
-    "Seen",
-    "State",
-    "Stopped",
-    "__version__",
-    "as_gymnasium",
-    "as_trl",
-    "evaluate",
-    "list",
-    "load_recipe",
-    "load_run",
-    "play_one",
-    "recipe",
-    "train",
-]
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:

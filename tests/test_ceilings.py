@@ -16,13 +16,13 @@ from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.evaluation.exact.ceilings import (
-    TooLarge,
     best_response,
     ceilings,
     equilibrium_value,
     exploitation,
     optimum,
 )
+from mage.evaluation.exact.game_tree import TooLarge
 from mage.evaluation.exact.replayed import RARE, at_least_once, panel_bound, pass_bound, win_chances
 from mage.evaluation.panels import make_panel
 from mage.opponents.base import find, population_of

@@ -30,6 +30,11 @@ class Dialogue(ABC):
         self.memory = ""
         self.training = False
         self.wording = self.find_wording()
+        self.begin()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Set what a style keeps of an episode."""
 
     def find_wording(self) -> Wording:
         """The spelling of moves."""
@@ -62,11 +67,8 @@ class Dialogue(ABC):
 class ChatDialogue(Dialogue):
     """A chat that only grows, until the window or the context is full."""
 
-    def __init__(
-        self, agent: Agent, environment: Environment, seat: int, number: int, count: int
-    ) -> None:
-        super().__init__(agent, environment, seat, number, count)
-        self.history = agent.history()
+    def begin(self) -> None:
+        self.history = self.agent.history()
         self.message, self.legal = "", True
 
     def observe(self, state: State) -> str:

@@ -8,7 +8,6 @@ answer format. So the prompts of two turns share a beginning, but none continues
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mage.agent.agent import Agent
 from mage.agent.dialogue import Calls, Dialogue
 from mage.agent.history import Prompt, short
 from mage.agent.prompts import template
@@ -28,10 +27,7 @@ class Step:
 class PublishedDialogue(Dialogue):
     """An episode in separate messages. The window is the number of past turns in a message."""
 
-    def __init__(
-        self, agent: Agent, environment: Environment, seat: int, number: int, count: int
-    ) -> None:
-        super().__init__(agent, environment, seat, number, count)
+    def begin(self) -> None:
         self.first, self.choices = "", ""
         self.steps: list[Step] = []
         self.action: str | None = None  # of the turn whose result has not been seen yet

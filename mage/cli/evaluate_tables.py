@@ -261,12 +261,8 @@ def _interval(one: "Estimate") -> str:
 
 
 def _markdown(results: list["PopulationResult"], about: dict[str, Any]) -> str:
-    header, rows = _summary(results)
-    parts = [f"# {results[0].player}", f"{_describe(about)}.", _pipe_table(header, rows)]
-    parts.append(_pipe_table(_HEADER, _member_rows(results[0])))
+    from mage.report.values import pipe_table
+
+    tables = pipe_table(*_summary(results)), pipe_table(_HEADER, _member_rows(results[0]))
+    parts = [f"# {results[0].player}", f"{_describe(about)}.", *map("\n".join, tables)]
     return "\n\n".join(parts) + "\n"
-
-
-def _pipe_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [header, tuple("---" for _ in header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

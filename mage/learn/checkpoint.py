@@ -22,13 +22,8 @@ from mage.config.errors import UserError
 from mage.models.sources.base import copy_permissions
 from mage.run_folder.files import file_digest, sync_folder
 
-MODEL, ADAPTER, OPTIMIZER, STATE, MANIFEST = (
-    "model.safetensors",
-    "adapter.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "manifest.json",
-)
+MODEL, ADAPTER, OPTIMIZER = "model.safetensors", "adapter.safetensors", "optimizer.safetensors"
+STATE, MANIFEST = "state.json", "manifest.json"
 FORMAT = 1
 
 Tensors = Mapping[str, torch.Tensor]

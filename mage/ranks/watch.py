@@ -19,6 +19,7 @@ from typing import Any
 
 from mage.ranks.rank_log import last_lines, log_path
 from mage.ranks.ranks import RankLost, Ranks
+from mage.run_folder.files import is_alive
 
 REPORTS = "reports"  # key of the store: rank 0 reports an error and ends
 _LOOK = 0.5  # seconds between two looks
@@ -152,17 +153,3 @@ def describe_loss(peer: Peer, folder: Path | None) -> str:
         f"rank {peer.rank} on {peer.host} (process {peer.pid}) ended unexpectedly; all ranks stop. "
         f"{told}\nAll updates up to the last checkpoint are saved"
     )
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process on this host runs; a process that ended but was not reaped does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (OSError, IndexError):
-        return not Path("/proc/self").exists()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mage.evaluation.figures import Cell
 from mage.report.run_results import SCORE, SUCCESS, RunResults, title_of
-from mage.report.values import show_bound, show_estimate
+from mage.report.values import pipe_table, show_bound, show_estimate
 from mage.report.verdict import tell_verdict
 from mage.types import Split
 
@@ -55,15 +55,14 @@ def _panel(results: RunResults, split: Split) -> Iterator[str]:
     where = f" in {results.world}" if results.world else ""
     yield from ("", f"## Results on the {split} panel{where}", "")
     titles = [title_of(stage, overall) for stage in stages]
-    bounds = ["best without adapting", "best learner"]
-    header = ["figure", "episode", *titles, *bounds]
-    yield _row(header)
-    yield _row(["---"] * len(header))
-    first = overall[stages[0]]
+    header = ["figure", "episode", *titles, "best without adapting", "best learner"]
+    first, rows = overall[stages[0]], []
     for measure in (SCORE, SUCCESS):
         for k in range(len(first.episodes)):
             cells = [show_estimate(measure.of(overall[one].episodes[k]), measure) for one in stages]
-            yield _row([measure.title, str(k + 1), *cells, *_bounds(first, k, measure is SCORE)])
+            bounds = _bounds(first, k, measure is SCORE)
+            rows.append([measure.title, str(k + 1), *cells, *bounds])
+    yield from pipe_table(header, rows)
     yield ""
     yield from (f"- {sentence}" for sentence in tell_verdict(overall, results.measure_of(split)))
     yield ""
@@ -73,7 +72,3 @@ def _panel(results: RunResults, split: Split) -> Iterator[str]:
 def _bounds(cell: Cell, k: int, of_score: bool) -> list[str]:
     values = (cell.non_adapting, cell.episodes[k].ceiling) if of_score else (None, None)
     return [show_bound(value) for value in values]
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -1,7 +1,7 @@
 """Figures as text for curves, pages and sentences: signs, per cent, intervals."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from mage.evaluation.statistics import Estimate
 from mage.report.run_results import REGRET, SCORE, Measure
@@ -22,6 +22,11 @@ def show_estimate(found: Estimate | None, measure: Measure, signed: bool = False
     if math.isfinite(found.low):
         return f"{value} ({write(found.low)} to {write(found.high)})"
     return value
+
+
+def pipe_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
 
 
 def show_bound(value: float | None) -> str:

@@ -18,6 +18,7 @@ from mage.evaluation.exact.learners import best_learner, return_weights
 from mage.evaluation.rows import read_tasks
 from mage.evaluation.statistics import Estimate, mean
 from mage.report.drawing import Colour, new_figure, save_figure
+from mage.report.values import pipe_table
 from mage.reproduce.plan import Job, Plan, finished_runs
 from mage.run_folder import RunFolder, write_atomic, write_json
 from mage.run_folder.files import finite
@@ -192,11 +193,11 @@ def _markdown(curves: Sequence[SearchCurve], title: str) -> str:
     ]
     lines = [f"# Who searches? {title}", ""]
     for name, head in (("search", "P(search) in the first choice"), ("total", "sum of scores")):
-        lines += [f"| {head}, s | {' | '.join(names)} |", f"|---|{'---|' * len(curves)}"]
-        for row in zip(*(curve.points for curve in curves), strict=True):
-            shown = " | ".join(_show(getattr(point, name)) for point in row)
-            lines.append(f"| {row[0].safe:g} | {shown} |")
-        lines.append("")
+        rows = [
+            [f"{row[0].safe:g}", *(_show(getattr(point, name)) for point in row)]
+            for row in zip(*(curve.points for curve in curves), strict=True)
+        ]
+        lines += [*pipe_table([f"{head}, s", *names], rows), ""]
     exact = ", ".join(f"{NAMES[curve.kind]} {curve.line:.4f}" for curve in curves)
     return "\n".join([*lines, f"Exact lines: {exact}.", ""])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mage.evaluation.statistics import Estimate
+from mage.report.values import pipe_table
 from mage.reproduce.action_shares import Habit, WorldChoices, read_choices, stored_metas
 from mage.reproduce.paper import paper_note
 from mage.reproduce.pictures import colours_of, draw_choices, draw_curves, draw_habits
@@ -202,9 +203,7 @@ def _markdown(plan: Plan, sections: Sequence[Section], pictures: Sequence[Pictur
 
 
 def _table(title: str, note: str, header: Sequence[str], rows: Rows) -> Iterator[str]:
-    yield from ("", f"### {title}", "", note, "")
-    for cells in (header, ["---"] * len(header), *rows):
-        yield f"| {' | '.join(cells)} |"
+    yield from ("", f"### {title}", "", note, "", *pipe_table(header, rows))
 
 
 def _result_table(result: WorldResult) -> Iterator[str]:

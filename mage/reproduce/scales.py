@@ -25,75 +25,52 @@ class Pace:
 class Scale:
     """`base` names the recipe of an environment.
 
-    Overrides apply to every run, by environment, by part, and to agents that write reflections.
+    Overrides, as on a command line, apply to every run, by environment, by part, and to agents
+    that write reflections.
     """
 
     base: str
     worlds: tuple[str, ...]
-    every: tuple[str, ...] = ()
-    by_world: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    by_part: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    reflecting: tuple[str, ...] = ()
+    every: str = ""
+    by_world: Mapping[str, str] = field(default_factory=dict)
+    by_part: Mapping[str, str] = field(default_factory=dict)
+    reflecting: str = ""
     pace: Mapping[str, Pace] = field(default_factory=dict)
 
     def overrides(self, world: str, parts: tuple[str, ...], recipe: Recipe) -> list[str]:
         """The overrides of this scale for a recipe."""
-        tuned = [change for part in parts for change in self.by_part.get(part, ())]
-        return [
-            *self.every,
-            *self.by_world.get(world, ()),
-            *tuned,
-            *(self.reflecting if recipe.memory().reflects else ()),
-        ]
+        tuned = [self.by_part.get(part, "") for part in parts]
+        reflecting = self.reflecting if recipe.memory().reflects else ""
+        return " ".join([self.every, self.by_world.get(world, ""), *tuned, reflecting]).split()
 
 
 SCALES: Mapping[Name, Scale] = {
     "small": Scale(
         base="{}",
         worlds=("kuhn_poker", "tic_tac_toe", "demo", "doors"),
-        every=("--run.workers=1", "--run.threads=1"),
+        every="--run.workers=1 --run.threads=1",
         by_world={
-            "kuhn_poker": (
-                "--run.updates=100",
-                "--run.save_every=20",
-                "--run.evaluate_every=20",
-                "--run.episodes_every=0",
-                "--evaluate.size=600",
-                "--evaluate.final_size=3600",
-            ),
-            "tic_tac_toe": (
-                "--run.updates=90",
-                "--run.save_every=18",
-                "--run.evaluate_every=18",
-                "--run.episodes_every=0",
-            ),
+            "kuhn_poker": "--run.updates=100 --run.save_every=20 --run.evaluate_every=20 "
+            "--run.episodes_every=0 --evaluate.size=600 --evaluate.final_size=3600",
+            "tic_tac_toe": "--run.updates=90 --run.save_every=18 --run.evaluate_every=18 "
+            "--run.episodes_every=0",
             # The methods credit whole games, and their two advantages add up. With game rewards of
             # -1 to 1 these are as large as those of the recipe, so the entropy bonus fits.
-            "demo": (
-                "--run.updates=64",
-                "--run.episodes_every=0",
-                "--environments.reward_scale=1.0",
-            ),
+            "demo": "--run.updates=64 --run.episodes_every=0 --environments.reward_scale=1.0",
             # The step discount would change the weights of the episodes (docs/exploration.md).
-            "doors": (
-                "--run.evaluate_every=0",
-                "--run.episodes_every=0",
-                "--returns.step_discount=1.0",
-                "--returns.per_turn=true",
-                "--advantages.anchor=local",
-                "--advantages.episode_weight=0.0",
-                "--evaluate.before=false",
-            ),
+            "doors": "--run.evaluate_every=0 --run.episodes_every=0 --returns.step_discount=1.0 "
+            "--returns.per_turn=true --advantages.anchor=local --advantages.episode_weight=0.0 "
+            "--evaluate.before=false",
         },
         # GRPO divides by the standard deviation of the rewards (6 to 8 here), so its advantages
         # are smaller by this factor, and the entropy bonus must be smaller too.
-        by_part={"grpo": ("--learn.entropy=0.15", "--learn.entropy_final=0.02")},
-        reflecting=("--agent.reflection_tokens=32",),
+        by_part={"grpo": "--learn.entropy=0.15 --learn.entropy_final=0.02"},
+        reflecting="--agent.reflection_tokens=32",
         pace={"kuhn_poker": Pace(1.3, 1.0), "tic_tac_toe": Pace(8.5, 3.7)},
     ),
     "paper": Scale(
         base="paper_{}",
         worlds=("kuhn_poker", "tic_tac_toe", "alfworld", "sokoban", "webshop"),
-        every=("--evaluate.episodes=10",),
+        every="--evaluate.episodes=10",
     ),
 }

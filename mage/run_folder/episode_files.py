@@ -27,22 +27,11 @@ from mage.types import MetaEpisode
 
 MEMBER = 16  # meta-episodes of one gzip member
 _NUMBERS = re.compile(rb'"(prompt_ids|logprobs)":\[[^\]]*\]')
-COLUMNS = (
-    "number",
-    "group",
-    "member",
-    "opponent",
-    "seat",
-    "seed",
-    "scores",
-    "outcomes",
-    "gain",
-    "illegal",
-    "cut_off",
-    "replies",
-    "tokens",
-    "reflects",
+_COLUMNS = (
+    "number group member opponent seat seed scores outcomes gain illegal cut_off replies tokens "
+    "reflects"
 )
+COLUMNS = tuple(_COLUMNS.split())
 
 
 @dataclass(frozen=True, slots=True)

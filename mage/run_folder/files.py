@@ -171,18 +171,22 @@ def remove_partial(path: Path) -> None:
     """Delete what killed processes have left of their attempts to create a folder."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         number = partial.name.split(".")[-2]
-        if partial.is_dir() and number.isdecimal() and not _is_running(int(number)):
+        if partial.is_dir() and number.isdecimal() and not is_alive(int(number)):
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _is_running(process: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process on this host runs; a process that ended but was not reaped does not."""
     try:
-        os.kill(process, 0)
-    except PermissionError:
-        return True
+        os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    return True
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return not Path("/proc/self").exists()
 
 
 # -- files of lines

@@ -14,17 +14,8 @@ from pathlib import Path
 from mage.run_folder.files import DamagedError, RunError
 
 # Folders of other tools (wandb, mlruns) have links of their own, and we do not use them.
-_FOLDERS = (
-    "checkpoints",
-    "episodes",
-    "evaluations",
-    "league",
-    "logs",
-    "report",
-    "start",
-    "tensorboard",
-    "warm",
-)
+_NAMES = "checkpoints episodes evaluations league logs report start tensorboard warm"
+_FOLDERS = tuple(_NAMES.split())
 _STAGES = "stages"
 
 

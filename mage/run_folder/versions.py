@@ -8,15 +8,8 @@ from typing import Any
 
 import mage
 
-_PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "pydantic",
-    "open_spiel",
-)
+_NAMES = "torch transformers tokenizers safetensors numpy pydantic open_spiel"
+_PACKAGES = tuple(_NAMES.split())
 RUN_FORMAT = 2  # since 2 the files of a run carry checksums
 
 

@@ -17,24 +17,11 @@ from mage.viewer.library import Library
 from mage.viewer.runs import has_text, panel_names, stored_names
 
 FOLDER = Path(__file__).parent / "static"
-SCRIPTS = (
-    "vendor/htm-preact.js",
-    "vendor/uplot.js",
-    "data.js",
-    "format.js",
-    "plots.js",
-    "boards.js",
-    "table.js",
-    "runs.js",
-    "panels.js",
-    "run.js",
-    "episodes.js",
-    "meta.js",
-    "strip.js",
-    "compare.js",
-    "tables.js",
-    "app.js",
+_SCRIPTS = (
+    "vendor/htm-preact.js vendor/uplot.js data.js format.js plots.js boards.js table.js runs.js "
+    "panels.js run.js episodes.js meta.js strip.js compare.js tables.js app.js"
 )
+SCRIPTS = tuple(_SCRIPTS.split())
 STYLES = ("vendor/uplot.css", "base.css", "views.css", "meta.css", "boards.css", "narrow.css")
 STATIC = {name: FOLDER / name for name in (*SCRIPTS, *STYLES)}
 TYPES = {".js": "text/javascript", ".css": "text/css"}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mage.ranks.watch import is_alive
+from mage.run_folder.files import is_alive
 from tests.torture.kills import differences
 from tests.torture.processes import Ended
 from tests.torture.rank_kill import COUNTED, KILLED, PLACE, PLAN

@@ -296,7 +296,8 @@ def _ceilings(
     counts: tuple[float, ...],
 ) -> dict[str, Any]:
     """All ceilings; if the tree is too large for a learner, those that know the opponent."""
-    from mage.evaluation.exact.ceilings import TooLarge, best_response, ceilings, optimum
+    from mage.evaluation.exact.ceilings import best_response, ceilings, optimum
+    from mage.evaluation.exact.game_tree import TooLarge
 
     searches = [name for name in shares if find(name).policy_is == "sampled"]
     notes = []

@@ -115,16 +115,11 @@ class Client:
 
     async def look(self, url: str) -> bytes:
         """The content of a second address of the server; empty if there is none in a short time."""
-        data = bytearray()
         try:
             async with asyncio.timeout(min(self.timeout, _SHORT)):
-                async with self.http.stream("GET", url) as response:
-                    async for part in response.aiter_raw():
-                        data += part
-                        if len(data) > LARGEST_ANSWER:
-                            return b""
-                return bytes(data) if response.is_success else b""
-        except (TimeoutError, httpx.HTTPError, ValueError):
+                response, data = await self._receive("GET", url)
+            return data if response.is_success else b""
+        except (TimeoutError, httpx.HTTPError, ValueError):  # an EndpointError is a ValueError
             return b""
 
     def refuse(self, reason: str, data: bytes) -> EndpointError:
@@ -152,7 +147,7 @@ class Client:
     async def _send(self, body: bytes) -> bytes:
         try:
             async with asyncio.timeout(self.timeout):
-                response, data = await self._receive(body)
+                response, data = await self._receive("POST", self.url, body)
         except TimeoutError:
             message = f"no answer within {self.timeout:g} seconds (engines.timeout)"
             raise _Temporary(message, is_lost=True) from None
@@ -162,10 +157,12 @@ class Client:
             raise self._refusal(response, self._shown(data))
         return data
 
-    async def _receive(self, body: bytes) -> tuple[httpx.Response, bytes]:
+    async def _receive(
+        self, method: str, url: str, body: bytes | None = None
+    ) -> tuple[httpx.Response, bytes]:
         data = bytearray()
-        async with self.http.stream("POST", self.url, content=body) as response:
-            self.reached = True
+        async with self.http.stream(method, url, content=body) as response:
+            self.reached = self.reached or body is not None
             async for part in response.aiter_raw():
                 data += part
                 if len(data) > LARGEST_ANSWER:

@@ -17,6 +17,10 @@ Expression: TypeAlias = "str | list[Expression]"
 
 _TOKENS = re.compile(r"[()]|[^\s()]+")
 _COMMENT = re.compile(r";[^\n]*")
+_OF_OBJECTS = (
+    "pickupable moveable toggleable istoggled ison isreceptacleobject cleanable isclean heatable "
+    "ishot coolable iscool sliceable issliced"
+)
 # The predicates that the engine uses, with the kinds of their arguments.
 _SIGNATURES: dict[str, tuple[str, ...]] = {
     "atlocation": ("agent", "location"),
@@ -28,24 +32,11 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
     "objecttype": ("object", "otype"),
     "cancontain": ("rtype", "otype"),
     **dict.fromkeys(("openable", "opened"), ("receptacle",)),
-    **dict.fromkeys(
-        ("pickupable", "moveable", "toggleable", "istoggled", "ison", "isreceptacleobject"),
-        ("object",),
-    ),
-    **dict.fromkeys(
-        (
-            "cleanable",
-            "isclean",
-            "heatable",
-            "ishot",
-            "coolable",
-            "iscool",
-            "sliceable",
-            "issliced",
-        ),
-        ("object",),
-    ),
+    **dict.fromkeys(_OF_OBJECTS.split(), ("object",)),
 }
+_LIGHT = (
+    "objecttype objecttype toggleable istoggled receptacleatlocation atlocation inreceptacle holds"
+)
 _PLACE = ("inreceptacle", "objecttype", "receptacletype")
 _SHAPES: dict[TaskType, tuple[str, ...]] = {
     "place": _PLACE,
@@ -53,16 +44,7 @@ _SHAPES: dict[TaskType, tuple[str, ...]] = {
     "heat": (*_PLACE, "heatable", "ishot"),
     "cool": (*_PLACE, "coolable", "iscool"),
     "two": (*_PLACE, *_PLACE, "="),
-    "light": (
-        "objecttype",
-        "objecttype",
-        "toggleable",
-        "istoggled",
-        "receptacleatlocation",
-        "atlocation",
-        "inreceptacle",
-        "holds",
-    ),
+    "light": tuple(_LIGHT.split()),
 }
 
 

@@ -89,57 +89,37 @@ class Layout:
         return not set(self.things).isdisjoint(_CHAMBER)
 
 
-def _layout(name: str, things: dict[str, Thing], receptacles: str) -> Layout:
-    return Layout(name, tuple(receptacles.split()), tuple(things))
+_RECEPTACLES = {
+    "kitchen": "CounterTop SinkBasin Microwave Fridge Cabinet Drawer Cabinet CounterTop "
+    "StoveBurner Drawer GarbageCan CoffeeMachine Cabinet",
+    "dining kitchen": "DiningTable Fridge Microwave SinkBasin CounterTop Shelf Cabinet Cabinet "
+    "Shelf GarbageCan Drawer",
+    "bathroom": "CounterTop SinkBasin Toilet Cabinet Drawer GarbageCan Cabinet BathtubBasin Drawer",
+    "bedroom": "Bed Desk Drawer Dresser SideTable Shelf Drawer GarbageCan Safe Drawer Shelf",
+    "living room": "Sofa CoffeeTable SideTable ArmChair TVStand Drawer Drawer SideTable "
+    "GarbageCan Safe",
+    "galley": "CounterTop Cart SinkBasin Fridge Microwave Shelf Drawer SideTable Shelf Cabinet "
+    "Cart GarbageCan",
+    "studio": "Bed DiningTable SinkBasin Fridge Microwave Shelf SideTable Sofa Drawer Desk",
+    "washroom": "SinkBasin Shelf Cart Toilet BathtubBasin Shelf Drawer Cabinet Cart",
+    "study": "Desk Shelf ArmChair Ottoman Dresser SideTable Safe Shelf Drawer CoffeeTable Desk",
+}
+
+
+def _layout(name: str, things: dict[str, Thing]) -> Layout:
+    return Layout(name, tuple(_RECEPTACLES[name].split()), tuple(things))
 
 
 SEEN = (
-    _layout(
-        "kitchen",
-        _KITCHEN,
-        "CounterTop SinkBasin Microwave Fridge Cabinet Drawer Cabinet CounterTop StoveBurner "
-        "Drawer GarbageCan CoffeeMachine Cabinet",
-    ),
-    _layout(
-        "dining kitchen",
-        _KITCHEN,
-        "DiningTable Fridge Microwave SinkBasin CounterTop Shelf Cabinet Cabinet Shelf "
-        "GarbageCan Drawer",
-    ),
-    _layout(
-        "bathroom",
-        _BATHROOM,
-        "CounterTop SinkBasin Toilet Cabinet Drawer GarbageCan Cabinet BathtubBasin Drawer",
-    ),
-    _layout(
-        "bedroom",
-        _CHAMBER,
-        "Bed Desk Drawer Dresser SideTable Shelf Drawer GarbageCan Safe Drawer Shelf",
-    ),
-    _layout(
-        "living room",
-        _CHAMBER,
-        "Sofa CoffeeTable SideTable ArmChair TVStand Drawer Drawer SideTable GarbageCan Safe",
-    ),
+    _layout("kitchen", _KITCHEN),
+    _layout("dining kitchen", _KITCHEN),
+    _layout("bathroom", _BATHROOM),
+    _layout("bedroom", _CHAMBER),
+    _layout("living room", _CHAMBER),
 )
 UNSEEN = (
-    _layout(
-        "galley",
-        _KITCHEN,
-        "CounterTop Cart SinkBasin Fridge Microwave Shelf Drawer SideTable Shelf Cabinet "
-        "Cart GarbageCan",
-    ),
-    _layout(
-        "studio",
-        {**_KITCHEN, **_CHAMBER},
-        "Bed DiningTable SinkBasin Fridge Microwave Shelf SideTable Sofa Drawer Desk",
-    ),
-    _layout(
-        "washroom", _BATHROOM, "SinkBasin Shelf Cart Toilet BathtubBasin Shelf Drawer Cabinet Cart"
-    ),
-    _layout(
-        "study",
-        _CHAMBER,
-        "Desk Shelf ArmChair Ottoman Dresser SideTable Safe Shelf Drawer CoffeeTable Desk",
-    ),
+    _layout("galley", _KITCHEN),
+    _layout("studio", {**_KITCHEN, **_CHAMBER}),
+    _layout("washroom", _BATHROOM),
+    _layout("study", _CHAMBER),
 )

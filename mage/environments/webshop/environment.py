@@ -38,13 +38,8 @@ class WebShop(SingleAgentEnvironment):
 
     name: ClassVar[str] = "webshop"
     presentation: ClassVar[tuple[str, ...]] = (
-        "observation",
-        "page_limit",
-        "long_page_limit",
-        "list_actions",
-        "recap_limit",
-        "score_parts",
-        "pay",
+        *("observation", "page_limit", "long_page_limit", "list_actions"),
+        *("recap_limit", "score_parts", "pay"),
     )
     settled: ClassVar[Mapping[str, Any]] = {"catalogue_seed": 0, "draw": "evenly"}
 

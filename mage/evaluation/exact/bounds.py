@@ -7,13 +7,8 @@ from dataclasses import asdict
 
 from mage.environments.base import Environment
 from mage.environments.openspiel import OpenSpiel
-from mage.evaluation.exact.ceilings import (
-    Ceilings,
-    TooLarge,
-    best_response,
-    ceilings,
-    equilibrium_value,
-)
+from mage.evaluation.exact.ceilings import Ceilings, best_response, ceilings, equilibrium_value
+from mage.evaluation.exact.game_tree import TooLarge
 from mage.evaluation.exact.throw_ceilings import dirichlet_alpha, throw_ceilings
 from mage.opponents.base import find
 from mage.types import Task

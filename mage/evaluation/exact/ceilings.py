@@ -17,7 +17,6 @@ from mage.evaluation.exact.beliefs import Belief, BeliefLearner, Point, grow_tre
 from mage.evaluation.exact.best_response import Expectimax, Worth
 from mage.evaluation.exact.game_tree import (
     Budget,
-    TooLarge,
     chanced,
     checked_game,
     count_positions,
@@ -27,17 +26,6 @@ from mage.evaluation.exact.game_tree import (
 )
 from mage.opponents.base import Opponent, find, fitting
 from mage.types import Task
-
-__all__ = [
-    "Ceilings",
-    "TooLarge",
-    "best_response",
-    "ceilings",
-    "equilibrium_value",
-    "expert_score",
-    "exploitation",
-    "optimum",
-]
 
 Objective = Literal["score", "win"]
 Shares = tuple[tuple[str, float], ...]
