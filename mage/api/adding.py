@@ -22,6 +22,8 @@ from mage.models.loading import load_model
 from mage.models.sources.base import Dtype, Say
 from mage.types import Request
 
+_REPLY = 24  # tokens of the test answer
+
 
 @dataclass(frozen=True, slots=True)
 class Added:
@@ -60,9 +62,7 @@ def add_model(
     return Added(read_model(place), line)
 
 
-def answer_line(
-    folder: Path, question: str = "What is the capital of France?", tokens: int = 24
-) -> str:
+def answer_line(folder: Path) -> str:
     """The most likely answer of the model, computed by MAGE's own engine on the CPU.
 
     A folder that passes this test can be played and trained.
@@ -76,12 +76,10 @@ def answer_line(
             "embeddings: the files do not belong together"
         )
     engine = find_item("engines", "local")(model, chat, slots=1, context=256)
-    request = Request(
-        chat.first("You are a helpful assistant.", question), tokens, seed=0, temperature=0
-    )
+    prompt = chat.first("You are a helpful assistant.", "What is the capital of France?")
 
     async def answer() -> str:
-        return str((await engine.sample(request)).text)
+        return str((await engine.sample(Request(prompt, _REPLY, seed=0, temperature=0))).text)
 
     (text,) = run([answer()])
     if not text.strip():

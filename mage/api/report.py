@@ -33,10 +33,10 @@ def write_report(folder: RunFolder) -> list[Path]:
         ]
 
 
-def write_run_page(folder: RunFolder, target: Path, *, episodes: int = EPISODES) -> Path:
+def write_run_page(folder: RunFolder, target: Path) -> Path:
     """The viewer with one run as a single file that opens from disk."""
     library = Library([folder.path])
-    data = collect(library, episodes=episodes, prompts=False)
+    data = collect(library, episodes=EPISODES, prompts=False)
     return write_file(target, data, start=f"run/{next(iter(library.runs))}")
 
 

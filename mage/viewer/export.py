@@ -58,8 +58,8 @@ def page_html(head: str = "", body: str = "", *, linked: bool = True) -> str:
     )
 
 
-def write_folder(target: Path, data: Data, *, start: str = "") -> Path:
-    """Write a static copy into a folder; returns its page. `start` is the first view.
+def write_folder(target: Path, data: Data) -> Path:
+    """Write a static copy into a folder; returns its page.
 
     The folder is new or empty, or it holds an earlier copy, which is replaced.
     """
@@ -68,7 +68,7 @@ def write_folder(target: Path, data: Data, *, start: str = "") -> Path:
         _write(target / "static" / name, source.read_bytes())
     for path, value in data:
         _write(target / "data" / f"{path}.js", _call(path, value).encode())
-    body = f"<script>window.mageStatic = {{start: {json.dumps(start)}}};</script>\n"
+    body = '<script>window.mageStatic = {start: ""};</script>\n'
     _write(target / "index.html", page_html(_policy(), body).encode())
     return target / "index.html"
 

@@ -233,7 +233,6 @@ def build_room(
     targets: Iterable[int],
     player: int,
     boxes: Iterable[int],
-    fast: bool | None = None,
 ) -> Room:
     """A room from its squares, with a distance table unless that would be too large."""
     squares = sorted(floor)
@@ -243,7 +242,7 @@ def build_room(
     beside = tuple(
         cell.get(square + step, -1) for square in squares for step in (-width, width, -1, 1)
     )
-    table = fill_table(height, width, squares, goals, fast) if small else None
+    table = fill_table(height, width, squares, goals) if small else None
     return Room(height, width, tuple(squares), beside, goals, cell[player], crates, table)
 
 
