@@ -70,8 +70,8 @@ def test_a_test_panel_covers_every_goal_once() -> None:
 
 def test_pages_of_the_ood_split_may_be_longer() -> None:
     assert (
-        SHOP.for_split("ood").page_limit_now
-        > SHOP.for_split("test").page_limit_now
+        SHOP.for_split("ood").start(0).view.page_limit
+        > SHOP.for_split("test").start(0).view.page_limit
         == SHOP.page_limit
     )
 

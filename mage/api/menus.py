@@ -1,15 +1,10 @@
 """The items of every menu with their options. Engines are not imported: that is slow."""
 
-import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
-from mage.config.describe import describe_sections
-from mage.config.menus import FILES, MENUS, engine_fields, find_item, menu
+from mage.config.describe import describe_sections, item_fields
+from mage.config.menus import FILES, MENUS, find_item, menu
 from mage.opponents.base import Opponent, known, option_names
 
 OPTIONS = "options"  # the sections of a recipe, listed like a menu
@@ -67,38 +62,13 @@ def read_menu(kind: str, with_options: bool) -> list[Item]:
 def _read_item(kind: str, name: str, description: str) -> Item:
     if kind in FILES:
         return Item(name, description)
-    if kind == "engines":
-        return Item(name, description, _read_fields(engine_fields(name) or {}))
-    item = known()[name] if kind == "opponents" else find_item(kind, name)
-    if isinstance(item, type) and issubclass(item, BaseModel):
-        order = option_names(item) if issubclass(item, Opponent) else list(item.model_fields)
-        options = _read_fields({option: item.model_fields[option] for option in order})
-        plays = _environments_of(item) if issubclass(item, Opponent) else None
-        return Item(name, description, options, plays)
-    hints = get_type_hints(item, include_extras=True)
-    return Item(
-        name,
-        description,
-        tuple(
-            ItemOption(one.name, one.default, _meaning(hints.get(one.name)))
-            for one in inspect.signature(item).parameters.values()
-            if one.kind is one.KEYWORD_ONLY
-        ),
-    )
-
-
-def _read_fields(fields: Mapping[str, FieldInfo]) -> tuple[ItemOption, ...]:
-    return tuple(
-        ItemOption(name, field.default, field.description or "")
-        for name, field in fields.items()
-        if not field.exclude
-    )
-
-
-def _meaning(hint: Any) -> str:
-    """The description of an argument that is `Annotated[..., Field(description=...)]`."""
-    fields = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, FieldInfo)]
-    return fields[0].description or "" if fields else ""
+    fields, plays = item_fields(kind, name), None
+    if kind == "opponents":
+        item = known()[name]
+        fields = {option: item.model_fields[option] for option in option_names(item)}
+        plays = _environments_of(item)
+    options = [ItemOption(key, one.default, one.description or "") for key, one in fields.items()]
+    return Item(name, description, tuple(options), plays)
 
 
 def _environments_of(opponent: type[Opponent]) -> tuple[str, ...] | None:

@@ -78,11 +78,11 @@ def _section_fields(
     if not issubclass(kind, Choice):
         return own
     if isinstance(chosen, Choice):
-        return own | _item_fields(section, chosen.name)
+        return own | item_fields(section, chosen.name)
     return own | dict(contract(section).model_fields)
 
 
-def _item_fields(section: str, name: str) -> dict[str, FieldInfo]:
+def item_fields(section: str, name: str) -> dict[str, FieldInfo]:
     """The options of an item of a menu."""
     if section == "engines" and (fields := engine_fields(name)) is not None:
         return fields

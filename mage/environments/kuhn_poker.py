@@ -66,7 +66,7 @@ class KuhnPokerState(OpenSpielState):
         return _WORDS.index(word)
 
     def observe(self, seat: int) -> str:
-        return f"Your card: {CARDS[self.deal[seat]]}. Moves: {self._past_moves(seat) or 'none'}."
+        return f"Your card: {CARDS[self.deal[seat]]}. Moves: {self.past_moves(seat) or 'none'}."
 
     def anchor(self, seat: int) -> str:
         return f"{CARDS[self.deal[seat]]} {' '.join(action for _, action in self.moves)}".strip()
@@ -76,13 +76,8 @@ class KuhnPokerState(OpenSpielState):
         shown = CARDS[self.deal[1 - seat]] if self._showdown() else "hidden"
         amount = f"{abs(chips):g} chip{'s' if abs(chips) != 1 else ''}"
         return (
-            f"Your card: {CARDS[self.deal[seat]]}. Moves: {self._past_moves(seat)}. "
+            f"Your card: {CARDS[self.deal[seat]]}. Moves: {self.past_moves(seat)}. "
             f"Opponent's card: {shown}. You {'won' if chips > 0 else 'lost'} {amount}."
-        )
-
-    def _past_moves(self, seat: int) -> str:
-        return ", ".join(
-            f"{'you' if mover == seat else 'opponent'} {action}" for mover, action in self.moves
         )
 
     def _showdown(self) -> bool:

@@ -84,11 +84,15 @@ class OpenSpielState(State):
         return tuple(self.spiel.returns())
 
     def recap(self, seat: int) -> str:
-        moves = ", ".join(
+        score = self.scores()[seat]
+        outcome = self.environment.outcome(score)
+        return f"Moves: {self.past_moves(seat)}. You {outcome} ({score:+g})."
+
+    def past_moves(self, seat: int) -> str:
+        """All moves so far, as this seat calls the players."""
+        return ", ".join(
             f"{'you' if mover == seat else 'opponent'} {action}" for mover, action in self.moves
         )
-        score = self.scores()[seat]
-        return f"Moves: {moves}. You {self.environment.outcome(score)} ({score:+g})."
 
     def word(self, action: int) -> str:
         """The agent's word for an OpenSpiel action of the seat to move."""

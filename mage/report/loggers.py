@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mage.evaluation.figures import Cell, Evaluation
 from mage.report.run_results import DRAWS, PASS, REGRET, SCORE, SUCCESS, read_run_results
 from mage.run_folder import RunFolder
-from mage.training.callbacks import Callback, Metrics
+from mage.training.callbacks import Callback, Forwarder, Metrics
 
 if TYPE_CHECKING:  # loads torch
     from torch.utils.tensorboard import SummaryWriter
@@ -31,7 +31,7 @@ def make_loggers(names: Iterable[str], warn: Callable[[str], None]) -> list[Call
     return [SafeCallback(name, _KINDS[name], warn) for name in dict.fromkeys(names)]
 
 
-class SafeCallback(Callback):
+class SafeCallback(Forwarder):
     """Passes events on until the inner callback fails; then reports it and passes nothing on."""
 
     def __init__(
@@ -41,21 +41,9 @@ class SafeCallback(Callback):
         self.inner: Callback | None = None
         self._call(lambda: setattr(self, "inner", make()))
 
-    def on_start(self, folder: RunFolder, update: int) -> None:
-        self._pass(lambda inner: inner.on_start(folder, update))
-
-    def on_update(
-        self, update: int, total: int, metrics: Metrics, timing: Mapping[str, float]
-    ) -> None:
-        self._pass(lambda inner: inner.on_update(update, total, metrics, timing))
-
-    def on_evaluation(self, name: str, update: int, evaluation: Evaluation) -> None:
-        self._pass(lambda inner: inner.on_evaluation(name, update, evaluation))
-
-    def _pass(self, event: Callable[[Callback], None]) -> None:
-        inner = self.inner
-        if inner is not None:
-            self._call(lambda: event(inner))
+    def forward(self, event: str, *about: Any) -> None:
+        if self.inner is not None:
+            self._call(lambda: getattr(self.inner, event)(*about))
 
     def _call(self, action: Callable[[], None]) -> None:
         try:

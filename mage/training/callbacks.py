@@ -36,20 +36,28 @@ class Callback:
         """Something the user should know."""
 
 
-class CallbackList(Callback):
+class Forwarder(Callback):
+    """Passes every event on."""
+
+    def forward(self, event: str, *about: Any) -> None:
+        """Call the method `event` of other callbacks."""
+        raise NotImplementedError
+
+
+def _passed_on(event: str) -> Callable[..., None]:
+    return lambda self, *about: self.forward(event, *about)
+
+
+for _event in [name for name in vars(Callback) if name.startswith("on_")]:
+    setattr(Forwarder, _event, _passed_on(_event))
+
+
+class CallbackList(Forwarder):
     """Passes every event to several callbacks, in order."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = tuple(callbacks)
 
-
-def _passed_on(event: str) -> Callable[..., None]:
-    def call(self: CallbackList, *about: Any) -> None:
+    def forward(self, event: str, *about: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(*about)
-
-    return call
-
-
-for _event in [name for name in vars(Callback) if name.startswith("on_")]:
-    setattr(CallbackList, _event, _passed_on(_event))

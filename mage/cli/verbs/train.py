@@ -42,20 +42,13 @@ def train(
     Any option of the recipe can be changed with --section.option=value.
     """
     name, overrides = split_words(recipe, ctx.args)
-    if resume is not None:
-        if name or overrides:
-            given = " ".join(filter(None, (name, *overrides)))
-            raise UsageError(f"--resume uses the run's own recipe: leave out {given}")
-        path = resume
+    if resume is not None and (name or overrides):
+        given = " ".join(filter(None, (name, *overrides)))
+        raise UsageError(f"--resume uses the run's own recipe: leave out {given}")
+    title = "" if resume else need_recipe(name, "To continue a run, use --resume RUN.")
 
-        def open_folder(job: str = "") -> RunFolder:
-            return _open_to_resume(path)
-
-    else:
-        title = need_recipe(name, "To continue a run, use --resume RUN.")
-
-        def open_folder(job: str = "") -> RunFolder:
-            return _new_run(title, overrides, runs, job)
+    def open_folder(job: str = "") -> RunFolder:
+        return _open_to_resume(resume) if resume else _new_run(title, overrides, runs, job)
 
     if "TORCHELASTIC_RESTART_COUNT" in os.environ:
         with stop_with_launcher():

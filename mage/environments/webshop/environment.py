@@ -148,16 +148,10 @@ class WebShop(SingleAgentEnvironment):
         return self
 
     def start(self, seed: int) -> WebShopState:
-        view = ShopView(
-            self.observation,
-            self.page_limit_now,
-            self.per_page,
-            self.tagger_now,
-            self.list_actions,
-            self.recap_limit,
-            self.anchor,
-            self.score_parts,
-        )
+        limit = (self.long_page_limit if self._split == "ood" else self.page_limit) or NO_LIMIT
+        tagger: Literal["spacy", "bundled"] = "spacy" if self.tagger == "spacy" else "bundled"
+        names = ("observation", "per_page", "list_actions", "recap_limit", "anchor", "score_parts")
+        view = ShopView(limit, tagger, **{name: getattr(self, name) for name in names})
         return WebShopState(view, self.catalogue(), self.goal(seed))
 
     def rules(self) -> str:
@@ -271,11 +265,3 @@ class WebShop(SingleAgentEnvironment):
     def strata(self) -> int:
         count = len(self.places())
         return count if count <= _STRATA else 1
-
-    @property
-    def page_limit_now(self) -> int:
-        return (self.long_page_limit if self._split == "ood" else self.page_limit) or NO_LIMIT
-
-    @property
-    def tagger_now(self) -> Literal["spacy", "bundled"]:
-        return "spacy" if self.tagger == "spacy" else "bundled"

@@ -37,11 +37,11 @@ _MORE = " (+{:,} more)"  # actions that are not listed
 class ShopView:
     """The environment's options that a session needs."""
 
-    observation: pages.Mode
     page_limit: int
-    per_page: int
     tagger: Literal["spacy", "bundled"]
-    actions: bool
+    observation: pages.Mode
+    per_page: int
+    list_actions: bool
     recap_limit: int
     anchor: Literal["state", "text"]
     score_parts: bool
@@ -99,7 +99,7 @@ class WebShopState(State):
     def observe(self, seat: int) -> str:
         """The page, and the possible actions; both together keep the limit of a page."""
         mode, limit = self.view.observation, self.view.page_limit
-        if not self.view.actions:
+        if not self.view.list_actions:
             return pages.render(self.pieces(), mode, limit)
         actions = self._list_actions(limit // 2)
         return f"{pages.render(self.pieces(), mode, limit - len(actions) - 1)}\n{actions}"
