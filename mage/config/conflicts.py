@@ -71,108 +71,91 @@ _SINGLE_AGENT = "in an environment without opponents"
 _PUBLISHED = 'with agent.prompts = "published"'
 _RANDOM = 'with warmup.play = "random"'
 _NO_REFLECTIONS = "with a memory that asks for no reflections"
-# Section, options, what takes away their effect, and whether they have one.
-_RULES: tuple[tuple[str, str, str, Callable[[Options], bool]], ...] = (
+# Section and options, what takes away their effect, and whether they have one.
+_RULES: tuple[tuple[str, str, Callable[[Options], bool]], ...] = (
     (
-        "warmup",
-        "noise own_steps own_labels processes repeat_wins",
+        "warmup.noise own_steps own_labels processes repeat_wins",
         _RANDOM,
         lambda r: r.warmup.play == "expert",
     ),
-    ("warmup", "own_labels", "while warmup.own_steps = 0", lambda r: r.warmup.own_steps > 0),
-    ("warmup", "own_labels", "with play.episodes = 1", lambda r: r.play.episodes > 1),
+    ("warmup.own_labels", "while warmup.own_steps = 0", lambda r: r.warmup.own_steps > 0),
+    ("warmup.own_labels", "with play.episodes = 1", lambda r: r.play.episodes > 1),
     (
-        "warmup",
-        "repeat_wins",
+        "warmup.repeat_wins",
         'with environments.restart = "fresh"',
         lambda r: any(world.restart == "same" for world in _worlds(r)),
     ),
-    ("run", "keep_transcripts", "while run.episodes_every = 0", lambda r: r.run.episodes_every > 0),
-    ("agent", "fold think_first past_turns", _PUBLISHED, lambda r: r.agent.prompts == "chat"),
+    ("run.keep_transcripts", "while run.episodes_every = 0", lambda r: r.run.episodes_every > 0),
+    ("agent.fold think_first past_turns", _PUBLISHED, lambda r: r.agent.prompts == "chat"),
     (
-        "agent",
-        "tool_calls tool_seconds tool_characters",
+        "agent.tool_calls tool_seconds tool_characters",
         "in environments without tools",
         _offers_tools,
     ),
     (
-        "agent",
-        "tool_seconds tool_characters",
+        "agent.tool_seconds tool_characters",
         "with agent.tool_calls = 0",
         lambda r: r.agent.tool_calls > 0,
     ),
-    ("agent", "window fold", "with agent.past_turns = false", lambda r: r.agent.past_turns),
-    ("agent", "reflection_tokens", _NO_REFLECTIONS, lambda r: r.memory().reflects),
-    ("returns", "weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"),
+    ("agent.window fold", "with agent.past_turns = false", lambda r: r.agent.past_turns),
+    ("agent.reflection_tokens", _NO_REFLECTIONS, lambda r: r.memory().reflects),
+    ("returns.weights", 'unless returns.kind = "final"', lambda r: r.returns.kind == "final"),
     (
-        "returns",
-        "own_difference",
+        "returns.own_difference",
         'unless returns.kind = "differential"',
         lambda r: r.returns.kind == "differential",
     ),
     (
-        "returns",
-        "episode_discount",
+        "returns.episode_discount",
         'with returns.kind = "single", "final" or "balanced"',
         lambda r: r.returns.kind in ("differential", "cumulative"),
     ),
+    ("returns.propagation", 'with returns.kind = "single"', lambda r: r.returns.kind != "single"),
     (
-        "returns",
-        "propagation",
-        'with returns.kind = "single"',
-        lambda r: r.returns.kind != "single",
-    ),
-    (
-        "returns",
-        "per_turn",
+        "returns.per_turn",
         "in environments that score an episode at its end only",
         lambda r: not r.returns.per_turn or any(one.scores_every_turn for one in _worlds(r)),
     ),
     (
-        "learn",
-        "entropy_final",
+        "learn.entropy_final",
         "while learn.entropy = 0",
         lambda r: r.learn.entropy > 0 or r.learn.entropy_final == 0,
     ),
     (
-        "learn",
-        "minibatches",
+        "learn.minibatches",
         "together with learn.minibatch_rows",
         lambda r: r.learn.minibatch_rows is None,
     ),
     (
-        "learn",
-        "reflect_from",
+        "learn.reflect_from",
         _NO_REFLECTIONS,
         lambda r: r.memory().reflects or r.learn.reflect_from == 0,
     ),
-    ("learn", "tree_tokens", "while learn.packed = false", lambda r: r.learn.packed),
+    ("learn.tree_tokens", "while learn.packed = false", lambda r: r.learn.packed),
     (
-        "play",
-        "stop_on_success",
+        "play.stop_on_success",
         "with play.episodes = 1",
         lambda r: r.play.episodes > 1 or not r.play.stop_on_success,
     ),
-    ("play", "seats grouping", _SINGLE_AGENT, _multi_agent),
-    ("evaluate", "seats ood_seats", _SINGLE_AGENT, _multi_agent),
-    ("opponents", "train test ood", _SINGLE_AGENT, _multi_agent),
+    ("play.seats grouping", _SINGLE_AGENT, _multi_agent),
+    ("evaluate.seats ood_seats", _SINGLE_AGENT, _multi_agent),
+    ("opponents.train test ood", _SINGLE_AGENT, _multi_agent),
     (
-        "evaluate",
-        "top_p",
+        "evaluate.top_p",
         "with evaluate.temperature = 0",
         lambda r: _samples_at_random(r) or r.evaluate.top_p == 1,
     ),
     (
-        "evaluate",
-        "top_k",
+        "evaluate.top_k",
         "with evaluate.temperature = 0",
         lambda r: _samples_at_random(r) or r.evaluate.top_k == 0,
     ),
 )
 _EFFECTS = tuple(
     _Effect(section, option, needs, works)
-    for section, options, needs, works in _RULES
-    for option in options.split()
+    for options, needs, works in _RULES
+    for section, _, names in [options.partition(".")]
+    for option in names.split()
 )
 
 

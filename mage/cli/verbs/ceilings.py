@@ -27,6 +27,7 @@ from mage.opponents.base import find, sample_players
 verbs = typer.Typer()
 
 Objective = Literal["score", "win"]
+Rows = Sequence[tuple[str, str]]
 
 
 @verbs.command(
@@ -76,7 +77,7 @@ def show_ceilings(
     options |= {} if throws is None else {"throws": str(throws)}
     world = make_environment(environment, options)
     if not world.multi_agent:
-        _refuse_opponents(world, weights or population)
+        check_opponent_of(world, weights or population)
         _show_learners(world, episodes, discount, as_json)
         return
     shares = _read_shares(weights, population)
@@ -97,10 +98,21 @@ def show_ceilings(
         found["best_response"] = {}
         note = f"A family is represented by {players} of its players; sums over them are exact."
         found["note"] = f"{note} {found['note']}".strip()
+    about = given | {"episodes": episodes, "objective": counts or kind} | found
+    header = f"{environment}, agent {seat}", f"{kind} an episode"
+    _show(as_json, about, header, _rows(found, objective, episodes), found["note"])
+
+
+def _show(
+    as_json: bool, found: Mapping[str, Any], header: Sequence[str], rows: Rows, note: str = ""
+) -> None:
+    """Print the figures as JSON, or as a table with a note."""
     if as_json:
-        print_json(given | {"episodes": episodes, "objective": counts or kind} | found)
+        print_json(found)
         return
-    _print(found, f"{environment}, agent {seat}", kind, objective, episodes)
+    console().print(plain_table(header, rows))
+    if note:
+        console().print(note, style="dim")
 
 
 def _own_options(words: Sequence[str]) -> list[str]:
@@ -118,11 +130,6 @@ def _own_options(words: Sequence[str]) -> list[str]:
         else:
             found.append(word)
     return found
-
-
-def _refuse_opponents(world: Environment, given: str | None) -> None:
-    if given is not None:
-        raise UsageError(f"{world.name} has no opponents. Leave out {given}.")
 
 
 def _show_learners(world: Environment, episodes: int, discount: float, as_json: bool) -> None:
@@ -180,16 +187,14 @@ def _show_pass(
         )
     bounds = {k: pass_bound(world, shares, seat, k) for k in (1, episodes)}
     chances = {name: win_chances(world, name, seat) for name in shares}
-    if as_json:
-        found = {"pass_at": bounds, "win_chances": chances}
-        print_json(given | {"objective": "pass", "episodes": episodes} | found)
-        return
     rows = [(f"largest Pass@{k}", f"{value:.4f}") for k, value in bounds.items()]
     rows += [
         (f"deals that can be won against {name}", f"{count_winnable(found)} of {len(found)}")
         for name, found in chances.items()
     ]
-    console().print(plain_table((f"{world.name}, agent {given['seat']}", "replayed deal"), rows))
+    about = {"objective": "pass", "episodes": episodes, "pass_at": bounds, "win_chances": chances}
+    header = f"{world.name}, agent {given['seat']}", "replayed deal"
+    _show(as_json, given | about, header, rows)
 
 
 def _show_throws(
@@ -206,21 +211,17 @@ def _show_throws(
     alpha = dirichlet_alpha(world, name)
     assert alpha is not None, "checked by the caller"
     found = throw_ceilings(alpha, world.model_dump()["throws"], episodes)
-    if as_json:
-        print_json(given | {"objective": "score"} | asdict(found))
-        return
     rows = [
         (f"best learner, episode {number}", f"{score:+.4f}")
         for number, score in enumerate(found.episodes, start=1)
     ]
     rows.append(("best without memory, any episode", f"{found.episodes[0]:+.4f}"))
     rows.append(("best that knows the opponent", f"{found.knows_opponent:+.4f}"))
-    console().print(plain_table((f"{world.name} against {name}", "score a throw"), rows))
+    header = f"{world.name} against {name}", "score a throw"
+    _show(as_json, given | {"objective": "score"} | asdict(found), header, rows)
 
 
-def _print(
-    found: dict[str, Any], title: str, kind: Objective, objective: str, episodes: int
-) -> None:
+def _rows(found: Mapping[str, Any], objective: str, episodes: int) -> Rows:
     titles = {
         "non_adapting": "best policy that does not adapt",
         "bayes_final": f"best learner, its episode {episodes}",
@@ -232,13 +233,10 @@ def _print(
         (f"best response to {name}", f"{value:+.4f}")
         for name, value in found["best_response"].items()
     ]
-    rows += [
+    return rows + [
         (f"best learner of the sum {objective}, episode {k}", f"{value:+.4f}")
         for k, value in enumerate(found["weighted"] or (), start=1)
     ]
-    console().print(plain_table((title, f"{kind} an episode"), rows))
-    if found["note"]:
-        console().print(found["note"], style="dim")
 
 
 def _read_shares(weights: str | None, population: str | None) -> dict[str, float]:
