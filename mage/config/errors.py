@@ -124,6 +124,13 @@ def _explain_unknown(
     return unknown_option(section, path[-1], known, origin)
 
 
+def first_fault(error: ValidationError) -> tuple[str, str, Any]:
+    """The option, the fault in the words of a recipe and the value of the first error."""
+    fault = error.errors(include_url=False)[0]
+    key = ".".join(map(str, fault["loc"]))
+    return key, _plain_text(fault, key), fault["input"]
+
+
 def unknown_option(section: str, name: str, known: Iterable[str], origin: Origin) -> str:
     """The message for an option that a section does not have."""
     key, known = f"{section}.{show_key(name)}", list(known)

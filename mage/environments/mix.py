@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
-from mage.config.errors import UserError, did_you_mean
+from mage.config.errors import UserError, did_you_mean, first_fault
 from mage.config.menus import find_item
 from mage.config.toml import show_value, without_none
 from mage.environments.base import Environment, State
@@ -132,14 +132,10 @@ def _build(name: str, table: Mapping[str, Any]) -> Environment:
 
 
 def _fault(name: str, kind: type[Environment], error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    option = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
+    option, text, value = first_fault(error)
+    if error.errors()[0]["type"] == "extra_forbidden":
         known = [_SHARE, *kind.model_fields]
         return (
             f"{name}.{option} is unknown{did_you_mean(option, known)}: it takes {', '.join(known)}"
         )
-    text = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return (
-        f"{name}.{option} = {show_value(first['input'])}: {text}" if option else f"{name}: {text}"
-    )
+    return f"{name}.{option} = {show_value(value)}: {text}" if option else f"{name}: {text}"

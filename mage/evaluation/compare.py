@@ -6,15 +6,7 @@ from typing import Any
 
 from mage.config.errors import UserError
 from mage.evaluation.figures import Evaluation
-from mage.evaluation.rows import (
-    Measure,
-    TaskRow,
-    by_task,
-    passed_by,
-    score_of,
-    select_rows,
-    success_of,
-)
+from mage.evaluation.rows import Measure, TaskRow, by_task, passed_by, score_of, success_of
 from mage.evaluation.statistics import Difference, paired, sign_test
 from mage.run_folder.files import finite
 
@@ -39,18 +31,11 @@ class Comparison:
 
 
 def compare(
-    first: Evaluation | Sequence[TaskRow],
-    second: Evaluation | Sequence[TaskRow],
-    *,
-    opponent: str | None = None,
-    seat: int | None = None,
+    first: Evaluation | Sequence[TaskRow], second: Evaluation | Sequence[TaskRow]
 ) -> Comparison:
     """Second minus first over the SAME tasks, with paired intervals; sign test for wins."""
-    ours, theirs = (one.rows if isinstance(one, Evaluation) else one for one in (first, second))
-    _check_same_panel(ours, theirs)
-    a, b = (select_rows(rows, opponent, seat) for rows in (ours, theirs))
-    if not a:
-        raise UserError(f"the panel has no task with opponent {opponent!r} and seat {seat!r}")
+    a, b = (one.rows if isinstance(one, Evaluation) else one for one in (first, second))
+    _check_same_panel(a, b)
     shared = min(max(len(row.scores) for row in rows) for rows in (a, b))
     played = [k for k in range(shared) if _both(a, b, score_of(k))[0]]
     return Comparison(

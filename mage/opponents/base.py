@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mage.config.errors import UserError
+from mage.config.errors import UserError, first_fault
 from mage.config.menus import find_item, menu
 from mage.config.recipe import Recipe
 from mage.environments.base import Environment, State
@@ -53,10 +53,8 @@ class Opponent(BaseModel, ABC):
         try:
             return cls.model_validate(dict(zip(fields, options, strict=False)))
         except ValidationError as error:
-            first = error.errors()[0]
-            where, fault = ".".join(map(str, first["loc"])), first["msg"]
-            fault = fault.replace("Input should be", "must be")
-            raise UserError(f"opponent {name!r}: {where} = {first['input']!r}: {fault}") from None
+            where, fault, value = first_fault(error)
+            raise UserError(f"opponent {name!r}: {where} = {value!r}: {fault}") from None
 
     @classmethod
     def plays(cls, environment: Environment) -> bool:
