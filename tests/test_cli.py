@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import shutil
 import signal
@@ -818,5 +819,7 @@ def test_check_refuses_unknown_names_and_options_without_effect() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: /dev/full is always full")
 def test_an_error_that_cannot_be_printed_keeps_its_exit_code() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "mage", "show", "typo"], stderr=full)
+        buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+        words = [sys.executable, "-m", "mage", "show", "typo"]
+        done = subprocess.run(words, stderr=full, env=buffered)
     assert done.returncode == 2

@@ -248,6 +248,7 @@ def test_special_tokens_of_a_wrong_type_are_ignored(folder: Path) -> None:
         "{{ self._TemplateReference__context }}",
         "{{ 1 / 0 }}",
         "{{ [1] * 10**12 }}",
+        "{{ 'a'.ljust(3 * 2**30) }}",
         "{% if 1 %}" * 150 + "{% endif %}" * 150,
         "{{ 1 }}" * 20_000,
     ],

@@ -1,9 +1,12 @@
 """Render the chat template of a model: a program of a stranger, in jinja's sandbox.
 
-The sandbox keeps it from files, imports and Python's internals. Time and output are limited.
+The sandbox keeps it from files, imports and Python's internals. Time, memory and output are
+limited.
 """
 
 import json
+import os
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from mage.config.errors import UserError
 
 LONGEST = 1 << 20  # characters of a rendered chat
 LONGEST_TEMPLATE = 1 << 17  # characters; public templates have 20,000
+MEMORY = 1 << 30  # bytes that a template may use; public ones need a few kilobytes
 SECONDS = 10  # processor time of a template; public ones need a few milliseconds
 # Python's errors in templates. Jinja's own errors are RuntimeErrors or derive from these.
 _PYTHON_ERRORS = (
@@ -40,7 +44,7 @@ def render_template(template: str, values: dict[str, Any]) -> str:
             f"the chat template has {len(template):,} characters, {LONGEST_TEMPLATE:,} at most"
         )
     try:
-        with _limited_time():
+        with _limited_time(), _limited_memory():
             return "".join(_pieces(template, values))
     except UserError:
         raise
@@ -88,3 +92,21 @@ def _limited_time() -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+
+
+@contextmanager
+def _limited_memory() -> Iterator[None]:
+    """MemoryError beyond the limit, also where the system promises more memory than it has."""
+    try:
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")  # data and stack
+    except OSError:  # not Linux
+        yield
+        return
+    before, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [one for one in (used + MEMORY, before, most) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, most))

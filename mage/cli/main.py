@@ -4,8 +4,9 @@ A user error prints one message and exits with code 2. A bug keeps its traceback
 commands is added to the import lines and to `VERBS` below.
 """
 
+import os
 import signal
-from contextlib import suppress
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -70,8 +71,10 @@ class Verbs(TyperGroup):
 
 def _print_error(text: str) -> None:
     """Write to standard error. It may be a file on a full disk; the exit code then says enough."""
-    with suppress(OSError):
+    try:
         typer.echo(text, err=True)
+    except OSError:  # what is left to write would fail again at the end, and change the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def is_user_error(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 A menu section is a `Choice`: the name of an item and the options of that item.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -175,7 +176,15 @@ def _join_keys(table: dict[str, Any], before: str = "") -> Iterator[tuple[str, A
         if isinstance(value, dict):
             yield from _join_keys(value, f"{before}{key}.")
         else:
-            yield f"{before}{key}", float(value) if type(value) is int else value
+            yield f"{before}{key}", _as_float(value) if type(value) is int else value
+
+
+def _as_float(number: int) -> float:
+    """A whole number as a weight; infinity, which no weight may be, if it is too large."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 class AgentOptions(Section):
