@@ -20,7 +20,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import mage
-from mage.cli.main import app
+from mage.cli.main import app, is_user_error
+from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.models.base import SHIPPED
@@ -277,23 +278,32 @@ def test_ceilings_of_other_opponents_are_not_shown(place: Path, run: Path) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--play.grops=3"], "play.grops is unknown (did you mean 'groups'?)"),
-        (["--plays.groups=3"], "[plays] is unknown"),
-        (["--environments.name=kuhn_pokr"], "did you mean 'kuhn_poker'?"),
-        (["--opponents.train={bold=1}"], "mage/opponents/ has no 'bold'"),
-        (["--play.members=1"], "greater than or equal to 2"),
-        (["--learn.entropy_final=3"], "has no effect"),
-        (["--model.path=/nowhere"], "has no config.json"),
-        (["--play.groups", "no"], "play.groups"),
-        (["two", "names"], "--section.option=value"),
-        (["--groups=3"], "is not an override"),
+        ("small.toml --play.grops=3", "play.grops is unknown (did you mean 'groups'?)"),
+        ("small.toml --model.path=/nowhere", "has no config.json"),
+        ("small.toml --play.groups no", "play.groups"),
+        ("small.toml two names", "--section.option=value"),
+        ("small.toml --groups=3", "is not an override"),
+        ("demo+react+", "there is no part ''"),
+        ("alfworld --environments.data=.", "holds no ALFWorld games"),
+        ("alfworld --environments.data=gone", "gone"),
+        ("paper_webshop --environments.data=.", "one file items_shuffle*.json"),
+        ("paper_webshop --environments.data=gone", "there is no folder gone"),
+        ("kuhn_demo --engines.context=20", "engines.context = 20 is smaller than one prompt"),
     ],
 )
 def test_an_error_in_a_recipe_gives_one_message_and_creates_nothing(
-    place: Path, tmp_path: Path, words: list[str], message: str
+    place: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
 ) -> None:
-    assert message in refused("train", place / "small.toml", *words, "--runs", tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
+    monkeypatch.chdir(place)
+    told = refused("train", words, "--runs", place / "none")
+    assert message in told
+    assert told.count("\n") == 1
+    assert not (place / "none").exists()
+
+
+def test_a_mistake_is_no_bug() -> None:
+    assert is_user_error(ConfigError("wrong"))
+    assert not is_user_error(ValueError("wrong"))
 
 
 def test_missing_recipes_and_runs_are_named(place: Path, tmp_path: Path) -> None:

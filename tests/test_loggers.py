@@ -10,7 +10,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mage.api.report import write_report
 from mage.config.errors import ConfigError
@@ -244,6 +243,8 @@ def read_csv(folder: RunFolder, name: str) -> list[tuple[int, float]]:
 
 
 def read_events(folder: RunFolder, name: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     found = EventAccumulator(str(folder.path / "tensorboard"))
     found.Reload()
     known = name in found.Tags()["scalars"]

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from mage.api.check_run import RunCheck, check_run
 from mage.config.recipe import Recipe, build_recipe
 from mage.credit.samples import make_samples
 from mage.evaluation.figures import Evaluation
 from mage.ranks.stop import Stopped
-from mage.run_folder import DamagedError, RunFolder, RunLocked, lock_run
+from mage.run_folder import RunFolder, RunLocked, lock_run
 from mage.training.callbacks import Callback
 from mage.training.start import train
 from mage.training.tasks import draw_tasks
@@ -172,29 +171,6 @@ def test_a_broken_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     train(folder.path, callback, never)
     assert callback.updates == [1, 2, 2, 3]
     assert any("model.safetensors" in line for line in callback.lines)
-
-
-@pytest.mark.e2e
-def test_damaged_files_are_found_on_resume_and_by_check(tmp_path: Path) -> None:
-    folder = start(tmp_path / "run", **TINY)
-    with pytest.raises(Stopped):
-        train(folder.path, Callback(), lambda: True)
-    assert check_run(folder).faults == ()
-    metrics = folder.path / "metrics.jsonl"
-    whole = metrics.read_text()
-    for damage, message in (("", "0 lines, 1 were written"), ("{}\n", "line 1 was changed")):
-        metrics.write_text(damage)
-        with pytest.raises(DamagedError, match=message):
-            train(folder.path, Callback(), never)
-        assert [line for line in check_run(folder).faults if message in line]
-    metrics.write_text(whole)
-    rows = folder.rows("before_test")
-    rows.write_text(rows.read_text().replace("kuhn", "kuhm", 1))
-    with pytest.raises(DamagedError, match=r"before_test\.tasks\.jsonl does not match"):
-        train(folder.path, Callback(), never)
-    rows.write_text(rows.read_text().replace("kuhm", "kuhn", 1))
-    train(folder.path, Callback(), never)
-    assert check_run(folder) == RunCheck((), ())
 
 
 @pytest.mark.e2e

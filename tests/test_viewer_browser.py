@@ -27,19 +27,13 @@ from tests.marks import end_to_end
 from tests.toys import meta
 from tests.view_runs import WARNING, make_run, store_many
 
-selenium = pytest.importorskip("selenium")
-from selenium import webdriver  # noqa: E402
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
-
 DRIVER = shutil.which("chromedriver")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(
     not (DRIVER and CHROMIUM), reason="needs chromium and chromium-driver"
 )
 RESOURCES = "return performance.getEntriesByType('resource').map((one) => ({name: one.name}))"
+ESCAPE = "\ue00c"  # the key, as WebDriver names it
 PATIENCE = 120.0  # seconds; a busy machine is slow
 
 
@@ -64,13 +58,14 @@ def address(runs: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 @end_to_end
 def browser() -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver")  # it takes a second
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(flag)
     options.add_argument("--window-size=1440,1000")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=Service(DRIVER))
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     yield found
     found.quit()
 
@@ -94,13 +89,25 @@ def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
 
 def wait_for(browser: Any, text: str) -> None:
     def has_text(driver: Any) -> bool:
-        return text in driver.find_element(By.TAG_NAME, "body").text
+        return text in driver.find_element("tag name", "body").text
 
-    WebDriverWait(browser, PATIENCE).until(has_text, f"the page does not show {text!r}")
+    wait_until(browser, has_text, f"the page does not show {text!r}")
+
+
+def wait_until(browser: Any, condition: Callable[[Any], bool], message: str = "") -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, PATIENCE).until(condition, message)
+
+
+def choose(page: Any, name: str, value: str) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    Select(page.find_element("name", name)).select_by_value(value)
 
 
 def body(browser: Any) -> str:
-    return str(browser.find_element(By.TAG_NAME, "main").text)
+    return str(browser.find_element("tag name", "main").text)
 
 
 def last_score(run: Path, name: str) -> str:
@@ -114,24 +121,24 @@ def last_score(run: Path, name: str) -> str:
 
 def test_the_list_shows_the_stored_scores_and_search_filters_it(visit: Any, runs: Path) -> None:
     page = visit("", "two")
-    rows = page.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
+    rows = page.find_elements("css selector", "#runs tbody tr")
     assert len(rows) == 2
     assert all(last_score(runs / "one", "after_test") in row.text for row in rows)
-    search = page.find_element(By.CSS_SELECTOR, "input[type=search]")
+    search = page.find_element("css selector", "input[type=search]")
     search.send_keys("two")
-    rows = page.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
+    rows = page.find_elements("css selector", "#runs tbody tr")
     assert [row.get_attribute("data-id") for row in rows] == ["two"]
-    search.send_keys(Keys.ESCAPE)
+    search.send_keys(ESCAPE)
     assert page.switch_to.active_element.tag_name == "body", "Esc leaves the search box"
 
 
 def test_selected_runs_open_in_a_comparison_with_their_differences(visit: Any) -> None:
     page = visit("", "two")
-    for box in page.find_elements(By.CSS_SELECTOR, "#runs input[type=checkbox]"):
+    for box in page.find_elements("css selector", "#runs input[type=checkbox]"):
         box.click()
-    page.find_element(By.ID, "compare").click()
+    page.find_element("id", "compare").click()
     wait_for(page, "Options that differ")
-    assert "learn.lr" in page.find_element(By.ID, "options").text
+    assert "learn.lr" in page.find_element("id", "options").text
     wait_for(page, "−")
     assert "Paired difference" in body(page)
 
@@ -143,7 +150,7 @@ def test_a_run_shows_warnings_figures_exact_lines_and_plots(visit: Any, runs: Pa
     assert last_score(runs / "one", "after_test") in text
     assert "+0.125" in text
     assert "+0.238" in text
-    assert len(page.find_elements(By.CSS_SELECTOR, ".plot [role=img][aria-label] canvas")) >= 3
+    assert len(page.find_elements("css selector", ".plot [role=img][aria-label] canvas")) >= 3
     assert page.title == "one · MAGE"
 
 
@@ -154,12 +161,12 @@ def test_the_recipe_is_shown(visit: Any) -> None:
 def test_filters_of_the_meta_episodes_filter(visit: Any, runs: Path) -> None:
     page = visit("#/run/one/episodes", "36 of 36 meta-episodes")
     metas = RunFolder.open(runs / "one").read_episodes_of("after_test")
-    Select(page.find_element(By.NAME, "set")).select_by_value("after_test")
+    choose(page, "set", "after_test")
     wait_for(page, "12 of 36 meta-episodes")
-    Select(page.find_element(By.NAME, "opponent")).select_by_value("aggressive")
+    choose(page, "opponent", "aggressive")
     expected = sum(meta.task.opponent == "aggressive" for meta in metas)
     wait_for(page, f"{expected} of 36 meta-episodes")
-    Select(page.find_element(By.NAME, "outcome")).select_by_value("w")
+    choose(page, "outcome", "w")
     won = [
         meta
         for meta in metas
@@ -170,7 +177,7 @@ def test_filters_of_the_meta_episodes_filter(visit: Any, runs: Path) -> None:
 
 def test_a_row_leads_to_its_meta_episode(visit: Any) -> None:
     page = visit("#/run/one/episodes", "36 of 36 meta-episodes")
-    page.find_element(By.CSS_SELECTOR, ".virtual .vrow a").click()
+    page.find_element("css selector", ".virtual .vrow a").click()
     wait_for(page, "Episode 3")
     assert page.current_url.endswith("#/run/one/meta/after_test/0")
 
@@ -181,8 +188,8 @@ def test_a_meta_episode_shows_boards_memory_and_hostile_text_as_text(visit: Any)
     assert "<script>document.title='broken'</script>" in text
     assert "It bets often." in text
     assert "␇" in text, "control characters are visible"
-    assert page.find_elements(By.CSS_SELECTOR, "svg.board")
-    assert not page.find_elements(By.CSS_SELECTOR, "main img")
+    assert page.find_elements("css selector", "svg.board")
+    assert not page.find_elements("css selector", "main img")
     loaded = [one["name"] for one in page.execute_script(RESOURCES) if "/data/" in one["name"]]
     assert len(loaded) == len(set(loaded)), "views that need the same data load it once"
 
@@ -190,32 +197,32 @@ def test_a_meta_episode_shows_boards_memory_and_hostile_text_as_text(visit: Any)
 def test_the_probabilities_of_all_legal_moves_are_shown(visit: Any) -> None:
     """The first turn of the first task has stored probabilities: 62.5 %, 27.5 %, 10 % illegal."""
     page = visit("#/run/one/meta/after_test/0", "Episode 3")
-    (box,) = page.find_elements(By.CSS_SELECTOR, ".chances")
+    (box,) = page.find_elements("css selector", ".chances")
     assert box.text.split("\n") == ["pass", "62.5 %", "bet", "27.5 %", "no legal move", "10.0 %"]
 
 
 def test_why_this_credit_names_the_parts_and_links_to_members(visit: Any) -> None:
     page = visit("#/run/one/meta/step_000006/0", "why?")
-    page.find_element(By.CSS_SELECTOR, "button.credit").click()
+    page.find_element("css selector", "button.credit").click()
     wait_for(page, "(episode)")
-    page.find_element(By.CSS_SELECTOR, ".why details summary").click()
-    link = page.find_elements(By.CSS_SELECTOR, ".why details[open] li a")[-1]
+    page.find_element("css selector", ".why details summary").click()
+    link = page.find_elements("css selector", ".why details[open] li a")[-1]
     target = link.get_attribute("href")
     link.click()
-    WebDriverWait(page, PATIENCE).until(lambda driver: driver.current_url == target)
+    wait_until(page, lambda driver: driver.current_url == target)
     wait_for(page, "member")
 
 
 def test_the_adaptation_strip_draws_every_task(visit: Any) -> None:
     page = visit("#/run/one/strip", "tasks; won")
-    assert len(page.find_elements(By.CSS_SELECTOR, ".strip canvas")) == 3, "one for an opponent"
+    assert len(page.find_elements("css selector", ".strip canvas")) == 3, "one for an opponent"
 
 
 def test_keys_move_and_open(visit: Any) -> None:
     page = visit("", "two")
-    main = page.find_element(By.TAG_NAME, "body")
+    main = page.find_element("tag name", "body")
     main.send_keys("j")
-    assert page.find_elements(By.CSS_SELECTOR, "tr.at")
+    assert page.find_elements("css selector", "tr.at")
     main.send_keys("?")
     wait_for(page, "previous, next meta-episode")
 
@@ -236,7 +243,7 @@ def test_thousands_of_meta_episodes_are_listed_in_parts(browser: Any, tmp_path: 
         browser.get("about:blank")
         browser.get(f"{server.address}#/run/large/episodes")
         wait_for(browser, "2,036 of 2,036 meta-episodes")
-        assert len(browser.find_elements(By.CSS_SELECTOR, ".vrow")) < 120, "only visible rows"
+        assert len(browser.find_elements("css selector", ".vrow")) < 120, "only visible rows"
         wait_for(browser, "after training")
     finally:
         server.stop()
@@ -276,7 +283,7 @@ def write_table(path: Path, **more: Any) -> str:
 def test_a_table_of_an_earlier_version_opens(visit: Any, tmp_path: Path) -> None:
     page = visit("", "Holm", write_table(tmp_path / "table1.html"))
     assert "LaMer" in body(page)
-    assert page.find_elements(By.CSS_SELECTOR, "img.picture") == []
+    assert page.find_elements("css selector", "img.picture") == []
 
 
 @pytest.mark.parametrize("width", [1440, 390])
@@ -298,7 +305,7 @@ def test_a_table_shows_its_pictures_and_quotes(visit: Any, tmp_path: Path, width
     page = visit("", "Reflections by trial", base)
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        images = page.find_elements(By.CSS_SELECTOR, "img.picture")
+        images = page.find_elements("css selector", "img.picture")
         assert [one.get_property("naturalWidth") > 100 for one in images] == [True] * 5
         assert "Diamonds are the paper's values" in body(page)
         assert "no such task among the 1 stored ones" in body(page)
@@ -330,7 +337,7 @@ def test_the_page_follows_an_active_run(browser: Any, tmp_path: Path) -> None:
 
 def test_the_exact_prompt_is_shown_on_demand(visit: Any, runs: Path) -> None:
     page = visit("#/run/one/meta/after_test/0", "prompt,")
-    buttons = page.find_elements(By.CSS_SELECTOR, ".badges button.badge:not(.credit)")
+    buttons = page.find_elements("css selector", ".badges button.badge:not(.credit)")
     buttons[0].click()
     expected = Library([runs]).get("run/one/prompts/after_test/0")["episodes"][0]["turns"][0]
     wait_for(page, expected.strip().splitlines()[0][:40])
