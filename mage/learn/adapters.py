@@ -21,8 +21,9 @@ from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.pack.low_rank import Factors
 from mage.learn.trainable import AllWeights, Trainable
-from mage.models.adapters import adapter_config, linear_layers, read_adapters
+from mage.models.adapters import adapter_config, linear_layers, read_adapters, save_adapters
 from mage.models.base import base_of
+from mage.models.saving import save_model
 from mage.seeds import derive
 
 _STACKED_WEIGHTS = 2**25  # of layers that are updated together: 128 MB in float32
@@ -35,6 +36,18 @@ def make_trainable(
     if not options.lora_rank:
         return AllWeights(model, reference=options.kl > 0)
     return Adapters(model, options.lora_rank, seed=seed, start=start)
+
+
+def save_trained(trainable: Trainable, source: Path, base: str, target: Path) -> None:
+    """Write a whole model with the tokenizer of `source`, or the adapters alone.
+
+    `base` is the `model.path` of their model.
+    """
+    if isinstance(trainable, Adapters):
+        rank, alpha = trainable.rank, trainable.alpha
+        save_adapters(target, trainable.masters, rank=rank, alpha=alpha, base=base)
+    else:
+        save_model(trainable.model, source, target)
 
 
 class Adapters(Trainable):

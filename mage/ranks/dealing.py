@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from typing import Any
 
 from mage.config.sections import ReturnOptions
 from mage.credit.advantages.base import Estimator
@@ -133,15 +134,8 @@ def collect_metas(metas: Sequence[MetaEpisode], ranks: Ranks) -> list[MetaEpisod
 
 
 def _without_tokens(turn: Turn) -> Turn:
-    return replace(
-        turn,
-        observation="",
-        prompt_ids=(),
-        completion=_NOTHING,
-        choices=(),
-        legal_moves=(),
-        calls=(),
-    )
+    empty: dict[str, Any] = dict.fromkeys(("prompt_ids", "choices", "legal_moves", "calls"), ())
+    return replace(turn, observation="", completion=_NOTHING, **empty)
 
 
 def _key(where: TurnRef) -> tuple[int, int, int, int]:

@@ -110,18 +110,12 @@ def _draw_position(
         if (found := _estimate(cell, number, results.measure))
     ]
     if values:
-        axes.plot(updates, values, color=colour, linewidth=0.7, alpha=0.22)
-        axes.plot(updates, smooth(values), color=colour, linewidth=2.1)
+        axes.plot(updates, values, color=colour, lw=0.7, alpha=0.22)
+        axes.plot(updates, smooth(values), color=colour, lw=2.1)
     if points:
         shift = offset * _dodge([update for update, _ in points])
-        _draw_points(
-            axes,
-            [update + shift for update, _ in points],
-            [found for _, found in points],
-            colour,
-            marker="o",
-            markersize=4.5,
-        )
+        xs, estimates = [update + shift for update, _ in points], [one for _, one in points]
+        _draw_points(axes, xs, estimates, colour, marker="o", ms=4.5)
     last = smooth(values)[-1] if values else points[-1][1].value if points else None
     return [] if last is None else [(last, f"episode {number}", colour)]
 
@@ -138,24 +132,12 @@ def _draw_points(
     """Points with 95 % intervals; a single task has no interval."""
     for x, found in zip(xs, estimates, strict=True):
         if math.isfinite(found.low):
+            ends = [found.low, found.high]
             axes.plot(
-                [x, x],
-                [found.low, found.high],
-                color=colour,
-                linewidth=1.3,
-                alpha=0.5,
-                solid_capstyle="butt",
-                zorder=3,
+                [x, x], ends, color=colour, lw=1.3, alpha=0.5, solid_capstyle="butt", zorder=3
             )
-    axes.plot(
-        xs,
-        [found.value for found in estimates],
-        linestyle="",
-        color=colour,
-        markeredgewidth=1.5,
-        zorder=4,
-        **marks,
-    )
+    values = [found.value for found in estimates]
+    axes.plot(xs, values, ls="", color=colour, mew=1.5, zorder=4, **marks)
 
 
 def _draw_bounds(axes: Axes, results: RunResults) -> list[tuple[float, str, str]]:
@@ -167,7 +149,7 @@ def _draw_bounds(axes: Axes, results: RunResults) -> list[tuple[float, str, str]
     lines = [(bounds.non_adapting, _BOUNDS[0], "--")]
     lines += [] if last is None else [(last, _BOUNDS[1], ":")]
     for height, _, dashes in lines:
-        axes.axhline(height, color=Colour.ink, linewidth=1.3, linestyle=dashes, zorder=2)
+        axes.axhline(height, color=Colour.ink, lw=1.3, ls=dashes, zorder=2)
     return [(height, name, Colour.ink) for height, name, _ in lines]
 
 
@@ -175,19 +157,11 @@ def _draw_choice(axes: Axes, results: RunResults) -> None:
     """Mark the update whose checkpoint the final figures describe."""
     if results.chosen_update is None or not results.finished:
         return
-    axes.axvline(results.chosen_update, color=Colour.quiet, linewidth=1, alpha=0.6, zorder=1)
+    axes.axvline(results.chosen_update, color=Colour.quiet, lw=1, alpha=0.6, zorder=1)
     right = results.chosen_update > 0.7 * axes.get_xlim()[1]
     words, side = f"chosen: update {results.chosen_update}", "right" if right else "left"
-    shift = (-5 if right else 5, 0)
-    write_text(
-        axes,
-        words,
-        (results.chosen_update, 0.02),
-        shift,
-        ("data", "axes fraction"),
-        ha=side,
-        color=Colour.quiet,
-    )
+    at, shift = (results.chosen_update, 0.02), (-5 if right else 5, 0)
+    write_text(axes, words, at, shift, ("data", "axes fraction"), ha=side, color=Colour.quiet)
 
 
 def _draw_final(axes: Axes, results: RunResults) -> None:
@@ -223,20 +197,11 @@ def draw_legend(axes: Axes) -> None:
         for k, is_there in ((column, column < points), (points + column, column < bounds))
         if is_there
     ]
-    axes.legend(
-        [handles[k] for k in order],
-        [labels[k] for k in order],
-        loc="lower left",
-        bbox_to_anchor=(-0.025, 0.985),
-        ncols=columns,
-        frameon=False,
-        fontsize=9.5,
-        handlelength=1.7,
-        handletextpad=0.5,
-        columnspacing=1.4,
-        labelspacing=0.35,
-        labelcolor=Colour.ink,
-    )
+    spaces = {"handlelength": 1.7, "handletextpad": 0.5, "columnspacing": 1.4, "labelspacing": 0.35}
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.025, 0.985)}
+    look: dict[str, Any] = {"frameon": False, "fontsize": 9.5, "labelcolor": Colour.ink, **spaces}
+    texts = [labels[k] for k in order]
+    axes.legend([handles[k] for k in order], texts, ncols=columns, **place, **look)
 
 
 _MARKERS: dict[Stage, str] = {"before": "o", "after": "s", "emptied": "D"}
@@ -250,28 +215,18 @@ def _draw_stage(axes: Axes, stage: Stage, cell: Cell, measure: Measure) -> None:
     ]
     xs = [number + 0.2 * (STAGES.index(stage) - 1) for number, _ in found]
     colour = getattr(Colour, stage)
-    marks = {
-        "marker": _MARKERS[stage],
-        "markersize": 8,
-        "markerfacecolor": colour if stage == "after" else Colour.paper,
-    }
-    axes.plot(xs, [estimate.value for _, estimate in found], color=colour, linewidth=1, alpha=0.5)
+    marks = {"marker": _MARKERS[stage], "ms": 8}
+    marks["mfc"] = colour if stage == "after" else Colour.paper
+    axes.plot(xs, [estimate.value for _, estimate in found], color=colour, lw=1, alpha=0.5)
     _draw_points(
         axes, xs, [estimate for _, estimate in found], colour, label=TITLES[stage], **marks
     )
     if stage == "after":
         for x, (_, estimate) in zip(xs, found, strict=True):
             height = estimate.high if math.isfinite(estimate.high) else estimate.value
-            look = {
-                "fontsize": 10,
-                "fontweight": "bold",
-                "ha": "center",
-                "bbox": text_box(axes),
-                "zorder": 6,
-            }
-            write_text(
-                axes, show(estimate.value, measure), (x, height), (0, 4), color=colour, **look
-            )
+            box: dict[str, Any] = {"bbox": text_box(axes), "zorder": 6, "ha": "center"}
+            text, look = show(estimate.value, measure), {"fontsize": 10, "fontweight": "bold"}
+            write_text(axes, text, (x, height), (0, 4), color=colour, **look, **box)
 
 
 _BOUNDS = ("best without adapting", "best learner")
@@ -281,14 +236,7 @@ def _draw_final_bounds(axes: Axes, cell: Cell, measure: Measure) -> None:
     """The best score without adapting, and the best learner's score in every episode."""
     if measure.metric != "score" or cell.non_adapting is None:
         return
-    axes.axhline(
-        cell.non_adapting,
-        color=Colour.ink,
-        linewidth=1.3,
-        linestyle="--",
-        zorder=2,
-        label=_BOUNDS[0],
-    )
+    axes.axhline(cell.non_adapting, color=Colour.ink, lw=1.3, ls="--", zorder=2, label=_BOUNDS[0])
     known = [
         (figures.episode, figures.ceiling)
         for figures in cell.episodes
@@ -296,15 +244,8 @@ def _draw_final_bounds(axes: Axes, cell: Cell, measure: Measure) -> None:
     ]
     for k, (number, height) in enumerate(known):
         ends = [number - 0.4, number + 0.4]
-        axes.plot(
-            ends,
-            [height, height],
-            color=Colour.ink,
-            linewidth=1.8,
-            linestyle=":",
-            zorder=2,
-            label="" if k else _BOUNDS[1],
-        )
+        label = "" if k else _BOUNDS[1]
+        axes.plot(ends, [height] * 2, color=Colour.ink, lw=1.8, ls=":", zorder=2, label=label)
 
 
 def _estimate(cell: Cell, number: int, measure: Measure) -> Estimate | None:
@@ -344,8 +285,8 @@ def _draw_metrics(
     ):
         updates, values = results.series(name)
         if values:
-            axes.plot(updates, values, color=colour, linewidth=0.7, alpha=0.25)
-            axes.plot(updates, smooth(values), color=colour, linewidth=1.8)
+            axes.plot(updates, values, color=colour, lw=0.7, alpha=0.25)
+            axes.plot(updates, smooth(values), color=colour, lw=1.8)
             names.append((label, colour))
     if not names:
         show_empty(axes, "no update yet")

@@ -139,14 +139,8 @@ def write_text(
     **look: Any,
 ) -> Annotation:
     """Text at a place, moved by `shift` points."""
-    return axes.annotate(
-        text,
-        at,
-        xycoords=frame,
-        xytext=shift,
-        textcoords="offset points",
-        **{"fontsize": 9.5} | look,
-    )
+    look = {"fontsize": 9.5, "textcoords": "offset points", **look}
+    return axes.annotate(text, at, xycoords=frame, xytext=shift, **look)
 
 
 def separate(heights: Sequence[float], gap: float) -> list[float]:

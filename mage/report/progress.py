@@ -102,13 +102,8 @@ class TerminalCallback(Callback):
             done == total or time.monotonic() - self.printed_at > _EVERY
         ):
             self.printed_at = time.monotonic()
-            self.say(
-                " ".join(
-                    "; ".join(
-                        [f"update {done} of {total}{_time_left(ends)}", *self.display.lines]
-                    ).split()
-                )
-            )
+            first = f"update {done} of {total}{_time_left(ends)}"
+            self.say(" ".join("; ".join([first, *self.display.lines]).split()))
 
     def on_tasks_played(self, done: int, total: int, name: str) -> None:
         if self.panel is None:
@@ -147,14 +142,8 @@ class _Display(Progress):
     def __init__(self, console: Console) -> None:
         self.lines: list[str] = []
         count = TextColumn("{task.fields[unit]} {task.completed:.0f} of {task.total:.0f}")
-        super().__init__(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            count,
-            _Left(),
-            console=console,
-            transient=True,
-        )
+        columns = TextColumn("{task.description}"), BarColumn(), count, _Left()
+        super().__init__(*columns, console=console, transient=True)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)

@@ -5,6 +5,7 @@ A picture is narrow, so that a phone shows it whole and a wide screen shows seve
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -65,35 +66,14 @@ def _domain(panel: CurvePanel) -> str:
 
 def _draw_arm(axes: Axes, arm: ArmCurve, colour: str, aside: float) -> None:
     places = [k + aside for k in range(1, len(arm.values) + 1)]
-    axes.vlines(
-        places,
-        [one.low for one in arm.values],
-        [one.high for one in arm.values],
-        color=colour,
-        linewidth=0.8,
-        alpha=0.4,
-    )
-    axes.plot(
-        places,
-        [one.value for one in arm.values],
-        "-" if arm.trains else "--",
-        color=colour,
-        marker="o",
-        markersize=3,
-        linewidth=1.6,
-    )
+    lows, highs = [one.low for one in arm.values], [one.high for one in arm.values]
+    axes.vlines(places, lows, highs, color=colour, lw=0.8, alpha=0.4)
+    values, line = [one.value for one in arm.values], "-" if arm.trains else "--"
+    axes.plot(places, values, line, color=colour, marker="o", ms=3, lw=1.6)
     if arm.paper:
         episodes, rates = zip(*arm.paper, strict=True)
-        axes.plot(
-            episodes,
-            rates,
-            "D",
-            color=colour,
-            markersize=7,
-            markerfacecolor="white",
-            markeredgewidth=1.6,
-            clip_on=False,
-        )
+        look: dict[str, Any] = {"ms": 7, "mfc": "white", "mew": 1.6, "clip_on": False}
+        axes.plot(episodes, rates, "D", color=colour, **look)
 
 
 def draw_choices(choices: WorldChoices) -> list[str]:
@@ -117,12 +97,10 @@ def _draw_choices(
         sizes = np.round(2 * _LARGEST * np.sqrt(arm.frequencies / largest)) / 2
         for size in sorted(set(sizes[sizes > 0].tolist())):
             places, episode = np.nonzero(sizes == size)
-            axes.plot(
-                episode + 1, places + 1, "o", color=colour, markersize=size, mew=0, alpha=0.85
-            )
+            axes.plot(episode + 1, places + 1, "o", color=colour, ms=size, mew=0, alpha=0.85)
         for row in range(1, count):
             if rows[row][0] != rows[row - 1][0]:
-                axes.axhline(row + 0.5, color=Colour.grid, linewidth=0.8, zorder=0)
+                axes.axhline(row + 0.5, color=Colour.grid, lw=0.8, zorder=0)
         axes.grid(visible=False)
         number_episodes(axes, episodes)
         axes.set_ylim(count + 0.8, 0.2)

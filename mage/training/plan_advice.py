@@ -141,14 +141,9 @@ def explain_misfit(plan: MemoryPlan) -> str:
     ways = [f"  {one}" for one in advice(plan)]
     told = ["What would make it fit:", *ways] if ways else ["No change that was tried fits."]
     learns = plan.fixed.learns
-    return "\n".join(
-        [
-            f"{'the run' if learns else 'the agent'} needs {needed:.1f} GB of GPU memory, but "
-            f"{there:.1f} GB can be used. {told[0]}",
-            *told[1:],
-            *(["`mage plan` shows every part."] if learns else []),
-        ]
-    )
+    first = f"{'the run' if learns else 'the agent'} needs {needed:.1f} GB of GPU memory, but"
+    more = ["`mage plan` shows every part."] if learns else []
+    return "\n".join([f"{first} {there:.1f} GB can be used. {told[0]}", *told[1:], *more])
 
 
 def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:

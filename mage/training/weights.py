@@ -6,12 +6,10 @@ from pathlib import Path
 
 from mage.config.recipe import Recipe
 from mage.learn import checkpoint
-from mage.learn.adapters import Adapters
+from mage.learn.adapters import save_trained
 from mage.learn.learner import Learner
 from mage.learn.trainable import Trainable
-from mage.models.adapters import save_adapters
 from mage.models.base import adapter_folder, base_folder, base_name, model_folder
-from mage.models.saving import save_model
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components, fit_to_gpu
 from mage.training.resume import check_base
@@ -49,16 +47,8 @@ def load_weights(folder: RunFolder, recipe: Recipe, which: str, say: Say) -> Loa
 
 def save_weights(loaded: Loaded, recipe: Recipe, target: Path) -> None:
     """Write a whole model, or the adapters alone, into a folder."""
-    if not isinstance(loaded.trainable, Adapters):
-        save_model(loaded.components.weights(), base_folder(recipe), target)
-        return
-    save_adapters(
-        target,
-        loaded.trainable.masters,
-        rank=loaded.trainable.rank,
-        alpha=loaded.trainable.alpha,
-        base=base_name(model_folder(recipe), recipe.model.path),
-    )
+    base = base_name(model_folder(recipe), recipe.model.path)
+    save_trained(loaded.trainable, base_folder(recipe), base, target)
 
 
 def _find_checkpoint(folder: RunFolder, which: str) -> Path:
@@ -76,15 +66,8 @@ def _find_checkpoint(folder: RunFolder, which: str) -> Path:
         )
     found = checkpoint.latest(folder.checkpoints, weights_only=True)
     if found.broken:
-        raise RunError(
-            "\n".join(
-                [
-                    *found.broken,
-                    "Choose another one with --checkpoint. Saved updates: "
-                    + ", ".join(map(str, there)),
-                ]
-            )
-        )
+        saved = f"Saved updates: {', '.join(map(str, there))}"
+        raise RunError("\n".join([*found.broken, f"Choose another one with --checkpoint. {saved}"]))
     if found.path is None:
         raise RunError(f"{folder.path} has no checkpoint yet. Train it first.")
     return found.path

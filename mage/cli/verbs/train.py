@@ -81,15 +81,8 @@ def _open_to_resume(path: Path) -> RunFolder:
         rest = "the run restarts from its first update"
         if found.path:
             rest = f"the run continues from {found.path.name}"
-        raise UsageError(
-            "\n".join(
-                [
-                    *found.broken,
-                    "Nothing was changed. Move the broken checkpoints out of "
-                    f"{folder.checkpoints}; then {rest}.",
-                ]
-            )
-        )
+        moved = f"Move the broken checkpoints out of {folder.checkpoints}; then {rest}."
+        raise UsageError("\n".join([*found.broken, f"Nothing was changed. {moved}"]))
     return RunFolder.open_whole(path)
 
 

@@ -45,14 +45,8 @@ def warmup(
         )
     chosen = load_recipe(name, overrides)
     found = _warm_up(chosen, target)
-    command = " ".join(
-        [
-            "mage train",
-            name,
-            *(word for word in overrides if not word.startswith(("--model.", "--warmup."))),
-            f"--model.path={target}",
-        ]
-    )
+    kept = [word for word in overrides if not word.startswith(("--model.", "--warmup."))]
+    command = " ".join(["mage train", name, *kept, f"--model.path={target}"])
     made = {"model": str(target), "train": command} if chosen.warmup.steps else {}
     if as_json:
         print_json({**made, **found.to_json()})

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
 from mage.config.warmup_options import WarmupOptions
-from mage.learn.adapters import Adapters
+from mage.learn.adapters import save_trained
 from mage.learn.imitate.batches import (
     Writer,
     expert_batches,
@@ -34,9 +34,7 @@ from mage.learn.imitate.skill import Skill, blind_share, measure, uniform_entrop
 from mage.learn.imitate.supervised import imitate
 from mage.learn.pack.packer import best_layout, check_packable, short_layout
 from mage.learn.trainable import Trainable
-from mage.models.adapters import save_adapters
 from mage.models.base import atomic_folder
-from mage.models.saving import save_model
 from mage.play import PlaySetup
 from mage.run_folder.files import write_checksums
 from mage.seeds import derive
@@ -192,11 +190,6 @@ def save_warm(
     `base` as the name of their model.
     """
     with atomic_folder(target) as partial:
-        if isinstance(trainable, Adapters):
-            save_adapters(
-                partial, trainable.masters, rank=trainable.rank, alpha=trainable.alpha, base=base
-            )
-        else:
-            save_model(trainable.model, source, partial)
+        save_trained(trainable, source, base, partial)
         (partial / "warmup.json").write_text(json.dumps(record, indent=1) + "\n")
         write_checksums(partial)
