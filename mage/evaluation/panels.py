@@ -59,13 +59,7 @@ def make_panel(
     if name == "final" and (fixed := environment.fixed_deals(size)) is not None:
         return _fixed_panel(environment, population.pool(split), split, fixed, places, source)
     tasks = [
-        Task(
-            environment=environment.name,
-            seed=source.take(deals),
-            seat=seat,
-            opponent=opponent,
-            split=split,
-        )
+        Task(environment.name, source.take(deals), seat, opponent, split)
         for seat, count in zip(places, _halves(size, len(places)), strict=True)
         for opponent, block in _blocks(environment, population, split, count, source).items()
         for deals in _deals(

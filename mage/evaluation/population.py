@@ -66,18 +66,12 @@ class PopulationResult:
 
 def make_matches(environment: Environment, population: str, matches: int) -> list[Task]:
     """The tasks of all matches; the agent changes its seat from match to match."""
-    names = members(population)
+    names, seats = members(population), environment.seats
     for name in names:
         if not find(name).plays(environment):
             raise UserError(f"{name} does not play {environment.name}")
     return [
-        Task(
-            environment=environment.name,
-            seed=derive("population", name, number),
-            seat=number % environment.seats,
-            opponent=name,
-            split="test",
-        )
+        Task(environment.name, derive("population", name, number), number % seats, name, "test")
         for number in range(matches)
         for name in names
     ]

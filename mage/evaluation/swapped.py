@@ -9,6 +9,7 @@ later episode is announced, keeps it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mage.config.errors import UserError
 from mage.environments.base import Environment
@@ -42,17 +43,9 @@ def evaluate_swapped(
     if not any(text for texts in kept.values() for text in texts):
         raise UserError("the memory stayed empty in all tasks, so nothing can be swapped")
     shown = {group: kept[group - group % count + others[group % count]] for group in kept}
-    swapped = replace(setup, shown=shown)
-    return evaluate_panel(
-        swapped,
-        population,
-        tasks,
-        panel,
-        plays=plays,
-        with_ceilings=with_ceilings,
-        on_played=on_played,
-        transcripts=0,
-    )[0]
+    setup = replace(setup, shown=shown)
+    how: dict[str, Any] = {"plays": plays, "with_ceilings": with_ceilings, "on_played": on_played}
+    return evaluate_panel(setup, population, tasks, panel, transcripts=0, **how)[0]
 
 
 def partners(environment: Environment, tasks: Sequence[Task]) -> list[int]:

@@ -12,7 +12,7 @@ nothing. Notes live within one meta-episode.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -90,17 +90,7 @@ class AMemNotebook(Notebook):
         self.notes: dict[int, Note] = {}  # by number, oldest first
 
     async def add(self, entry: Entry, ask: Ask) -> None:
-        note = read_description(
-            entry,
-            await ask(
-                _DESCRIBE.format(
-                    opening=entry.opening,
-                    number=entry.number,
-                    recap=entry.recap,
-                    reflection=entry.reflection,
-                )
-            ),
-        )
+        note = read_description(entry, await ask(_DESCRIBE.format(**asdict(entry))))
         near = self._nearest(note.vector(self.options.embedding))[: self.options.links]
         if near:
             await self._revise(note, near, ask)

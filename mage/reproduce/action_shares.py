@@ -65,19 +65,12 @@ def read_choices(metas: dict[str, list[MetaEpisode]]) -> WorldChoices | None:
     }
     rows = _choose_rows(sum(totals.values(), start=Counter()))
     episodes = 1 + max(episode for total in totals.values() for episode, _, _ in total)
-    return WorldChoices(
-        rows,
-        tuple(
-            ArmChoices(
-                label,
-                len(metas[label]),
-                shares(total, rows, episodes),
-                frequencies(total, rows, episodes),
-                measure_habits(metas[label], total, episodes),
-            )
-            for label, total in totals.items()
-        ),
-    )
+    arms = []
+    for label, total in totals.items():
+        of_state, of_all = shares(total, rows, episodes), frequencies(total, rows, episodes)
+        habits = measure_habits(metas[label], total, episodes)
+        arms.append(ArmChoices(label, len(metas[label]), of_state, of_all, habits))
+    return WorldChoices(rows, tuple(arms))
 
 
 def stored_metas(plan: Plan, world: str, split: Split, runs: Path) -> dict[str, list[MetaEpisode]]:

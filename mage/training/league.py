@@ -109,16 +109,12 @@ class LeagueTable:
         drawn = draw_copies(self.copies, self.league.hardness, self.league.at_once, rng)
         names = [self.league.copy_name(one.update) for one in drawn]
         rivals = dict(zip(names, self._seat(drawn), strict=True))
-        dealt = [
-            [
-                replace(task, opponent=names[group % len(names)])
-                if task.opponent == self.name
-                else task
-                for task in row
-            ]
-            for group, row in enumerate(tasks_PG)
-        ]
-        return dealt, rivals
+
+        def deal(task: Task, group: int) -> Task:
+            is_ours = task.opponent == self.name
+            return replace(task, opponent=names[group % len(names)]) if is_ours else task
+
+        return [[deal(one, group) for one in row] for group, row in enumerate(tasks_PG)], rivals
 
     def _seat(self, drawn: Sequence[Copy]) -> list[Opponent]:
         """Load the copies into players, one each; missing players are made."""

@@ -251,19 +251,11 @@ def panel_rows(folder: RunFolder, name: str) -> tuple[TaskRow, ...]:
 
 def panel_tasks(folder: RunFolder, name: str) -> Json:
     """The plays of a final panel with the score and outcome of every episode."""
-    return {
-        "name": name,
-        "tasks": [
-            [
-                row.task.opponent,
-                row.task.seat,
-                row.scores,
-                [one[0] for one in row.outcomes],
-                row.member,
-            ]
-            for row in panel_rows(folder, name)
-        ],
-    }
+    tasks = []
+    for row in panel_rows(folder, name):
+        outcomes = [one[0] for one in row.outcomes]
+        tasks.append([row.task.opponent, row.task.seat, row.scores, outcomes, row.member])
+    return {"name": name, "tasks": tasks}
 
 
 def panel_kinds(folder: RunFolder, name: str) -> Json:

@@ -74,10 +74,7 @@ def _print_table(found: Sequence[tuple[int, Sequence[RowCredit]]]) -> None:
     parts = _own_parts(found[0][1])
     rows = [
         (
-            str(line),
-            str(row.where.group),
-            str(row.where.member),
-            str(row.where.episode + 1),
+            *map(str, (line, row.where.group, row.where.member, row.where.episode + 1)),
             "reflection" if row.where.index < 0 else str(row.where.index + 1),
             *(f"{getattr(row, name):.4f}" for name in FIGURES),
             *(f"{row.parts[name]:.4f}" for name in parts),

@@ -321,22 +321,14 @@ def _play(
 
     recipe = candidate.components.recipe
     count = (size or recipe.panel_size(panel)) * recipe.plays_of(panel)
-    with console(stderr=True).status(
-        f"{candidate.title}: playing {count:,} meta-episodes"
-    ) as status:
+    title, notes, swapped = candidate.title, _notes(memory), memory == "swapped"
+    with console(stderr=True).status(f"{title}: playing {count:,} meta-episodes") as status:
 
-        def show_progress(done: int) -> None:
-            status.update(f"{candidate.title}: meta-episode {done:,} of {count:,}")
+        def show(done: int) -> None:
+            status.update(f"{title}: meta-episode {done:,} of {count:,}")
 
         return play_panel(
-            candidate,
-            split,
-            panel,
-            size,
-            _notes(memory),
-            show_progress,
-            swapped=memory == "swapped",
-            writer=writer,
+            candidate, split, panel, size, notes, show, swapped=swapped, writer=writer
         )
 
 

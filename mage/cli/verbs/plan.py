@@ -70,16 +70,10 @@ def plan(
     chosen = load_recipe(recipe, overrides)
     stages = chosen.in_stages() or {"": chosen}
     named = {name: model or stage.model.path for name, stage in stages.items()}
-    found = {
-        name: plan_memory(
-            stage,
-            find_shape(named[name]),
-            gpu_memory * GB,
-            half_precision=stage.model.dtype != "float32",
-            ranks=gpus,
-        )
-        for name, stage in stages.items()
-    }
+    found = {}
+    for name, stage in stages.items():
+        shape, half = find_shape(named[name]), stage.model.dtype != "float32"
+        found[name] = plan_memory(stage, shape, gpu_memory * GB, half_precision=half, ranks=gpus)
     fits = all(one.fits for one in found.values())
     if as_json:
         figures = {name: _figures(one, gpu_memory) for name, one in found.items()}
