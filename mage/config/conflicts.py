@@ -3,6 +3,7 @@
 An option without effect is an error if the user gave it. It is left out when a recipe is written.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -248,16 +249,12 @@ def _check_games(recipe: Options, games: list[Any], origin: Origin) -> list[str]
     pools = {"train": recipe.opponents.train}
     if "ood" in recipe.evaluate.splits:
         pools["ood"] = recipe.opponents.ood
-    return [
-        origin.mistake(
-            f"opponents.{split}",
-            pool,
-            f"none of them plays {game.name}; opponents for {game.name}: {_fitting(game)}",
-        )
-        for split, pool in pools.items()
-        for game in games
-        if not any(_opponent(name).plays(game) for name in pool)
-    ]
+    messages = []
+    for (split, pool), game in itertools.product(pools.items(), games):
+        if not any(_opponent(name).plays(game) for name in pool):
+            fault = f"none of them plays {game.name}; opponents for {game.name}: {_fitting(game)}"
+            messages.append(origin.mistake(f"opponents.{split}", pool, fault))
+    return messages
 
 
 def _names(games: list[Any]) -> str:

@@ -159,17 +159,24 @@ def read_rows(folder: RunFolder, name: str) -> tuple[TaskRow, ...] | None:
     return read_tasks(path) if path.is_file() else None
 
 
-def read_run_results(folder: RunFolder) -> RunResults:
-    folder.check_evaluations()
+def read_run_results(folder: RunFolder, *, brief: bool = False) -> RunResults:
+    """The results of a run. `brief`: only what a list of runs shows, with the newest evaluations.
+
+    Then metrics are those with warnings and the last ones.
+    """
+    if not brief:
+        folder.check_evaluations()
     names = folder.evaluation_names()
-    finals = {(stage, split): f"{stage}_{split}" for split in SPLITS for stage in STAGES}
+    keys = [(stage, split) for split in SPLITS for stage in STAGES]
+    finals = {key: "_".join(key) for key in keys if not brief or key == ("after", "test")}
     selections = sorted(
         (int(match[1]), name) for name in names if (match := _SELECT.fullmatch(name))
     )
+    selections = selections[-1:] if brief else selections
     cells = tuple((update, read_evaluation(folder, name).overall) for update, name in selections)
     summary = folder.read_summary() if (folder.path / "summary.json").is_file() else None
-    metrics = tuple(folder.metrics())
-    if summary is not None and len(metrics) != summary.get("updates", len(metrics)):
+    metrics = tuple(folder.brief_metrics() if brief else folder.metrics())
+    if summary is not None and not brief and len(metrics) != summary.get("updates", len(metrics)):
         raise RunError(
             f"{folder.path / 'metrics.sha256'} is damaged: {len(metrics)} updates have checksums, "
             f"the summary counts {summary['updates']}"
@@ -184,7 +191,7 @@ def read_run_results(folder: RunFolder) -> RunResults:
         chosen_update=_chosen(cells) if summary is None else int(summary["chosen_update"]),
         finished=summary is not None,
         seconds=float(sum(record["total"] for record in folder.timing())),
-        versions=folder.read_versions(),
+        versions={} if brief else folder.read_versions(),
     )
 
 

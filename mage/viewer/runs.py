@@ -1,7 +1,6 @@
 """Runs as JSON for the page: one row of the run list, one run with curves, panels and recipe."""
 
 import math
-import re
 import time
 from dataclasses import asdict
 from functools import lru_cache
@@ -19,7 +18,6 @@ from mage.report.run_results import (
     STAGES,
     RunResults,
     Stage,
-    read_evaluation,
     read_rows,
     read_run_results,
     title_of,
@@ -40,30 +38,9 @@ def list_run(id: str, path: Path) -> Json:
     """A row of the run list; a damaged run is a row with its error."""
     try:
         with reading(path):
-            return {"id": id, **_row(_read_brief(RunFolder.open(path)))}
+            return {"id": id, **_row(read_run_results(RunFolder.open(path), brief=True))}
     except (UserError, OSError) as error:
         return {"id": id, "title": path.name, "state": "damaged", "error": str(error)}
-
-
-def _read_brief(folder: RunFolder) -> RunResults:
-    """The results that the run list shows: only the newest evaluations are read."""
-    names = folder.evaluation_names()
-    selects = [name for name in names if re.fullmatch(r"select_\d+", name)][-1:]
-    summary = folder.read_summary() if (folder.path / "summary.json").is_file() else None
-    after: tuple[Stage, Split] = ("after", "test")
-    return RunResults(
-        folder=folder,
-        metrics=tuple(folder.brief_metrics()),
-        selections=tuple(
-            (int(name.removeprefix("select_")), read_evaluation(folder, name).overall)
-            for name in selects
-        ),
-        finals={after: read_evaluation(folder, "after_test")} if "after_test" in names else {},
-        chosen_update=None if summary is None else int(summary["chosen_update"]),
-        finished=summary is not None,
-        seconds=float(sum(record["total"] for record in folder.timing())),
-        versions={},
-    )
 
 
 def _row(results: RunResults) -> Json:

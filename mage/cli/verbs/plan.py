@@ -17,18 +17,10 @@ from mage.training.plan_advice import advice
 from mage.training.speed_estimates import learned_tokens, played_tokens
 
 verbs = typer.Typer()
-PHASES = {
-    "weights": "play, learn",
-    "masters": "play, learn",
-    "optimizer": "play, learn",
-    "KL reference": "play, learn",
-    "gradients": "learn",
-    "activations": "learn",
-    "engine": "play",
-    "key/value pool": "play",
-    "sampler": "play, learn",
-    "league copies": "play, learn",
-    "opponent models": "play, learn",
+# The parts that only one phase needs.
+_ONE_PHASE = {
+    **{"gradients": "learn", "activations": "learn"},
+    **{"engine": "play", "key/value pool": "play"},
 }
 
 
@@ -107,7 +99,8 @@ def _figures(plan: MemoryPlan, memory: float) -> dict[str, Any]:
 
 
 def _print(plan: MemoryPlan, memory: float, model: str, stage: str) -> None:
-    rows = [[name, f"{size:.1f}", PHASES[name]] for name, size in plan.parts().items()]
+    parts = plan.parts().items()
+    rows = [[name, f"{size:.1f}", _ONE_PHASE.get(name, "play, learn")] for name, size in parts]
     phases = {"play": plan.playing_bytes, "learn": plan.learning_bytes}
     rows += [[phase, f"{size / GB:.1f}", ""] for phase, size in phases.items()]
     ranks, ways = plan.request.ranks, advice(plan)
