@@ -155,6 +155,11 @@ def compare_kernels(kernels: ModuleType, device: str) -> None:
             whose = torch.arange(count, device=device) + 4 * (shared[1] > 0)
             given = draw(count, heads, size), keys, values, whose, filled, shared, scaling, scales
             _close(kernels.attend_decode(*given), reference_ops.attend_decode(*given))
+            drafted = draw(count * 4, heads, size), *given[1:]
+            _close(
+                kernels.attend_decode(*drafted, width=4),
+                reference_ops.attend_decode(*drafted, width=4),
+            )
         given_blocks = (draw(40, heads, size), keys, values, blocks, scaling, scales)
         _close(kernels.attend_blocks(*given_blocks), reference_ops.attend_blocks(*given_blocks))
 

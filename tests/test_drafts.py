@@ -1,24 +1,343 @@
-"""The count of steps with drafts: every token of a reply is made once, by a draft or by a step."""
+"""Drafts (engines.drafts) change the number of steps and no reply, in both loops of the engine.
 
-from hypothesis import given
+In float32 on a CPU. tests/test_gpu.py has the same for the kernels; TRITON_INTERPRET=1 runs them
+here, where Triton is installed.
+"""
+
+import os
+import random
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import int8_toys
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from test_engine_local import (  # noqa: F401
+    END,
+    VOCABULARY,
+    answer,
+    chat,
+    llama,
+    make_prompts,
+    successor_llama,
+)
+from transformers import LlamaForCausalLM
 
-from benchmarks.drafts import DRAFT, count_steps, propose
+from mage.agent.chat import Chat
+from mage.config.errors import UserError
+from mage.config.loading import load_recipe
+from mage.engines.drafts import LONGEST, RECENT, Recent, propose
+from mage.engines.gpu import reference_ops
+from mage.engines.gpu.state import DeviceState
+from mage.engines.local import LocalEngine
+from mage.play import play_groups
+from mage.training.build import build_components
+from mage.training.tasks import draw_tasks
+from mage.types import Completion, Request
 
-TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=30).map(tuple)
+pytestmark = pytest.mark.timeout(3600)
+LOOPS = pytest.mark.parametrize("ahead", [False, True], ids=["step by step", "one step ahead"])
 
 
-def test_a_copy_of_the_prompt_is_drafted_after_two_tokens() -> None:
-    assert propose((5, 6, 7, 8, 5, 6), 3) == (7, 8, 5)
-    assert propose((5, 6, 7), 3) == ()
-    assert count_steps((5, 6, 7, 8, 9), (5, 6, 7, 8, 9)) == (3, 5, 3)
+def guess(text: list[int], recent: list[int], most: int = 3) -> list[int]:
+    """`propose` for one text with something unused behind it."""
+    row, others = torch.tensor([[*text, 7, 7]]), torch.tensor(recent or [-1])
+    return propose(row, torch.tensor([len(text) - 1]), others, most)[0].tolist()
 
 
-@given(TEXT, TEXT)
-def test_steps_and_accepted_tokens_make_the_reply(
-    prompt: tuple[int, ...], reply: tuple[int, ...]
+def test_a_draft_continues_the_longest_match_and_then_the_newest() -> None:
+    assert guess([5, 6, 7, 8, 5, 6], []) == [7, 8, 5]
+    assert guess([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], []) == [9, 2, 3], "three tokens before two"
+    assert guess([2, 3, 9, 4, 2, 3, 8, 4, 2, 3], []) == [8, 4, 2], "the newer of two"
+    assert guess([1, 2, 1, 2], [], 5) == [1, 2, 1, 2, 1], "a repetition goes on"
+    assert guess([1, 2, 3], []) == [0, 0, 0]
+    assert guess([1, 2, 3], [5, 2, 3, 4, 6, 9]) == [4, 6, 9]
+    assert guess([2, 9, 1, 2], [1, 2, 4, 6, 8]) == [4, 6, 8], "a longer match elsewhere"
+    assert guess([1, 2, 9, 1, 2], [1, 2, 4, 6, 8]) == [9, 1, 2], "its own text before others"
+    assert guess([1, 2, 3], [5, 2, 3]) == [3, 3, 3], "behind the last reply is nothing"
+
+
+def slow_guess(text: list[int], recent: list[int], most: int) -> list[int]:
+    """The rule once more, with loops."""
+    for size in range(min(LONGEST, len(text)), 0, -1):
+        for source, last in ((text, len(text) - 1), (recent, len(recent))):
+            for end in range(last, size - 1, -1):
+                if source[end - size : end] == text[-size:]:
+                    known = source + ([] if source is text else [source[-1]] * most)
+                    while len(known) < end + most:
+                        known = known + [known[len(known) - (len(text) - end)]]
+                    return known[end : end + most]
+    return [0] * most
+
+
+TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=20)
+
+
+@given(TEXT, st.lists(st.integers(0, 3), max_size=20), st.integers(1, 6))
+def test_drafts_follow_the_rule(text: list[int], recent: list[int], most: int) -> None:
+    assert guess(text, recent, most) == slow_guess(text, recent, most)
+
+
+def test_recent_replies_start_again_when_their_room_is_full() -> None:
+    recent = Recent(torch.device("cpu"))
+    recent.add(np.arange(RECENT - 2))
+    recent.add(np.array([70, 71, 72]))
+    assert recent.tokens[:4].tolist() == [70, 71, 72, 3]
+    recent.add(np.arange(RECENT + 5))
+    assert (int(recent.tokens[0]), recent.end) == (5, RECENT)
+    recent.clear()
+    assert set(recent.tokens.tolist()) == {-1}
+
+
+def check_equal(one: list[Completion], other: list[Completion], tolerance: float = 1e-4) -> None:
+    for left, right in zip(one, other, strict=True):
+        assert (left.token_ids, left.text, left.finish, left.policy_version) == (
+            right.token_ids,
+            right.text,
+            right.finish,
+            right.policy_version,
+        )
+        assert left.logprobs == pytest.approx(right.logprobs, abs=tolerance)
+
+
+def both(model: Any, chat: Chat, requests: list[Request], drafts: int, **options: Any) -> Any:  # noqa: F811
+    """Replies without and with drafts are equal; returns both engines."""
+    options = {"slots": 16, "context": 256} | options
+    engines = [LocalEngine(model, chat, drafts=number, **options) for number in (0, drafts)]
+    check_equal(*(answer(engine, requests) for engine in engines))
+    assert engines[0].stats.drafted_tokens == 0
+    return engines
+
+
+@LOOPS
+@pytest.mark.parametrize("drafts", [1, 3, 7])
+def test_a_repeated_text_takes_few_steps(drafts: int, ahead: bool, chat: Chat) -> None:  # noqa: F811
+    model = successor_llama(chat, "bé<ad> ")
+    requests = [Request(chat.encode("x" * number + " bé"), 40, number, 0.0) for number in range(4)]
+    plain, drafted = both(model, chat, requests, drafts, run_ahead=ahead)
+    assert plain.stats.generated_tokens == drafted.stats.generated_tokens == 160
+    assert drafted.stats.accepted_tokens > 0.6 * 160 * drafts / (1 + drafts)
+    assert drafted.stats.steps < plain.stats.steps * (0.8 if drafts == 1 else 0.5)
+
+
+@LOOPS
+def test_sampled_replies_with_stop_texts_limits_and_truncation_are_equal(
+    ahead: bool,
+    chat: Chat,  # noqa: F811
 ) -> None:
-    steps, drafted, accepted = count_steps(prompt, reply)
-    # The last step may end with an accepted token, after which the reply needs no other.
-    assert steps + accepted in (len(reply), len(reply) + 1)
-    assert accepted <= drafted <= steps * DRAFT
+    """A model that continues its text with a probability of about 70 %."""
+    model = successor_llama(chat, "bé<ad> ok<|im_end|>")
+    rng = random.Random(0)
+    requests = [
+        Request(
+            tuple(chat.encode("<ad> bé<" * rng.randrange(4) + "ok"[: rng.randrange(1, 3)])),
+            1 + number % 30,
+            number,
+            temperature=(1.0, 1.5, 2.0, 0.0)[number % 4],
+            top_p=(1.0, 0.9)[number % 5 == 0],
+            top_k=(0, 7)[number % 7 == 0],
+            stop=((), ("d>",), ("> b", "zz"))[number % 3],
+        )
+        for number in range(60)
+    ]
+    for options in ({}, {"slots": 3}, {"max_batch_tokens": 20}, {"prefix_cache": False}):
+        _, drafted = both(model, chat, requests, 4, run_ahead=ahead, **options)
+        assert 0 < drafted.stats.accepted_tokens < drafted.stats.drafted_tokens
+    finishes = {reply.finish for reply in answer(drafted, requests)}
+    assert finishes == {"stop", "eos", "length"}
+
+
+@LOOPS
+def test_replies_that_fill_the_context_are_equal(ahead: bool, chat: Chat) -> None:  # noqa: F811
+    model = successor_llama(chat, "bé<ad> ")
+    requests = [
+        Request(chat.encode(" bé<ad>" * 3)[:length], 99, length, temperature)
+        for length in range(1, 24)
+        for temperature in (0.0, 1.5)
+    ]
+    for drafts in (2, 9):
+        both(model, chat, requests, drafts, run_ahead=ahead, context=24)
+        both(model, chat, requests, drafts, run_ahead=ahead, context=24, slots=2)
+
+
+@LOOPS
+@pytest.mark.parametrize("adapter", [False, True], ids=["plain", "adapter module"])
+def test_growing_conversations_over_refreshes_are_equal(
+    adapter: bool,
+    ahead: bool,
+    llama: LlamaForCausalLM,  # noqa: F811
+    chat: Chat,  # noqa: F811
+) -> None:
+    """Random weights; prompts repeat, so that slots are continued and copied."""
+    model: Any = llama
+    if adapter:
+        model = get_peft_model(
+            successor_llama(chat, "bé<ad> "), LoraConfig(target_modules=["q_proj"])
+        )
+    engines = [
+        LocalEngine(model, chat, slots=6, context=256, run_ahead=ahead, drafts=drafts)
+        for drafts in (0, 3)
+    ]
+    prompts = [(*ids, *ids)[:90] for ids in make_prompts(12)]
+    for turn in range(4):
+        requests = [
+            Request(prompt, 12, 50 * turn + number, 0.5 * (number % 3))
+            for number, prompt in enumerate(prompts)
+        ]
+        replies = [answer(engine, requests) for engine in engines]
+        check_equal(*replies)
+        prompts = [
+            (*prompt, *reply.token_ids, *prompt[:5])
+            for prompt, reply in zip(prompts, replies[0], strict=True)
+        ]
+        if turn == 1:
+            for engine in engines:
+                engine.release()
+                engine.refresh(1)
+    assert engines[1].stats.reused_tokens > 0
+    assert engines[1].stats.accepted_tokens > 0
+
+
+@LOOPS
+def test_open_sequences_with_drafts_continue_after_a_refresh(ahead: bool, chat: Chat) -> None:  # noqa: F811
+    model = successor_llama(chat, "bé<ad> ")
+    requests = [Request(chat.encode(" bé<ad> "), 30, seed, 1.5) for seed in range(4)]
+    replies = []
+    for drafts in (0, 3):
+        engine = LocalEngine(model, chat, slots=8, context=64, run_ahead=ahead, drafts=drafts)
+        found: dict[Request, Completion] = {}
+        for request in requests:
+            engine.submit(request)
+        for _ in range(3):
+            found.update(engine.step())
+        engine.refresh(0)
+        while len(found) < len(requests):
+            found.update(engine.step())
+        replies.append([found[request] for request in requests])
+    check_equal(*replies)
+
+
+def compare_kernels(kernels: ModuleType, device: str) -> None:
+    """Kernels draft, accept, sample and attend as the plain versions do."""
+    torch.manual_seed(0)
+
+    def whole(*numbers: int) -> torch.Tensor:
+        return torch.tensor(numbers, device=device)
+
+    slots, spare, context, vocabulary = whole(0, 1, 2, 3, 4, 5, 6), 6, 1500, 300
+    tokens = torch.randint(0, 3, (7, context), device=device)
+    tokens[2] = torch.randint(5, 9, (context,), device=device)
+    recent = torch.full((2000,), -1, device=device)
+    recent[:1200] = torch.randint(3, 9, (1200,), device=device)
+    for width in (2, 6):
+        found = []
+        for side in (kernels, reference_ops):
+            state = DeviceState.make(6, torch.device(device))
+            state.filled.copy_(whole(0, 2, 1100, 1030, context - 3, context - 1, 0))
+            state.token.copy_(whole(1, 2, 6, 2, 0, 1, 0))
+            state.seed.copy_(torch.arange(7) * 7919 - 9)
+            state.temperature[1] = 0
+            ids, owners, positions = side.draft(slots, state, tokens, recent, width)
+            assert owners.view(7, width)[:, 0].tolist() == slots.tolist()
+            assert int(positions.max()) == context - 1
+            logits = torch.randn(7 * width, vocabulary, generator=torch.Generator().manual_seed(1))
+            # The draft is likely, so that some of it is right.
+            bonus = 5 * torch.nn.functional.one_hot(ids.roll(-1), vocabulary)
+            logits = logits.to(device) + bonus
+            answers = torch.zeros(2, 7 * width, dtype=torch.int32, device=device)
+            side.choose(logits, slots, state, answers, True, width)
+            before = answers[0].clone()
+            side.accept(ids, slots, state, context, answers, width)
+            found.append(
+                (ids, owners, positions, before, answers[0], state.token, state.filled, state.index)
+            )
+        for one, other in zip(*found, strict=True):
+            assert one.tolist() == other.tolist()
+        kept = (answers[0] >= 0).view(7, width).sum(1)
+        assert kept[4].item() <= 2 and kept[5].item() == 1, "the context is full"
+        assert 7 < kept.sum() < 7 * width
+        assert (
+            state.filled[:6].tolist()
+            == (whole(0, 2, 1100, 1030, context - 3, context - 1) + kept[:6]).tolist()
+        )
+        assert state.filled[spare] == 0
+        for heads, kv_heads, size in ((9, 3, 64), (4, 2, 16)):
+            keys, values = torch.randn(2, 7, 200, kv_heads, size, device=device)
+            filled = whole(0, 5, 64, 126, 150, 199, 0)
+            for count, shared in ((7, whole(0, 0)), (180, whole(0, 0)), (2, whole(4, 128))):
+                whose = torch.randint(4 if shared[1] else 0, 6, (count,), device=device)
+                query = torch.randn(count * width, heads, size, device=device)
+                given = (query, keys, values, whose, filled, shared, size**-0.5)
+                torch.testing.assert_close(
+                    kernels.attend_decode(*given, width=width),
+                    reference_ops.attend_decode(*given, width=width),
+                    atol=2e-5,
+                    rtol=2e-5,
+                )
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
+def test_interpreted_kernels_compute_what_the_plain_versions_do() -> None:
+    pytest.importorskip("triton")
+    compare_kernels(import_module("mage.engines.gpu.kernels"), "cpu")
+
+
+def test_keys_in_8_bits_take_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    int8_toys.allow_small_models(monkeypatch)
+    model = int8_toys.make_model("qwen2", "cpu", torch.float32)
+    requests = [
+        Request((*request.prompt_ids, *request.prompt_ids[:20]), 12, request.seed, 0.3)
+        for request in int8_toys.make_requests((64, 100), 6, 10)
+    ]
+    plain, drafted = (
+        int8_toys.make_engine(model, "int8", drafts=drafts, context=256) for drafts in (0, 3)
+    )
+    # Rounding in the last bit of float32 may move a number in 8 bits by one.
+    check_equal(answer(plain, requests), answer(drafted, requests), tolerance=2e-3)
+    assert drafted.stats.accepted_tokens > 0
+
+
+@LOOPS
+def test_a_large_batch_is_computed_without_drafts(ahead: bool, chat: Chat) -> None:  # noqa: F811
+    model = successor_llama(chat, "bé<ad> ")
+    requests = [Request(chat.encode(" bé<ad> "), 6, seed, 0.0) for seed in range(80)]
+    _, drafted = both(model, chat, requests, 7, slots=80, context=32, run_ahead=ahead)
+    assert drafted.stats.drafted_tokens == 0
+
+
+@LOOPS
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        ("kuhn_reflections", ()),
+        ("tic_tac_toe", ("--memory.keep=both",)),
+        ("demo", ("--memory.keep=history",)),
+        ("doors", ()),
+    ],
+)
+def test_meta_episodes_are_equal(recipe: str, changes: tuple[str, ...], ahead: bool) -> None:
+    """All turns of two groups of two members with the model of the recipe."""
+    played, stats = [], []
+    for drafts in (0, 4):
+        words = ["--play.groups=2", "--play.members=2", "--run.device=cpu", *changes]
+        words += [f"--engines.drafts={drafts}", f"--engines.run_ahead={str(ahead).lower()}"]
+        made = load_recipe(recipe, [*words, "--engines.slots=8"])
+        parts = build_components(made)
+        metas = play_groups(parts.begin_play(), draw_tasks(made, 1), 0)
+        turns = [turn for meta in metas for episode in meta.episodes for turn in episode.turns]
+        played.append([turn.completion for turn in turns])
+        stats.append(parts.engine.stats)  # type: ignore[attr-defined]
+    check_equal(*played)
+    assert stats[1].accepted_tokens > 0
+    assert stats[1].steps < stats[0].steps
+
+
+def test_a_negative_number_is_refused(llama: LlamaForCausalLM, chat: Chat) -> None:  # noqa: F811
+    with pytest.raises(UserError, match="drafts=-1: the smallest allowed values are 1, 2, 1 and 0"):
+        LocalEngine(llama, chat, drafts=-1)

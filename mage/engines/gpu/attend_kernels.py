@@ -1,8 +1,9 @@
 """Triton kernels for attention over the slots of the pool: decode and prefill. CUDA only.
 
-Decode has one query per sequence, prefill has blocks of new tokens. Both read exactly the keys that
-a sequence has filled. Query heads that share a key head are lines of one tile, so a key is read
-once for all of them. Exponentials have base 2, which is one instruction of the hardware.
+Decode has one query per sequence, or a few with drafts; prefill has blocks of new tokens. Both read
+exactly the keys that a sequence has filled. Query heads that share a key head are lines of one
+tile, so a key is read once for all of them. Exponentials have base 2, which is one instruction of
+the hardware.
 """
 
 import torch
@@ -27,34 +28,37 @@ def attend_decode(
     scaling: float,
     scales: Scales | None = None,
     tuning: Tuning = DECODE,
+    width: int = 1,
 ) -> Tensor:
     """One query per sequence: row r attends to the first filled[slots[r]] + 1 keys of its slot.
 
     The first shared[1] keys (whole blocks) are equal for all rows. They are read from slot
-    shared[0], so they stay in the GPU's cache. With `scales`, keys and values are in 8 bits.
+    shared[0], so they stay in the GPU's cache. With `scales`, keys and values are in 8 bits. With
+    `width` queries per sequence, each sees one key more than the one before.
     """
-    rows, heads, size = query.shape
+    rows, (heads, size) = len(query) // width, query.shape[1:]
     kv_heads = keys.shape[2]
     splits = min(16, max(1, triton.next_power_of_2(tuning.programs // (rows * kv_heads))))
     out = torch.empty_like(query)
-    parts = query.new_empty(splits, rows, heads, size, dtype=torch.float32) if splits > 1 else query
-    sums = query.new_empty(splits, rows, heads, dtype=torch.float32) if splits > 1 else query
+    parts = query.new_empty(splits, *query.shape, dtype=torch.float32) if splits > 1 else query
+    sums = query.new_empty(splits, *query.shape[:2], dtype=torch.float32) if splits > 1 else query
     together = heads // kv_heads
-    sizes = heads, together, max(16, triton.next_power_of_2(together)), size, BLOCK, splits
+    lines = max(16, triton.next_power_of_2(width * together))
+    sizes = heads, together, lines, size, BLOCK, splits, width
     if scales is None:
         _attend_decode[(rows, kv_heads, splits)](
             query, keys, values, slots, filled, shared, out, parts, sums,
-            keys.stride(0), keys.stride(1), scaling, rows,
+            keys.stride(0), keys.stride(1), scaling, rows, keys.shape[1],
             *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
     else:
         decode_int8[(rows, kv_heads, splits)](
-            query, slots, filled, shared, out, parts, sums, scaling, rows,
+            query, slots, filled, shared, out, parts, sums, scaling, rows, keys.shape[1],
             *in_words(keys, values, scales),
             *sizes, scales.bias.shape[-1], num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
     if splits > 1:
-        _join[(rows, heads)](parts, sums, out, rows, heads, size, splits, num_warps=1)
+        _join[(len(query), heads)](parts, sums, out, len(query), heads, size, splits, num_warps=1)
     return out
 
 
@@ -76,9 +80,9 @@ def _add_block(  # type: ignore[no-untyped-def]
 @triton.jit
 def _attend_decode(  # type: ignore[no-untyped-def]
     query, keys, values, slots, filled, shared, out, parts, sums,
-    slot_stride, position_stride, scaling, rows,
+    slot_stride, position_stride, scaling, rows, capacity,
     HEADS: tl.constexpr, TOGETHER: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row).to(tl.int64)
@@ -88,13 +92,14 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     part = tl.cdiv(tl.cdiv(length, BLOCK), SPLITS) * BLOCK
     start = split * part
     end = tl.minimum(start + part, length)
+    if WIDTH > 1:  # the last part with keys also has those of the other queries
+        drafted = tl.minimum(length + WIDTH - 1, capacity)
+        end = tl.where((start < length) & (end == length), drafted, end)
     member, channel, place = tl.arange(0, PADDED), tl.arange(0, SIZE), tl.arange(0, BLOCK)
-    head = kv_head * TOGETHER + member
-    q = tl.load(
-        query + (row * HEADS + head[:, None]) * SIZE + channel[None, :],
-        mask=member[:, None] < TOGETHER,
-        other=0.0,
-    )
+    token = member // TOGETHER
+    line = (row * WIDTH + token) * HEADS + kv_head * TOGETHER + member % TOGETHER
+    real = (token < WIDTH)[:, None]
+    q = tl.load(query + line[:, None] * SIZE + channel[None, :], mask=real, other=0.0)
     best = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     found = tl.zeros([PADDED, SIZE], tl.float32)
@@ -109,23 +114,23 @@ def _attend_decode(  # type: ignore[no-untyped-def]
         there = block + place < end
         k = tl.load(keys + at, mask=there[:, None], other=0.0)
         v = tl.load(values + at, mask=there[:, None], other=0.0)
-        best, total, found = _add_block(q, k, v, there[None, :], best, total, found, scaling, True)
-    real = (member < TOGETHER)[:, None]
+        seen = there[None, :]
+        if WIDTH > 1:
+            seen = seen & ((block + place)[None, :] < (length + token)[:, None])
+        best, total, found = _add_block(q, k, v, seen, best, total, found, scaling, True)
     # A split without keys stores -inf as its sum, which has weight 0 where the parts are joined.
     found = found / tl.where(total > 0, total, 1.0)[:, None]
     if SPLITS == 1:
         tl.store(
-            out + (row * HEADS + head[:, None]) * SIZE + channel[None, :],
-            found.to(out.dtype.element_ty),
-            mask=real,
+            out + line[:, None] * SIZE + channel[None, :], found.to(out.dtype.element_ty), mask=real
         )
     else:
-        line = (split * rows + row) * HEADS + head
+        line += split * rows * WIDTH * HEADS
         tl.store(parts + line[:, None] * SIZE + channel[None, :], found, mask=real)
         tl.store(
             sums + line,
             tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf")),
-            mask=member < TOGETHER,
+            mask=token < WIDTH,
         )
 
 

@@ -85,13 +85,13 @@ def _add_block(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def decode_int8(  # type: ignore[no-untyped-def]
-    query, slots, filled, shared, out, parts, sums, scaling, rows,
+    query, slots, filled, shared, out, parts, sums, scaling, rows, capacity,
     keys, values, scales, channels, bias,
     slot_stride, position_stride, own_stride, head_stride, bias_stride,
     HEADS: tl.constexpr, TOGETHER: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, BIASED: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """`attend_decode` of one row, key head and split."""
+    """`attend_decode` of one sequence, key head and split."""
     factor = scaling * _LOG2
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row).to(tl.int64)
@@ -101,16 +101,20 @@ def decode_int8(  # type: ignore[no-untyped-def]
     part = tl.cdiv(tl.cdiv(length, BLOCK), SPLITS) * BLOCK
     start = split * part
     end = tl.minimum(start + part, length)
+    if WIDTH > 1:  # the last part with keys also has those of the other queries
+        drafted = tl.minimum(length + WIDTH - 1, capacity)
+        end = tl.where((start < length) & (end == length), drafted, end)
     member, channel, place = tl.arange(0, PADDED), tl.arange(0, SIZE), tl.arange(0, BLOCK)
     word = tl.arange(0, SIZE // 2)
-    head = kv_head * TOGETHER + member
-    real = (member < TOGETHER)[:, None]
-    at = (row * HEADS + head[:, None]) * SIZE + 2 * word[None, :]
+    token = member // TOGETHER
+    line = (row * WIDTH + token) * HEADS + kv_head * TOGETHER + member % TOGETHER
+    real = (token < WIDTH)[:, None]
+    at = line[:, None] * SIZE + 2 * word[None, :]
     even = tl.load(query + at, mask=real, other=0.0).to(tl.float16)
     odd = tl.load(query + at + 1, mask=real, other=0.0).to(tl.float16)
     if BIASED > 0:
         few = kv_head * BIASED + tl.arange(0, BIASED)
-        asked = query + (row * HEADS + head[:, None]) * SIZE + tl.load(channels + few)[None, :]
+        asked = query + line[:, None] * SIZE + tl.load(channels + few)[None, :]
         asked = tl.load(asked, mask=real, other=0.0).to(tl.float16)
     best = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
@@ -130,24 +134,26 @@ def decode_int8(  # type: ignore[no-untyped-def]
             lacking = tl.load(bias + (block + place[:, None]) * bias_stride + few[None, :])
             biased = tl.dot(asked, tl.trans(lacking))
         scale = scales + owner * own_stride + kv_head * head_stride + block + place
+        seen = (block + place < end)[None, :]
+        if WIDTH > 1:
+            seen = seen & ((block + place)[None, :] < (length + token)[:, None])
         best, total, lower, upper = _add_block(
-            even, odd, k, v, tl.load(scale), biased,
-            (block + place < end)[None, :], best, total, lower, upper, factor, True,
+            even, odd, k, v, tl.load(scale), biased, seen,
+            best, total, lower, upper, factor, True,
         )  # fmt: skip
     # A split without keys stores -inf as its sum, which has weight 0 where the parts are joined.
     found = tl.interleave(lower, upper) / tl.where(total > 0, total, 1.0)[:, None]
-    line = row * HEADS + head
     if SPLITS == 1:
         tl.store(
             out + line[:, None] * SIZE + channel[None, :], found.to(out.dtype.element_ty), mask=real
         )
     else:
-        line += split * rows * HEADS
+        line += split * rows * WIDTH * HEADS
         tl.store(parts + line[:, None] * SIZE + channel[None, :], found, mask=real)
         tl.store(
             sums + line,
             tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf")),
-            mask=member < TOGETHER,
+            mask=token < WIDTH,
         )
 
 

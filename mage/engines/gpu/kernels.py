@@ -11,10 +11,20 @@ import triton.language as tl
 from torch import Tensor
 
 from mage.engines.gpu.attend_kernels import attend_blocks, attend_decode
+from mage.engines.gpu.draft_kernels import accept, draft
 from mage.engines.gpu.sampling_kernels import choose
 from mage.engines.pool import LARGEST, SMALLEST, ZERO, Scales
 
-__all__ = ["attend_blocks", "attend_decode", "choose", "gated", "rms_norm", "rotate_and_store"]
+__all__ = [
+    "accept",
+    "attend_blocks",
+    "attend_decode",
+    "choose",
+    "draft",
+    "gated",
+    "rms_norm",
+    "rotate_and_store",
+]
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:

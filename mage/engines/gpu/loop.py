@@ -14,6 +14,8 @@ without graphs, for tests.
 A step first prefills the prompts that join (`prefill.py`): their keys are stored, and complete ones
 get their first reply token. Then every complete sequence decodes one token: its newest token in,
 the next one out. `DeviceState` advances on the device, so a decode needs only the list of slots.
+With drafts (`mage.engines.drafts`) it is several tokens in and up to as many out: the device drafts
+and accepts them, and the host learns their number when it reads the results.
 """
 
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mage.engines.drafts import ROWS
 from mage.engines.gpu import reference_ops
 from mage.engines.gpu.prefill import Joining, PrefillBuffer, at_least, to_device
 from mage.engines.gpu.state import PREFILL, DeviceState
@@ -98,9 +101,13 @@ Forward = Callable[[torch.Tensor, torch.Tensor, TokenSlots], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInFlight:
-    """A launched step: the slots that get a token, in order, and the buffers of the results."""
+    """A launched step: the slots that get a token, in order, and the buffers of the results.
+
+    `drafted`: tokens that are there only if drafts before them were right; else they are -1.
+    """
 
     slots: Array
+    drafted: Array
     answers: list[tuple[torch.Tensor, int]]
     landed: Any
 
@@ -126,6 +133,9 @@ class DeviceLoop:
         slots: int,
         max_tokens: int,
         ops: ModuleType,
+        context: int,
+        drafts: int,
+        recent: torch.Tensor,
     ) -> None:
         self.forward, self.head, self.pool, self.ops, self.slots = forward, head, pool, ops, slots
         self.device = pool.device
@@ -136,7 +146,14 @@ class DeviceLoop:
         self.sizes = _sizes(slots)
         self.rows = torch.full((self.sizes[-1],), slots, dtype=torch.int64, device=self.device)
         self.shared = torch.zeros(2, dtype=torch.int64, device=self.device)
-        self.answers = torch.zeros(2, 2, slots, dtype=torch.int32, device=self.device)
+        self.drafts, self.recent = drafts, recent
+        # For drafts, the tokens of a slot, stored where their keys are.
+        self.tokens = torch.zeros(
+            slots + 1, context if drafts else 0, dtype=torch.int64, device=self.device
+        )
+        self.answers = torch.zeros(
+            2, 2, slots * (1 + drafts), dtype=torch.int32, device=self.device
+        )
         self.graphs: dict[tuple[Any, ...], Any] = {}
         self.memory = torch.cuda.graph_pool_handle() if self.on_gpu else None
         self.taking_part: tuple[Array, tuple[int, int]] = (np.zeros(0, np.int64), (0, 0))
@@ -144,26 +161,28 @@ class DeviceLoop:
     def launch(
         self, joining: Joining | None, decoding: Array, shared: int, cut: bool
     ) -> StepInFlight:
-        """Prefill `joining`, then decode one token of every slot in `decoding`.
+        """Prefill `joining`, then decode one token or more of every slot in `decoding`.
 
         A slot may be in both. All sequences have their first `shared` tokens in common. `cut`:
         some of them sample with top-k or top-p.
         """
         answers = []
-        slots = [np.zeros(0, np.int64)]
+        joined, width = np.zeros(0, np.int64), 1
         if joining is not None:
             key = self.buffer.upload(joining)
             self._run(("prefill", *key, cut), lambda: self._prefill(*key, cut))
-            slots.append(joining.slots[joining.ready])
-            answers.append((self.answers[0], len(slots[-1])))
+            joined = joining.slots[joining.ready]
+            answers.append((self.answers[0], len(joined)))
         if len(decoding):
             size = at_least(self.sizes, len(decoding))
             self._enlist(decoding, size, (int(decoding[0]), shared // BLOCK * BLOCK))
-            self._run(("decode", size, cut), lambda: self._decode(size, cut))
-            slots.append(decoding)
-            answers.append((self.answers[1], len(decoding)))
+            width = 1 + self.drafts * (size * (1 + self.drafts) <= ROWS)
+            self._run(("decode", size, width, cut), lambda: self._decode(size, width, cut))
+            answers.append((self.answers[1], len(decoding) * width))
+        rows = np.arange(-len(joined), len(decoding) * width)
         return StepInFlight(
-            np.concatenate(slots),
+            np.concatenate((joined, np.repeat(decoding, width))),
+            (rows > 0) & (rows % width > 0),
             [(self._to_host(found[:, :count]), count) for found, count in answers if count],
             self._record_event(),
         )
@@ -176,9 +195,20 @@ class DeviceLoop:
         self.graphs.clear()
         self.memory = torch.cuda.graph_pool_handle() if self.on_gpu else None
 
-    def _decode(self, size: int, cut: bool) -> None:
-        slots = self.rows[:size]
-        positions = self.state.filled.index_select(0, slots)
+    def copy_tokens(self, source: int, target: int, start: int, end: int) -> None:
+        """As `KeyValuePool.copy` does with keys."""
+        self.tokens[target, start:end] = self.tokens[source, start:end]
+
+    def _decode(self, size: int, width: int, cut: bool) -> None:
+        slots = owners = self.rows[:size]
+        if width > 1:
+            ids, owners, positions = self.ops.draft(
+                slots, self.state, self.tokens, self.recent, width
+            )
+        else:
+            ids = self.state.token.index_select(0, slots)
+            positions = self.state.filled.index_select(0, slots)
+        self._keep_tokens(owners, positions, ids)
 
         def attend(
             query: torch.Tensor,
@@ -188,14 +218,18 @@ class DeviceLoop:
             scaling: float,
         ) -> torch.Tensor:
             found: torch.Tensor = self.ops.attend_decode(
-                query, keys, values, slots, self.state.filled, self.shared, scaling, scales
-            )
+                query, keys, values, slots, self.state.filled, self.shared, scaling, scales,
+                width=width,
+            )  # fmt: skip
             return found
 
-        places = TokenSlots(self.ops, self.pool, slots, positions, attend)
-        hidden = self.forward(self.state.token.index_select(0, slots), positions, places)
-        logits = self._logits(hidden, slots, cut)
-        self.ops.choose(logits, slots, self.state, self.answers[1][:, :size], True)
+        places = TokenSlots(self.ops, self.pool, owners, positions, attend)
+        hidden = self.forward(ids, positions, places)
+        logits = self._logits(hidden, owners, cut)
+        answers = self.answers[1][:, : size * width]
+        self.ops.choose(logits, slots, self.state, answers, True, width)
+        if width > 1:
+            self.ops.accept(ids, slots, self.state, self.tokens.shape[1], answers, width)
 
     def _prefill(self, length: int, count: int, cut: bool) -> None:
         words, blocks, (temperature, top_p) = self.buffer.views(length, count)
@@ -216,10 +250,15 @@ class DeviceLoop:
             )
             return found
 
+        self._keep_tokens(words.owner, words.position, words.ids)
         places = TokenSlots(self.ops, self.pool, words.owner, words.position, attend)
         hidden = self.forward(words.ids, words.position, places).index_select(0, words.row)
         logits = self._logits(hidden, words.slot, cut)
         self.ops.choose(logits, words.slot, self.state, self.answers[0][:, :count], False)
+
+    def _keep_tokens(self, slots: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
+        if self.drafts:
+            self.tokens.index_put_((slots, positions), ids)
 
     def _logits(self, hidden: torch.Tensor, slots: torch.Tensor, cut: bool) -> torch.Tensor:
         logits: torch.Tensor = self.head(hidden)

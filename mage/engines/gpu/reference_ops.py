@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from mage.engines.drafts import propose
 from mage.engines.gpu.state import Blocks, DeviceState
 from mage.engines.pool import LARGEST, SMALLEST, ZERO, Scales
 from mage.engines.sampling import uniform
@@ -69,19 +70,23 @@ def attend_decode(
     shared: Tensor,
     scaling: float,
     scales: Scales | None = None,
+    width: int = 1,
 ) -> Tensor:
     """Row r attends to the first filled[slots[r]] + 1 keys of its slot.
 
-    The first shared[1] of them are read from slot shared[0].
+    The first shared[1] of them are read from slot shared[0]. With `width` rows per sequence, each
+    row sees one key more than the row before.
     """
+    query = query.view(-1, width, *query.shape[1:])
     place = torch.arange(keys.shape[1], device=keys.device)
     owner = torch.where(place < shared[1], shared[0], slots[:, None])
-    seen = place <= filled[slots][:, None]
+    seen = place <= (filled[slots][:, None] + torch.arange(width, device=keys.device))[..., None]
     where = owner, place
     if scales is None:
-        return _attend(query[:, None], keys[where], values[where], seen[:, None], scaling)[:, 0]
-    read = _read(keys, values, where, scales)
-    return _attend(query[:, None].float(), *read, seen[:, None], scaling)[:, 0].to(query.dtype)
+        found = _attend(query, keys[where], values[where], seen, scaling)
+    else:
+        found = _attend(query.float(), *_read(keys, values, where, scales), seen, scaling)
+    return found.flatten(0, 1).to(query.dtype)
 
 
 def attend_blocks(
@@ -133,17 +138,60 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: 
     ).transpose(1, 2)
 
 
-def choose(logits: Tensor, slots: Tensor, state: DeviceState, answers: Tensor, grown: bool) -> None:
-    """Sample row r for the sequence in slots[r] and advance its state; results go to `answers`."""
+def draft(
+    slots: Tensor, state: DeviceState, tokens: Tensor, recent: Tensor, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Newest and drafted tokens, `width` rows per sequence, with their slots and positions.
+
+    Rows beyond the context belong to the spare slot.
+    """
+    newest = state.filled[slots]
+    texts = tokens[slots].scatter(1, newest[:, None], state.token[slots][:, None])
+    ids = torch.cat((state.token[slots][:, None], propose(texts, newest, recent, width - 1)), 1)
+    positions = newest[:, None] + torch.arange(width, device=slots.device)
+    inside = positions < tokens.shape[1]
+    owners = torch.where(inside, slots[:, None], state.spare)
+    return ids.flatten(), owners.flatten(), torch.where(inside, positions, 0).flatten()
+
+
+def accept(
+    ids: Tensor, slots: Tensor, state: DeviceState, context: int, answers: Tensor, width: int
+) -> None:
+    """Advance each sequence by its right drafts and one token more; others become -1."""
+    sampled = answers[0].view(-1, width)
+    same = sampled[:, :-1] == ids.view(-1, width)[:, 1:]
+    right = same.long().cumprod(1).sum(1)
+    right = torch.minimum(right, (context - 2 - state.filled[slots]).clamp(min=0))
+    token = sampled.gather(1, right[:, None])[:, 0].long()
+    wrong = torch.arange(width, device=slots.device) > right[:, None]
+    answers[0] = sampled.masked_fill(wrong, -1).flatten()
+    real = slots != state.spare
+    slots, right = slots[real], right[real]
+    state.token[slots] = token[real]
+    state.index[slots] += right + 1
+    state.filled[slots] += right + 1
+
+
+def choose(
+    logits: Tensor, slots: Tensor, state: DeviceState, answers: Tensor, grown: bool, width: int = 1
+) -> None:
+    """Sample row r for the sequence in slots[r] and advance its state; results go to `answers`.
+
+    With `width` rows per sequence, each for one token, `accept` advances the state.
+    """
+    index = state.index[slots][:, None] + torch.arange(width, device=slots.device)
+    slots = slots.repeat_interleave(width)
     temperature = state.temperature[slots][:, None]
     greedy = temperature == 0
     logprobs = (logits.float() / torch.where(greedy, 1.0, temperature)).log_softmax(-1)
     summed = logprobs.exp().cumsum(-1)
-    drawn = uniform(*(np.asarray(part[slots].cpu()) for part in (state.seed, state.index)))
+    drawn = uniform(*(np.asarray(part.cpu()) for part in (state.seed[slots], index.flatten())))
     point = torch.from_numpy(drawn).to(logits.device)[:, None] * summed[:, -1:]
     tokens = torch.searchsorted(summed, point, right=True).clamp_(max=logits.shape[-1] - 1)
     tokens = torch.where(greedy, logprobs.argmax(-1, keepdim=True), tokens)
     answers[0], answers[1] = tokens[:, 0].int(), logprobs.gather(-1, tokens)[:, 0].view(torch.int32)
+    if width > 1:
+        return
     real = slots != state.spare
     slots = slots[real]
     state.token[slots] = tokens[real, 0]

@@ -15,11 +15,14 @@ from mage.engines.gpu.state import DeviceState
 _PIECE = 4096
 
 
-def choose(logits: Tensor, slots: Tensor, state: DeviceState, answers: Tensor, grown: bool) -> None:
+def choose(
+    logits: Tensor, slots: Tensor, state: DeviceState, answers: Tensor, grown: bool, width: int = 1
+) -> None:
     """Sample row r for the sequence in slots[r] and advance the state of that sequence.
 
     Token and logprob go to column r of `answers`. `grown`: the key of the sequence's last token
-    was computed in this step.
+    was computed in this step. With `width` rows per sequence, each for one token, `accept` advances
+    the state.
     """
     rows, vocabulary = logits.shape
     piece = min(_PIECE, triton.next_power_of_2(vocabulary))
@@ -36,13 +39,14 @@ def choose(logits: Tensor, slots: Tensor, state: DeviceState, answers: Tensor, g
         logits.stride(0),
         pieces,
         piece,
+        width,
         num_warps=8,
     )
     _choose[(rows,)](
         logits, slots, *highest, places, state.seed, state.index, state.temperature,
         state.token, state.filled, answers, answers.stride(0),
         vocabulary, logits.stride(0), state.spare, grown, pieces,
-        max(16, triton.next_power_of_2(pieces)), piece, num_warps=8,
+        max(16, triton.next_power_of_2(pieces)), piece, width, num_warps=8,
     )  # fmt: skip
 
 
@@ -55,11 +59,11 @@ def _scale(temperatures, slot):  # type: ignore[no-untyped-def]
 @triton.jit
 def _weigh(  # type: ignore[no-untyped-def]
     logits, slots, temperatures, highest, sums, places, vocabulary, stride, pieces,
-    PIECE: tl.constexpr,
+    PIECE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The highest logit of a piece, its place, and the sum of exponentials relative to it."""
     row, piece = tl.program_id(0), tl.program_id(1)
-    scale = _scale(temperatures, tl.load(slots + row))
+    scale = _scale(temperatures, tl.load(slots + row // WIDTH))
     place = piece * PIECE + tl.arange(0, PIECE)
     x = tl.load(
         logits + row.to(tl.int64) * stride + place, mask=place < vocabulary, other=float("-inf")
@@ -84,9 +88,10 @@ def _choose(  # type: ignore[no-untyped-def]
     logits, slots, highest, sums, places, seeds, indices, temperatures, tokens, filled, answers,
     answer_stride, vocabulary, stride, spare,
     GROWN: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr, PIECE: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    slot = tl.load(slots + row)
+    slot = tl.load(slots + row // WIDTH)
     scale = _scale(temperatures, slot)
     piece, place = tl.arange(0, PADDED), tl.arange(0, PIECE)
     most = tl.load(highest + row * PIECES + piece, mask=piece < PIECES, other=float("-inf"))
@@ -97,7 +102,7 @@ def _choose(  # type: ignore[no-untyped-def]
         0,
     )
     total = tl.max(summed, 0)
-    index = tl.load(indices + slot)
+    index = tl.load(indices + slot) + row % WIDTH
     state = (
         _mix(tl.load(seeds + slot).to(tl.uint64, bitcast=True))
         + (index + 1).to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
@@ -125,8 +130,9 @@ def _choose(  # type: ignore[no-untyped-def]
     logprob = (tl.load(own + token).to(tl.float32) - best) * scale - tl.log(total)
     tl.store(answers + row, token.to(tl.int32))
     tl.store(answers + answer_stride + row, logprob.to(tl.int32, bitcast=True))
-    if slot != spare:
-        tl.store(tokens + slot, token.to(tl.int64))
-        tl.store(indices + slot, index + 1)
-        if GROWN:
-            tl.store(filled + slot, tl.load(filled + slot) + 1)
+    if WIDTH == 1:
+        if slot != spare:
+            tl.store(tokens + slot, token.to(tl.int64))
+            tl.store(indices + slot, index + 1)
+            if GROWN:
+                tl.store(filled + slot, tl.load(filled + slot) + 1)

@@ -12,7 +12,8 @@ that decode, and the uncached part of the prompts that join. For example, with t
 
 `_step` admits requests to slots (`slots.py`), schedules the new tokens (`sequences.py`), computes
 them (`forward.py`, `attention.py`), samples, and completes the sequences that end. On a GPU
-`gpu/loop.py` runs the steps one ahead of the host.
+`gpu/loop.py` runs the steps one ahead of the host. With drafts a sequence that decodes has several
+new tokens (`mage.engines.drafts`).
 """
 
 import re
@@ -29,6 +30,7 @@ from pydantic import Field
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
 from mage.engines.base import Engine
+from mage.engines.drafts import LONGEST, ROWS, Recent, propose
 from mage.engines.gpu.loop import DeviceLoop, Forward, StepInFlight, TokenSlots, operations
 from mage.engines.local.attention import (
     DecodeGroup,
@@ -60,6 +62,8 @@ class Stats:
     prefilled_tokens: int = 0
     reused_tokens: int = 0
     generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of the drafted ones
     seconds: float = 0.0
     waited: float = 0.0  # part of `seconds`: waiting for the GPU
 
@@ -70,7 +74,8 @@ class LocalEngine(Engine):
     It computes or caches up to `slots` sequences of at most `context` tokens (prompt and reply). A
     step computes at most about `max_batch_tokens` tokens, so long prompts take several steps.
     `run_ahead`: launch a step from CUDA graphs before the tokens of the last one are read; the
-    default is True on a GPU. `cache`: keys and values in the model's format or in 8 bits.
+    default is True on a GPU. `cache`: keys and values in the model's format or in 8 bits. `drafts`:
+    tokens guessed and checked per sequence and step, in steps of few sequences.
     """
 
     context: int
@@ -100,14 +105,17 @@ class LocalEngine(Engine):
             Literal["model", "int8"],
             Field(description="format of keys and values; int8: 8 bits, for 1 B or more on a GPU"),
         ] = "model",
+        drafts: Annotated[
+            int, Field(description="tokens guessed from known text and checked per step; 0: none")
+        ] = 0,
     ) -> None:
-        if slots < 1 or context < 2 or max_batch_tokens < 1:
+        if slots < 1 or context < 2 or max_batch_tokens < 1 or drafts < 0:
             raise UserError(
-                f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}: "
-                "the smallest allowed values are 1, 2 and 1"
+                f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}, "
+                f"drafts={drafts}: the smallest allowed values are 1, 2, 1 and 0"
             )
         self.model, self.chat = model, chat
-        self.context, self.max_batch_tokens = context, max_batch_tokens
+        self.context, self.max_batch_tokens, self.drafts = context, max_batch_tokens, drafts
         causal_lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.backbone, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.config = self.backbone.config
@@ -138,6 +146,7 @@ class LocalEngine(Engine):
         self.sequences = OpenSequences(chat, self.slots, context, self.head.weight.shape[0])
         self.capacity = slots
         self.group_size = 256 if self.device.type == "cpu" else slots
+        self.recent = Recent(self.device)
         self.loop = self._make_loop(slots) if ahead else None
         self.flight: tuple[StepInFlight, Array] | None = None
         # Some models scale their logits, and some do not take another attention. Llama, Qwen2 and
@@ -183,6 +192,9 @@ class LocalEngine(Engine):
             slots=slots,
             max_tokens=self.max_batch_tokens + slots,
             ops=self.ops,
+            context=self.context,
+            drafts=self.drafts,
+            recent=self.recent.tokens,
         )
 
     def submit(self, request: Request) -> None:
@@ -200,7 +212,7 @@ class LocalEngine(Engine):
         """Empty the cache; the keys of open sequences are computed again."""
         self.answered += self._complete(self._land())
         self.policy_version = policy_version
-        self.slots.clear()
+        self._clear()
         if self.loop is not None:
             self.pool.reserve(self.slots.count + 1, self.context)  # freed by `release`
         if self.decoder is None or not self.decoder.is_current(self.model):
@@ -212,7 +224,13 @@ class LocalEngine(Engine):
 
     def empty_cache(self) -> None:
         self.answered += self._complete(self._land())
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget all texts, so that a resumed run has the batches of an uninterrupted one."""
         self.slots.clear()
+        if self.drafts:
+            self.recent.clear()
 
     def release(self) -> None:
         """Free the key/value pool and the graphs that use it, so that learning has the memory.
@@ -272,6 +290,8 @@ class LocalEngine(Engine):
             self.pool.reserve(lease.slot + 1, len(request.prompt_ids))
             if lease.kept < lease.reused:
                 self.pool.copy(lease.source, lease.slot, lease.kept, lease.reused)
+                if self.loop is not None:
+                    self.loop.copy_tokens(lease.source, lease.slot, lease.kept, lease.reused)
             self.stats.reused_tokens += lease.reused
             budget -= len(request.prompt_ids) - lease.reused
         crowded = bool(self.queue) and self.slots.available > 0
@@ -313,24 +333,41 @@ class LocalEngine(Engine):
         before = time.perf_counter()
         tokens, logprobs = flight.wait()
         self.stats.waited += time.perf_counter() - before
-        state, finished = self.sequences, list[tuple[int, Finish]]()
-        # A sequence that joined has two tokens in one step. The second counts only if the first
-        # did not end the reply.
-        second = np.ones(len(lease), bool)
-        second[np.unique(flight.slots, return_index=True)[1]] = False
-        for part in (~second, second):
-            ours = part & (state.lease[flight.slots] == lease) & state.active[flight.slots]
-            ours &= ~np.isin(flight.slots, [slot for slot, _ in finished])
-            slots = flight.slots[ours]
-            state.ahead[slots] -= 1
-            finished += self._append(slots, tokens[ours], logprobs[ours])
+        state = self.sequences
+        ours = (state.lease[flight.slots] == lease) & state.active[flight.slots]
+        self.stats.drafted_tokens += int((ours & flight.drafted).sum())
+        np.subtract.at(state.ahead, flight.slots[ours & ~flight.drafted], 1)
+        ours &= tokens >= 0
+        return self._append(flight.slots[ours], tokens[ours], logprobs[ours], flight.drafted[ours])
+
+    def _append(
+        self, slots: Array, tokens: Array, logprobs: Array, drafted: Array
+    ) -> list[tuple[int, Finish]]:
+        """Store sampled tokens; returns the finished sequences.
+
+        A sequence that joined or whose drafts were right has several tokens in one step. Each
+        counts only if those before it did not end the reply. The token before a `drafted` one has
+        its key.
+        """
+        order = np.argsort(slots, kind="stable")
+        number = np.empty(len(slots), np.int64)  # of the token among those of its sequence
+        number[order] = np.arange(len(slots)) - np.searchsorted(slots[order], slots[order])
+        finished = list[tuple[int, Finish]]()
+        for turn in range(int(number.max(initial=-1)) + 1):
+            now = number == turn
+            if finished:
+                now &= ~np.isin(slots, [slot for slot, _ in finished])
+            self.slots.filled[slots[now & drafted]] += 1
+            self.stats.generated_tokens += int(now.sum())
+            self.stats.accepted_tokens += int((now & drafted).sum())
+            finished += self.sequences.append(slots[now], tokens[now], logprobs[now])
         return finished
 
-    def _append(self, slots: Array, tokens: Array, logprobs: Array) -> list[tuple[int, Finish]]:
-        self.stats.generated_tokens += len(slots)
-        return self.sequences.append(slots, tokens, logprobs)
-
     def _complete(self, finished: list[tuple[int, Finish]]) -> list[tuple[Request, Completion]]:
+        if self.drafts and finished:
+            self.recent.add(
+                np.concatenate([self.sequences.ending(slot, LONGEST) for slot, _ in finished])
+            )
         return [self.sequences.complete(*one, self.policy_version) for one in finished]
 
     def _on_device(
@@ -353,20 +390,52 @@ class LocalEngine(Engine):
 
     def _advance(self, work: Work) -> list[tuple[int, Finish]]:
         """Compute the new tokens and sample complete sequences; returns the finished ones."""
-        state, slots, new = self.sequences, work.slots, work.new
+        state, (slots, new, drafts) = self.sequences, self._draft(work)
         filled = self.slots.filled[slots]
-        self.pool.reserve(0, int((filled + new).max()))
-        hidden = self._forward(slots, filled, new)
+        self.pool.reserve(0, int((filled + new + drafts).max()))
+        hidden = self._forward(slots, filled, new + drafts)
         self.slots.filled[slots] = filled = filled + new
         joining = state.known[slots] == state.prompt[slots]
         for slot in slots[joining].tolist():
             self.slots.commit(slot)
         self.stats.prefilled_tokens += int(new[joining | (new > 1)].sum())
+        self.stats.drafted_tokens += int(drafts.sum())
         ready = filled == state.known[slots]
-        rows = self.pool.on_device((np.cumsum(new) - 1)[ready])  # the last row of each
-        logits = self.head(hidden.index_select(0, rows))
-        tokens, logprobs = sample(logits, state.choices(slots[ready]))
-        return self._append(slots[ready], tokens.cpu().numpy(), logprobs.cpu().numpy())
+        last = (np.cumsum(new + drafts) - 1 - drafts)[ready]  # row of the newest token of each
+        slots, count = slots[ready], 1 + drafts[ready]
+        owner, first = np.repeat(slots, count), np.cumsum(count) - count
+        later = np.arange(len(owner)) - np.repeat(first, count)
+        rows = self.pool.on_device(np.repeat(last, count) + later)
+        found = sample(self.head(hidden.index_select(0, rows)), state.choices(owner, later))
+        tokens, logprobs = (part.cpu().numpy() for part in found)
+        wrong = self.slots.tokens[owner, state.known[owner] + later - 1] != np.roll(tokens, 1)
+        misses = np.cumsum(wrong & (later > 0))
+        kept = misses == np.repeat(misses[first], count)
+        return self._append(owner[kept], tokens[kept], logprobs[kept], later[kept] > 0)
+
+    def _draft(self, work: Work) -> tuple[Array, Array, Array]:
+        """Slots, their new tokens, and how many are drafted, by the number of tokens to compute.
+
+        Drafted tokens are written behind the known ones. Large batches get none.
+        """
+        state, slots, new = self.sequences, work.slots, work.new
+        drafts, known = np.zeros_like(new), state.known[slots]
+        decodes = (new == 1) & (self.slots.filled[slots] + 1 == known)
+        if not self.drafts or not 0 < decodes.sum() * (1 + self.drafts) <= ROWS:
+            return slots, new, drafts
+        texts = self.slots.tokens[slots[decodes], : known[decodes].max()]
+        guesses = propose(
+            torch.from_numpy(texts),
+            torch.from_numpy(known[decodes] - 1),
+            self.recent.tokens.cpu(),
+            self.drafts,
+        ).numpy()
+        drafts[decodes] = np.minimum(self.drafts, state.limit[slots] - known - 1)[decodes]
+        row, place = np.nonzero(np.arange(self.drafts) < drafts[decodes][:, None])
+        where = slots[decodes][row], known[decodes][row] + place
+        self.slots.tokens[where] = guesses[row, place]
+        order = np.lexsort((slots, new + drafts))
+        return slots[order], new[order], drafts[order]
 
     def _forward(self, slots: Array, filled: Array, new: Array) -> torch.Tensor:
         """Hidden states [tokens, hidden] of the flat row."""

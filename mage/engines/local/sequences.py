@@ -86,9 +86,9 @@ class OpenSequences:
             hold,
         )
 
-    def choices(self, slots: Array) -> SamplingBatch:
-        """The sampling options of the next token of these slots."""
-        index = self.known[slots] - self.prompt[slots]
+    def choices(self, slots: Array, later: "Array | int" = 0) -> SamplingBatch:
+        """The sampling options of the next token of these slots, or of one `later` by so many."""
+        index = self.known[slots] - self.prompt[slots] + later
         return SamplingBatch(
             self.seed[slots], index, self.temperature[slots], self.top_p[slots], self.top_k[slots]
         )
@@ -130,6 +130,11 @@ class OpenSequences:
             elif ended[row] or full[row]:
                 finished.append((slot, "eos" if ended[row] else "length"))
         return finished
+
+    def ending(self, slot: int, before: int) -> Array:
+        """The tokens of a reply, after the last ones of its prompt."""
+        start = max(int(self.prompt[slot]) - before, 0)
+        return self.slots.tokens[slot, start : self.known[slot]]
 
     def complete(
         self, slot: int, finish: Finish, policy_version: int
