@@ -4,6 +4,7 @@ In float32 on a CPU. tests/test_gpu.py has the same for the kernels; TRITON_INTE
 here, where Triton is installed.
 """
 
+import json
 import os
 import random
 from importlib import import_module
@@ -15,7 +16,7 @@ import int8_toys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from test_engine_local import (  # noqa: F401
@@ -29,10 +30,11 @@ from test_engine_local import (  # noqa: F401
 )
 from transformers import LlamaForCausalLM
 
+from benchmarks import drafts as benchmark
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
 from mage.config.loading import load_recipe
-from mage.engines.drafts import LONGEST, RECENT, Recent, propose
+from mage.engines.drafts import LONGEST, PAYS, PROBE, RECENT, ROWS, Drafts, propose
 from mage.engines.gpu import reference_ops
 from mage.engines.gpu.state import DeviceState
 from mage.engines.local import LocalEngine
@@ -43,6 +45,13 @@ from mage.types import Completion, Request
 
 pytestmark = pytest.mark.timeout(3600)
 LOOPS = pytest.mark.parametrize("ahead", [False, True], ids=["step by step", "one step ahead"])
+
+
+@pytest.fixture(autouse=True)
+def draft_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many sequences and many wrong guesses are no reason to stop here."""
+    monkeypatch.setitem(ROWS, "cpu", 512)
+    monkeypatch.setattr("mage.engines.drafts.PAYS", 0)
 
 
 def guess(text: list[int], recent: list[int], most: int = 3) -> list[int]:
@@ -71,7 +80,7 @@ def slow_guess(text: list[int], recent: list[int], most: int) -> list[int]:
                 if source[end - size : end] == text[-size:]:
                     known = source + ([] if source is text else [source[-1]] * most)
                     while len(known) < end + most:
-                        known = known + [known[len(known) - (len(text) - end)]]
+                        known = [*known, known[len(known) - (len(text) - end)]]
                     return known[end : end + most]
     return [0] * most
 
@@ -85,14 +94,32 @@ def test_drafts_follow_the_rule(text: list[int], recent: list[int], most: int) -
 
 
 def test_recent_replies_start_again_when_their_room_is_full() -> None:
-    recent = Recent(torch.device("cpu"))
-    recent.add(np.arange(RECENT - 2))
-    recent.add(np.array([70, 71, 72]))
-    assert recent.tokens[:4].tolist() == [70, 71, 72, 3]
-    recent.add(np.arange(RECENT + 5))
-    assert (int(recent.tokens[0]), recent.end) == (5, RECENT)
-    recent.clear()
-    assert set(recent.tokens.tolist()) == {-1}
+    drafts = Drafts(3, torch.device("cpu"))
+    drafts.add(np.arange(RECENT - 2))
+    drafts.add(np.array([70, 71, 72]))
+    assert drafts.tokens[:4].tolist() == [70, 71, 72, 3]
+    drafts.add(np.arange(RECENT + 5))
+    assert (int(drafts.tokens[0]), drafts.end) == (5, RECENT)
+    drafts.clear()
+    assert set(drafts.tokens.tolist()) == {-1}
+
+
+def test_drafts_are_made_for_small_batches_and_while_they_are_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ROWS, "cpu", 32)
+    monkeypatch.setattr("mage.engines.drafts.PAYS", PAYS)
+    drafts = Drafts(3, torch.device("cpu"))
+    assert [drafts.width(sequences) for sequences in (8, 9)] == [4, 1]
+    assert Drafts(0, torch.device("cpu")).width(1) == 1
+    for _ in range(4 * PROBE):
+        drafts.count(12, 0)
+    assert drafts.gain < PAYS
+    widths = [drafts.width(4) for _ in range(4 * PROBE)]
+    assert (widths.count(4), widths.count(1)) == (4, 4 * PROBE - 4)
+    for _ in range(2 * PROBE):
+        drafts.count(12, 6)
+    assert drafts.width(4) == 4, "2.5 tokens a step"
 
 
 def check_equal(one: list[Completion], other: list[Completion], tolerance: float = 1e-4) -> None:
@@ -260,7 +287,8 @@ def compare_kernels(kernels: ModuleType, device: str) -> None:
         for one, other in zip(*found, strict=True):
             assert one.tolist() == other.tolist()
         kept = (answers[0] >= 0).view(7, width).sum(1)
-        assert kept[4].item() <= 2 and kept[5].item() == 1, "the context is full"
+        assert kept[4].item() <= 2
+        assert kept[5].item() == 1, "the context is full"
         assert 7 < kept.sum() < 7 * width
         assert (
             state.filled[:6].tolist()
@@ -341,3 +369,19 @@ def test_meta_episodes_are_equal(recipe: str, changes: tuple[str, ...], ahead: b
 def test_a_negative_number_is_refused(llama: LlamaForCausalLM, chat: Chat) -> None:  # noqa: F811
     with pytest.raises(UserError, match="drafts=-1: the smallest allowed values are 1, 2, 1 and 0"):
         LocalEngine(llama, chat, drafts=-1)
+
+
+def test_the_benchmark_measures_steps_and_play(tmp_path: Path) -> None:
+    out = tmp_path / "drafts.json"
+    benchmark.main(["--size", "tiny", "--rounds", "1", "--out", str(out)])
+    records = json.loads(out.read_text())["records"]
+    assert [record["case"] for record in records] == ["2 x (24 + 16)", "4 x (24 + 16)"]
+    for record in records:
+        assert record["step_tokens"] > 1.5, "random weights repeat themselves"
+        assert record["accepted"] > 0.2
+    words = ["--size=tiny", "--rounds=1", "--recipe=kuhn_reflections", f"--out={out}"]
+    benchmark.main([*words, "--change=--run.device=cpu"])
+    (record,) = json.loads(out.read_text())["records"]
+    assert record["part"] == "play"
+    assert record["steps_saved"] > 0
+    assert 0 < record["accepted"] < 1

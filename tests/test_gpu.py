@@ -1,6 +1,6 @@
 """Tests that need CUDA: kernels equal their plain versions, graphs use the current weights,
-a trie equals its rows with and without gradients, LoRA's direct gradients are the projected, and
-keys and values in 8 bits are near those in the model's format.
+a trie equals its rows with and without gradients, LoRA's direct gradients are the projected,
+keys and values in 8 bits are near those in the model's format, and drafts change no reply.
 
 pytest -m gpu tests/test_gpu.py
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import int8_toys
 import pytest
+import test_drafts
 import torch
 from learn_toys import make_model, make_sample
 from test_move_probabilities import played
@@ -248,6 +249,78 @@ def test_graphs_work_after_another_engine_is_deleted_and_workspaces_are_cleared(
     assert [reply.token_ids for reply in answer(engine, requests)] == [
         reply.token_ids for reply in replies
     ]
+
+
+def test_the_kernels_of_drafts_compute_what_the_plain_versions_do(kernels: ModuleType) -> None:
+    test_drafts.compare_kernels(kernels, "cuda")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("drafts", [1, 4])
+def test_drafts_change_no_reply(kind: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU without drafts, the GPU without and with them; prompts repeat themselves."""
+    monkeypatch.setattr("mage.engines.drafts.PAYS", 0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    chat = Chat.load(find_model("embedded"))
+    ours, theirs = make_pair(kind)
+    engines = [
+        LocalEngine(ours, chat, slots=24, context=192),
+        LocalEngine(theirs, chat, slots=24, context=192),
+        LocalEngine(theirs, chat, slots=24, context=192, drafts=drafts),
+    ]
+    generator = torch.Generator().manual_seed(1)
+    for version in range(4):
+        prompts = [
+            tuple(torch.randint(5, 9, (int(length),), generator=generator).tolist()) * 2
+            for length in torch.randint(1, 80, (40,), generator=generator)
+        ]
+        requests = [
+            Request(
+                prompt,
+                1 + number,
+                number,
+                temperature=number % 3 / 4,
+                top_p=0.9 if version == 3 and number % 5 == 0 else 1.0,
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        for engine in engines:
+            engine.refresh(version)
+        first, *others = [answer(engine, requests) for engine in engines]
+        for replies in others:
+            same = [
+                (one, other)
+                for one, other in zip(first, replies, strict=True)
+                if (one.token_ids, one.finish) == (other.token_ids, other.finish)
+            ]
+            assert len(same) >= 38, "a draw at the border of two tokens may fall either way"
+            for one, other in same:
+                assert one.logprobs == pytest.approx(other.logprobs, abs=2e-3)
+    stats, loop = engines[2].stats, engines[2].loop
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    assert stats.steps < engines[1].stats.steps
+    assert loop is not None
+    assert any(
+        graph for key, graph in loop.graphs.items() if key[:1] + key[2:3] == ("decode", drafts + 1)
+    )
+
+
+@pytest.mark.parametrize("cache", ["model", "int8"])
+def test_drafts_work_in_bfloat16_and_in_8_bits(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding may part two replies; what they have in common has nearly the same logprobs."""
+    int8_toys.allow_small_models(monkeypatch)
+    monkeypatch.setattr("mage.engines.drafts.PAYS", 0)
+    model = int8_toys.make_model("qwen2", "cuda", torch.bfloat16)
+    requests = [
+        Request(request.prompt_ids * 2, 24, request.seed, 0.5)
+        for request in int8_toys.make_requests((64, 200), 12, 10)
+    ]
+    engines = [int8_toys.make_engine(model, cache, drafts=drafts) for drafts in (0, 3)]
+    for _ in range(3):  # computed, recorded, replayed; later replies are drafted from the first
+        plain, drafted = (answer(engine, requests) for engine in engines)
+        assert all(gap < 0.1 for gap in int8_toys.mean_gaps(plain, drafted, 12))
+    stats = engines[1].stats
+    assert 0.1 * stats.drafted_tokens < stats.accepted_tokens < stats.drafted_tokens
 
 
 def make_samples() -> list[Sample]:

@@ -14,7 +14,9 @@ samples the token that a step without drafts would have sampled, with the same p
 after a wrong guess are dropped, and the next step overwrites their keys. So replies are those
 without drafts, up to the rounding of another batch shape.
 
-Places to look at: the sequence itself, and the newest replies to other requests (`Recent`).
+Guesses come from the sequence itself and from the newest replies to other requests. A step with
+drafts takes longer, so `Drafts.width` gives plain steps to large batches and while few guesses are
+right.
 """
 
 from typing import Any
@@ -26,30 +28,52 @@ from mage.engines.gpu.prefill import to_device
 
 LONGEST = 4  # tokens of a match
 RECENT = 8192  # tokens of replies to other requests
-ROWS = 512  # most rows of a step with drafts; a larger batch is limited by arithmetic
 PLACES = 2**24  # more than the tokens of any text
+# Most rows of a step with drafts: a larger batch is limited by arithmetic, which drafts multiply.
+ROWS = {"cuda": 512, "cpu": 32}
+PAYS = 1.3  # tokens per sequence and step from which drafts are faster
+PROBE = 16  # of so many steps one has drafts although they do not pay, to notice a change
 
 Array = np.ndarray[Any, Any]
 
 
-class Recent:
-    """The newest replies, each after the last tokens of its prompt, as one text."""
+class Drafts:
+    """When to draft `number` tokens, and the newest replies as one text.
 
-    def __init__(self, device: torch.device) -> None:
+    `tokens` has each reply after the last tokens of its prompt. `gain` is a running mean of the
+    tokens per sequence and step.
+    """
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self.number, self.rows = number, ROWS[device.type]
         self.tokens = torch.full((RECENT,), -1, dtype=torch.int64, device=device)
-        self.end = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, so that a resumed run has the batches of an uninterrupted one."""
+        self.tokens.fill_(-1)
+        self.end, self.used, self.steps, self.gain = 0, 1, 0, 2 * PAYS
+
+    def width(self, sequences: int) -> int:
+        """Rows per sequence of the next step: 1 without drafts."""
+        if not self.number or sequences * (1 + self.number) > self.rows:
+            return 1
+        self.steps += 1
+        return 1 + self.number * (self.gain >= PAYS or self.steps % PROBE == 0)
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """Note how many tokens of a step were drafted and how many of them were right."""
+        if drafted:
+            self.gain += (1 + self.number * accepted / drafted - self.gain) / PROBE
 
     def add(self, ids: Array) -> None:
-        """Append tokens; where they do not fit, the text starts again at its beginning."""
+        """Append a reply; where it does not fit, the text starts again at its beginning."""
         ids = ids[-RECENT:]
         if self.end + len(ids) > RECENT:
             self.end = 0
         to_device(self.tokens[self.end : self.end + len(ids)], ids)
         self.end += len(ids)
-
-    def clear(self) -> None:
-        self.tokens.fill_(-1)
-        self.end = 0
+        self.used = max(self.used, self.end)
 
 
 def propose(

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mage.engines.drafts import ROWS
+from mage.engines.drafts import Drafts
 from mage.engines.gpu import reference_ops
 from mage.engines.gpu.prefill import Joining, PrefillBuffer, at_least, to_device
 from mage.engines.gpu.state import PREFILL, DeviceState
@@ -134,8 +134,7 @@ class DeviceLoop:
         max_tokens: int,
         ops: ModuleType,
         context: int,
-        drafts: int,
-        recent: torch.Tensor,
+        drafts: Drafts,
     ) -> None:
         self.forward, self.head, self.pool, self.ops, self.slots = forward, head, pool, ops, slots
         self.device = pool.device
@@ -146,13 +145,13 @@ class DeviceLoop:
         self.sizes = _sizes(slots)
         self.rows = torch.full((self.sizes[-1],), slots, dtype=torch.int64, device=self.device)
         self.shared = torch.zeros(2, dtype=torch.int64, device=self.device)
-        self.drafts, self.recent = drafts, recent
+        self.drafts = drafts
         # For drafts, the tokens of a slot, stored where their keys are.
         self.tokens = torch.zeros(
-            slots + 1, context if drafts else 0, dtype=torch.int64, device=self.device
+            slots + 1, context if drafts.number else 0, dtype=torch.int64, device=self.device
         )
         self.answers = torch.zeros(
-            2, 2, slots * (1 + drafts), dtype=torch.int32, device=self.device
+            2, 2, slots * (1 + drafts.number), dtype=torch.int32, device=self.device
         )
         self.graphs: dict[tuple[Any, ...], Any] = {}
         self.memory = torch.cuda.graph_pool_handle() if self.on_gpu else None
@@ -176,7 +175,7 @@ class DeviceLoop:
         if len(decoding):
             size = at_least(self.sizes, len(decoding))
             self._enlist(decoding, size, (int(decoding[0]), shared // BLOCK * BLOCK))
-            width = 1 + self.drafts * (size * (1 + self.drafts) <= ROWS)
+            width = self.drafts.width(size)
             self._run(("decode", size, width, cut), lambda: self._decode(size, width, cut))
             answers.append((self.answers[1], len(decoding) * width))
         rows = np.arange(-len(joined), len(decoding) * width)
@@ -203,7 +202,7 @@ class DeviceLoop:
         slots = owners = self.rows[:size]
         if width > 1:
             ids, owners, positions = self.ops.draft(
-                slots, self.state, self.tokens, self.recent, width
+                slots, self.state, self.tokens, self.drafts.tokens, width
             )
         else:
             ids = self.state.token.index_select(0, slots)
@@ -257,7 +256,7 @@ class DeviceLoop:
         self.ops.choose(logits, words.slot, self.state, self.answers[0][:, :count], False)
 
     def _keep_tokens(self, slots: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
-        if self.drafts:
+        if self.drafts.number:
             self.tokens.index_put_((slots, positions), ids)
 
     def _logits(self, hidden: torch.Tensor, slots: torch.Tensor, cut: bool) -> torch.Tensor:

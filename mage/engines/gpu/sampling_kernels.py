@@ -130,7 +130,7 @@ def _choose(  # type: ignore[no-untyped-def]
     logprob = (tl.load(own + token).to(tl.float32) - best) * scale - tl.log(total)
     tl.store(answers + row, token.to(tl.int32))
     tl.store(answers + answer_stride + row, logprob.to(tl.int32, bitcast=True))
-    if WIDTH == 1:
+    if WIDTH == 1:  # noqa: SIM102
         if slot != spare:
             tl.store(tokens + slot, token.to(tl.int64))
             tl.store(indices + slot, index + 1)

@@ -30,7 +30,7 @@ from pydantic import Field
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
 from mage.engines.base import Engine
-from mage.engines.drafts import LONGEST, ROWS, Recent, propose
+from mage.engines.drafts import LONGEST, Drafts, propose
 from mage.engines.gpu.loop import DeviceLoop, Forward, StepInFlight, TokenSlots, operations
 from mage.engines.local.attention import (
     DecodeGroup,
@@ -115,7 +115,7 @@ class LocalEngine(Engine):
                 f"drafts={drafts}: the smallest allowed values are 1, 2, 1 and 0"
             )
         self.model, self.chat = model, chat
-        self.context, self.max_batch_tokens, self.drafts = context, max_batch_tokens, drafts
+        self.context, self.max_batch_tokens = context, max_batch_tokens
         causal_lm: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.backbone, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.config = self.backbone.config
@@ -146,7 +146,7 @@ class LocalEngine(Engine):
         self.sequences = OpenSequences(chat, self.slots, context, self.head.weight.shape[0])
         self.capacity = slots
         self.group_size = 256 if self.device.type == "cpu" else slots
-        self.recent = Recent(self.device)
+        self.drafts = Drafts(drafts, self.device)
         self.loop = self._make_loop(slots) if ahead else None
         self.flight: tuple[StepInFlight, Array] | None = None
         # Some models scale their logits, and some do not take another attention. Llama, Qwen2 and
@@ -194,7 +194,6 @@ class LocalEngine(Engine):
             ops=self.ops,
             context=self.context,
             drafts=self.drafts,
-            recent=self.recent.tokens,
         )
 
     def submit(self, request: Request) -> None:
@@ -227,10 +226,8 @@ class LocalEngine(Engine):
         self._clear()
 
     def _clear(self) -> None:
-        """Forget all texts, so that a resumed run has the batches of an uninterrupted one."""
         self.slots.clear()
-        if self.drafts:
-            self.recent.clear()
+        self.drafts.clear()
 
     def release(self) -> None:
         """Free the key/value pool and the graphs that use it, so that learning has the memory.
@@ -335,10 +332,16 @@ class LocalEngine(Engine):
         self.stats.waited += time.perf_counter() - before
         state = self.sequences
         ours = (state.lease[flight.slots] == lease) & state.active[flight.slots]
-        self.stats.drafted_tokens += int((ours & flight.drafted).sum())
+        self._count(ours & flight.drafted, tokens >= 0)
         np.subtract.at(state.ahead, flight.slots[ours & ~flight.drafted], 1)
         ours &= tokens >= 0
         return self._append(flight.slots[ours], tokens[ours], logprobs[ours], flight.drafted[ours])
+
+    def _count(self, drafted: Array, kept: Array) -> None:
+        numbers = int(drafted.sum()), int((drafted & kept).sum())
+        self.stats.drafted_tokens += numbers[0]
+        self.stats.accepted_tokens += numbers[1]
+        self.drafts.count(*numbers)
 
     def _append(
         self, slots: Array, tokens: Array, logprobs: Array, drafted: Array
@@ -359,13 +362,12 @@ class LocalEngine(Engine):
                 now &= ~np.isin(slots, [slot for slot, _ in finished])
             self.slots.filled[slots[now & drafted]] += 1
             self.stats.generated_tokens += int(now.sum())
-            self.stats.accepted_tokens += int((now & drafted).sum())
             finished += self.sequences.append(slots[now], tokens[now], logprobs[now])
         return finished
 
     def _complete(self, finished: list[tuple[int, Finish]]) -> list[tuple[Request, Completion]]:
-        if self.drafts and finished:
-            self.recent.add(
+        if self.drafts.number and finished:
+            self.drafts.add(
                 np.concatenate([self.sequences.ending(slot, LONGEST) for slot, _ in finished])
             )
         return [self.sequences.complete(*one, self.policy_version) for one in finished]
@@ -399,7 +401,6 @@ class LocalEngine(Engine):
         for slot in slots[joining].tolist():
             self.slots.commit(slot)
         self.stats.prefilled_tokens += int(new[joining | (new > 1)].sum())
-        self.stats.drafted_tokens += int(drafts.sum())
         ready = filled == state.known[slots]
         last = (np.cumsum(new + drafts) - 1 - drafts)[ready]  # row of the newest token of each
         slots, count = slots[ready], 1 + drafts[ready]
@@ -411,6 +412,7 @@ class LocalEngine(Engine):
         wrong = self.slots.tokens[owner, state.known[owner] + later - 1] != np.roll(tokens, 1)
         misses = np.cumsum(wrong & (later > 0))
         kept = misses == np.repeat(misses[first], count)
+        self._count(later > 0, kept)
         return self._append(owner[kept], tokens[kept], logprobs[kept], later[kept] > 0)
 
     def _draft(self, work: Work) -> tuple[Array, Array, Array]:
@@ -421,17 +423,18 @@ class LocalEngine(Engine):
         state, slots, new = self.sequences, work.slots, work.new
         drafts, known = np.zeros_like(new), state.known[slots]
         decodes = (new == 1) & (self.slots.filled[slots] + 1 == known)
-        if not self.drafts or not 0 < decodes.sum() * (1 + self.drafts) <= ROWS:
+        number = self.drafts.width(int(decodes.sum())) - 1
+        if not (number and decodes.any()):
             return slots, new, drafts
         texts = self.slots.tokens[slots[decodes], : known[decodes].max()]
         guesses = propose(
             torch.from_numpy(texts),
             torch.from_numpy(known[decodes] - 1),
-            self.recent.tokens.cpu(),
-            self.drafts,
+            self.drafts.tokens[: self.drafts.used].cpu(),
+            number,
         ).numpy()
-        drafts[decodes] = np.minimum(self.drafts, state.limit[slots] - known - 1)[decodes]
-        row, place = np.nonzero(np.arange(self.drafts) < drafts[decodes][:, None])
+        drafts[decodes] = np.minimum(number, state.limit[slots] - known - 1)[decodes]
+        row, place = np.nonzero(np.arange(number) < drafts[decodes][:, None])
         where = slots[decodes][row], known[decodes][row] + place
         self.slots.tokens[where] = guesses[row, place]
         order = np.lexsort((slots, new + drafts))
