@@ -356,6 +356,26 @@ def test_sequences_join_while_others_decode(llama: LlamaForCausalLM, chat: Chat)
     ]
 
 
+def test_a_token_that_is_not_read_yet_is_no_prefix_of_another_prompt(
+    llama: LlamaForCausalLM, chat: Chat
+) -> None:
+    """The slot of a prompt still has the old reply while its new first token is computed."""
+    prompt = tuple(range(2, 50))
+    engine = LocalEngine(llama, chat, slots=2)
+    (old,) = answer(engine, [Request(prompt, 3, 0)])
+    answer(engine, [Request(tuple(range(60, 100)), 3, 0)])  # takes the other slot
+    engine.submit(Request(prompt, 9, 1))
+    engine.step()
+    request = Request((*prompt, *old.token_ids, 5, 6), 4, 2)
+    engine.submit(request)
+    replies: dict[Request, Completion] = {}
+    while request not in replies:
+        replies.update(engine.step())
+    (alone,) = answer(LocalEngine(llama, chat), [request])
+    assert replies[request].token_ids == alone.token_ids
+    assert replies[request].logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
 def successor_llama(chat: Chat, text: str) -> LlamaForCausalLM:
     """A Llama that repeats `text`: attention and MLP give 0; the head maps a token to the next."""
     model = make_llama()

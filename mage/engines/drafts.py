@@ -45,7 +45,7 @@ class Drafts:
     """
 
     def __init__(self, number: int, device: torch.device) -> None:
-        self.number, self.rows = number, ROWS[device.type]
+        self.number, self.rows = number, ROWS.get(device.type, ROWS["cpu"])
         self.tokens = torch.full((RECENT,), -1, dtype=torch.int64, device=device)
         self.clear()
 

@@ -196,7 +196,8 @@ class DeviceLoop:
 
     def copy_tokens(self, source: int, target: int, start: int, end: int) -> None:
         """As `KeyValuePool.copy` does with keys."""
-        self.tokens[target, start:end] = self.tokens[source, start:end]
+        if self.drafts.number:
+            self.tokens[target, start:end] = self.tokens[source, start:end]
 
     def _decode(self, size: int, width: int, cut: bool) -> None:
         slots = owners = self.rows[:size]

@@ -312,6 +312,8 @@ class LocalEngine(Engine):
         state.ahead[first] += 1
         more = state.known[first] + state.ahead[first] < state.limit[first]
         going_on = first[more & (not hold)]
+        # The key of a token that is not read yet: until then the token equals none of a prompt.
+        self.slots.tokens[going_on, state.known[going_on]] = -1
         self.slots.filled[going_on] += 1
         decoding = np.concatenate([slots[~joins], going_on])
         state.ahead[decoding] += 1
