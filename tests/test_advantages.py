@@ -1,9 +1,11 @@
 """Advantages against values that were computed by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import meta
+from toys import episode, meta
 
 from mage.credit.advantages import gigpo, grpo, published
 from mage.credit.advantages.base import against_others
@@ -30,6 +32,16 @@ def test_grpo_normalises_the_first_return_over_the_group():
     credits = grpo.estimate(returns_of(meta((10, 0), 0), meta((-10, 0), 1)))
     assert {round(c.advantage, 3) for c in credits if c.source.where.member == 0} == {1.0}
     assert {round(c.advantage, 3) for c in credits if c.source.where.member == 1} == {-1.0}
+
+
+def test_grpo_takes_the_first_turn_where_the_first_episode_ends_before_the_agent_moves():
+    """Episode 1 has no turn, so the values are those of episode 2: 10 and -10."""
+    pair = []
+    for member, reward in enumerate((10, -10)):
+        played = meta((0, reward), member)
+        pair.append(replace(played, episodes=(episode(0, ()), played.episodes[1])))
+    credits = grpo.estimate(returns_of(*pair), normalise="mean")
+    assert [credit.advantage for credit in credits] == [10.0] * 4 + [-10.0] * 4
 
 
 def test_gigpo_compares_an_episode_with_the_same_position_of_the_other_members():

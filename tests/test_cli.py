@@ -474,7 +474,10 @@ def test_a_run_is_evaluated_at_the_given_checkpoint(run: Path) -> None:
     assert json.loads(call("evaluate", run, "--checkpoint latest --size 6 --json").stdout)[
         "update"
     ] == max(updates)
+    copied = run / "checkpoints" / "update_000010.bak"  # not a checkpoint
+    copied.mkdir()
     assert "Allowed are best, latest" in refused_late("evaluate", run, "--checkpoint 77")
+    copied.rmdir()
 
 
 def test_memories_are_swapped_and_written_by_another_agent(run: Path, place: Path) -> None:

@@ -91,6 +91,24 @@ def test_full_sharding_divides_the_gradients_at_every_moment(ranks: int) -> None
     assert found.parts()["gradients"] * GB == pytest.approx(4 / ranks * shape.parameters)
 
 
+def test_full_sharding_makes_a_divided_copy_of_a_float32_model_too() -> None:
+    recipe, shape = load_recipe("paper_alfworld", ["--learn.shard=full"]), PRESETS["qwen3-4b"]
+    for ranks, masters in ((1, 0.0), (8, 4 / 8 * shape.parameters)):
+        found = plan_memory(recipe, shape, 200 * GB, half_precision=False, ranks=ranks)
+        assert found.fixed.copies_of_weights == masters
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "full"])
+def test_a_warm_up_divides_nothing_because_rank_0_does_it_alone(shard: str) -> None:
+    recipe, shape = load_recipe("paper_alfworld", [f"--learn.shard={shard}"]), PRESETS["qwen3-8b"]
+    whole = plan_memory(recipe.changed(learn={"shard": "none"}), shape, 80 * GB)
+    found = plan_memory(recipe, shape, 80 * GB, ranks=8, use="warmup")
+    assert found.learning_bytes == whole.learning_bytes
+    told = explain_misfit(found)
+    assert told.startswith("the warm-up needs")
+    assert "--learn.shard" not in told
+
+
 def test_a_float32_model_holds_the_gradients_of_earlier_micro_batches() -> None:
     recipe, shape = load_recipe("paper_alfworld"), PRESETS["qwen3-4b"]
     fixed = plan_memory(recipe, shape, 200 * GB, half_precision=False).fixed

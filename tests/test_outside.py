@@ -11,6 +11,7 @@ import mage
 from mage.api import worlds
 from mage.config.errors import UserError
 from mage.environments.kuhn_poker import KuhnPoker
+from mage.environments.sokoban import Sokoban
 from mage.models.base import find_model
 from mage.play.outside import OutsidePlay
 from tests.corridor import Corridor, CorridorState
@@ -75,6 +76,18 @@ def test_a_reply_also_returns_the_score_of_an_episode_that_ends_before_the_agent
     assert play.scores == [1.0, 1.0, 1.0]
     assert play.shown.count("found the door!") == 2
     assert "Game 4 of 5." in play.shown
+
+
+def test_tasks_are_those_of_the_split() -> None:
+    """A room is in the held-out part or in the training part, whoever plays it."""
+    for split in ("train", "test"):
+        play = OutsidePlay(Sokoban(), "", 0, 1, seed=3, split=split)
+        expected = Sokoban(part=split)
+        start = expected.start(expected.episode_seed(3, 0))
+        assert play.state.observe(0) == start.observe(0)
+    env = mage.as_gymnasium("alfworld", split="test", receptacles=4, objects=4)
+    env.reset(seed=0)
+    assert (env.play.environment.split, env.play.task.split) == ("test", "test")
 
 
 def test_wrong_opponents_and_options_are_refused() -> None:

@@ -339,6 +339,15 @@ def test_a_model_with_windows_cannot_be_packed() -> None:
         check_packable(model)
 
 
+def test_a_model_with_an_attention_of_its_own_cannot_be_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make_model("qwen3")
+    monkeypatch.setattr(model, "_supports_attention_backend", False)
+    with pytest.raises(ValueError, match="without the attention interface of transformers"):
+        check_packable(model)
+
+
 def test_a_row_longer_than_a_window_is_not_packed() -> None:
     model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).eval()
     pack = Packer(model, "forest", 64)

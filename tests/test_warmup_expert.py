@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -237,6 +238,13 @@ def test_processes_write_the_same_demonstrations() -> None:
         found = list(pool.write(chunks))
     assert found == list(write_chunks(own, script, chunks))
     assert sum(map(len, found)) > 30
+
+
+def test_an_expert_that_wins_every_first_episode_is_measured_without_notes() -> None:
+    """With play.stop_on_success a won first episode is the last one, so there is no reflection."""
+    setup = replace(play_setup(Sokoban()), stop_on_success=True)
+    moves, notes = held_out(setup, tasks(setup.environment), 4, 0, Script(expert=True))
+    assert (len(moves), notes) == (4, [])
 
 
 def test_an_environment_without_an_expert_gives_a_clear_message() -> None:

@@ -3,7 +3,7 @@
 Both play whole meta-episodes against MAGE's opponents. The packages are imported when used.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from mage.agent.agent import system_text
@@ -12,6 +12,7 @@ from mage.config.menus import find_item
 from mage.environments.base import SEATS, Environment
 from mage.play.outside import OutsidePlay, check_opponent
 from mage.seeds import derive
+from mage.types import Split
 
 _LONGEST = 100_000  # characters of a text space
 
@@ -35,12 +36,14 @@ def as_gymnasium(
     opponent: str = "",
     seat: Literal["first", "second"] = "first",
     episodes: int = 1,
+    split: Split = "train",
     **options: Any,
 ) -> Any:
     """A world of MAGE as a `gymnasium.Env` with text as observations and actions.
 
     One episode of Gymnasium is a meta-episode of `episodes` episodes. The reward of a step is the
-    score of the episode that it ended. `info["legal_moves"]` lists the moves.
+    score of the episode that it ended. `info["legal_moves"]` lists the moves. `split` chooses the
+    tasks: train, or the held-out ones, test and ood.
 
     >>> env = as_gymnasium("kuhn_poker", opponent="conservative", episodes=3)
     >>> text, info = env.reset(seed=1)
@@ -49,7 +52,7 @@ def as_gymnasium(
     """
     world = make_world(environment, options)
     check_opponent(world, opponent)
-    return _gymnasium_class()(world, opponent, SEATS.index(seat), episodes)
+    return _gymnasium_class()(world, opponent, SEATS.index(seat), episodes, split)
 
 
 @cache
@@ -81,8 +84,10 @@ def _gymnasium_class() -> Any:
         metadata: dict[str, Any] = {"render_modes": ["ansi"]}  # noqa: RUF012 (Gymnasium's form)
         render_mode = "ansi"
 
-        def __init__(self, world: Environment, opponent: str, seat: int, episodes: int) -> None:
-            self.world, self.opponent, self.seat, self.episodes = world, opponent, seat, episodes
+        def __init__(
+            self, world: Environment, opponent: str, seat: int, episodes: int, split: Split
+        ) -> None:
+            self.start = partial(OutsidePlay, world, opponent, seat, episodes, split=split)
             self.play: OutsidePlay | None = None
             self.action_space = MageText(self)
             self.observation_space = MageText(self)
@@ -91,9 +96,8 @@ def _gymnasium_class() -> Any:
             self, *, seed: int | None = None, options: dict[str, Any] | None = None
         ) -> tuple[str, dict[str, Any]]:
             super().reset(seed=seed)
-            drawn = int(self.np_random.integers(2**31))
-            self.play = OutsidePlay(self.world, self.opponent, self.seat, self.episodes, drawn)
-            shown = f"{system_text(self.world)}\n{self.play.shown}"
+            self.play = self.start(seed=int(self.np_random.integers(2**31)))
+            shown = f"{system_text(self.play.environment)}\n{self.play.shown}"
             return shown, self._info(self.play)
 
         def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -117,12 +121,14 @@ def as_trl(
     opponent: str = "",
     seat: Literal["first", "second"] = "first",
     episodes: int = 1,
+    split: Split = "train",
     **options: Any,
 ) -> Any:
     """A class for `GRPOTrainer(environment_factory=...)`: the model plays with the tool `move`.
 
     `rows(count)` of the class are the rows of a dataset, each with a seed: members of a group have
-    one row, so they play one task. The reward is the sum of the scores of all episodes.
+    one row, so they play one task. The reward is the sum of the scores of all episodes. `split`
+    chooses the tasks, as in `as_gymnasium`.
     """
     world = make_world(environment, options)
     check_opponent(world, opponent)
@@ -137,7 +143,7 @@ def as_trl(
                     "the dataset has no column `seed`: members of a group must play the same task; "
                     "make the dataset of the rows of this class, Dataset.from_list(World.rows(64))"
                 )
-            self._play = OutsidePlay(world, opponent, place, episodes, int(seed))
+            self._play = OutsidePlay(world, opponent, place, episodes, int(seed), split)
             return self._play.shown
 
         def move(self, action: str) -> str:
@@ -161,8 +167,9 @@ def as_trl(
         @classmethod
         def rows(cls, count: int, seed: int = 0) -> list[dict[str, Any]]:
             """Rows of a dataset: the rules as the prompt, and one seed for each row."""
+            rules = world.for_split(split).rules()
             prompt = [
-                {"role": "system", "content": f"{world.rules()} Make each move with the tool."},
+                {"role": "system", "content": f"{rules} Make each move with the tool."},
                 {"role": "user", "content": ""},
             ]
             seeds = [derive(seed, "trl", number) % 2**31 for number in range(count)]

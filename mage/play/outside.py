@@ -9,17 +9,23 @@ from mage.config.errors import UserError
 from mage.environments.base import Environment, State
 from mage.opponents.base import Opponent, find, meet, move_rng
 from mage.play.episode import final_score, find_ending, recap_text
-from mage.types import Ending, Task
+from mage.types import Ending, Split, Task
 
 
 class OutsidePlay:
-    """One meta-episode. `scores` are those of the finished episodes."""
+    """One meta-episode of a task of `split`. `scores` are those of the finished episodes."""
 
     def __init__(
-        self, environment: Environment, opponent: str, seat: int, episodes: int, seed: int
+        self,
+        environment: Environment,
+        opponent: str,
+        seat: int,
+        episodes: int,
+        seed: int,
+        split: Split = "train",
     ) -> None:
-        self.environment, self.episodes = environment, episodes
-        self.task = Task(environment.name, seed, seat, opponent, "train")
+        self.environment, self.episodes = environment.for_split(split), episodes
+        self.task = Task(environment.name, seed, seat, opponent, split)
         self.opponent: Opponent | None = meet(self.task) if environment.multi_agent else None
         self.scores: list[float] = []
         self.moves = self.turns = self.illegal = 0

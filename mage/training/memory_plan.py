@@ -23,8 +23,9 @@ from mage.opponents.base import find, population_of
 from mage.training.rivals import find_rival, rival_names
 
 GB = 1e9
-# What a plan is for: a training, play with a checkpoint, or play with the model as it is.
-Use = Literal["train", "checkpoint", "model"]
+# What a plan is for: a training, its warm-up, which rank 0 does alone and so divides nothing, play
+# with a checkpoint, or play with the model as it is.
+Use = Literal["train", "warmup", "checkpoint", "model"]
 # A card's memory that a run can use: the CUDA context and fragmentation take the rest.
 _USABLE, _CONTEXT = 0.94, 1.0 * GB
 # Candidates in order of speed: (recompute, tokens of a micro-batch).
@@ -138,6 +139,16 @@ class PlanRequest:
     ranks: int
     use: Use = "train"
 
+    @property
+    def learns(self) -> bool:
+        """Whether there is a learning phase."""
+        return self.use in ("train", "warmup")
+
+    @property
+    def sharers(self) -> int:
+        """The ranks among which learn.shard divides."""
+        return self.ranks if self.use == "train" else 1
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -232,13 +243,15 @@ def _fixed_bytes(request: PlanRequest) -> FixedBytes:
     league has weights and masters, but neither optimizer state nor gradients.
     """
     recipe, shape, memory = request.recipe, request.shape, request.memory
-    learns, value_bytes = request.use == "train", 2 if request.half_precision else 4
+    learns, value_bytes = request.learns, 2 if request.half_precision else 4
     learn = recipe.learn
     adapters = bool(learn.lora_rank)
-    sharers = 1 if learn.shard == "none" else request.ranks
-    gradient_sharers = request.ranks if learn.shard == "full" else 1
+    sharers = 1 if learn.shard == "none" else request.sharers
+    gradient_sharers = request.sharers if learn.shard == "full" else 1
     weights = value_bytes * shape.parameters
-    weight_copies = 0 if request.use == "model" else _copies_of_weights(shape, learn, value_bytes)
+    weight_copies = 0.0
+    if request.use != "model":
+        weight_copies = _copies_of_weights(shape, learn, value_bytes, gradient_sharers > 1)
     sampler = memory * sampler_share(recipe)
     local = not sampler
     return FixedBytes(
@@ -329,12 +342,17 @@ def _trained(shape: ModelShape, learn: LearnOptions) -> int:
     return shape.lora_parameters(learn.lora_rank) if learn.lora_rank else shape.parameters
 
 
-def _copies_of_weights(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> float:
-    """Float32 masters of half-precision weights; with LoRA the weights before A and B, and A, B."""
+def _copies_of_weights(
+    shape: ModelShape, learn: LearnOptions, value_bytes: int, fully_sharded: bool
+) -> float:
+    """Float32 masters of half-precision weights; with LoRA the weights before A and B, and A, B.
+
+    A fully sharded model has masters in float32 too, because the module that plays stays whole.
+    """
     if learn.lora_rank:
         adapters = 2 * _SUM_BYTES * shape.lora_parameters(learn.lora_rank)  # now and at the start
         return value_bytes * shape.layers * shape.linear_weights + adapters
-    return _SUM_BYTES * shape.parameters if value_bytes == 2 else 0
+    return _SUM_BYTES * shape.parameters if value_bytes == 2 or fully_sharded else 0
 
 
 def _micro_batch_gradients(shape: ModelShape, learn: LearnOptions, value_bytes: int) -> int:

@@ -35,7 +35,8 @@ def advice(plan: MemoryPlan) -> list[Advice]:
         return []
     request = plan.request
     options = _options(request)
-    more = [] if request.use != "train" or (options and request.ranks > 1) else _more_cards(request)
+    more_cards = request.use == "train" and not (options and request.ranks > 1)
+    more = _more_cards(request) if more_cards else ()
     return [*options, *more, *_larger_card(request), *_smaller(request)]
 
 
@@ -57,7 +58,7 @@ def _options(request: PlanRequest) -> list[Advice]:
 def _changes(request: PlanRequest) -> list[Advice]:
     """The options that save memory in this recipe."""
     recipe = request.recipe
-    found = _learning_changes(recipe, request.ranks) if request.use == "train" else []
+    found = _learning_changes(recipe, request.sharers) if request.learns else []
     if recipe.model.dtype == "float32":
         found.append(Advice("half precision", ("--model.dtype=bfloat16",)))
     # A prompt needs room beside the longest reply. A run checks this before it starts.
@@ -112,7 +113,7 @@ def _larger_card(request: PlanRequest) -> Iterator[Advice]:
     """The smallest card at which the recipe fits, and with adapters, if they need a larger one."""
     if card := _smallest_card(request, ()):
         yield Advice(f"cards with {card} GB", ("--gpu-memory", str(card)))
-    if request.use != "train" or request.recipe.learn.lora_rank or _fits_with(request, _ADAPTERS):
+    if not request.learns or request.recipe.learn.lora_rank or _fits_with(request, _ADAPTERS):
         return
     if card := _smallest_card(request, _ADAPTERS):
         title = f"train adapters on cards with {card} GB"
@@ -140,10 +141,11 @@ def explain_misfit(plan: MemoryPlan) -> str:
     needed, there = plan.peak / GB, plan.usable / GB
     ways = [f"  {one}" for one in advice(plan)]
     told = ["What would make it fit:", *ways] if ways else ["No change that was tried fits."]
-    learns = plan.fixed.learns
-    first = f"{'the run' if learns else 'the agent'} needs {needed:.1f} GB of GPU memory, but"
-    more = ["`mage plan` shows every part."] if learns else []
-    return "\n".join([f"{first} {there:.1f} GB can be used. {told[0]}", *told[1:], *more])
+    use = plan.request.use
+    whose = {"train": "the run", "warmup": "the warm-up"}.get(use, "the agent")
+    first = f"{whose} needs {needed:.1f} GB of GPU memory, but {there:.1f} GB can be used."
+    more = ["`mage plan` shows every part."] if use == "train" else []
+    return "\n".join([f"{first} {told[0]}", *told[1:], *more])
 
 
 def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:

@@ -172,7 +172,7 @@ class Trainer:
             samples = self._make_samples(credit.own)
             self._leave_play(samples)
             learned = self._learn(number, samples, timer)
-            self._finish_learning(number, samples, estimator_state)
+            self._finish_learning(number, metas, samples, estimator_state)
         figures = self._figures(metas, credit, learned)
         self._record(figures, timer.seconds | memory_usage())
         check_overflow(figures, self.recipe)
@@ -224,7 +224,6 @@ class Trainer:
         """
         options, estimate = self.recipe.returns, self.recipe.estimator(state)
         if self.ranks.deals_members:
-            self.lengths = measure_lengths(metas, self.ranks)
             return share_credit(metas, options, estimate, self.ranks)
         if self.ranks.size > 1 and keeps_state(estimate):  # all ranks keep the same values
             credits = share_credit(metas, options, estimate, self.ranks).own
@@ -254,12 +253,18 @@ class Trainer:
         return learned
 
     def _finish_learning(
-        self, number: int, samples: Sequence[Sample], state: dict[str, float]
+        self,
+        number: int,
+        metas: Sequence[MetaEpisode],
+        samples: Sequence[Sample],
+        state: dict[str, float],
     ) -> None:
         """The weights are now those after update `number`; evaluations and play use them.
 
         `state` is what the estimator keeps.
         """
+        if self.ranks.deals_members:
+            self.lengths = measure_lengths(metas, self.ranks)
         self.done, self.estimator_state, self._can_save = number, state, True
         self.components.engine.refresh(self.done)
         self._check_engine(samples)

@@ -39,7 +39,7 @@ def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
     # the number format of training, which is several times faster on a GPU.
     short = recipe.warmup.play == "random"
     components = build_components(
-        fit_to_gpu(recipe.changed(model={"dtype": "float32"}) if short else recipe)
+        fit_to_gpu(recipe.changed(model={"dtype": "float32"}) if short else recipe, use="warmup")
     )
     model, seed = components.weights(), recipe.run.seed
     learn = recipe.learn.model_copy(update={"kl": 0.0})

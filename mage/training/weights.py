@@ -53,9 +53,7 @@ def save_weights(loaded: Loaded, recipe: Recipe, target: Path) -> None:
 
 def _find_checkpoint(folder: RunFolder, which: str) -> Path:
     """The checkpoint with a number, else the newest one, which stores the best update."""
-    there = sorted(
-        int(path.name.removeprefix("update_")) for path in folder.checkpoints.glob("update_*")
-    )
+    there = sorted(map(checkpoint.update_of, checkpoint.newest_first(folder.checkpoints)))
     if which.isdigit() and int(which) in there:
         return checkpoint.place(folder.checkpoints, int(which))
     if which not in ("best", "latest"):

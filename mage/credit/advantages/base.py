@@ -15,6 +15,7 @@ from pydantic import Field
 from mage.types import Credit, Return
 
 Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 Normalise = Annotated[
     Literal["mean", "mean_std"],
     Field(description="subtract the mean; mean_std also divides by the standard deviation"),
@@ -31,9 +32,9 @@ class Estimator(Protocol):
     def __call__(self, returns: Sequence[Return]) -> list[Credit]: ...
 
 
-def by_key(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Hashable, list[Item]]:
+def by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Items in groups, in order of their first appearance."""
-    groups: dict[Hashable, list[Item]] = defaultdict(list)
+    groups: dict[Key, list[Item]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
     return groups

@@ -19,7 +19,7 @@ from mage.seeds import derive
 from mage.types import Task
 
 _TASKS_AT_ONCE = 8  # of scripted play; small, because the last batch may exceed the need
-_EMPTY_ROUNDS = 20  # of own play in a row without a situation to teach, before an error
+_EMPTY_ROUNDS = 20  # of play in a row without a situation of the kind that is needed
 _WINDOW = 16  # batches of expert play that are shuffled together
 
 Block = list[Demonstration]
@@ -37,17 +37,24 @@ def held_out(
 ) -> tuple[list[Demonstration], list[Demonstration]]:
     """Situations to measure the model on, which are not taught.
 
-    `turns` moves from scripted play, and a quarter as many notes if the memory reflects.
+    `turns` moves from scripted play, and a quarter as many notes if the memory reflects. There are
+    fewer notes, or none, if play has hardly any: an expert that always wins writes none where
+    play.stop_on_success is set.
     """
     wanted = {
         "play": turns,
         "reflect": -(-turns // 4) if setup.memory.reflects and setup.episodes > 1 else 0,
     }
     found: dict[str, list[Demonstration]] = {"play": [], "reflect": [], "call": []}
+    empty_rounds = 0
     while any(len(found[kind]) < count for kind, count in wanted.items()):
         seed = derive(seed)  # every round has a seed of its own, and the last one draws the sample
+        notes = len(found["reflect"])
         for demonstration in _write_some(setup, tasks, seed, script):
             found[demonstration.kind].append(demonstration)
+        empty_rounds = 0 if len(found["reflect"]) > notes else empty_rounds + 1
+        if empty_rounds == _EMPTY_ROUNDS:
+            wanted["reflect"] = min(wanted["reflect"], len(found["reflect"]))
     rng = random.Random(seed)
     return rng.sample(found["play"], wanted["play"]), rng.sample(
         found["reflect"], wanted["reflect"]

@@ -56,12 +56,20 @@ def short_layout(options: LearnOptions) -> Layout:
 
 
 def check_packable(model: PreTrainedModel) -> None:
-    """Raise unless every layer has full attention: windows or recurrent states do not pack."""
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or not model._supports_attention_backend:
+    """Raise unless every layer has full attention with a mask that can be replaced.
+
+    Windows or recurrent states do not pack.
+    """
+    name, kinds = type(model).__name__, set(getattr(model.config, "layer_types", None) or ())
+    if kinds - {"full_attention"}:
         raise UserError(
-            f"{type(model).__name__} has layers of kind {sorted(kinds)}, but packed training needs "
-            "full attention: set learn.packed = false"
+            f"{name} has layers of kind {sorted(kinds)}, but packed training needs full attention: "
+            "set learn.packed = false"
+        )
+    if not model._supports_attention_backend:
+        raise UserError(
+            f"{name} computes its attention without the attention interface of transformers, but "
+            "packed training needs it: set learn.packed = false"
         )
 
 
