@@ -18,7 +18,7 @@ from mage.learn.loss import (
 )
 from mage.learn.pack.packing import ReplyTokens, pack_rows
 from mage.learn.pack.tries import prepare
-from mage.learn.token_logprobs import choice_entropies, token_logprobs
+from mage.learn.token_logprobs import LOGITS_AT_ONCE, choice_entropies, token_logprobs
 from mage.types import Sample
 
 LN2 = math.log(2)
@@ -180,16 +180,17 @@ def test_logprobs_and_entropy_at_a_temperature_worked_by_hand() -> None:
     assert entropies.tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3)] * 2)
 
 
-def test_scoring_in_pieces_changes_neither_values_nor_gradients() -> None:
+def test_scoring_in_pieces_changes_neither_values_nor_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     head = torch.nn.Linear(4, 9, bias=False, dtype=torch.float64)
     hidden = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(0, 9, (7,))
     found = []
     for at_once in (10_000, 18):
-        logprobs, entropies = token_logprobs(
-            hidden, head, targets, temperature=0.7, at_once=at_once
-        )
+        monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", at_once)
+        logprobs, entropies = token_logprobs(hidden, head, targets, temperature=0.7)
         found.append(
             (logprobs, entropies, *torch.autograd.grad(logprobs.sum(), (hidden, head.weight)))
         )
@@ -213,14 +214,17 @@ def test_sums_add_and_keep_the_largest_ratio() -> None:
 
 
 @pytest.mark.parametrize("at_once", [10_000, 18])
-def test_the_gradient_of_the_token_entropy_is_exact(at_once: int) -> None:
+def test_the_gradient_of_the_token_entropy_is_exact(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`at_once = 18` computes logits in pieces, with the gradient that is used on a GPU."""
     torch.manual_seed(0)
     head = torch.nn.Linear(4, 9, dtype=torch.float64)
     hidden = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(0, 9, (7,))
+    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", at_once)
     logprobs, entropies = token_logprobs(
-        hidden, head, targets, temperature=0.7, at_once=at_once, entropy_learns=True
+        hidden, head, targets, temperature=0.7, entropy_learns=True
     )
     inputs = (hidden, head.weight, head.bias)
     found = torch.autograd.grad(logprobs.sum() + 3 * entropies.sum(), inputs)

@@ -291,7 +291,9 @@ def test_plans_keep_micro_batches_within_their_tokens() -> None:
             for n, one in enumerate(rows)
         ]
     )
-    forests = [pack_forest(trees) for trees in plan_forests(rows, micro_tokens=60)]
+    forests = [
+        pack_forest(trees) for trees in plan_forests(rows, micro_tokens=60, pairs_per_token=660)
+    ]
     assert len(forests) > 1
     assert all(packed.input_ids.numel() <= 60 for packed in forests)
     assert sorted(index for packed in forests for index in packed.replies.index.tolist()) == list(
@@ -311,10 +313,10 @@ def test_rows_longer_than_two_thousand_tokens_share_their_trunk() -> None:
         make_sample(trunk[: 2000 + 100 * turn], (turn % 7, *rng.integers(0, 7, 255).tolist()))
         for turn in range(10)
     )
-    batches = plan_tries(rows, micro_tokens=16_384)
+    batches = plan_tries(rows, micro_tokens=16_384, pairs_per_token=8192)
     together = sum(tree.size for batch in batches for tree in batch)
     assert together <= 2900 + 10 * 256
-    cut = plan_tries(rows, micro_tokens=16_384, tree_tokens=2048)
+    cut = plan_tries(rows, micro_tokens=16_384, pairs_per_token=8192, tree_tokens=2048)
     assert sum(tree.size for batch in cut for tree in batch) > 25_000
 
 

@@ -90,8 +90,16 @@ def item_fields(section: str, name: str) -> dict[str, FieldInfo]:
     if isinstance(item, type) and issubclass(item, BaseModel):
         return {key: field for key, field in item.model_fields.items() if not field.exclude}
     is_engine = section == "engines"  # an engine of another package: a class
-    function = vars(item)["__init__"] if is_engine else item
+    function: Any = item.__init__ if is_engine else item
     return dict(options_model(function, required=not is_engine).model_fields)
+
+
+def engine_option(engines: Choice, name: str) -> Any:
+    """An option of the engine, or its default; None for an engine without the option."""
+    if name in engines.options:
+        return engines.options[name]
+    field = item_fields("engines", engines.name).get(name)
+    return field and field.default
 
 
 def _default(field: FieldInfo) -> Any:

@@ -53,7 +53,11 @@ class WarmupOptions(Section):
     )
     batch: int = Field(8, ge=1, description="scripted replies per step")
     lr: float = Field(
-        1e-4, gt=0, le=1, description="highest learning rate of AdamW; it falls linearly to a tenth"
+        1e-4,
+        gt=0,
+        le=1,
+        description="learning rate of AdamW; it falls linearly to a tenth and is lower in the "
+        "first steps",
     )
     turns: int = Field(
         64, ge=1, description="situations in which the model is tested before and after"

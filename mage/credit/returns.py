@@ -44,9 +44,9 @@ def compute_returns(
 ) -> list[Return]:
     """The returns of every reflection and turn of a meta-episode, in order of play.
 
-    With `own_difference = False` the returns of the turns of episode n itself do not have
-    - R_{n-1}: it is known before the episode begins, so it says nothing about these turns and is
-    only noise. Returns of earlier episodes are the same as before.
+    With `own_difference = False` the returns of episode n itself, its turns and the reflection
+    before it, do not have - R_{n-1}: it is known before they begin, so it says nothing about them
+    and is only noise. Returns of earlier episodes are the same as before.
     """
     assert weights or kind != "final", "a recipe with final returns has weights"
     task_rewards = [episode.reward for episode in meta.episodes]
@@ -101,8 +101,8 @@ def _place_rewards(
     """The reward of each turn, and what is added at the last turn.
 
     A turn has its penalty. With a `scale` it also has `scale` times what the environment scored
-    after it (`Episode.gains`), and the last turn has the rest of r_n: 0, or -R_{n-1} if
-    differential. Without a scale the last turn has r_n.
+    after it (`Episode.gains`), and the last turn has the rest of r_n: the reward before the first
+    turn, which is mostly 0, and -R_{n-1} if differential. Without a scale the last turn has r_n.
     """
     turn_rewards = [turn.penalty if penalties else 0.0 for turn in episode.turns]
     if scale is None or not episode.gains:

@@ -25,7 +25,7 @@ def make_samples(credits: Sequence[Credit], *, reflections: bool = True) -> list
 
     A turn that called tools has one row for each reply, all with the advantage of the turn: results
     are part of prompts. Empty replies are left out. With `reflections=False`, reflections get
-    advantage 0: only the KL term acts on them.
+    advantage 0: only learn.kl and learn.token_entropy act on them.
     """
     return [
         Sample(
@@ -48,6 +48,6 @@ _Reply = tuple[ReplyKind, tuple[int, ...], Completion, Choices]
 
 
 def _replies(turn: Turn) -> list[_Reply]:
-    """Kind, prompt, ids and choices among legal moves of every reply of a turn."""
+    """Kind, prompt, completion and choices among legal moves of every reply of a turn."""
     calls: list[_Reply] = [("call", one.prompt_ids, one.completion, ()) for one in turn.calls]
     return [*calls, (turn.kind, turn.prompt_ids, turn.completion, turn.choices)]

@@ -2,7 +2,8 @@
 
 The learner trains a sharded float32 copy of the model, layer by layer (torch's `fully_shard`). The
 engine keeps a dense copy in the model's own precision, which gets the new weights after every step.
-So play needs no messages, and a rank holds 2 bytes per parameter and 16 / ranks more.
+So play needs no messages, and a rank holds 2 bytes per parameter and 16 / ranks more; the reference
+of a KL term is another dense copy.
 """
 
 import copy
@@ -44,7 +45,7 @@ class FullySharded(Trainable):
         missing = max(self.ranks.gather(len(own))) - len(own)
         for packed in own:
             yield packed, self.network.run(score, packed)
-        for _ in range(missing):
+        for _ in range(missing):  # with their backward pass: the caller must not count them
             (idle,) = pack(_idle_rows())
             self.backward(0.0 * sum(part.sum() for part in self.network.run(score, idle)))
 

@@ -24,7 +24,6 @@ def token_logprobs(
     targets: Tensor,
     *,
     temperature: float,
-    at_once: int | None = None,
     entropy_learns: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Logprob of each target and the entropy of its distribution, from hidden states [T, width].
@@ -32,9 +31,8 @@ def token_logprobs(
     The entropy has a gradient with `entropy_learns` only.
     """
     bias = getattr(head, "bias", None)
-    length = max(
-        1, (at_once or LOGITS_AT_ONCE.get(hidden.device.type, 2**24)) // head.weight.shape[0]
-    )
+    at_once = LOGITS_AT_ONCE.get(hidden.device.type, 2**24)
+    length = max(1, at_once // head.weight.shape[0])
     if len(targets) <= length and hidden.device.type == "cpu":
         logprobs, entropies, _ = _score_logits(head(hidden), targets, temperature, entropy_learns)
         return logprobs, entropies

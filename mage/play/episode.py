@@ -20,7 +20,8 @@ from mage.seeds import derive
 from mage.types import Completion, Ending, Episode, Move, Task, ToolCall, Turn
 
 Recall = Callable[[str], Awaitable[str]]  # opening of an episode -> memory shown in the episode
-# Recaps of episodes that did not finish.
+# Recaps of episodes that did not finish. The first is also shown after one illegal reply among many
+# at the turn limit: the words stay, because models were trained with them.
 FORFEITED, RAN_OUT = "You gave no legal move and forfeited.", "The turns ran out."
 
 
@@ -152,9 +153,9 @@ async def _let_opponent_move(
 
 
 class _Reply(NamedTuple):
-    """What the agent saw before any call of a tool, and the last reply of its turn.
+    """The last reply of a turn: its prompt, and its action as written and as a legal move.
 
-    The reply has the action as it was written, and as the legal move that it is.
+    `observation` is what the agent saw before any call of a tool; `prompt` contains the calls.
     """
 
     observation: str

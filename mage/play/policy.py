@@ -23,8 +23,9 @@ class Seen:
     `messages` is the prompt of a model: rules, task, memory and the turns of this episode.
     `observation`, `memory` and `legal` are parts of it, or follow from it. `episode` and `turn`
     count from 1. `notes` is the policy's own memory: empty when a task begins, then kept for all
-    its episodes. `rng` is for random moves; it depends on the task and the turn only. `call` calls
-    a tool of the environment and returns its result: `seen.call("search", word="cup")`.
+    its episodes. `rng` is for random moves; its seed derives from those of the run, group, member,
+    episode and turn. `call` calls a tool of the environment and returns its result:
+    `seen.call("search", word="cup")`.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -65,7 +66,8 @@ class PolicyPlayer:
 class PolicyCalls:
     """The calls of tools in one turn of a policy, kept as those of a model are.
 
-    `seed` belongs to the episode, as the results do.
+    The last result lacks the line that tells a model that it was the last one. `seed` belongs to
+    the episode, as the results do.
     """
 
     def __init__(

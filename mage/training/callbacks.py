@@ -10,7 +10,10 @@ Metrics = dict[str, Any]  # one line of metrics.jsonl
 
 
 class Callback:
-    """Override the events you need. All of them are called on the main rank only."""
+    """Override the events you need. They are called on the main rank.
+
+    Under torchrun `on_compile` and `on_tasks_played` are called on all ranks.
+    """
 
     def on_start(self, folder: RunFolder, update: int) -> None:
         """The run starts, or resumes after `update` updates."""

@@ -4,7 +4,6 @@ Before a run, a few meta-episodes are played with random legal moves in all seat
 reflections of full length, without a model. Their prompts show the sizes that the recipe needs.
 """
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -13,8 +12,8 @@ from typing import Any
 from mage.agent.agent import LONGEST_NOTE, Agent, Sampler, SamplingOptions
 from mage.agent.chat import Chat
 from mage.agent.tools import ToolLimits
+from mage.config.describe import engine_option
 from mage.config.errors import ConfigError
-from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.config.sections import AgentOptions
 from mage.engines.base import ScriptedEngine
@@ -63,9 +62,7 @@ def check_context(recipe: Recipe, chat: Chat) -> tuple[str, ...]:
 
 def context_limit(recipe: Recipe) -> int | None:
     """The option `engines.context`, or its default; None for an engine without such an option."""
-    item: Any = find_item("engines", recipe.engines.name)
-    option = inspect.signature(item.__init__).parameters.get("context")
-    found = recipe.engines.options.get("context", option and option.default)
+    found = engine_option(recipe.engines, "context")
     return found if isinstance(found, int) else None
 
 

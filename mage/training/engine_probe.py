@@ -79,7 +79,7 @@ class EngineProbe:
             return
         answer = self._ask(self.request)
         if answer is not None:
-            self._compare(self.request, answer, update)
+            self._compare(answer, update)
             self.last = answer
 
     def _ask(self, request: Request) -> _Answer | None:
@@ -92,13 +92,10 @@ class EngineProbe:
     def _score(self, request: Request, ids: Ids) -> float:
         """The learner's logprob of a reply. Plain rows need no compilation."""
         sample = Sample.to_score(request.prompt_ids, ids)
-        with torch.no_grad():
-            (score,) = reply_logprobs(
-                self.model, [sample], temperature=self.temperature, layout="rows"
-            )
+        (score,) = reply_logprobs(self.model, [sample], temperature=self.temperature, layout="rows")
         return score
 
-    def _compare(self, request: Request, answer: _Answer, update: int) -> None:
+    def _compare(self, answer: _Answer, update: int) -> None:
         tokens = len(answer.completion.token_ids)
         if not abs(answer.engine - answer.learner) / tokens <= self.limits.gap:
             raise _differs(update, f"{answer.engine:.3f}", f"{answer.learner:.3f}")

@@ -14,9 +14,9 @@ learning phase.
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from mage.config.menus import engine_fields
+from mage.config.describe import engine_option
 from mage.config.recipe import Recipe
-from mage.config.sections import LearnOptions
+from mage.config.sections import EngineChoice, LearnOptions
 from mage.models.base import base_of
 from mage.models.shapes import ModelShape, check_cache, read_shape
 from mage.opponents.base import find, population_of
@@ -276,26 +276,26 @@ def _fixed_bytes(request: PlanRequest) -> FixedBytes:
     )
 
 
-def engine_option(recipe: Recipe, name: str) -> Any:
+def planned_option(recipe: Recipe, name: str) -> Any:
     """An option of the engine, or its default. An engine without the option is taken as local."""
-    known = {**(engine_fields("local") or {}), **(engine_fields(recipe.engines.name) or {})}
-    return recipe.engines.options.get(name, known[name].default if name in known else None)
+    own = engine_option(recipe.engines, name)
+    return engine_option(EngineChoice(name="local"), name) if own is None else own
 
 
 def _engine_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
     """Memory of a local engine besides its pool."""
-    prefill = 2 * engine_option(recipe, "max_batch_tokens") * shape.layer_values * value_bytes
+    prefill = 2 * planned_option(recipe, "max_batch_tokens") * shape.layer_values * value_bytes
     return float(prefill + _ENGINE_BUFFERS)
 
 
 def _slot_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
     """One conversation in the pool of a local engine."""
-    return float(engine_option(recipe, "context")) * _token_bytes(recipe, shape, value_bytes)
+    return float(planned_option(recipe, "context")) * _token_bytes(recipe, shape, value_bytes)
 
 
 def _token_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> int:
     """Bytes of a token in a key/value pool; in 8 bits a key or value of a head has a scale too."""
-    cache = str(engine_option(recipe, "cache"))
+    cache = str(planned_option(recipe, "cache"))
     check_cache(cache, shape.parameters)
     if cache == "int8":
         return shape.cached_values + 2 * shape.cached_values // shape.head_size
@@ -307,7 +307,7 @@ def sampler_share(recipe: Recipe) -> float:
 
     0 for the local engine, which shares the weights of the learner.
     """
-    return float(engine_option(recipe, "gpu_memory") or 0.0)
+    return float(planned_option(recipe, "gpu_memory") or 0.0)
 
 
 def _rival_bytes(recipe: Recipe, value_bytes: int, sampler: float) -> float:
@@ -399,7 +399,7 @@ def _candidates(learn: LearnOptions) -> list[tuple[bool, int]]:
 
 def _choose_slots(fixed: FixedBytes, recipe: Recipe) -> tuple[int, str]:
     """The conversations that are played at once, and the reason."""
-    asked = int(engine_option(recipe, "slots"))
+    asked = int(planned_option(recipe, "slots"))
     if fixed.sampler:
         return asked, f"the engine holds {fixed.sampler / GB:.0f} GB (engines.gpu_memory)"
     groups, members = recipe.play.groups, recipe.play.members
@@ -416,7 +416,7 @@ def _choose_slots(fixed: FixedBytes, recipe: Recipe) -> tuple[int, str]:
 
 def _shorter_context(fixed: FixedBytes, recipe: Recipe, needed: int, room: float) -> str:
     """The context at which all slots would fit; empty if not even a reply would fit into it."""
-    bytes_per_token = fixed.bytes_in_all_pools / engine_option(recipe, "context")
+    bytes_per_token = fixed.bytes_in_all_pools / planned_option(recipe, "context")
     fitting = int(room // (needed + 1) / bytes_per_token) // 256 * 256
     if fitting < 2 * recipe.agent.max_tokens:
         return ""

@@ -9,7 +9,7 @@ from mage.config.loading import change_recipe
 from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice
 from mage.models.shapes import PRESETS
-from mage.training.memory_plan import GB, MemoryPlan, PlanRequest, engine_option, plan_request
+from mage.training.memory_plan import GB, MemoryPlan, PlanRequest, plan_request, planned_option
 
 _CARDS = (16, 24, 32, 40, 48, 80, 96, 141, 180, 288)  # GB of common cards
 _COUNTS = (2, 4, 8, 16, 32, 64)
@@ -62,7 +62,7 @@ def _changes(request: PlanRequest) -> list[Advice]:
     if recipe.model.dtype == "float32":
         found.append(Advice("half precision", ("--model.dtype=bfloat16",)))
     # A prompt needs room beside the longest reply. A run checks this before it starts.
-    context = int(engine_option(recipe, "context"))
+    context = int(planned_option(recipe, "context"))
     shorter = (context // 2 // 256 * 256, context // 4 // 256 * 256)
     return found + [
         Advice("a shorter context", (f"--engines.context={size}",))

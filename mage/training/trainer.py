@@ -58,7 +58,7 @@ from mage.types import Credit, MetaEpisode, Sample, Split, Task
 
 
 class Trainer:
-    """The part of a run that one rank does. Rank 0 alone writes files and calls the callback."""
+    """The part of a run that one rank does. Rank 0 alone writes files."""
 
     def __init__(
         self, folder: RunFolder, ranks: Ranks, callback: Callback, stop: StopRequest

@@ -175,7 +175,7 @@ def _teach(
 
 
 def lr_at(options: WarmupOptions, step: int) -> float:
-    """The learning rate rises over the first steps and then falls linearly."""
+    """A rise over the first steps times a linear fall over all: the peak is a little below lr."""
     steps = options.steps + options.own_steps
     rise = max(1, round(_RISE * steps))
     return options.lr * min(1.0, (step + 1) / rise) * (1 - (1 - _FALL) * step / max(1, steps - 1))

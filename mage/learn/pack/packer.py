@@ -11,7 +11,7 @@ from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.pack.layers import line_length
 from mage.learn.pack.packing import Layout, Packed, pack_forest, pack_rows, pack_trie
-from mage.learn.pack.plans import TRIE_PAIRS_PER_TOKEN, plan_forests, plan_rows, plan_tries
+from mage.learn.pack.plans import plan_forests, plan_rows, plan_tries
 from mage.learn.pack.tries import Row
 from mage.models.architecture import fixed_length
 
@@ -117,4 +117,4 @@ def trie_pairs_per_token(model: PreTrainedModel) -> float:
     the weights; the time of the longest sum over queries does not.
     """
     layers = model.get_decoder().layers
-    return TRIE_PAIRS_PER_TOKEN * sum(value.numel() for value in layers[0].parameters()) / 3.54e6
+    return 8192 * sum(value.numel() for value in layers[0].parameters()) / 3.54e6

@@ -200,7 +200,7 @@ def _rows_of(trees: Sequence[Tree]) -> list[Row]:
 def pack_rows(
     rows: Sequence[Row], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Packed:
-    """One padded line per sample; tests compare the other layouts with it."""
+    """One padded line per sample: learn.packed = false, the engine probe and tests use it."""
     width = max(len(row.ids) for row in rows)
     ids = np.zeros((len(rows), width), dtype=np.int64)
     real = np.zeros_like(ids)

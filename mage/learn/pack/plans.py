@@ -8,18 +8,13 @@ from operator import attrgetter
 
 from mage.learn.pack.tries import Row, SplitCost, Tree, build_tree, common, split_tree
 
-# Query-key pairs that cost as much as one token outside attention, for a small model
-# (see `packer.pairs_per_token`).
-PAIRS_PER_TOKEN = 660.0
-TRIE_PAIRS_PER_TOKEN = 8192.0  # with FlexAttention (`packer.trie_pairs_per_token`)
-
 
 def plan_forests(
     rows: Sequence[Row],
     *,
     micro_tokens: int,
+    pairs_per_token: float,
     tree_tokens: int | None = None,
-    pairs_per_token: float = PAIRS_PER_TOKEN,
 ) -> list[list[Tree]]:
     """Micro-batches of trees of similar size, each of about `micro_tokens` tokens with padding.
 
@@ -45,8 +40,8 @@ def plan_tries(
     rows: Sequence[Row],
     *,
     micro_tokens: int,
+    pairs_per_token: float,
     tree_tokens: int | None = None,
-    pairs_per_token: float = TRIE_PAIRS_PER_TOKEN,
 ) -> list[list[Tree]]:
     """Micro-batches of at most `micro_tokens` tokens, made of trees of one group each.
 
