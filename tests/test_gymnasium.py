@@ -17,6 +17,7 @@ def own(name: str, **options: object) -> Gymnasium:
     return Gymnasium.model_validate({"game": f"tests.foreign_worlds.{name}", **options})
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["Digits", "Masked"])
 def test_an_own_class_needs_its_dotted_path_only(name: str) -> None:
     world = own(name)

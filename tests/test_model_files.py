@@ -290,6 +290,7 @@ def test_a_config_that_transformers_refuses_is_one_message(
 # --- Adapters -------------------------------------------------------------------------------------
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kind", ["electra", "ctrl", "bert-generation", "gpt2"])
 def test_a_model_that_fails_in_the_engine_or_the_learner_is_one_message(
     kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,12 +21,14 @@ from mage.report.verdict import tell_verdict
 from mage.run_folder import RunError, RunFolder
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
 from tests import toys
+from tests.marks import end_to_end
 from tests.report_runs import make_run, metrics_of, play
 from tests.toys import summarise
 from tests.view_runs import STYLES, store
 
 
 @pytest.fixture(scope="module")
+@end_to_end
 def finished(tmp_path_factory) -> RunFolder:
     tables = {"environments": {"name": "kuhn_poker"}, "opponents": {"train": STYLES}}
     folder = make_run(tmp_path_factory.mktemp("runs") / "demo-1", tables)
@@ -41,7 +43,6 @@ def text_of(folder: RunFolder, name: str) -> str:
 # --- The picture
 
 
-@pytest.mark.e2e
 def test_the_picture_is_a_png_of_1500_by_1000_and_every_panel_has_ink(finished):
     data = (finished.path / "report" / "curves.png").read_bytes()
     picture = imread(io.BytesIO(data))
@@ -258,6 +259,7 @@ def test_a_killed_run_is_reported_with_the_files_that_exist(tmp_path, kuhn_table
     ] == []
 
 
+@pytest.mark.e2e
 def test_a_panel_of_one_task_is_reported_without_an_interval(tmp_path, kuhn_tables):
     folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
     store(folder, "after_test", play("", "test", 1))
@@ -273,6 +275,7 @@ def test_an_evaluation_of_another_version_gives_one_clear_message(tmp_path, kuhn
         write_report(folder)
 
 
+@pytest.mark.e2e
 def test_without_exact_lines_the_report_shows_success(tmp_path, kuhn_tables):
     tables = {"environments": {"name": "tic_tac_toe"}, "opponents": {"train": {"random": 1.0}}}
     folder = RunFolder.create(tmp_path / "run", build_recipe(tables))

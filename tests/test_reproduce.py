@@ -75,7 +75,9 @@ def never() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "scale"), [(name, "small") for name in TABLES] + [(n, "paper") for n in PAPER_TABLES]
+    ("name", "scale"),
+    [(name, "small") for name in TABLES]
+    + [pytest.param(name, "paper", marks=pytest.mark.e2e) for name in PAPER_TABLES],
 )
 def test_every_table_can_be_planned_with_equal_budgets_and_one_panel(
     name: Name, scale: str

@@ -25,6 +25,7 @@ def call(*words: str | Path) -> Result:
     return CliRunner().invoke(app, ["reproduce", *map(str, words)])
 
 
+@pytest.mark.e2e
 def test_the_scale_of_the_paper_names_everything_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,7 @@ for _ in range(200):
 WHAT = ("metrics", "timing", "summary", "versions", "evaluation", "rows", "episodes")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("what", WHAT)
 def test_hostile_values_give_one_message(
     run: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch

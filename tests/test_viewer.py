@@ -388,6 +388,7 @@ def test_parquet_and_the_folder_hold_the_rows_of_the_json_lines(
         assert "path: data/train.parquet" in (target / "README.md").read_text()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "hf"])
 def test_the_datasets_library_reads_every_format(runs: Path, tmp_path: Path, form: str) -> None:
     datasets = pytest.importorskip("datasets")

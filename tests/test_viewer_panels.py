@@ -149,6 +149,7 @@ def test_kept_results_without_summary_are_stopped_runs() -> None:
     assert rows["smollm2_sokoban_long.gigpo_seed1"]["state"] == "stopped"
 
 
+@pytest.mark.e2e
 def test_kept_task_rows_give_the_strip_and_the_paired_differences_of_the_run(
     tmp_path: Path,
 ) -> None:

@@ -181,6 +181,7 @@ def test_batches_of_own_play_play_again_when_they_are_used_up() -> None:
     assert len(large) == 200, "several rounds of play fill one batch"
 
 
+@pytest.mark.e2e
 def test_only_what_follows_a_lost_first_episode_is_taught() -> None:
     """The model plays the solution of one room, in another room too."""
     world = Sokoban().for_split("train")
