@@ -219,7 +219,7 @@ def test_ctrl_c_after_the_stop_of_rank_0_does_not_interrupt_a_worker(
     folder = RunFolder.create(place / "signalled", load_recipe(place / "tiny.toml"))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the process of a worker
     try:
-        assert training_start._train_in_process(Ranks(), folder.path)
+        assert training_start._train_child(Ranks(), folder.path)
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -21,7 +21,6 @@ differential: .75 .79 .83 | reflection 18.05 | 18.05 19 20.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 from mage.types import Episode, MetaEpisode, Return
@@ -51,21 +50,19 @@ def compute_returns(
     assert weights or kind != "final", "a recipe with final returns has weights"
     task_rewards = [episode.reward for episode in meta.episodes]
     rewards = meta_rewards(task_rewards, kind, weights or ())
-    # The episode discount of this kind, and w_n: what gains within episode n are multiplied with.
-    across = {"single": 0.0, "final": 1.0, "balanced": 1.0}.get(kind, episode_discount)
-    scales = weights if weights and kind == "final" else [1.0] * len(rewards)
-    drops_previous = kind == "differential" and not own_difference
+    across = _episode_discount(kind, episode_discount)
     found: list[list[Return]] = []  # of every episode, the last one first
     later = 0.0  # discounted return of the next episode
     for n in reversed(range(len(rewards))):
-        turn_rewards, last = _place_rewards(
-            meta.episodes[n], rewards[n], scales[n] if per_turn else None, penalties
-        )
-        turn_values = partial(_turn_values, turn_rewards, last, later, step_discount, propagation)
-        _, full_start = turn_values()  # what earlier episodes are credited with
-        values, start = turn_values(known=task_rewards[n - 1] if drops_previous and n else 0.0)
+        weight = weights[n] if weights and kind == "final" else 1.0
+        gain_scale = weight if per_turn else None
+        turn_rewards, last = _place_rewards(meta.episodes[n], rewards[n], gain_scale, penalties)
+        given = (turn_rewards, last, later, step_discount, propagation)
+        values, start = _turn_values(*given)
+        later = across * start  # earlier episodes are credited with the full r_n
+        if n and kind == "differential" and not own_difference:
+            values, start = _turn_values(*given, known=task_rewards[n - 1])
         found.append(_episode_returns(meta, n, values, start, rewards[n], penalties))
-        later = across * full_start
     returns = [item for own in reversed(found) for item in own]
     return [_balance(item, len(rewards)) for item in returns] if kind == "balanced" else returns
 
@@ -84,6 +81,11 @@ def meta_rewards(
         # Not strict: a meta-episode that stops early has fewer episodes than there are weights.
         return [weight * reward for weight, reward in zip(weights, rewards, strict=False)]
     return list(rewards)
+
+
+def _episode_discount(kind: ReturnKind, given: float) -> float:
+    """What the return of the next episode is multiplied with."""
+    return {"single": 0.0, "final": 1.0, "balanced": 1.0}.get(kind, given)
 
 
 def _balance(item: Return, episodes: int) -> Return:

@@ -1,4 +1,9 @@
-"""Start a training run: lock its folder, write the warm start, and train on all ranks."""
+"""Start a training run: lock its folder, write the warm start, and train on all ranks.
+
+torchrun has started the ranks, or rank 0 starts them here. Two kinds of blocks keep them in step.
+`ranks.together()`: an error on one rank ends the block on all. That rank raises it, the others
+`RankFailed`. `stop.section(ranks)`: a stop on one rank ends it on all, which raise `RanksStopped`.
+"""
 
 import signal
 from collections.abc import Callable
@@ -33,10 +38,10 @@ def train(
     are those that torchrun has started; without them `run.workers` processes are started. Ranks
     other than 0 return {} and never raise `Stopped`.
     """
-    under_torchrun, ranks = ranks is not None, ranks or Ranks()
+    under_torchrun = ranks is not None
+    ranks = ranks or Ranks()
     request = stop if isinstance(stop, StopRequest) else StopRequest(stop)
     with ExitStack() as held:
-        # An error on one rank ends the block on all: that rank raises it, the others `RankFailed`.
         with ranks.together():
             folder = RunFolder.open(path)
             if ranks.is_main:
@@ -46,16 +51,15 @@ def train(
         if ranks.broadcast(folder.is_finished):
             return folder.read_summary() if ranks.is_main else {}
         try:
-            # A stop on one rank ends the section on all: every rank raises `RanksStopped`.
             with request.section(ranks), ranks.together():
                 _write_warm_start(folder, ranks, callback)
         except RanksStopped:
             return _stopped(ranks, path)
         if under_torchrun:
-            return _train_in_process(ranks, path, callback, request)
+            return _train_rank(ranks, path, callback, request)
         return launch_ranks(
             folder.recipe.run.workers,
-            _train_in_process,
+            _train_launched,
             path,  # the argument of the task on all ranks
             folder=path,  # where `launch_ranks` writes the logs of ranks other than 0
             stop=request,
@@ -70,20 +74,23 @@ def _write_warm_start(folder: RunFolder, ranks: Ranks, callback: Callback) -> No
         callback.on_warmup(warmup_line(made.before.legal, made.after.legal))
 
 
-def _train_in_process(
+def _train_launched(
     ranks: Ranks, path: Path, callback: Callback | None = None, stop: StopRequest | None = None
 ) -> Metrics:
-    """Train on this rank. Rank 0 and the ranks of torchrun have a callback and a stop request.
-
-    A process that rank 0 has started has neither; it handles SIGTERM itself.
-    """
+    """Train on a rank of `launch_ranks`: rank 0 has a callback and a stop request."""
     if callback is None or stop is None:
-        with StopSignals(signals=(signal.SIGTERM,)) as signals:
-            return _train_rank(ranks, path, Callback(), signals)
+        return _train_child(ranks, path)
     return _train_rank(ranks, path, callback, stop)
 
 
+def _train_child(ranks: Ranks, path: Path) -> Metrics:
+    """Train in a process that rank 0 has started: it handles SIGTERM itself."""
+    with StopSignals(signals=(signal.SIGTERM,)) as signals:
+        return _train_rank(ranks, path, Callback(), signals)
+
+
 def _train_rank(ranks: Ranks, path: Path, callback: Callback, stop: StopRequest) -> Metrics:
+    """Train on this rank, from the newest checkpoint to the end."""
     try:
         with stop.section(ranks), ranks.together():
             trainer = Trainer(RunFolder.open(path), ranks, callback, stop)

@@ -85,11 +85,13 @@ def _layer(
     mask: Mask,
     sizes: Sizes,
 ) -> Tensor:
+    """One layer over T tokens: [T, width] in and out. D is the size of a head."""
+    # Attention.
     heads, kv_heads = sizes.heads, sizes.kv_heads
-    bias = None if weights.qkv_bias is None else torch.cat(weights.qkv_bias)
+    qkv_bias = None if weights.qkv_bias is None else torch.cat(weights.qkv_bias)
     normed = _norm(hidden, weights.before_attention, sizes.epsilon)
-    qkv = project(normed, weights.qkv, bias, factors and factors.qkv)
-    query, key, value = (
+    qkv = project(normed, weights.qkv, qkv_bias, factors and factors.qkv)
+    query, key, value = (  # [T, (heads + 2 kv_heads) D] -> [heads or kv_heads, T, D]
         qkv.unflatten(1, (heads + 2 * kv_heads, -1))
         .transpose(0, 1)
         .split((heads, kv_heads, kv_heads))
@@ -99,11 +101,12 @@ def _layer(
         key = _norm(key, weights.norms[1], sizes.epsilon)
     query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
     found = attend(query[None], key[None], value[None], mask, sizes.scaling)
-    flat = found[0].transpose(0, 1).flatten(1)
+    flat = found[0].transpose(0, 1).flatten(1)  # [T, heads D]
     hidden = hidden + project(flat, (weights.out,), weights.out_bias, factors and factors.out)
-    bias = None if weights.gate_up_bias is None else torch.cat(weights.gate_up_bias)
+    # MLP.
+    mlp_bias = None if weights.gate_up_bias is None else torch.cat(weights.gate_up_bias)
     normed = _norm(hidden, weights.before_mlp, sizes.epsilon)
-    gate, up = project(normed, weights.gate_up, bias, factors and factors.gate_up).chunk(2, -1)
+    gate, up = project(normed, weights.gate_up, mlp_bias, factors and factors.gate_up).chunk(2, -1)
     return hidden + project(
         silu(gate) * up, (weights.down,), weights.down_bias, factors and factors.down
     )
@@ -122,39 +125,41 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float
     return cast("Tensor", found)
 
 
-def trie_mask(end: Tensor) -> Mask:
-    """The mask `j <= i < end[j]`: blocks for FlexAttention on CUDA, a dense tensor elsewhere.
+def trie_mask(ends: Tensor) -> Mask:
+    """The mask `j <= i < ends[j]`: blocks for FlexAttention on CUDA, a dense tensor elsewhere.
 
-    `end[j]` is the place after the last token below token j in depth-first order, so token i sees
+    `ends[j]` is the place after the last token below token j in depth-first order, so token i sees
     token j if it is j or below it.
     """
-    if end.device.type == "cuda":
-        return block_mask(end)
-    line = torch.arange(len(end), device=end.device)
-    return (line[None] <= line[:, None]) & (line[:, None] < end[None])
+    if ends.device.type == "cuda":
+        return block_mask(ends)
+    line = torch.arange(len(ends), device=ends.device)
+    return (line[None] <= line[:, None]) & (line[:, None] < ends[None])
 
 
-def block_mask(end: Tensor, block: int = BLOCK) -> BlockMask:
-    """For each block of queries: the blocks of keys that it needs in part and those in full."""
+def block_mask(ends: Tensor, block: int = BLOCK) -> BlockMask:
+    """For each block of queries: the blocks of keys that it needs in part and those in full.
+
+    Of the tensors with two axes, a row is a block of queries and a column a block of keys.
+    """
 
     def rule(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < end[key])
+        return (key <= query) & (query < ends[key])
 
-    count = -(-len(end) // block)
-    padded = pad(end, (0, count * block - len(end))).view(count, block)
-    number = torch.arange(count, device=end.device)
-    first = number[:, None] * block  # first query of each block of queries
-    last = (first + block - 1).clamp(max=len(end) - 1)
-    earlier = number[None, :] < number[:, None]
+    count = -(-len(ends) // block)
+    padded = pad(ends, (0, count * block - len(ends))).view(count, block)  # of each block of keys
+    block_number = torch.arange(count, device=ends.device)
+    queries, keys = block_number[:, None], block_number[None, :]
+    first_query = queries * block
+    last_query = (first_query + block - 1).clamp(max=len(ends) - 1)
     # Full: the last query sees every key of the block, so all queries do.
-    full = earlier & (padded.amin(1)[None, :] > last)
+    full = (keys < queries) & (padded.amin(1)[None, :] > last_query)
     # Partly: the first query sees some key of the block, or it is the queries' own block.
-    partly = (
-        (earlier & (padded.amax(1)[None, :] > first)) | (number[None, :] == number[:, None])
-    ) & ~full
+    some = (keys < queries) & (padded.amax(1)[None, :] > first_query)
+    partly = (some | (keys == queries)) & ~full
     listed = [part for chosen in (partly, full) for part in _listed(chosen)]
     return BlockMask.from_kv_blocks(
-        *listed, BLOCK_SIZE=block, mask_mod=rule, seq_lengths=(len(end), len(end))
+        *listed, BLOCK_SIZE=block, mask_mod=rule, seq_lengths=(len(ends), len(ends))
     )
 
 
