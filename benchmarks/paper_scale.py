@@ -38,7 +38,8 @@ from mage.ranks.stop import StopRequest
 from mage.run_folder import RunFolder
 from mage.training.build import fit_to_gpu
 from mage.training.callbacks import Callback
-from mage.training.memory_plan import GB, MemoryPlan, plan_memory
+from mage.training.memory_bytes import GB
+from mage.training.memory_plan import MemoryPlan, plan_memory
 from mage.training.metrics import Timer
 from mage.training.trainer import Trainer
 from mage.types import MetaEpisode, Sample

@@ -31,7 +31,8 @@ from mage.engines.gpu import reference_ops
 from mage.engines.pool import KeyValuePool, Scales
 from mage.models.shapes import PRESETS
 from mage.training.engine_probe import EXACT, HALF, EngineProbe
-from mage.training.memory_plan import GB, plan_memory
+from mage.training.memory_bytes import GB
+from mage.training.memory_plan import plan_memory
 
 
 @pytest.fixture

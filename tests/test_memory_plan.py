@@ -17,8 +17,9 @@ from mage.config.recipe import Recipe
 from mage.learn.token_logprobs import LOGITS_AT_ONCE
 from mage.models.base import base_folder
 from mage.models.shapes import PRESETS, find_shape, read_shape
-from mage.training import memory_plan
-from mage.training.memory_plan import GB, plan_memory
+from mage.training import memory_bytes
+from mage.training.memory_bytes import GB
+from mage.training.memory_plan import plan_memory
 from mage.training.plan_advice import advice, apply_plan, explain_misfit
 
 # Measured on an H200 with recompute and 16,384 tokens at once (docs/log): peak GB of an update.
@@ -64,7 +65,7 @@ def test_the_parts_of_all_weights_worked_by_hand() -> None:
     fixed = found.fixed
     bytes_of = (
         fixed.weights,
-        fixed.copies_of_weights,
+        fixed.masters,
         fixed.optimizer,
         fixed.gradient_sums,
         fixed.micro_batch_gradients,
@@ -95,7 +96,7 @@ def test_full_sharding_makes_a_divided_copy_of_a_float32_model_too() -> None:
     recipe, shape = load_recipe("paper_alfworld", ["--learn.shard=full"]), PRESETS["qwen3-4b"]
     for ranks, masters in ((1, 0.0), (8, 4 / 8 * shape.parameters)):
         found = plan_memory(recipe, shape, 200 * GB, half_precision=False, ranks=ranks)
-        assert found.fixed.copies_of_weights == masters
+        assert found.fixed.masters == masters
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "full"])
@@ -116,7 +117,7 @@ def test_a_float32_model_holds_the_gradients_of_earlier_micro_batches() -> None:
 
 
 def test_the_plan_uses_the_sizes_of_the_engine_and_of_the_loss() -> None:
-    assert LOGITS_AT_ONCE["cuda"] == memory_plan._LOGITS_AT_ONCE
+    assert LOGITS_AT_ONCE["cuda"] == memory_bytes._LOGITS_AT_ONCE
     small, large = (
         plan("paper_alfworld", "qwen3-4b", 143, f"--engines.max_batch_tokens={tokens}").fixed
         for tokens in (4096, 8192)
@@ -152,14 +153,16 @@ def test_each_copy_of_a_league_holds_a_model_and_a_pool(
     without = plan("paper_tic_tac_toe", "qwen3-8b", 2000, *alike)
     found = plan("paper_tic_tac_toe", "qwen3-8b", 2000, *alike, f"--opponents.train={pool}")
     fixed, alone = found.fixed, without.fixed
-    own = weight_bytes * 8.19e9 + alone.sampler
-    assert fixed.copies * fixed.bytes_per_copy == pytest.approx(
+    own = weight_bytes * 8.19e9 + alone.engine_share
+    assert fixed.league_copies * fixed.bytes_per_league_copy == pytest.approx(
         3 * own, rel=0.15 if rank else 0.005
     )
-    assert found.learning_bytes - without.learning_bytes == pytest.approx(3 * fixed.bytes_per_copy)
+    assert found.learning_bytes - without.learning_bytes == pytest.approx(
+        3 * fixed.bytes_per_league_copy
+    )
     assert (fixed.engines, found.pool) == (4 * alone.engines, 4 * without.pool)
     assert found.playing_bytes - without.playing_bytes == pytest.approx(
-        3 * (fixed.bytes_per_copy + alone.engines + without.pool)
+        3 * (fixed.bytes_per_league_copy + alone.engines + without.pool)
     )
     assert set(found.parts()) - set(without.parts()) == {"league copies"}
 

@@ -19,7 +19,8 @@ from mage.play.outside import check_opponent
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import build_components
 from mage.training.callbacks import Callback
-from mage.training.memory_plan import GB, plan_memory
+from mage.training.memory_bytes import GB
+from mage.training.memory_plan import plan_memory
 from mage.training.start import train
 from mage.training.tasks import draw_tasks
 from mage.types import Task

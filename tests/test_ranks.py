@@ -264,11 +264,11 @@ def test_the_memory_plan_divides_masters_and_moments_among_the_ranks() -> None:
     shape = PRESETS["qwen3-4b"]
     recipe = load_recipe("paper_alfworld", ["--learn.shard=optimizer"])
     alone, eight = (plan_memory(recipe, shape, 141e9, ranks=ranks).fixed for ranks in (1, 8))
-    assert (alone.copies_of_weights, alone.optimizer) == (
+    assert (alone.masters, alone.optimizer) == (
         4 * shape.parameters,
         8 * shape.parameters,
     )
-    assert (eight.copies_of_weights, eight.optimizer) == (0.5 * shape.parameters, shape.parameters)
+    assert (eight.masters, eight.optimizer) == (0.5 * shape.parameters, shape.parameters)
     assert eight.weights == alone.weights
     assert (eight.gradient_sums, eight.micro_batch_gradients) == (
         alone.gradient_sums,

@@ -15,7 +15,8 @@ from mage.reproduce.plan import make_plan
 from mage.reproduce.results import read_results
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
-from mage.training.memory_plan import GB, plan_memory
+from mage.training.memory_bytes import GB
+from mage.training.memory_plan import plan_memory
 from mage.training.start import train
 
 GAMES = ("kuhn_poker", "tic_tac_toe")

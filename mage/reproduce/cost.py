@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from mage.config.recipe import Recipe
 from mage.models.shapes import find_shape
 from mage.reproduce.plan import Job, episodes_of_update
-from mage.training.memory_plan import GB, MemoryPlan, plan_memory
+from mage.training.memory_bytes import GB
+from mage.training.memory_plan import MemoryPlan, plan_memory
 from mage.training.speed_estimates import learned_tokens, played_tokens
 
 CARD = 141.0  # GB of an H200

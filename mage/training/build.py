@@ -28,7 +28,8 @@ from mage.play import PlaySetup
 from mage.play.rewards import find_rewards
 from mage.training.context import check_context, make_agent
 from mage.training.kernel_cache import keep_kernels
-from mage.training.memory_plan import GB, Use, plan_memory
+from mage.training.memory_bytes import GB, Use
+from mage.training.memory_plan import plan_memory
 from mage.training.metrics import MetricSums
 from mage.training.plan_advice import apply_plan
 from mage.training.rivals import find_rival

@@ -9,7 +9,8 @@ from mage.config.loading import change_recipe
 from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice
 from mage.models.shapes import PRESETS
-from mage.training.memory_plan import GB, MemoryPlan, PlanRequest, plan_request, planned_option
+from mage.training.memory_bytes import GB, PlanRequest, planned_option
+from mage.training.memory_plan import MemoryPlan, plan_request
 
 _CARDS = (16, 24, 32, 40, 48, 80, 96, 141, 180, 288)  # GB of common cards
 _COUNTS = (2, 4, 8, 16, 32, 64)
@@ -153,7 +154,7 @@ def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:
     if not plan.fits:
         raise UserError(explain_misfit(plan))
     learn = {"micro_tokens": plan.micro_tokens, "recompute": plan.recompute}
-    slots = {} if plan.fixed.sampler else {"slots": plan.slots}
+    slots = {} if plan.fixed.engine_share else {"slots": plan.slots}
     engine = EngineChoice(name=recipe.engines.name, **{**recipe.engines.options, **slots})
     return recipe.model_copy(
         update={"learn": recipe.learn.model_copy(update=learn), "engines": engine}

@@ -12,7 +12,8 @@ from mage.config.errors import EXIT_USAGE
 from mage.config.loading import load_recipe
 from mage.models.base import count_parameters
 from mage.models.shapes import PRESETS, find_shape
-from mage.training.memory_plan import GB, MemoryPlan, plan_memory
+from mage.training.memory_bytes import GB
+from mage.training.memory_plan import MemoryPlan, plan_memory
 from mage.training.plan_advice import advice
 from mage.training.speed_estimates import learned_tokens, played_tokens
 
