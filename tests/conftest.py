@@ -45,19 +45,10 @@ settings.load_profile("mage")
 # Files that need most processor time, in this order. They are dealt first, so that no test process
 # is left with a long file at the end.
 LONGEST = (
-    "test_stop",
-    "test_hostile_server",
-    "test_docs",
-    "test_torture",
-    "test_reproduce",
-    "test_cli",
-    "test_ranks",
-    "test_trainer",
-    "test_engine_local",
-    "test_parts",
-    "test_viewer_browser",
-    "test_embedded_worlds",
-    "test_shards",
+    *("test_stop", "test_reproduce_ranks", "test_tools_page", "test_torture", "test_ranks"),
+    *("test_cache", "test_reproduce", "test_cli", "test_docs", "test_viewer_browser"),
+    *("test_stages", "test_packing", "test_hostile_server", "test_engine_local", "test_viewer"),
+    *("test_thinking", "test_endpoint", "test_offline", "test_sokoban_rooms"),
 )
 
 
