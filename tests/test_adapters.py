@@ -16,13 +16,8 @@ from mage.models.loading import load_model
 from mage.run_folder import RunFolder
 
 TINY = (
-    "--play.groups=2",
-    "--play.members=2",
-    "--run.updates=1",
-    "--run.workers=1",
-    "--evaluate.size=4",
-    "--evaluate.final_size=4",
-    "--engines.slots=32",
+    *("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1"),
+    *("--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32"),
 )
 
 

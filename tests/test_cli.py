@@ -131,10 +131,7 @@ def test_mage_prints_help_and_every_command_has_an_example() -> None:
 
 def test_training_ends_with_table_ceilings_and_paths(trained: Any, run: Path) -> None:
     for title in (
-        "before training",
-        "after training",
-        "without memory",
-        "best without adapting",
+        *("before training", "after training", "without memory", "best without adapting"),
         "best learner",
     ):
         assert title in trained.stdout
@@ -683,13 +680,7 @@ def test_play_refuses_options_without_effect(run: Path, tmp_path: Path) -> None:
 def test_menus_are_listed_with_their_options() -> None:
     told = json.loads(call("list --json").stdout)
     assert set(told) == {
-        "environments",
-        "opponents",
-        "memory",
-        "engines",
-        "advantages",
-        "recipes",
-        "parts",
+        *("environments", "opponents", "memory", "engines", "advantages", "recipes", "parts"),
         "options",
     }
     opponents = {item["name"]: item for item in told["opponents"]}

@@ -106,12 +106,8 @@ def test_a_resolved_recipe_loads_as_an_equal_recipe(
 
 def test_overrides_are_toml_values_or_words(recipe_file: Path) -> None:
     texts = [
-        "--play.seats=first",
-        "play.groups=4",
-        "--learn.lr=1e-5",
-        "--opponents.test.cfr=1",
-        "--run.name=a-1",
-        "--play.stop_on_success=true",
+        *("--play.seats=first", "play.groups=4", "--learn.lr=1e-5", "--opponents.test.cfr=1"),
+        *("--run.name=a-1", "--play.stop_on_success=true"),
     ]
     recipe = load_recipe(recipe_file, texts)
     assert (
@@ -511,13 +507,7 @@ def test_menus_list_their_items_with_descriptions() -> None:
     assert dict(menu("environments")).keys() >= {"kuhn_poker", "openspiel", "tic_tac_toe"}
     opponents = dict(menu("opponents"))
     assert opponents.keys() >= {
-        "random",
-        "pattern",
-        "biased",
-        "mcts",
-        "cfr",
-        "conservative",
-        "aggressive",
+        *("random", "pattern", "biased", "mcts", "cfr", "conservative", "aggressive"),
         "intermediate",
     }
     assert opponents["conservative"] == "Bets and calls with K only."

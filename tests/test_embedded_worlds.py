@@ -28,13 +28,8 @@ def test_it_plays_nearly_uniformly_random_legal_moves(world: str) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 def test_its_recipe_trains_to_the_end(world: str, tmp_path: Path) -> None:
     small = [
-        "--run.updates=1",
-        "--run.workers=1",
-        "--run.move_probabilities=false",
-        "--play.groups=2",
-        "--play.members=3",
-        "--evaluate.size=4",
-        "--evaluate.final_size=4",
+        *("--run.updates=1", "--run.workers=1", "--run.move_probabilities=false"),
+        *("--play.groups=2", "--play.members=3", "--evaluate.size=4", "--evaluate.final_size=4"),
     ]
     folder = RunFolder.create(tmp_path / world, load_recipe(world, small))
     summary = train(folder.path, Callback(), lambda: False)

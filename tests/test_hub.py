@@ -23,16 +23,9 @@ from mage.run_folder import RunFolder
 from tests.fake_hub import COMMIT, NEWER, FakeHub, run_hub
 
 TINY = (
-    "--run.updates=1",
-    "--run.workers=1",
-    "--run.device=cpu",
-    "--play.groups=1",
-    "--play.members=2",
-    "--evaluate.size=2",
-    "--evaluate.final_size=2",
-    "--evaluate.ceilings=false",
-    "--run.evaluate_every=0",
-    "--run.loggers=[]",
+    *("--run.updates=1", "--run.workers=1", "--run.device=cpu", "--play.groups=1"),
+    *("--play.members=2", "--evaluate.size=2", "--evaluate.final_size=2"),
+    *("--evaluate.ceilings=false", "--run.evaluate_every=0", "--run.loggers=[]"),
 )
 
 

@@ -37,12 +37,9 @@ OUTSIDE = ("mage", "mage.__main__")  # the public interface and `python -m mage`
 # Exact answers need a game tree, and only OpenSpiel's games have one.
 OPENSPIEL = "mage.environments.openspiel"
 KNOW_OPENSPIEL = {
-    "mage.evaluation.exact.beliefs",
-    "mage.evaluation.exact.best_response",
-    "mage.evaluation.exact.ceilings",
-    "mage.evaluation.exact.game_tree",
-    "mage.evaluation.exact.bounds",
-    "mage.evaluation.exact.scores",
+    *("mage.evaluation.exact.beliefs", "mage.evaluation.exact.best_response"),
+    *("mage.evaluation.exact.ceilings", "mage.evaluation.exact.game_tree"),
+    *("mage.evaluation.exact.bounds", "mage.evaluation.exact.scores"),
 }
 HEAVY = ("torch", "transformers", "vllm", "ray")
 NO_TORCH_BELOW = 7

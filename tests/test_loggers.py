@@ -27,13 +27,8 @@ from tests.toys import summarise
 from tests.view_runs import STYLES, play
 
 TINY = (
-    "--run.updates=2",
-    "--run.workers=1",
-    "--play.groups=1",
-    "--play.members=2",
-    "--evaluate.size=6",
-    "--evaluate.final_size=6",
-    "--run.evaluate_every=0",
+    *("--run.updates=2", "--run.workers=1", "--play.groups=1", "--play.members=2"),
+    *("--evaluate.size=6", "--evaluate.final_size=6", "--run.evaluate_every=0"),
 )
 TABLES = {"environments": {"name": "kuhn_poker"}, "opponents": {"train": STYLES}}
 

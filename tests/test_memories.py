@@ -402,12 +402,8 @@ def test_a_method_without_training_is_evaluated_and_can_also_be_trained(
     name: str, updates: int, tmp_path: Path
 ) -> None:
     small = [
-        "--evaluate.size=6",
-        "--evaluate.final_size=6",
-        '--evaluate.splits=["test"]',
-        "--engines.slots=32",
-        "--run.workers=1",
-        "--run.move_probabilities=false",
+        *("--evaluate.size=6", "--evaluate.final_size=6", '--evaluate.splits=["test"]'),
+        *("--engines.slots=32", "--run.workers=1", "--run.move_probabilities=false"),
     ]
     small += ["--memory.embedding=lexical"] if name in ("amem", "memento") else []
     small += ["--agent.reflection_tokens=12"] if name in ("reflexion", "amem") else []

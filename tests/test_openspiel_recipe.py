@@ -14,16 +14,9 @@ from mage.training.callbacks import Callback
 from mage.training.start import train
 
 SMALL = [
-    "--run.updates=1",
-    "--run.evaluate_every=0",
-    "--run.move_probabilities=false",
-    "--play.groups=1",
-    "--play.members=2",
-    "--warmup.steps=1",
-    "--warmup.batch=2",
-    "--warmup.turns=4",
-    "--evaluate.size=2",
-    "--evaluate.final_size=2",
+    *("--run.updates=1", "--run.evaluate_every=0", "--run.move_probabilities=false"),
+    *("--play.groups=1", "--play.members=2", "--warmup.steps=1", "--warmup.batch=2"),
+    *("--warmup.turns=4", "--evaluate.size=2", "--evaluate.final_size=2"),
     "--environments.max_turns=2",
 ]
 # The first has hidden cards, the second simultaneous moves.

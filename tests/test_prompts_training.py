@@ -13,28 +13,13 @@ from mage.training.callbacks import Callback
 from mage.training.start import train
 
 SMALL = (
-    "--model.path=embedded",
-    "--run.updates=2",
-    "--run.save_every=1",
-    "--run.evaluate_every=0",
-    "--run.episodes_every=1",
-    "--run.threads=1",
-    "--run.move_probabilities=false",
-    "--play.groups=1",
-    "--play.members=2",
-    "--play.episodes=2",
-    "--play.length_penalty=0",
-    "--agent.max_tokens=8",
-    "--agent.reflection_tokens=16",
-    "--engines.context=4096",
-    "--engines.slots=8",
-    "--learn.minibatch_rows=",
-    "--evaluate.before=false",
-    "--evaluate.size=1",
-    "--evaluate.final_size=1",
-    "--evaluate.episodes=1",
-    '--evaluate.splits=["test"]',
-    "--evaluate.ceilings=false",
+    *("--model.path=embedded", "--run.updates=2", "--run.save_every=1", "--run.evaluate_every=0"),
+    *("--run.episodes_every=1", "--run.threads=1", "--run.move_probabilities=false"),
+    *("--play.groups=1", "--play.members=2", "--play.episodes=2", "--play.length_penalty=0"),
+    *("--agent.max_tokens=8", "--agent.reflection_tokens=16", "--engines.context=4096"),
+    *("--engines.slots=8", "--learn.minibatch_rows=", "--evaluate.before=false"),
+    *("--evaluate.size=1", "--evaluate.final_size=1", "--evaluate.episodes=1"),
+    *('--evaluate.splits=["test"]', "--evaluate.ceilings=false"),
 )
 OWN = {
     "tic_tac_toe": (

@@ -19,13 +19,8 @@ from mage.training.start import train
 from tests.marks import end_to_end
 
 TINY = (
-    "--run.updates=1",
-    "--run.workers=1",
-    "--play.groups=1",
-    "--play.members=2",
-    "--evaluate.size=6",
-    "--evaluate.final_size=6",
-    "--run.evaluate_every=0",
+    *("--run.updates=1", "--run.workers=1", "--play.groups=1", "--play.members=2"),
+    *("--evaluate.size=6", "--evaluate.final_size=6", "--run.evaluate_every=0"),
 )
 
 

@@ -38,15 +38,9 @@ from mage.training.start import train
 from tests.marks import end_to_end
 
 TINY = [
-    "--run.updates=1",
-    "--run.evaluate_every=0",
-    "--run.save_every=1",
-    "--run.move_probabilities=false",
-    "--play.groups=2",
-    "--evaluate.size=2",
-    "--evaluate.final_size=12",
-    "--engines.slots=64",
-    "--memory.embedding=lexical",
+    *("--run.updates=1", "--run.evaluate_every=0", "--run.save_every=1"),
+    *("--run.move_probabilities=false", "--play.groups=2", "--evaluate.size=2"),
+    *("--evaluate.final_size=12", "--engines.slots=64", "--memory.embedding=lexical"),
 ]
 
 

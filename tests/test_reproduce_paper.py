@@ -107,11 +107,8 @@ def test_rooms_with_one_and_three_boxes_have_separate_rows(tmp_path: Path) -> No
         worlds=["sokoban"],
         only=["react"],
         overrides=[
-            "--environments.ood_boxes=[1, 3]",
-            "--environments.shortest=3",
-            "--environments.longest=6",
-            "--environments.max_turns=6",
-            "--evaluate.final_size=8",
+            *("--environments.ood_boxes=[1, 3]", "--environments.shortest=3"),
+            *("--environments.longest=6", "--environments.max_turns=6", "--evaluate.final_size=8"),
             "--run.episodes_every=0",
         ],
     )
@@ -131,12 +128,8 @@ def test_the_draw_rate_is_compared_against_mcts_1000(tmp_path: Path) -> None:
         only=["full"],
         seeds=[0],
         overrides=[
-            "--run.updates=1",
-            "--play.groups=1",
-            "--play.members=2",
-            "--evaluate.size=2",
-            "--evaluate.final_size=4",
-            "--opponents.ood={mcts-10 = 1}",
+            *("--run.updates=1", "--play.groups=1", "--play.members=2", "--evaluate.size=2"),
+            *("--evaluate.final_size=4", "--opponents.ood={mcts-10 = 1}"),
         ],
     )
     for job in plan.jobs:

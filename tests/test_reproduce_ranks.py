@@ -14,15 +14,9 @@ from mage.reproduce.plan import make_plan, pin_models
 from mage.run_folder import RunFolder
 
 SMALL = (
-    "--run.updates=1",
-    "--play.groups=2",
-    "--play.members=2",
-    "--evaluate.size=4",
-    "--evaluate.final_size=6",
-    "--evaluate.ceilings=false",
-    "--run.evaluate_every=0",
-    "--run.loggers=[]",
-    "--run.device=cpu",
+    *("--run.updates=1", "--play.groups=2", "--play.members=2", "--evaluate.size=4"),
+    *("--evaluate.final_size=6", "--evaluate.ceilings=false", "--run.evaluate_every=0"),
+    *("--run.loggers=[]", "--run.device=cpu"),
 )
 WHAT = ("--environment", "kuhn_poker", "--only", "mage", "--seeds", "1")
 

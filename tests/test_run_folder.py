@@ -312,11 +312,8 @@ def test_only_the_transcripts_of_the_newest_updates_are_kept(run: RunFolder) -> 
     assert run.episode_steps() == [30, 40]
     names = sorted(path.name for path in (run.path / "episodes").glob("*.gz"))
     assert names == [
-        "before_test.jsonl.gz",
-        "step_000030.credit.jsonl.gz",
-        "step_000030.jsonl.gz",
-        "step_000040.credit.jsonl.gz",
-        "step_000040.jsonl.gz",
+        *("before_test.jsonl.gz", "step_000030.credit.jsonl.gz", "step_000030.jsonl.gz"),
+        *("step_000040.credit.jsonl.gz", "step_000040.jsonl.gz"),
     ]
 
 

@@ -126,15 +126,7 @@ def test_evaluation_reports_wasted_moves_per_turn(tmp_path: Path) -> None:
     Console(file=shown, width=100).print(evaluation_table(found, "a title", 100)[0])
     names, _, *lines = [line.split() for line in shown.getvalue().splitlines()[2:] if line.strip()]
     assert names == [
-        "episode",
-        "tasks",
-        "success",
-        "Pass@k",
-        "score",
-        "gain",
-        "regret",
-        "illegal",
-        "tokens",
+        *("episode", "tasks", "success", "Pass@k", "score", "gain", "regret", "illegal", "tokens"),
     ]
     assert "1.667" in lines[0]
     assert [line[0] for line in lines] == ["1", "2"], (

@@ -292,10 +292,7 @@ def run_verb(*words: str):
 
 
 SMALL = (
-    "kuhn_demo",
-    "--warmup.steps=2",
-    "--warmup.batch=4",
-    "--warmup.turns=8",
+    *("kuhn_demo", "--warmup.steps=2", "--warmup.batch=4", "--warmup.turns=8"),
     "--engines.slots=32",
 )
 
@@ -366,21 +363,12 @@ def test_a_recipe_with_a_warmup_section_can_be_trained(kuhn_tables) -> None:
 @pytest.mark.e2e
 def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path: Path) -> None:
     few = (
-        "--play.groups=2",
-        "--play.members=2",
-        "--run.updates=1",
-        "--run.workers=1",
-        "--evaluate.size=4",
-        "--evaluate.final_size=4",
-        "--engines.slots=32",
+        *("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1"),
+        *("--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32"),
     )
     own = (
-        "--warmup.first=true",
-        "--warmup.steps=2",
-        "--warmup.batch=4",
-        "--warmup.turns=8",
-        "--warmup.lr=0.01",
-        "--learn.lora_rank=2",
+        *("--warmup.first=true", "--warmup.steps=2", "--warmup.batch=4", "--warmup.turns=8"),
+        *("--warmup.lr=0.01", "--learn.lora_rank=2"),
     )
     done = CliRunner().invoke(
         app, ["train", "kuhn_demo", *few, *own, "--runs", str(tmp_path), "--run.name=one", "--json"]

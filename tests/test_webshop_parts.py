@@ -92,18 +92,7 @@ def test_stop_words_and_possessives_are_dropped() -> None:
 def test_lengths_are_quantised_as_in_lucene() -> None:
     """Values of Lucene's SmallFloat.byte4ToInt(intToByte4(n))."""
     assert [quantise(n) for n in (0, 23, 24, 39, 40, 41, 42, 55, 56, 59, 60, 1000)] == [
-        0,
-        23,
-        24,
-        39,
-        40,
-        40,
-        42,
-        54,
-        56,
-        56,
-        60,
-        984,
+        *(0, 23, 24, 39, 40, 40, 42, 54, 56, 56, 60, 984),
     ]
 
 

@@ -262,15 +262,8 @@ def _messages(name: str, ended: Ended, allowed: tuple[int, ...] = (0, 2)) -> lis
 
 def _warns(ended: Ended) -> bool:
     words = (
-        "damaged",
-        "missing",
-        "changed",
-        "broken",
-        "checksum",
-        "cannot be read",
-        "is not",
-        "instead of the best one",
-        '"finished": false',
+        *("damaged", "missing", "changed", "broken", "checksum", "cannot be read", "is not"),
+        *("instead of the best one", '"finished": false'),
     )
     return any(word in ended.output for word in words)
 

@@ -21,13 +21,8 @@ from tests.torture.result import Result
 from tests.torture.runs import train_words, write_recipe
 
 MESSAGES = (
-    "cannot write",
-    "could not be saved",
-    "cannot create",
-    "cannot lock",
-    "No space left",
-    "Read-only",
-    "File too large",
+    *("cannot write", "could not be saved", "cannot create", "cannot lock", "No space left"),
+    *("Read-only", "File too large"),
 )
 
 

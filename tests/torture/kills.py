@@ -19,12 +19,7 @@ from tests.torture.runs import MEMENTO, SHORT, train_words, write_recipe
 
 # Wall-clock times, logs, and copies of the figures that have times in them.
 _UNEQUAL = {
-    "timing.jsonl",
-    "worker.log",
-    "curves.png",
-    "curves.svg",
-    "report.html",
-    "table1.html",
+    *("timing.jsonl", "worker.log", "curves.png", "curves.svg", "report.html", "table1.html"),
 }
 _UNEQUAL |= {".lock", ".launch.json"}
 _SKIPPED = {"tensorboard", "report", "logs"}
@@ -111,19 +106,9 @@ def _warm_words(recipe: Path, folder: Path) -> list[str]:
 
 def _reproduce_words(folder: Path) -> list[str]:
     return [
-        "reproduce",
-        "table1",
-        "--environment=kuhn_poker",
-        "--seeds=1",
-        "--jobs=1",
-        f"--out={folder / 'out'}",
-        "--only=lamer",
-        "--run.updates=3",
-        "--run.evaluate_every=0",
-        "--run.save_every=1",
-        "--play.groups=2",
-        "--evaluate.size=4",
-        "--evaluate.final_size=4",
+        *("reproduce", "table1", "--environment=kuhn_poker", "--seeds=1", "--jobs=1"),
+        *(f"--out={folder / 'out'}", "--only=lamer", "--run.updates=3", "--run.evaluate_every=0"),
+        *("--run.save_every=1", "--play.groups=2", "--evaluate.size=4", "--evaluate.final_size=4"),
         "--engines.slots=16",
     ]
 

@@ -55,11 +55,8 @@ SHORT = (
 
 # Three tasks that are played one after the other, because the memory is kept between them.
 MEMENTO = (
-    "--agent.reflection_tokens=",
-    "--memory.name=memento",
-    "--memory.wave=1",
-    "--memory.embedding=lexical",
-    "--evaluate.final_size=3",
+    *("--agent.reflection_tokens=", "--memory.name=memento", "--memory.wave=1"),
+    *("--memory.embedding=lexical", "--evaluate.final_size=3"),
 )
 
 
