@@ -43,7 +43,8 @@ from mage.learn.pack.tries import prepare
 from mage.models.base import find_model
 from mage.models.loading import load_model
 from mage.models.shapes import PRESETS, ModelShape
-from mage.training.build import build_components, fit_to_gpu
+from mage.training.build import build_components
+from mage.training.fit import fit_to_gpu
 from mage.types import Completion, Request, Sample, TurnRef
 
 CACHES = ("model", "int8")

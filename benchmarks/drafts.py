@@ -32,7 +32,8 @@ from mage.engines.local import LocalEngine
 from mage.models.base import find_model
 from mage.models.loading import load_model
 from mage.models.shapes import PRESETS
-from mage.training.build import build_components, fit_to_gpu
+from mage.training.build import build_components
+from mage.training.fit import fit_to_gpu
 from mage.types import Request
 
 CASES = tuple(

@@ -36,8 +36,8 @@ from mage.models.shapes import PRESETS, ModelShape
 from mage.ranks.ranks import Ranks
 from mage.ranks.stop import StopRequest
 from mage.run_folder import RunFolder
-from mage.training.build import fit_to_gpu
 from mage.training.callbacks import Callback
+from mage.training.fit import fit_to_gpu
 from mage.training.memory_bytes import GB
 from mage.training.memory_plan import MemoryPlan, plan_memory
 from mage.training.metrics import Timer

@@ -39,7 +39,8 @@ from mage.models.loading import load_model
 from mage.models.shapes import PRESETS, ModelShape
 from mage.play import play_groups
 from mage.seeds import derive
-from mage.training.build import Components, build_components, fit_to_gpu
+from mage.training.build import Components, build_components
+from mage.training.fit import fit_to_gpu
 from mage.training.tasks import draw_tasks
 from mage.types import Request
 

@@ -327,7 +327,7 @@ def test_evaluate_and_play_follow_the_plan_and_run_gpu_memory(
         recipes.append(recipe)
         raise Caught
 
-    monkeypatch.setattr("mage.training.build.pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("mage.training.fit.pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (140 * GB, 141 * GB))
     monkeypatch.setattr(

@@ -24,7 +24,8 @@ from mage.opponents.base import population_of
 from mage.play import PlaySetup
 from mage.play.policy import PolicyPlayer
 from mage.run_folder import RunError, RunFolder
-from mage.training.build import Components, build_components, fit_to_gpu
+from mage.training.build import Components, build_components
+from mage.training.fit import fit_to_gpu
 from mage.training.weights import Say, load_weights, save_weights
 from mage.types import Split
 

@@ -1,9 +1,8 @@
 """From a recipe to a model, a chat format and an engine that share the same weights."""
 
-import math
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -13,26 +12,22 @@ from transformers import PreTrainedModel
 from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
-from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.engines.base import Engine
 from mage.memory.base import Memory
 from mage.models.architecture import trying
 from mage.models.arithmetic import reset_arithmetic
-from mage.models.base import base_folder, base_of, count_parameters, model_folder, read_model
-from mage.models.loading import load_model, pick_cache, pick_device, pick_dtype
-from mage.models.shapes import read_shape
+from mage.models.base import base_folder, count_parameters, model_folder, read_model
+from mage.models.loading import load_model, pick_device, pick_dtype
 from mage.models.sources.hub import read_hub_id
-from mage.opponents.base import Opponent, find
+from mage.opponents.base import Opponent
 from mage.play import PlaySetup
 from mage.play.rewards import find_rewards
 from mage.training.context import check_context, make_agent
+from mage.training.fit import find_own_chat, runs_elsewhere
 from mage.training.kernel_cache import keep_kernels
-from mage.training.memory_bytes import GB, Use
-from mage.training.memory_plan import plan_memory
 from mage.training.metrics import MetricSums
-from mage.training.plan_advice import apply_plan
-from mage.training.rivals import find_rival
+from mage.training.rival_players import RivalPlayers, load_rival
 
 _SMALL_MODEL = 1_000_000  # parameters
 
@@ -96,8 +91,11 @@ class Components:
             illegal_penalty=play.illegal_penalty,
             length_penalty=play.length_penalty,
             rewards=find_rewards(play.rewards),
-            rivals=Rivals(self, copies),
+            rivals=RivalPlayers(copies, self.rivals, self._load_rival),
         )
+
+    def _load_rival(self, name: str) -> Opponent:
+        return load_rival(self.recipe, self.agent(evaluating=False), name)
 
     def rival_sums(self) -> MetricSums:
         """The share of illegal replies of models as opponents, since the last `begin_play`."""
@@ -112,49 +110,10 @@ class Components:
             engine.release()
 
 
-class Rivals(Mapping[str, Opponent]):
-    """Copies of a league and models as opponents, by name.
-
-    A model is loaded when a task names it for the first time.
-    """
-
-    def __init__(self, components: Components, copies: Mapping[str, Opponent]) -> None:
-        self.components, self.copies = components, copies
-
-    def __getitem__(self, name: str) -> Opponent:
-        loaded = self.components.rivals
-        if name not in self.copies and name not in loaded:
-            if not find(name).model_path():
-                raise KeyError(name)
-            loaded[name] = _load_rival(self.components, name)
-        return self.copies[name] if name in self.copies else loaded[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self.components.rivals, **self.copies})
-
-    def __len__(self) -> int:
-        return len({**self.components.rivals, **self.copies})
-
-
-def _load_rival(components: Components, name: str) -> Opponent:
-    """A player with weights, tokenizer and engine of its own, and the sampling of training."""
-    recipe, folder = components.recipe, find_rival(name)
-    chat = Chat.load(base_of(folder), recipe.agent.thinking)
-    model = load_model(folder, recipe.model.dtype, recipe.run.device)
-    if _runs_elsewhere(recipe):
-        recipe = recipe.changed(engines={"name": "local"})
-    agent = replace(
-        components.agent(evaluating=False), engine=recipe.engine()(model, chat), chat=chat
-    )
-    episodes = recipe.play.episodes if recipe.play.numbered else 1
-    opponent: Any = find(name)
-    return opponent.freeze(agent, recipe.environment(), episodes)
-
-
 def build_components(recipe: Recipe) -> Components:
     """Check the data, load the model and create the engine around it."""
     recipe.environment().check_data()
-    own_chat = _own_chat(recipe)
+    own_chat = find_own_chat(recipe)
     if own_chat is not None:
         _check_thinking(recipe)
         return Components(recipe, None, own_chat, recipe.engine()(own_chat))
@@ -174,24 +133,13 @@ def build_components(recipe: Recipe) -> Components:
 
 def describe_model(recipe: Recipe) -> str:
     """Which model plays, its size and its device, in one line."""
-    if _runs_elsewhere(recipe):
+    if runs_elsewhere(recipe):
         name = recipe.engines.options.get("model", "")
         return f"model {name} behind the engine {recipe.engines.name}".replace("  ", " ")
     size = count_parameters(read_model(base_folder(recipe)).parameters)
     hub = read_hub_id(recipe.model.path)
     name = hub.short if hub else recipe.model.path
     return f"model {name}, {size}, on {pick_device(recipe.run.device)}"
-
-
-def _runs_elsewhere(recipe: Recipe) -> bool:
-    """Whether the agent's model is not on this machine: its engine sends requests to a server."""
-    return _own_chat(recipe) is not None
-
-
-def _own_chat(recipe: Recipe) -> Chat | None:
-    """The chat format of an engine whose model runs elsewhere; None for a local model."""
-    chat: Chat | None = find_item("engines", recipe.engines.name).own_chat()
-    return chat
 
 
 def _check_thinking(recipe: Recipe) -> None:
@@ -202,44 +150,6 @@ def _check_thinking(recipe: Recipe) -> None:
             f'"{recipe.engines.name}": the server has the chat template. Set it there, or send its '
             "field with engines.extra"
         )
-
-
-def fit_to_gpu(recipe: Recipe, ranks: int | None = None, use: Use = "train") -> Recipe:
-    """The recipe with micro-batch size, recompute and slots chosen for the memory of the GPU.
-
-    `ranks` is the number of ranks, run.workers by default; those on one card share its memory.
-    With run.gpu_memory this also limits what torch may allocate in this process. Without a GPU, or
-    with a model that runs elsewhere, the recipe stays as it is.
-    """
-    if _runs_elsewhere(recipe):
-        return recipe
-    device = pick_device(recipe.run.device)
-    if device.type != "cuda":
-        return recipe
-    cache = recipe.engines.options.get("cache", "model")
-    if pick_cache(cache, device) != cache:
-        recipe = recipe.changed(engines={"cache": None})
-    free, total = torch.cuda.mem_get_info(device)
-    ranks = ranks or recipe.run.workers
-    memory = free / _ranks_on_card(ranks)
-    if recipe.run.gpu_memory is not None:
-        memory = min(memory, recipe.run.gpu_memory * GB)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total), device.index or 0)
-    plan = plan_memory(
-        recipe,
-        read_shape(base_folder(recipe)),
-        memory,
-        half_precision=recipe.model.dtype != "float32",
-        ranks=ranks,
-        use=use,
-    )
-    return apply_plan(recipe, plan)
-
-
-def _ranks_on_card(ranks: int) -> int:
-    """How many ranks share a card of this host."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    return math.ceil(here / torch.cuda.device_count())
 
 
 def _default_threads(model: PreTrainedModel, workers: int) -> int:

@@ -35,11 +35,12 @@ from mage.run_folder import RunFolder
 from mage.run_folder.turn_files import TurnMoves
 from mage.run_folder.versions import changed_software
 from mage.seeds import derive
-from mage.training.build import build_components, fit_to_gpu
+from mage.training.build import build_components
 from mage.training.callbacks import Callback, Metrics
 from mage.training.context import check_overflow
 from mage.training.engine_probe import EngineProbe
 from mage.training.evaluations import RunEvaluations, illegal_share, last_score, summarise_run
+from mage.training.fit import fit_to_gpu
 from mage.training.league import FOLDER, LeagueTable, league_of
 from mage.training.metrics import Timer, credit_sums, means, memory_usage, play_sums
 from mage.training.resume import (
@@ -82,14 +83,16 @@ class Trainer:
         self.evaluations = RunEvaluations(folder, self.components, ranks, callback, stop)
         self.transcripts = self.evaluations.transcripts
         self.league = self._make_league()
+        # In a checkpoint, with the state of the learner and of the league.
         self.done = 0
         self.best: Best | None = None
         self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
         self.estimator_state: dict[str, float] = {}  # after update `done`
+        self._base = base_record(self.recipe)
+        # Of this process.
         self._saved: tuple[int, Best | None] | None = None  # `done` and `best` of the last save
         self._can_save = True  # the weights are those after update `done`
         self.warnings = UpdateWarnings()
-        self._base = base_record(self.recipe)
 
     def _make_league(self) -> LeagueTable | None:
         """The frozen copies of the agent, if they are among the training opponents."""
@@ -131,8 +134,7 @@ class Trainer:
         try:
             return self._run()
         except RanksStopped:
-            if self._can_save and self.done:
-                self._save()
+            return self._stopped()
         except RankLost:
             # Rank 0 writes without a barrier, which would wait for the lost rank. The weights of
             # sharded ranks are lost with it.
@@ -140,8 +142,13 @@ class Trainer:
             if alone and self._can_save and self.done:
                 self._write_checkpoint()
             raise
+
+    def _stopped(self) -> Metrics:
+        """The end of a run that is stopped: save the last update, if its weights are complete."""
+        if self._can_save and self.done:
+            self._save()
         if self.ranks.is_main:
-            raise Stopped(str(self.folder.path))
+            raise Stopped(str(self.folder.path)) from None
         return {}
 
     def _run(self) -> Metrics:
@@ -195,10 +202,8 @@ class Trainer:
         groups (run.deal): each rank plays its own. members: each rank has members of its own; if
         some of them have to wait for a slot, all ranks take from one queue.
         """
-        seed, copies = derive(self.recipe.run.seed, "play", number), dict[str, Opponent]()
-        if self.league is not None:
-            self.league.grow(self.done, self.learner.trainable, self.ranks)
-            tasks_PG, copies = self.league.deal(tasks_PG, seed)
+        seed = derive(self.recipe.run.seed, "play", number)
+        tasks_PG, copies = self._meet_league(tasks_PG, seed)
         setup = self.components.begin_play(copies=copies)
         play = partial(play_groups, setup, gather=self.ranks.gather)
         if not self.ranks.deals_members:
@@ -209,6 +214,15 @@ class Trainer:
         if queue.is_useful(self.components.engine.capacity):
             return queue.give_back(play(tasks_PG, seed, choose=queue.choose))
         return play(tasks_PG, seed, choose=queue.own)
+
+    def _meet_league(
+        self, tasks_PG: list[list[Task]], seed: int
+    ) -> tuple[list[list[Task]], dict[str, Opponent]]:
+        """Tasks with copies in place of the league, and these copies; a new copy if one is due."""
+        if self.league is None:
+            return tasks_PG, {}
+        self.league.grow(self.done, self.learner.trainable, self.ranks)
+        return self.league.deal(tasks_PG, seed)
 
     def _score_moves(self, number: int, metas: Sequence[MetaEpisode]) -> list[TurnMoves]:
         """Probabilities of the legal moves, for the transcripts, by the weights that played."""

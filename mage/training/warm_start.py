@@ -13,8 +13,9 @@ from mage.learn.imitate.batches import make_script
 from mage.learn.imitate.warmup import Warmup, Watch, save_warm, warm_up
 from mage.models.base import adapter_folder, base_folder, base_name, model_folder
 from mage.models.loading import free_memory
-from mage.training.build import build_components, fit_to_gpu
+from mage.training.build import build_components
 from mage.training.demonstration_pool import DemonstrationPool
+from mage.training.fit import fit_to_gpu
 from mage.training.tasks import draw_tasks
 from mage.types import Task
 

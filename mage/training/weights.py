@@ -11,7 +11,8 @@ from mage.learn.learner import Learner
 from mage.learn.trainable import Trainable
 from mage.models.base import adapter_folder, base_folder, base_name, model_folder
 from mage.run_folder import RunError, RunFolder
-from mage.training.build import Components, build_components, fit_to_gpu
+from mage.training.build import Components, build_components
+from mage.training.fit import fit_to_gpu
 from mage.training.resume import check_base
 
 Say = Callable[[str], None]  # shows one line to the user
