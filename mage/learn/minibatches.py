@@ -50,14 +50,14 @@ def cut_by_rows(rows: Sequence[Row], parts: int, seed: int, ranks: Ranks) -> lis
     order = sorted(sizes)
     random.Random(seed).shuffle(order)
     before = accumulate((sizes[member] for member in order), initial=0)
-    first = dict(zip(order, before, strict=False))  # place of a member's first row in that order
+    first_row_of = dict(zip(order, before, strict=False))  # its place in that order
     ends = [sum(sizes.values()) * part // parts for part in range(1, parts + 1)]
     batches: list[list[Row]] = [[] for _ in range(parts)]
     seen: Counter[Member] = Counter()
-    for row in sorted(rows, key=lambda row: first[_member(row)]):
+    for row in sorted(rows, key=lambda row: first_row_of[_member(row)]):
         member = _member(row)
         # Counted over the rows of all ranks: one rank has all rows of a meta-episode, in order.
-        row_number = first[member] + seen[member]
+        row_number = first_row_of[member] + seen[member]
         batches[bisect_right(ends, row_number)].append(row)
         seen[member] += 1
     return batches

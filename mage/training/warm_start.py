@@ -19,8 +19,9 @@ from mage.training.fit import fit_to_gpu
 from mage.training.tasks import draw_tasks
 from mage.types import Task
 
-# Tasks of a warm-up have negative update numbers: scripted play from -1 down, own play from here.
-_OWN_PLAY = 1_000_000
+# Tasks of a warm-up have negative update numbers: scripted play has -1 and below, own play
+# -1,000,000 and below.
+_OWN_PLAY_FIRST = 1_000_000
 
 
 def make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
@@ -55,7 +56,7 @@ def _make_warm_start(recipe: Recipe, target: Path, watch: Watch) -> Warmup:
             learn=components.recipe.learn,  # as the memory plan chose
             trainable=trainable,
             watch=watch,
-            own_tasks=_tasks(recipe, _OWN_PLAY),
+            own_tasks=_tasks(recipe, _OWN_PLAY_FIRST),
             write=pool.write if recipe.warmup.processes > 1 else None,
         )
     if found.losses:
