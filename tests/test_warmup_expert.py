@@ -243,7 +243,8 @@ def test_processes_write_the_same_demonstrations() -> None:
 
 def test_an_expert_that_wins_every_first_episode_is_measured_without_notes() -> None:
     """With play.stop_on_success a won first episode is the last one, so there is no reflection."""
-    setup = replace(play_setup(Sokoban()), stop_on_success=True)
+    memory = Notes(keep="reflections")
+    setup = replace(play_setup(Sokoban()), memory=memory, stop_on_success=True)
     moves, notes = held_out(setup, tasks(setup.environment), 4, 0, Script(expert=True))
     assert (len(moves), notes) == (4, [])
 
