@@ -36,11 +36,14 @@ def test_shipped_adapters_are_small_and_name_their_game_and_model(name: str) -> 
     assert recipe.model.path == config["base_model_name_or_path"]  # no folder of one machine
 
 
-def test_there_are_shipped_adapters_for_six_environments() -> None:
+def test_there_are_shipped_adapters_for_six_environments_and_a_mix() -> None:
     assert {
         load_recipe(find_model(name) / "recipe.toml").environments.name
         for name in shipped_adapters()
-    } == {"alfworld", "kuhn_poker", "rock_paper_scissors", "sokoban", "tic_tac_toe", "webshop"}
+    } == {
+        *("alfworld", "kuhn_poker", "rock_paper_scissors", "sokoban", "tic_tac_toe", "webshop"),
+        "mix",
+    }
 
 
 @pytest.mark.slow

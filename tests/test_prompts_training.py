@@ -32,7 +32,7 @@ OWN = {
     "alfworld": (
         "--environments.data=generated",
         "--environments.receptacles=3",
-        "--environments.max_turns=3",
+        "--environments.max_turns=8",
     ),
     "webshop": (
         "--environments.data=",
