@@ -141,6 +141,11 @@ def test_all_facts_are_equally_likely_and_a_long_note_ends_at_a_fact() -> None:
     assert all(len(factual_note(recap, rng, lambda text: len(text) < 20)) < 20 for _ in range(50))
 
 
+@pytest.mark.parametrize("recap", ["", " \n"])
+def test_the_note_on_a_recap_without_facts_is_empty(recap: str) -> None:
+    assert factual_note(recap, random.Random(0)) == ""
+
+
 def test_an_answer_that_does_not_fit_gives_an_error_with_the_option() -> None:
     agent = scripted_agent(str)
     tight = Agent(agent.engine, agent.chat, SamplingOptions(max_tokens=10))

@@ -98,7 +98,7 @@ class _Scored(torch.autograd.Function):
                 grad_bias += grad_logits.sum(0, dtype=log_sums.dtype)
             start += len(states)
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
-        grad_bias = None if grad_bias is None else grad_bias.to(weight.dtype)
+        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 

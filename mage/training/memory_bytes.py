@@ -22,8 +22,8 @@ GB = 1e9
 # What a plan is for: a training, its warm-up, which rank 0 does alone and so divides nothing, play
 # with a checkpoint, or play with the model as it is.
 Use = Literal["train", "warmup", "checkpoint", "model"]
-# A card's memory that a run can use: the CUDA context and fragmentation take the rest.
-_USABLE, _CONTEXT = 0.94, 1.0 * GB
+_USABLE = 0.94  # the share of a card's memory that a run can use; fragmentation takes the rest
+_CUDA_CONTEXT = 1.0 * GB  # taken by CUDA itself, of the usable share
 # LOGITS_AT_ONCE["cuda"] of mage.learn.token_logprobs; importing it would load torch.
 _LOGITS_AT_ONCE = 2**28
 _ENGINE_BUFFERS = 0.5 * GB  # CUDA graphs and small tensors of an engine; an allowance
@@ -90,13 +90,13 @@ class FixedBytes:
     usable: float
     # Held in play and in learning.
     weights: float
-    masters: float  # in float32; with LoRA mostly the weights without adapters
+    masters: float  # copies beside the weights that play, see `_whole_masters`
     optimizer: float
     reference: float
     engine_share: float  # of an engine with its own weights and pool (vLLM), otherwise 0
     league_copies: int  # frozen copies of a league that play at once, each in an engine of its own
     bytes_per_league_copy: float
-    rivals: float  # models as opponents
+    rivals: float  # models as opponents: weights, and engines besides their pools
     # Held in learning only.
     gradient_sums: float  # over all micro-batches of a step
     micro_batch_gradients: float  # of one micro-batch; the backward pass makes them layer by layer
@@ -115,7 +115,10 @@ class FixedBytes:
 
     @property
     def engines(self) -> float:
-        """Memory of the engines besides their pools: the agent's and one for each copy."""
+        """Engines besides their pools, in play: the agent's and one per copy of a league.
+
+        Those of models as opponents are counted in both phases, in `rivals`.
+        """
         return (1 + self.league_copies) * self.engine_bytes
 
     @property
@@ -167,9 +170,9 @@ def fixed_bytes(request: PlanRequest) -> FixedBytes:
         shape=shape,
         value_bytes=value_bytes,
         lora_rank=learn.lora_rank,
-        usable=request.memory * _USABLE - _CONTEXT,
+        usable=request.memory * _USABLE - _CUDA_CONTEXT,
         weights=weights,
-        masters=_whole_masters(request) / (1 if learn.lora_rank else _state_sharers(request)),
+        masters=_masters(request),
         optimizer=_moments(request),
         reference=weights if learn.kl and request.learns and not learn.lora_rank else 0,
         engine_share=engine_share,
@@ -204,18 +207,29 @@ def _trained(request: PlanRequest) -> int:
     return request.shape.lora_parameters(rank) if rank else request.shape.parameters
 
 
-def _whole_masters(request: PlanRequest) -> float:
-    """Masters of all ranks: in float32, of half-precision weights.
+def _masters(request: PlanRequest) -> float:
+    """Masters of one rank. learn.shard does not divide those of LoRA."""
+    sharers = 1 if request.recipe.learn.lora_rank else _state_sharers(request)
+    return _whole_masters(request) / sharers
 
-    With LoRA they are the weights before A and B, and A and B. A fully sharded model has masters in
-    float32 too, because the module that plays stays whole. An untrained model has none.
+
+def _whole_masters(request: PlanRequest) -> float:
+    """Copies beside the weights that play, over all ranks.
+
+    - All weights in half precision: a float32 master of every weight. In float32 the weights are
+      their own masters, except with learn.shard = "full": the divided copy that is trained is then
+      not the module that plays.
+    - LoRA: the module that plays holds W = W0 + scale * B A. So W0 of the linear layers is kept in
+      the format of the model, and A and B in float32 twice: now and as they were at the start.
+    - An untrained model: none.
     """
     shape, rank = request.shape, request.recipe.learn.lora_rank
     if request.use == "model":
         return 0
     if rank:
+        linear_weights = request.value_bytes * shape.layers * shape.linear_weights  # W0
         adapters = 2 * _SUM_BYTES * shape.lora_parameters(rank)  # now and at the start
-        return request.value_bytes * shape.layers * shape.linear_weights + adapters
+        return linear_weights + adapters
     has_masters = request.half_precision or _gradient_sharers(request) > 1
     return _SUM_BYTES * shape.parameters if has_masters else 0
 
@@ -226,15 +240,19 @@ def _moments(request: PlanRequest) -> float:
 
 
 def _micro_batch_gradients(request: PlanRequest) -> float:
-    """Gradients of one micro-batch before they are added to the sums.
+    """Gradients of one micro-batch, before they are added to the float32 sums.
 
-    A float32 model sums in place. The compiled layers give A and B of LoRA their gradient; other
-    layers compute that of W.
+    - All weights: one gradient per weight in half precision. A float32 model adds into the sums
+      directly: 0.
+    - LoRA: the compiled layers (`shape.plain`) compute the gradients of A and B alone: 0. The
+      modules of transformers compute that of W, from which those of A and B follow.
     """
     shape, value_bytes = request.shape, request.value_bytes
     if request.recipe.learn.lora_rank:
         return 0 if shape.plain else value_bytes * shape.layers * shape.linear_weights
-    return value_bytes * shape.parameters / _gradient_sharers(request) if value_bytes == 2 else 0
+    if not request.half_precision:
+        return 0
+    return value_bytes * shape.parameters / _gradient_sharers(request)
 
 
 # -- engines

@@ -33,10 +33,11 @@ def train(
     """Train the run in a folder to its end and return the summary.
 
     Training continues from the newest whole checkpoint, if there is one. `stop` is called after
-    every update: if it returns true, the run is saved and `Stopped` is raised. If another process
-    uses the folder, `RunLocked` is raised, or with `wait_for_lock` this waits for its end. `ranks`
-    are those that torchrun has started; without them `run.workers` processes are started. Ranks
-    other than 0 return {} and never raise `Stopped`.
+    every update: if it returns true, the run is saved and `Stopped` is raised. `StopSignals` also
+    ends an interruptible section at once. If another process uses the folder, `RunLocked` is
+    raised, or with `wait_for_lock` this waits for its end. `ranks` are those that torchrun has
+    started; without them `run.workers` processes are started. Ranks other than 0 return {} and
+    never raise `Stopped`.
     """
     under_torchrun = ranks is not None
     ranks = ranks or Ranks()
@@ -54,7 +55,7 @@ def train(
             with request.section(ranks), ranks.together():
                 _write_warm_start(folder, ranks, callback)
         except RanksStopped:
-            return _stopped(ranks, path)
+            return _end_stopped(ranks, path)
         if under_torchrun:
             return _train_rank(ranks, path, callback, request)
         return launch_ranks(
@@ -77,8 +78,8 @@ def _write_warm_start(folder: RunFolder, ranks: Ranks, callback: Callback) -> No
 def _train_launched(
     ranks: Ranks, path: Path, callback: Callback | None = None, stop: StopRequest | None = None
 ) -> Metrics:
-    """Train on a rank of `launch_ranks`: rank 0 has a callback and a stop request."""
-    if callback is None or stop is None:
+    """Train on a rank of `launch_ranks`, which gives rank 0 alone a callback and a stop request."""
+    if callback is None or stop is None:  # another rank than 0
         return _train_child(ranks, path)
     return _train_rank(ranks, path, callback, stop)
 
@@ -96,12 +97,12 @@ def _train_rank(ranks: Ranks, path: Path, callback: Callback, stop: StopRequest)
             trainer = Trainer(RunFolder.open(path), ranks, callback, stop)
             trainer.resume()
     except RanksStopped:
-        return _stopped(ranks, path)
+        return _end_stopped(ranks, path)
     return trainer.run()
 
 
-def _stopped(ranks: Ranks, path: Path) -> Metrics:
-    """The end of a run that is stopped before its first update."""
+def _end_stopped(ranks: Ranks, path: Path) -> Metrics:
+    """End a run that is stopped before its first update."""
     if ranks.is_main:
         raise Stopped(str(path)) from None
     return {}

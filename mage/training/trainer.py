@@ -91,7 +91,9 @@ class Trainer:
         self._base = base_record(self.recipe)
         # Of this process.
         self._saved: tuple[int, Best | None] | None = None  # `done` and `best` of the last save
-        self._can_save = True  # the weights are those after update `done`
+        # The weights are those after update `done`: not during learning, and not after the best
+        # weights are loaded.
+        self._can_save = True
         self.warnings = UpdateWarnings()
 
     def _make_league(self) -> LeagueTable | None:
@@ -134,7 +136,7 @@ class Trainer:
         try:
             return self._run()
         except RanksStopped:
-            return self._stopped()
+            return self._end_stopped()
         except RankLost:
             # Rank 0 writes without a barrier, which would wait for the lost rank. The weights of
             # sharded ranks are lost with it.
@@ -143,8 +145,8 @@ class Trainer:
                 self._write_checkpoint()
             raise
 
-    def _stopped(self) -> Metrics:
-        """The end of a run that is stopped: save the last update, if its weights are complete."""
+    def _end_stopped(self) -> Metrics:
+        """End a run that is stopped: save the last update, if its weights are complete."""
         if self._can_save and self.done:
             self._save()
         if self.ranks.is_main:
@@ -197,7 +199,7 @@ class Trainer:
         return metas
 
     def _deal_and_play(self, number: int, tasks_PG: list[list[Task]]) -> list[MetaEpisode]:
-        """Share the tasks among the ranks and play those of this rank.
+        """Share the tasks (`tasks_PG[group][member]`) among the ranks and play those of this rank.
 
         groups (run.deal): each rank plays its own. members: each rank has members of its own; if
         some of them have to wait for a slot, all ranks take from one queue.
@@ -239,7 +241,8 @@ class Trainer:
         options, estimate = self.recipe.returns, self.recipe.estimator(state)
         if self.ranks.deals_members:
             return share_credit(metas, options, estimate, self.ranks)
-        if self.ranks.size > 1 and keeps_state(estimate):  # all ranks keep the same values
+        if self.ranks.size > 1 and keeps_state(estimate):
+            # From the credit of all ranks, so that the kept values are the same on all of them.
             credits = share_credit(metas, options, estimate, self.ranks).own
         else:
             credits = assign_credit(metas, options, estimate)
@@ -271,15 +274,12 @@ class Trainer:
         number: int,
         metas: Sequence[MetaEpisode],
         samples: Sequence[Sample],
-        state: dict[str, float],
+        estimator_state: dict[str, float],
     ) -> None:
-        """The weights are now those after update `number`; evaluations and play use them.
-
-        `state` is what the estimator keeps.
-        """
+        """The weights are now those after update `number`; evaluations and play use them."""
         if self.ranks.deals_members:
             self.lengths = measure_lengths(metas, self.ranks)
-        self.done, self.estimator_state, self._can_save = number, state, True
+        self.done, self.estimator_state, self._can_save = number, estimator_state, True
         self.components.engine.refresh(self.done)
         self._check_engine(samples)
 

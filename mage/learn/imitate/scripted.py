@@ -129,6 +129,7 @@ class DemonstrationPlayer(RecordingPlayer):
         chosen = self._repeated()  # without noise: a win is repeated to its end
         if chosen is None and self.script.expert and self.rng.random() >= self.script.noise:
             chosen = state.expert()
+        # A noise move, or the move in a state without an expert move, is played but not taught.
         taught = chosen is not None or not self.script.expert
         self.chosen.append(_Chosen(self.wording.words(state), taught))
         move = random_move(state, self.rng) if chosen is None else chosen
@@ -143,7 +144,7 @@ class DemonstrationPlayer(RecordingPlayer):
         *past, made = self.moves
         wins = [
             moves
-            for state, moves in zip(self.states, past, strict=False)
+            for state, moves in zip(self.states, past, strict=False)  # states: the present one too
             if state.turn() is None and outcome(state.scores()[seat]) == "won"
         ]
         return next_of_win(wins, made)
@@ -155,6 +156,7 @@ class DemonstrationPlayer(RecordingPlayer):
             for index, turn in enumerate((episode.reflection, *episode.turns), start=-1):
                 if turn is None:
                     continue
+                # A move ends with </action>, a note with the end token.
                 end = self.chat.end_ids[:1] if turn.kind == "reflect" else ()
                 where = meta.where(number, index)
                 legal, taught = next(moves) if turn.kind == "play" else ((), True)
@@ -185,9 +187,12 @@ def factual_note(
 ) -> str:
     """A random selection of the facts of an episode, at least one, in random order.
 
-    A fact that makes the note too long (`fits`) is left out. If none fits, use the shortest.
+    A fact that makes the note too long (`fits`) is left out. If none fits, use the shortest. The
+    note on a recap without facts is empty.
     """
     facts = facts_of(recap)
+    if not facts:
+        return ""
     note = ""
     for fact in rng.sample(facts, rng.randint(1, len(facts))):
         longer = f"{note} {fact}".strip()

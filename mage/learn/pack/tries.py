@@ -100,16 +100,22 @@ def _deepest_first(rows: list[Row], shared: list[int]) -> tuple[list[Row], list[
     """
     if len(rows) < 2:
         return rows, shared
-    least = min(shared[1:])
-    forks = [0, *(place for place in range(1, len(rows)) if shared[place] == least), len(rows)]
+    trunk = min(shared[1:])  # tokens that all rows share, up to the first fork
+    # A row that shares only the trunk with the row before begins a new branch.
+    starts = [0, *(place for place in range(1, len(rows)) if shared[place] == trunk)]
     branches = [
         _deepest_first(rows[start:end], [0, *shared[start + 1 : end]])
-        for start, end in pairwise(forks)
+        for start, end in pairwise([*starts, len(rows)])
     ]
     branches.sort(key=lambda branch: -max(len(row.ids) for row in branch[0]))
-    lengths = [length for _, own in branches for length in (least, *own[1:])]
-    # The first row of all branches shares nothing with a row before it.
-    return [row for own, _ in branches for row in own], [0, *lengths[1:]]
+    new_rows: list[Row] = []
+    new_shared: list[int] = []
+    for branch_rows, branch_shared in branches:
+        new_rows += branch_rows
+        # The first row of a branch shares the trunk with the branch before.
+        new_shared += [trunk, *branch_shared[1:]]
+    new_shared[0] = 0  # no row is before the first
+    return new_rows, new_shared
 
 
 def _size(rows: Sequence[Row], shared: Sequence[int]) -> int:
@@ -118,12 +124,19 @@ def _size(rows: Sequence[Row], shared: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SplitCost:
-    """Decides when a trie is computed in parts.
+    """Decides whether a tree is computed whole or apart, as several trees.
 
-    `root` is the length of the prefix that all trees share and that is computed once (0 if each
-    tree computes its own). With `limit`: a tree is split if it has more tokens besides the root.
-    Without: if attention saves more than the repeated trunks cost, where one token costs as much as
-    `pairs_per_token` query-key pairs. A tree with more than `most` tokens is always split.
+    Apart, the attention between unrelated branches is not computed, but every tree repeats the
+    trunk above it. Rules, in this order:
+
+    - `most`: a tree with more tokens than this is computed apart.
+    - `limit`: if it is given, a tree with more tokens than this besides the root is computed apart,
+      and a smaller one whole.
+    - Otherwise the cheaper of the two, by `price`.
+
+    A single row is never split, so it can be longer than `most` and `limit`. `root` is the length
+    of the prefix that all trees share, if it is computed once for all, else 0. `pairs_per_token` is
+    the work of the layers on one token, measured in query-key pairs.
     """
 
     root: int
@@ -132,7 +145,10 @@ class SplitCost:
     most: int | None = None
 
     def price(self, tree: Tree) -> float:
-        """The cost of a tree, in query-key pairs."""
+        """The work on a tree in query-key pairs: of the layers, and of attention.
+
+        Every token besides the root is counted as if it saw the root and all of these tokens.
+        """
         own = tree.size - self.root
         return own * (self.pairs_per_token + self.root + own)
 
@@ -145,7 +161,11 @@ class SplitCost:
 
 
 def split_tree(tree: Tree, split_cost: SplitCost) -> list[Tree]:
-    """Split a tree recursively where the least is shared, nearest to the middle, if that pays."""
+    """The trees that are computed in place of this one, or the tree alone if it stays whole.
+
+    It is split in two where the least is shared, nearest to the middle, and so on to single rows.
+    Then, from the bottom up, the parts are kept where they are better than the whole.
+    """
     if len(tree.rows) == 1:
         return [tree]
     middle = len(tree.rows) / 2
@@ -163,6 +183,6 @@ def _subtree(tree: Tree, start: int, end: int) -> Tree:
 def root_of(trees: Sequence[Tree]) -> int:
     """Length of the prefix common to all rows."""
     first = trees[0].rows[0]
-    within = (min(tree.shared[1:], default=len(tree.rows[0].ids)) for tree in trees)
-    between = (common(first, tree.rows[0]) for tree in trees)
+    within = (min(tree.shared[1:], default=len(tree.rows[0].ids)) for tree in trees)  # one tree
+    between = (common(first, tree.rows[0]) for tree in trees)  # the first rows of all trees
     return min(*within, *between)
