@@ -321,15 +321,21 @@ def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield from measure_play(size, given.change)
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    given, records = parse(words), list[dict[str, Any]]()
+def print_and_write(found: Iterator[dict[str, Any]], out: Path | None) -> None:
+    """Print every record when it is found, and write all so far to a JSON file."""
+    records = list[dict[str, Any]]()
     place = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    for record in measure(given):
+    for record in found:
         records.append(record)
         print(show(record), flush=True)
-        if given.out is not None:
+        if out is not None:
             about = {"device": place, "torch": torch.__version__, "records": records}
-            given.out.write_text(json.dumps(about, indent=1) + "\n")
+            out.write_text(json.dumps(about, indent=1) + "\n")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    given = parse(words)
+    print_and_write(measure(given), given.out)
 
 
 if __name__ == "__main__":

@@ -14,17 +14,15 @@ up to rounding, which can end a reply elsewhere in bfloat16; so play is compared
 """
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.cache import DOCS, TINY, device, endless, free, random_model, show
+from benchmarks.cache import DOCS, TINY, device, endless, free, print_and_write, random_model
 from benchmarks.vllm import Case, play, requests
 from mage.agent.chat import Chat
 from mage.config.loading import load_recipe
@@ -178,14 +176,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--change", action="append", default=[], help="a recipe option")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, help="JSON file, written after every result")
-    given, records = parser.parse_args(words), list[dict[str, Any]]()
-    place = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    for record in measure(given):
-        records.append(record)
-        print(show(record), flush=True)
-        if given.out is not None:
-            about = {"device": place, "torch": torch.__version__, "records": records}
-            given.out.write_text(json.dumps(about, indent=1) + "\n")
+    given = parser.parse_args(words)
+    print_and_write(measure(given), given.out)
 
 
 if __name__ == "__main__":
