@@ -308,6 +308,12 @@ def test_an_option_without_effect_is_an_error(kuhn_tables: Tables, row: list[str
     )
 
 
+@pytest.mark.parametrize("name", ["qwen_rps", "qwen_kuhn_poker+memory_history", "qwen_alfworld"])
+def test_the_advice_of_an_empty_value_works_with_parts_and_bases(name: str) -> None:
+    changes = ["--returns.kind=cumulative", "--returns.own_difference="]
+    assert load_recipe(name, changes).returns.kind == "cumulative"
+
+
 def test_several_errors_are_reported_together(kuhn_tables: Tables) -> None:
     message = message_of(kuhn_tables | {"learn": {"lr": -1.0, "clip": 2.0}, "lern": {}})
     assert [line.split()[0] for line in message.splitlines()] == [

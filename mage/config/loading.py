@@ -281,10 +281,10 @@ def _read_toml(path: Path) -> Tables:
 
 
 def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
-    """Put overrides into the tables and return their keys.
+    """Put overrides into the tables and return the keys of the options that they give.
 
-    If an override chooses another item of a menu or another game, the options of the previous one
-    are dropped.
+    An empty value gives nothing: the default is back. If an override chooses another item of a
+    menu or another game, the options of the previous one are dropped.
     """
     texts = list(texts)
     for text in texts:
@@ -294,7 +294,8 @@ def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
         section, _, game = text.removeprefix("--").partition(".game=")
         if game and isinstance(known := tables.get(section), dict):
             tables[section] = without_old_game(known, {"game": _parse_value(game)})
-    return [_override(tables, text) for text in texts]
+    keys = [_override(tables, text) for text in texts]
+    return [key for key, text in zip(keys, texts, strict=True) if not text.endswith("=")]
 
 
 def _override(tables: Tables, text: str) -> str:
