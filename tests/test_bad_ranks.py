@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -286,6 +287,19 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
     assert told.startswith(f"mage: rank 0 on {socket.gethostname()} cannot listen on port ")
     assert f"port {other.port} (MASTER_PORT): address already in use. Stop the program" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.e2e
+def test_ranks_end_at_once_if_torchrun_was_killed_before_they_met(tmp_path: Path) -> None:
+    """The store of torchrun is closed before the ranks start."""
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    ended = SimpleNamespace(port=open_store().port)
+    ranks = [start_rank(rank, 2, tmp_path, ("tiny.toml",), ended) for rank in (0, 1)]
+    assert [wait(rank) for rank in ranks] == [2, 2]
+    told, silent = ((tmp_path / f"{rank}.log").read_text() for rank in (0, 1))
+    assert told.startswith(f"mage: torchrun has ended: there is no store at 127.0.0.1:{ended.port}")
+    assert told.count("\n") == 1
+    assert silent == ""
 
 
 @pytest.mark.e2e

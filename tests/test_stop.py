@@ -1,11 +1,13 @@
 """Start and stop of a run with several ranks: torchrun, signals, killed ranks."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -14,13 +16,17 @@ import pytest
 from processes import signal_in_update, start_mage, start_torchrun, wait
 
 from mage.config.loading import load_recipe
+from mage.learn import checkpoint
 from mage.ranks.ranks import Ranks
 from mage.ranks.stop import StopRequest
 from mage.ranks.watch import is_alive
 from mage.run_folder import RunFolder
 from mage.training import start as training_start
 from mage.training.callbacks import Callback
+from mage.training.metrics import Timer
 from mage.training.start import train
+from mage.training.trainer import Trainer
+from mage.types import MetaEpisode
 from tests.marks import end_to_end
 
 pytestmark = pytest.mark.e2e
@@ -151,6 +157,53 @@ def test_a_stop_of_torchrun_is_no_error_of_a_rank(tmp_path: Path) -> None:
     log = (tmp_path / "log").read_text()
     assert log.count("Stopped. The run is saved.") == 1
     assert "mage: " not in log
+
+
+def lose_torchrun() -> None:
+    """SIGKILL for torchrun, by rank 0; returns when it has ended.
+
+    torchrun starts its ranks with `subprocess`. The forked ranks of this test get a signal at the
+    end of their parent, which they must not notice.
+    """
+    launcher, rank = os.getppid(), os.environ["RANK"]
+    ctypes.CDLL(None).prctl(1, 0)  # PR_SET_PDEATHSIG
+    Path(f"deaf-{rank}").touch()
+    while not Path("deaf-0").exists() or not Path("deaf-1").exists():
+        time.sleep(0.01)
+    if rank == "0":
+        os.kill(launcher, signal.SIGKILL)
+    while os.getppid() == launcher:
+        time.sleep(0.01)
+
+
+def lose_torchrun_in_update_2() -> None:
+    whole = Trainer._play
+
+    def begin(trainer: Trainer, number: int, timer: Timer) -> list[MetaEpisode]:
+        if number == 2:
+            lose_torchrun()
+        return whole(trainer, number, timer)
+
+    Trainer._play = begin  # type: ignore[method-assign]
+
+
+def test_ranks_save_and_end_when_torchrun_is_killed(tmp_path: Path) -> None:
+    """With two slots the ranks take members from a queue, which ended with torchrun."""
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    long = ("--run.name=long", "--run.updates=100000", "--engines.slots=2")
+    words, log = ["train", "tiny.toml", *long], tmp_path / "log"
+    process = start_torchrun(words, tmp_path, log, prepare=lose_torchrun_in_update_2)
+    while len(ended := [one for one in tmp_path.glob("rank-*") if one.read_text()]) < 2:
+        time.sleep(0.1)
+    for one in ended:  # a forked rank waits for torchrun after its end
+        with suppress(ProcessLookupError):
+            os.kill(int(one.name.split("-")[2]), signal.SIGKILL)
+    wait(process)
+    assert log.read_text().count("Stopped. The run is saved.") == 1
+    assert "Traceback" not in log.read_text()
+    run = RunFolder.open_whole(tmp_path / "runs" / "long")
+    assert checkpoint.latest(run.checkpoints).path == run.checkpoints / "update_000001"
+    assert len(run.metrics()) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

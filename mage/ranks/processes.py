@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
+from mage.config.errors import EXIT_STOPPED
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOK = 0.5  # seconds between two looks at the launcher
 START_METHOD = "spawn"  # a forked process cannot use CUDA or autograd after its parent has
@@ -43,7 +45,7 @@ def end_with_parent() -> None:
 def stop_with_launcher() -> Iterator[None]:
     """Send SIGTERM to this process when torchrun, which launched it, has ended.
 
-    So the run saves its state and ends.
+    So the run saves its state and ends. Rank 0 reports that.
     """
     launcher, ended = os.getppid(), threading.Event()
 
@@ -56,5 +58,9 @@ def stop_with_launcher() -> Iterator[None]:
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") != "0":
+            raise SystemExit(EXIT_STOPPED) from None
+        raise
     finally:
         ended.set()

@@ -109,7 +109,10 @@ class Ranks:
 
     def count(self, name: str) -> int:
         """How often `count(name)` was called before, on all ranks together."""
-        return int(self.store.add(f"count/{name}", 1)) - 1
+        try:
+            return int(self.store.add(f"count/{name}", 1)) - 1
+        except RuntimeError as error:  # the store ends with the process that holds it
+            self._explain(error)
 
     def send_stop(self) -> None:
         """Tell all ranks to stop, at their next gather."""

@@ -152,12 +152,30 @@ def _open_store(world: World) -> dist.Store:
     """The store of the torchrun agent, or one that rank 0 holds."""
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     holds = world.rank == 0 and not shared
+    if shared and world.is_one_host:
+        _check_agent(world)
     try:
         return dist.TCPStore(
             world.address, world.port, None, is_master=holds, timeout=_JOIN, wait_for_workers=False
         )
     except dist.DistNetworkError as error:
         raise _explain_no_store(world, holds, str(error).splitlines()[0]) from None
+
+
+def _check_agent(world: World) -> None:
+    """End this rank if torchrun has ended: it opens the store before it starts the ranks.
+
+    TCPStore would try again for minutes.
+    """
+    try:
+        socket.create_connection((world.address, world.port), timeout=_JOIN.seconds).close()
+    except OSError:
+        if world.rank:  # rank 0 reports
+            raise SystemExit(EXIT_USAGE) from None
+        raise RankLost(
+            f"torchrun has ended: there is no store at {world.address}:{world.port} (MASTER_ADDR, "
+            "MASTER_PORT) through which its ranks can meet. Start it again"
+        ) from None
 
 
 def _explain_no_store(world: World, holds: bool, reason: str) -> Exception:

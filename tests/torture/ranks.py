@@ -125,7 +125,7 @@ def _kill_launchers(name: str, place: Path, kills: int, seed: int) -> Result:
         ranks = _children(process.pid)
         process.kill()
         process.wait()
-        left = _left_after(ranks, seconds=300.0)
+        left = _left_after(ranks, seconds=120.0)
         found = [f"process {one} is left" for one in left]
         failures += found
         show_progress(name, number + 1, kills, found)
