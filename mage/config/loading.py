@@ -295,7 +295,7 @@ def _override_all(tables: Tables, texts: Iterable[str]) -> list[str]:
         if game and isinstance(known := tables.get(section), dict):
             tables[section] = without_old_game(known, {"game": _parse_value(game)})
     keys = [_override(tables, text) for text in texts]
-    return [key for key, text in zip(keys, texts, strict=True) if not text.endswith("=")]
+    return [key for key, text in zip(keys, texts, strict=True) if text.partition("=")[2]]
 
 
 def _override(tables: Tables, text: str) -> str:
