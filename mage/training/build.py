@@ -42,6 +42,7 @@ class Components:
     engine: Engine
     warnings: tuple[str, ...] = ()
     rivals: dict[str, Any] = field(default_factory=dict)  # models as opponents that are loaded
+    keeps_pools: bool = False  # there is memory to learn beside what only play needs
 
     def weights(self) -> PreTrainedModel:
         """The local model, for code that changes or exports its weights."""
@@ -105,12 +106,18 @@ class Components:
         return {"opponent_illegal_rate": (sum(refused), sum(replies))}
 
     def release(self) -> None:
-        """Free memory that only play needs."""
+        """Free memory that only play needs, if learning needs it.
+
+        New pools need new CUDA graphs, and recording these takes longer than playing with them
+        where the model is small.
+        """
+        if self.keeps_pools:
+            return
         for engine in (self.engine, *(rival.agent.engine for rival in self.rivals.values())):
             engine.release()
 
 
-def build_components(recipe: Recipe) -> Components:
+def build_components(recipe: Recipe, keeps_pools: bool = False) -> Components:
     """Check the data, load the model and create the engine around it."""
     recipe.environment().check_data()
     own_chat = find_own_chat(recipe)
@@ -128,7 +135,7 @@ def build_components(recipe: Recipe) -> Components:
     torch.set_num_threads(recipe.run.threads or _default_threads(model, recipe.run.workers))
     with trying(model, f"the engine {recipe.engines.name}"):
         engine = recipe.engine()(model, chat)
-    return Components(recipe, model, chat, engine, warnings)
+    return Components(recipe, model, chat, engine, warnings, keeps_pools=keeps_pools)
 
 
 def describe_model(recipe: Recipe) -> str:

@@ -23,11 +23,18 @@ def fit_to_gpu(recipe: Recipe, ranks: int | None = None, use: Use = "train") -> 
     With run.gpu_memory this also limits what torch may allocate in this process. Without a GPU, or
     with a model that runs elsewhere, the recipe stays as it is.
     """
+    return fit_training(recipe, ranks, use)[0]
+
+
+def fit_training(
+    recipe: Recipe, ranks: int | None = None, use: Use = "train"
+) -> tuple[Recipe, bool]:
+    """The fitted recipe, and whether the key/value pools can stay while the model learns."""
     if runs_elsewhere(recipe):
-        return recipe
+        return recipe, False
     device = pick_device(recipe.run.device)
     if device.type != "cuda":
-        return recipe
+        return recipe, False
     cache = recipe.engines.options.get("cache", "model")
     if pick_cache(cache, device) != cache:  # this card does not support it
         recipe = recipe.changed(engines={"cache": None})
@@ -45,7 +52,7 @@ def fit_to_gpu(recipe: Recipe, ranks: int | None = None, use: Use = "train") -> 
         ranks=ranks,
         use=use,
     )
-    return apply_plan(recipe, plan)
+    return apply_plan(recipe, plan), plan.keeps_pool
 
 
 def _ranks_on_card(ranks: int) -> int:

@@ -57,6 +57,11 @@ class MemoryPlan:
         return max(self.playing_bytes, self.learning_bytes)
 
     @property
+    def keeps_pool(self) -> bool:
+        """Whether learning fits beside all that play holds, so that nothing has to be freed."""
+        return self.playing_bytes + self.learning_bytes - self.fixed.both_phases <= self.usable
+
+    @property
     def fits(self) -> bool:
         return self.peak <= self.usable and self.slots >= LEAST_SLOTS
 
