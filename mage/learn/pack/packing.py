@@ -155,11 +155,11 @@ def pack_trie(
         base += tree.size
     return Packed(
         layout="trie",
-        input_ids=torch.from_numpy(ids[None]).to(device),
-        positions=torch.from_numpy(positions[None]).to(device),
+        input_ids=_moved(ids[None], device),
+        positions=_moved(positions[None], device),
         replies=_reply_tokens(_rows_of(trees), parents, dtype, device),
         tokens=total,
-        ends=torch.from_numpy(ends).to(device),
+        ends=_moved(ends, device),
     )
 
 
@@ -184,11 +184,11 @@ def pack_forest(
         parents += own.parents
     return Packed(
         layout="forest",
-        input_ids=torch.from_numpy(ids[None]).to(device),
-        positions=torch.from_numpy(positions[None]).to(device),
+        input_ids=_moved(ids[None], device),
+        positions=_moved(positions[None], device),
         replies=_reply_tokens(_rows_of(trees), parents, dtype, device),
         tokens=root + sum(sizes),
-        ends=torch.from_numpy(ends).to(device),
+        ends=_moved(ends, device),
         shape=shape,
     )
 
@@ -213,11 +213,11 @@ def pack_rows(
     positions = np.broadcast_to(np.arange(width), ids.shape).copy()
     return Packed(
         layout="rows",
-        input_ids=torch.from_numpy(ids).to(device),
-        positions=torch.from_numpy(positions).to(device),
+        input_ids=_moved(ids, device),
+        positions=_moved(positions, device),
         replies=_reply_tokens(rows, parents, dtype, device),
         tokens=int(real.sum()),
-        real=torch.from_numpy(real).to(device),
+        real=_moved(real, device),
     )
 
 
@@ -232,10 +232,10 @@ def _reply_tokens(
     reflects = np.array([sample.kind == "reflect" for sample in samples])
     reply_ids = chain.from_iterable(sample.reply_ids for sample in samples)
     old_logprobs = chain.from_iterable(sample.old_logprobs for sample in samples)
-    real = torch.float64 if dtype == torch.float64 else torch.float32
+    real = np.float64 if dtype == torch.float64 else np.float32
 
     def moved(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, real if array.dtype == np.float64 else None)
+        return _moved(array.astype(real) if array.dtype == np.float64 else array, device)
 
     return ReplyTokens(
         parents=moved(np.concatenate(parents)),
@@ -247,6 +247,18 @@ def _reply_tokens(
         plays=sum(sample.kind == "play" for sample in samples),
         **{name: moved(array) for name, array in _choices(samples, parents).items()},
     )
+
+
+def _moved(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
+    """An array on the device.
+
+    A copy to a GPU leaves from pinned memory. Otherwise the host would wait for all work that it
+    has launched before, and the GPU would then wait for the host.
+    """
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _choices(samples: Sequence[Sample], parents: list[np.ndarray]) -> dict[str, np.ndarray]:

@@ -43,13 +43,22 @@ class Tree:
 
 def prepare(samples: Iterable[Sample]) -> list[Row]:
     """Check samples and convert them to rows."""
-    rows, offset = [], 0
+    rows, offset = list[Row](), 0
     for sample in samples:
         _check(sample)
-        ids = np.array(sample.prompt_ids + sample.reply_ids, dtype=np.int64)
+        ids = _as_array(sample, rows[-1] if rows else None)
         rows.append(Row(sample, ids, ids.astype(">u4").tobytes(), offset))
         offset += len(sample.reply_ids)
     return rows
+
+
+def _as_array(sample: Sample, before: Row | None) -> np.ndarray:
+    """The ids of a sample. A prompt that continues the one before takes over its array."""
+    prompt, known = sample.prompt_ids, before.sample.prompt_ids if before else ()
+    if before is None or prompt[: len(known)] != known:
+        return np.array(prompt + sample.reply_ids, dtype=np.int64)
+    new = np.array(prompt[len(known) :] + sample.reply_ids, dtype=np.int64)
+    return np.concatenate((before.ids[: len(known)], new))
 
 
 def _check(sample: Sample) -> None:
