@@ -25,9 +25,9 @@ from tokenizers import Tokenizer
 from mage.agent.chat_template import render_template
 from mage.agent.thoughts import CLOSE, is_thinking
 from mage.agent.tools import CallError, parse_call, read_call
+from mage.agent.word_ids import Ids, encode_words
 from mage.config.errors import UserError
 
-Ids = tuple[int, ...]
 Thinking = Literal["auto", "on", "off"]
 LARGEST_FILE = 1 << 28  # bytes of a tokenizer file; the largest public ones have about 40 MB
 _MOST_GROWTH = 64  # of a text by a tokenizer; that of public ones is at most 4
@@ -76,6 +76,7 @@ class Chat:
         if thinking == "on" and not self.opens_thought:
             _check_switch(template, special, thinking)
         self.thought_end = f"\n{CLOSE}\n\n" if self.opens_thought else ""
+        self._by_words = encode_words(tokenizer)
         self.encode = lru_cache(maxsize=TEXTS_KEPT)(self._encode)
         self.decode = lru_cache(maxsize=TEXTS_KEPT)(self._decode)
         self.alone = lru_cache(maxsize=_MESSAGES_KEPT)(self._encode_alone)
@@ -156,7 +157,7 @@ class Chat:
         return before, after
 
     def _encode(self, text: str) -> Ids:
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._by_words(text)
 
     def _decode(self, ids: Ids) -> str:
         return self.tokenizer.decode(
