@@ -20,6 +20,7 @@ class Dialogue(ABC):
 
     `number` of `count` is the episode as prompts name it, from 1. `memory` is the text that a
     memory shows in this episode, set before the first prompt. `training`: not an evaluation.
+    `observation` is what the agent sees in the turn of the latest prompt.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Dialogue(ABC):
     ) -> None:
         self.agent, self.environment, self.seat = agent, environment, seat
         self.number, self.count = number, count
-        self.memory = ""
+        self.memory = self.observation = ""
         self.training = False
         self.wording = self.find_wording()
         self.begin()
@@ -46,7 +47,7 @@ class Dialogue(ABC):
 
     @abstractmethod
     def ask(self, state: State) -> Prompt:
-        """The prompt of the next turn."""
+        """The prompt of the next turn; sets `observation`."""
 
     @abstractmethod
     def shorten(self, prompt: Prompt) -> Prompt | None:
@@ -75,8 +76,8 @@ class ChatDialogue(Dialogue):
         return state.observe(self.seat)
 
     def ask(self, state: State) -> Prompt:
-        observation = self.observe(state)
-        self.message = observation if self.legal else illegal_text(observation)
+        self.observation = seen = self.observe(state)
+        self.message = seen if self.legal else illegal_text(seen)
         if self.history.turns and self.agent.window != 0:
             return self.history.next(self.message)
         text = episode_text(

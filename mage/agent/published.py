@@ -43,6 +43,7 @@ class PublishedDialogue(Dialogue):
 
     def ask(self, state: State) -> Prompt:
         self._see(state)
+        self.observation = self.steps[-1].view if self.steps else self.first
         self.choices = self.wording.choices(state)
         window = self.agent.window
         shown = len(self.steps) if window is None else min(window, len(self.steps))

@@ -145,6 +145,8 @@ class Wording:
 
     def words(self, state: State) -> tuple[str, ...]:
         """All legal moves as the agent writes them."""
+        if type(self).word is Wording.word:  # as the state writes them
+            return state.legal()
         return tuple(map(self.word, state.legal()))
 
     def read(self, state: State, written: str) -> str | None:

@@ -170,7 +170,7 @@ async def _play_turn(
     setup: PlaySetup, ref: EpisodeRef, state: State, number: int, dialogue: Dialogue
 ) -> tuple[Turn, str | None]:
     """Let the agent call tools and reply, and record it; returns also the legal move, if any."""
-    observation, seed = dialogue.observe(state), derive(ref.seed, ref.number, number)
+    seed = derive(ref.seed, ref.number, number)
     tool_seed = setup.environment.episode_seed(ref.task.seed, ref.number)
     if setup.policy is None:
         prompt, completion, calls = await take_turn(setup.agent, dialogue, state, seed, tool_seed)
@@ -180,7 +180,7 @@ async def _play_turn(
         prompt, calls = turn_calls.prompt, tuple(turn_calls.made)
     written = setup.agent.read(completion)
     action = None if written is None else dialogue.wording.read(state, written)
-    reply = _Reply(observation, prompt, completion, calls, written, action)
+    reply = _Reply(dialogue.observation, prompt, completion, calls, written, action)
     turn = _record_turn(setup, state, dialogue, reply)
     dialogue.add(completion, written, action, calls)
     return turn, action
@@ -197,7 +197,7 @@ def _ask_policy(
 ) -> Completion:
     seen = Seen(
         messages=player.chat.messages(calls.prompt.ids),
-        observation=dialogue.observe(state),
+        observation=dialogue.observation,
         legal=dialogue.wording.words(state),
         memory=dialogue.memory,
         seat=dialogue.seat,

@@ -39,6 +39,7 @@ class Slots:
         self.count, self.share = count, share
         self.tokens = np.zeros((count, context), np.int64)
         self.filled = np.zeros(count, np.int64)
+        self.prompts: list[Ids] = [()] * count
         # Used before and free now -> step of release, oldest first.
         self.free: OrderedDict[int, int] = OrderedDict()
         self.used = 0  # slots 0..used-1 have been used
@@ -56,8 +57,9 @@ class Slots:
             self.free.clear()
             self.used = self.clock = 0
         self.holders: dict[int, dict[int, None]] = {}
-        self.tails: dict[int, dict[Ids, list[int]]] = {}
-        self.tail_of: dict[int, tuple[int, Ids]] = {}
+        # Free slots that can be continued: by length and last tokens, the latest released last.
+        self.ends: dict[int, dict[Ids, list[int]]] = {}
+        self.texts: dict[int, tuple[Ids, Ids]] = {}  # prompt and reply of such a slot
         self.pending: set[int] = set()
         self.chains: list[list[int]] = [[] for _ in range(self.count)]
         self.held = [0] * self.count
@@ -69,12 +71,14 @@ class Slots:
 
     def lease(self, prompt: Ids) -> Lease | None:
         """A slot for this prompt, or None if it should wait for a prefix that is being computed."""
-        chain = _chain(prompt) if self.share else []
-        depth = 0
+        own, kept = self._extendable(prompt)
+        depth = kept // BLOCK
+        chain = self.chains[own][:depth]
+        if self.share:
+            chain += _chain(prompt[depth * BLOCK :], chain[-1] if chain else ROOT)
         while depth < len(chain) and chain[depth] in self.holders:
             depth += 1
-        ids = np.array(prompt, np.int64)
-        own, kept = self._extendable(chain, depth, prompt, ids)
+        ids = np.concatenate((self.tokens[own, :kept], np.array(prompt[kept:], np.int64)))
         source, found = self._best_holder(chain, depth, ids) if kept < depth * BLOCK else (-1, 0)
         if self._is_coming(chain, depth, max(found, kept)):
             return None
@@ -85,6 +89,7 @@ class Slots:
         reused = min(max(found, kept), len(prompt) - 1)
         kept = min(kept, reused)
         self._assign(slot, ids, chain, kept)
+        self.prompts[slot] = prompt
         self.filled[slot] = reused
         return Lease(slot, reused, source, kept)
 
@@ -108,11 +113,10 @@ class Slots:
         if not self.share:
             return
         self.commit(slot)
-        end = self.held[slot]
-        key = self.chains[slot][end - 1] if end else ROOT
-        tail = tuple(self.tokens[slot, end * BLOCK : self.filled[slot]].tolist())
-        self.tails.setdefault(key, {}).setdefault(tail, []).append(slot)
-        self.tail_of[slot] = (key, tail)
+        length, prompt = int(self.filled[slot]), self.prompts[slot]
+        text = (prompt[:length], tuple(self.tokens[slot, len(prompt) : length].tolist()))
+        self.texts[slot] = text
+        self.ends.setdefault(length, {}).setdefault(_last(text), []).append(slot)
 
     def _best_holder(self, chain: list[int], depth: int, ids: Array) -> tuple[int, int]:
         """The slot with the longest common prefix, and the length of that prefix."""
@@ -124,20 +128,24 @@ class Slots:
                     best, found = slot, length
         return best, found
 
-    def _extendable(self, chain: list[int], depth: int, prompt: Ids, ids: Array) -> tuple[int, int]:
+    def _extendable(self, prompt: Ids) -> tuple[int, int]:
         """The free slot with the most tokens that are ALL a prefix of the prompt, or (-1, 0)."""
-        if not self.share:
-            return -1, 0
-        for level in range(depth, -1, -1):
-            tails = self.tails.get(chain[level - 1] if level else ROOT)
-            if not tails:
-                continue
-            start = level * BLOCK
-            for end in range(min(start + BLOCK - 1, len(prompt)), start - 1, -1):
-                slots = tails.get(prompt[start:end])
-                if slots and np.array_equal(self.tokens[slots[-1], :start], ids[:start]):
-                    return slots[-1], end
-        return -1, 0
+        best, kept = -1, 0
+        for length, slots in self.ends.items():
+            if kept < length <= len(prompt):
+                alike = slots.get(prompt[max(0, length - BLOCK) : length], ())
+                found = (slot for slot in reversed(alike) if self._starts(slot, prompt, length))
+                if (slot := next(found, -1)) >= 0:
+                    best, kept = slot, length
+        return best, kept
+
+    def _starts(self, slot: int, prompt: Ids, length: int) -> bool:
+        """Whether the prompt starts with the text of a slot.
+
+        Tuples of the same objects are compared faster than arrays are made.
+        """
+        asked, replied = self.texts[slot]
+        return prompt[: len(asked)] == asked and prompt[len(asked) : length] == replied
 
     def _is_coming(self, chain: list[int], depth: int, reused: int) -> bool:
         while depth < len(chain) and chain[depth] in self.pending:
@@ -154,7 +162,7 @@ class Slots:
 
     def _assign(self, slot: int, ids: Array, chain: list[int], kept: int) -> None:
         """Write the prompt into the slot and drop the blocks after the first `kept` tokens."""
-        self._forget_tail(slot)
+        self._forget_text(slot)
         keep = min(kept // BLOCK, self.held[slot])
         for block in self.chains[slot][keep : self.held[slot]]:
             others = self.holders[block]
@@ -165,16 +173,22 @@ class Slots:
         self.chains[slot], self.held[slot] = chain, keep
         self.pending.update(block for block in chain[keep:] if block not in self.holders)
 
-    def _forget_tail(self, slot: int) -> None:
-        if slot not in self.tail_of:
+    def _forget_text(self, slot: int) -> None:
+        if slot not in self.texts:
             return
-        key, tail = self.tail_of.pop(slot)
-        tails = self.tails[key]
-        tails[tail].remove(slot)
-        if not tails[tail]:
-            del tails[tail]
-        if not tails:
-            del self.tails[key]
+        text = self.texts.pop(slot)
+        length, last = len(text[0]) + len(text[1]), _last(text)
+        slots = self.ends[length]
+        slots[last].remove(slot)
+        if not slots[last]:
+            del slots[last]
+        if not slots:
+            del self.ends[length]
+
+
+def _last(text: tuple[Ids, Ids]) -> Ids:
+    """The last tokens of a prompt and its reply."""
+    return (text[0][-BLOCK:] + text[1])[-BLOCK:]
 
 
 def _chain(ids: "Ids | list[int]", last: int = ROOT) -> list[int]:

@@ -49,6 +49,7 @@ class AlfworldState(State):
         self.environment, self.world = environment, World(game)
         self.answer = self.world.introduction().removeprefix(BANNER).strip().replace("\n\n", "\n")
         self.commands: list[str] = []
+        self._legal: tuple[str, ...] | None = None
         self.seen: dict[
             int, tuple[int, ...]
         ] = {}  # receptacle -> contents when first seen (the same in the next episode)
@@ -57,15 +58,13 @@ class AlfworldState(State):
         return None if self.world.won or len(self.commands) >= self.environment.max_turns else 0
 
     def legal(self) -> tuple[str, ...]:
-        commands = self.world.admissible()
-        return tuple(
-            commands
-            if self.environment.idle
-            else (one for one in commands if not one.startswith(IDLE))
-        )
+        if self._legal is None:
+            idle, found = self.environment.idle, self.world.admissible()
+            self._legal = tuple(one for one in found if idle or not one.startswith(IDLE))
+        return self._legal
 
     def apply(self, action: str) -> None:
-        self.answer = self.world.step(action)
+        self.answer, self._legal = self.world.step(action), None
         self.commands.append(action)
         for r in self.world.game.here[self.world.at]:
             if self.world.is_open(r):

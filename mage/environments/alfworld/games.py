@@ -43,7 +43,12 @@ def find_folder(data: str) -> Path:
     """The folder that holds the splits."""
     if data == OFFICIAL and not os.environ.get(VARIABLE):
         raise UserError(f"data = {OFFICIAL!r}, but {VARIABLE} is not set. {_ADVICE}")
-    given = Path(os.environ[VARIABLE] if data == OFFICIAL else data).expanduser()
+    return _find_splits(os.environ[VARIABLE] if data == OFFICIAL else data)
+
+
+@lru_cache(maxsize=64)
+def _find_splits(path: str) -> Path:
+    given = Path(path).expanduser()
     for folder in (given, given / _INNER):
         if any((folder / name).is_dir() for name in FOLDERS.values()):
             return folder
