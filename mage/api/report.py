@@ -6,7 +6,6 @@ results that exist and leaves out the others.
 
 from pathlib import Path
 
-from mage.report.curves import draw_curves
 from mage.report.loggers import write_events
 from mage.report.run_results import read_run_results
 from mage.report.transcripts import write_transcripts
@@ -20,6 +19,8 @@ EPISODES = 24  # meta-episodes of each stored set in the page
 
 def write_report(folder: RunFolder) -> list[Path]:
     """Rewrite RUN/report/ and RUN/tensorboard/; returns the files, the picture first."""
+    from mage.report.curves import draw_curves  # it loads matplotlib
+
     with reading(folder.path):
         results = read_run_results(folder)
         transcripts = write_transcripts(results).encode(errors="replace")

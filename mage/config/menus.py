@@ -292,14 +292,12 @@ def _module_in(path: Path, folder: str) -> str:
 
 
 def _holds_item(path: Path, folder: str) -> bool:
-    tree = _parse(path)
     if folder == "advantages":
         return any(
-            isinstance(node, ast.FunctionDef) and node.name == "estimate" for node in tree.body
+            isinstance(node, ast.FunctionDef) and node.name == "estimate"
+            for node in _parse(path).body
         )
-    if folder == "engines":
-        return any(map(_is_engine, tree.body))
-    return True
+    return folder != "engines" or any(map(_is_engine, _parse(path).body))
 
 
 @cache

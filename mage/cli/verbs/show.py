@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from mage.api.prompts import show_prompts
 from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print_json, split_words
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
@@ -72,6 +71,8 @@ def show(
 
 
 def _show_prompts(name: str, overrides: Sequence[str], template: bool, as_json: bool) -> None:
+    from mage.api.prompts import show_prompts  # it loads numpy
+
     found = show_prompts(load_recipe(name, overrides), template)
     if as_json:
         print_json([asdict(one) for one in found])
