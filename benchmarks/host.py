@@ -107,7 +107,7 @@ class Replay:
         self.launch, self.step = engine.loop.launch, engine.step
         self.seconds = {"engine": 0.0, "script": 0.0}  # the second is part of the first
         engine.step = self._step  # type: ignore[method-assign]
-        engine.loop.launch = self._launch  # type: ignore[method-assign]
+        engine.loop.launch = self._launch  # type: ignore[assignment, method-assign]
         engine.loop._run = lambda key, body: None  # type: ignore[method-assign]
 
     def _step(self) -> Any:
@@ -180,6 +180,7 @@ class Update:
         metas = part("play", lambda: play_groups(setup, self.tasks_PG, self.seed))
         seconds["worlds"] = seconds.pop("play") - replay.seconds["engine"]
         seconds["engine"] = replay.seconds["engine"] - replay.seconds["script"]
+        self.metas = metas
         credits = part("credit", lambda: assign_credit(metas, recipe.returns, recipe.estimator()))
         samples = part("samples", lambda: make_samples(credits))
         part("learn", lambda: self.learner.update(samples, entropy=0.1, update=0))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import adapters, generate, packing, trl
+from benchmarks import adapters, generate, host, packing, trl
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
 from mage.config.loading import change_recipe
@@ -44,6 +44,18 @@ def test_the_ways_alternate() -> None:
 def test_a_missed_target_is_reported() -> None:
     line = Comparison("x", "y", ("a", "b"), "u", 1.0, 1.0, (1.9,), target=2.0).line()
     assert "MISSED: target 2" in line
+
+
+def test_the_host_benchmark_plays_and_learns_from_the_script() -> None:
+    changes = ["--run.workers=1", "--play.groups=2", "--play.members=2"]
+    update = host.Update(host.read_recipe("kuhn_poker", changes), None)
+    update.begin()
+    seconds = update()
+    turns = [turn for meta in update.metas for one in meta.episodes for turn in one.turns]
+    scripted = list(update.replay.replies.values())
+    assert sorted(turn.completion.token_ids for turn in turns) == sorted(scripted)
+    assert update.shape.rows == len(turns) == update.shape.turns
+    assert seconds["total"] == pytest.approx(sum(seconds.values()) - seconds["total"])
 
 
 @pytest.mark.e2e

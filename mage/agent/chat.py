@@ -25,9 +25,10 @@ from tokenizers import Tokenizer
 from mage.agent.chat_template import render_template
 from mage.agent.thoughts import CLOSE, is_thinking
 from mage.agent.tools import CallError, parse_call, read_call
-from mage.agent.word_ids import Ids, encode_words
+from mage.agent.word_ids import encode_words
 from mage.config.errors import UserError
 
+Ids = tuple[int, ...]
 Thinking = Literal["auto", "on", "off"]
 LARGEST_FILE = 1 << 28  # bytes of a tokenizer file; the largest public ones have about 40 MB
 _MOST_GROWTH = 64  # of a text by a tokenizer; that of public ones is at most 4
