@@ -1,6 +1,7 @@
 """The memory plan: close to measured peaks, choices that fit, and advice where nothing fits."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from learn_toys import make_model
 from typer.testing import CliRunner
 
 import mage
@@ -15,15 +17,22 @@ from mage.api.agents import find_candidate, find_player
 from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
+from mage.config.sections import LearnOptions
+from mage.engines.pool import memory_for_slots
+from mage.learn.learner import Learner
 from mage.learn.token_logprobs import LOGITS_AT_ONCE
 from mage.models.base import base_folder
 from mage.models.shapes import PRESETS, find_shape, read_shape
 from mage.play import play_groups
+from mage.ranks.ranks import Ranks
+from mage.run_folder import RunFolder
 from mage.training import memory_bytes
 from mage.training.build import build_components
-from mage.training.memory_bytes import GB
-from mage.training.memory_plan import plan_memory
+from mage.training.fit import choices_of, fit_to_gpu, fit_training
+from mage.training.memory_bytes import GB, PlanRequest
+from mage.training.memory_plan import plan_memory, plan_request
 from mage.training.plan_advice import advice, apply_plan, explain_misfit
+from mage.training.resume import changed_plan, read_plan
 from mage.training.tasks import draw_tasks
 from mage.types import MetaEpisode, Turn
 
@@ -422,3 +431,124 @@ def test_shapes_are_read_from_folders_and_bad_ones_are_explained(tmp_path: Path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="num_hidden_layers"):
         read_shape(tmp_path)
+
+
+# -- a fake card
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
+    """Sets the free and the total GB of one card, which this machine then seems to have."""
+    monkeypatch.setattr("mage.training.fit.pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("mage.training.fit.pick_cache", lambda cache, device: cache)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+
+    def set_memory(free: float, total: float) -> None:
+        found = (int(free * GB), int(total * GB))
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: found)
+
+    return set_memory
+
+
+def as_qwen(monkeypatch: pytest.MonkeyPatch, *words: str) -> Recipe:
+    """A recipe whose model has the shape of Qwen3-4B; its weights are not loaded."""
+    monkeypatch.setattr("mage.training.fit.read_shape", lambda folder: PRESETS["qwen3-4b"])
+    monkeypatch.setattr("mage.training.fit.base_folder", lambda recipe: Path())
+    return load_recipe("paper_alfworld", ["--learn.lora_rank=16", *words])
+
+
+class ManyRanks(Ranks):
+    """One of several ranks; `found` is what the others have measured."""
+
+    def __init__(self, size: int, *found: tuple[int, int]) -> None:
+        super().__init__(0, size)
+        self.found = found
+
+    def gather(self, item: Any) -> list[Any]:
+        return [item, *self.found]
+
+
+def test_vllm_takes_its_share_of_the_whole_card_not_of_the_free_memory(
+    card: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 GB of 140 are free: a share of 0.3 is 42 GB, and 18 GB are left for the rest."""
+    card(60, 140)
+    recipe = as_qwen(monkeypatch, "--engines.name=vllm", "--engines.gpu_memory=0.3")
+    with pytest.raises(ValueError, match=r"the run needs \d\d\.\d GB of GPU memory, but 55\.4 GB"):
+        fit_to_gpu(recipe)
+    request = PlanRequest(recipe, PRESETS["qwen3-4b"], 60 * GB, True, 1, card=140 * GB)
+    assert plan_request(request).parts()["sampler"] == pytest.approx(42)
+
+
+def test_ranks_plan_alike_from_the_least_free_memory(
+    card: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks share a card of 80 GB. The other one has measured 70 GB, so each has 35."""
+    card(80, 80)
+    recipe, late = as_qwen(monkeypatch), (int(70 * GB), int(80 * GB))
+    found, _ = fit_training(recipe, ManyRanks(2, late))
+    expected = plan_memory(recipe, PRESETS["qwen3-4b"], 35 * GB, ranks=2)
+    assert choices_of_fitted(found) == expected.choices()
+    assert expected.slots < plan_memory(recipe, PRESETS["qwen3-4b"], 40 * GB).slots
+
+
+def test_a_plan_with_too_few_slots_needs_more_than_there_is() -> None:
+    found = plan("paper_alfworld", "qwen3-4b", 24, "--learn.lora_rank=16")
+    needed, usable = re.findall(r"(\d+\.\d) GB", explain_misfit(found))[:2]
+    assert (found.slots, usable) == (1, "21.5")
+    assert float(needed) > float(usable)
+
+
+def choices_of_fitted(recipe: Recipe) -> dict[str, Any]:
+    learn = recipe.learn
+    slots = recipe.engines.options["slots"]
+    return {"slots": slots, "micro_tokens": learn.micro_tokens, "recompute": learn.recompute}
+
+
+def test_a_warm_up_has_the_whole_card_also_where_ranks_share_it(
+    card: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card(80, 80)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # torchrun has started four ranks
+    recipe = as_qwen(monkeypatch, "--run.workers=4")
+    whole = plan_memory(recipe, PRESETS["qwen3-4b"], 80 * GB, ranks=1, use="warmup")
+    assert choices_of_fitted(fit_to_gpu(recipe, use="warmup")) == whole.choices()
+
+
+def test_a_resumed_run_keeps_its_plan_unless_it_does_not_fit_any_more(
+    card: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = as_qwen(monkeypatch)
+    card(32, 80)
+    first = fit_to_gpu(recipe)
+    kept = choices_of(first)
+    assert kept == choices_of_fitted(first)
+    card(78, 80)
+    assert choices_of_fitted(fit_to_gpu(recipe)) != kept
+    assert fit_training(recipe, Ranks(), kept=kept)[0] == first
+    card(28, 80)
+    less = choices_of(fit_training(recipe, Ranks(), kept=kept)[0])
+    assert less == choices_of_fitted(fit_to_gpu(recipe))
+    (line,) = changed_plan(kept, less)
+    assert f"slots {kept['slots']} (now {less['slots']})" in line
+    assert changed_plan(kept, kept) == changed_plan(None, kept) == []
+
+
+def test_a_checkpoint_holds_the_plan(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", load_recipe("demo"))
+    assert read_plan(folder) is None
+    plan = {"slots": 4, "micro_tokens": 2048, "recompute": True}
+    learner = Learner(make_model(exact=False), LearnOptions())
+    learner.save(folder.checkpoints, update=1, state={"plan": plan})
+    assert read_plan(folder) == plan
+    learner.save(folder.checkpoints, update=2, state={"plan": {"slots": "four"}})
+    assert read_plan(folder) is None
+
+
+def test_free_memory_is_that_of_the_card_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 has the second card, while torch's current card is the first."""
+    monkeypatch.setattr(
+        "torch.cuda.mem_get_info", lambda device=None: (100 if device == second else 10, 100)
+    )
+    second = torch.device("cuda:1")
+    assert memory_for_slots(second) == 90

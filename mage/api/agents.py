@@ -81,7 +81,7 @@ def find_candidate(
 
 def untrained(title: str, recipe: Recipe) -> Candidate:
     """The model of a recipe before training."""
-    return Candidate(title, 0, build_components(fit_to_gpu(recipe, 1, "model")))
+    return Candidate(title, 0, build_components(fit_to_gpu(recipe, use="model")))
 
 
 def _recipe_at(name: str, overrides: Sequence[str]) -> Recipe:

@@ -173,7 +173,7 @@ def memory_for_slots(device: torch.device) -> int | None:
     of slots. None if unknown.
     """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info()[0] * 9 // 10
+        return torch.cuda.mem_get_info(device)[0] * 9 // 10
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
     except (ValueError, OSError, AttributeError):

@@ -43,7 +43,10 @@ _STORED_EXTRA = 1.15
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is planned: a recipe and a model on `ranks` cards of `memory` bytes each."""
+    """What is planned: a recipe and a model on `ranks` cards with `memory` bytes for each rank.
+
+    `card` has the bytes of the whole card, if other programs or ranks use it too.
+    """
 
     recipe: Recipe
     shape: ModelShape
@@ -51,6 +54,7 @@ class PlanRequest:
     half_precision: bool
     ranks: int
     use: Use = "train"
+    card: float | None = None
 
     @property
     def learns(self) -> bool:
@@ -159,12 +163,12 @@ class FixedBytes:
 def fixed_bytes(request: PlanRequest) -> FixedBytes:
     """The bytes that the recipe and the model fix.
 
-    vLLM holds its share of the card in both phases. A copy of a league has weights and masters, but
-    neither optimizer state nor gradients.
+    vLLM holds its share of the whole card in both phases. A copy of a league has weights and
+    masters, but neither optimizer state nor gradients.
     """
     recipe, shape, value_bytes = request.recipe, request.shape, request.value_bytes
     learn, weights = recipe.learn, value_bytes * shape.parameters
-    engine_share = request.memory * _engine_share(recipe)
+    engine_share = (request.card or request.memory) * _engine_share(recipe)
     local = not engine_share
     return FixedBytes(
         shape=shape,

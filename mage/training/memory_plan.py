@@ -19,6 +19,7 @@ _CANDIDATES = (
 )  # fmt: skip
 _SIZES = tuple(sorted({tokens for _, tokens in _CANDIDATES}, reverse=True))
 LEAST_SLOTS = 2
+Choices = dict[str, int | bool]  # of a plan: slots, micro_tokens, recompute
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,13 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         return self.peak <= self.usable and self.slots >= LEAST_SLOTS
+
+    def choices(self) -> Choices:
+        return {
+            "slots": self.slots,
+            "micro_tokens": self.micro_tokens,
+            "recompute": self.recompute,
+        }
 
     def parts(self) -> dict[str, float]:
         """Gigabytes of every part, in the order of the table."""

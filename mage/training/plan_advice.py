@@ -1,6 +1,7 @@
 """What would make a memory plan fit that does not. Every piece of advice was planned and fits."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice
 from mage.models.shapes import PRESETS
 from mage.training.memory_bytes import GB, PlanRequest, planned_option
-from mage.training.memory_plan import MemoryPlan, plan_request
+from mage.training.memory_plan import LEAST_SLOTS, Choices, MemoryPlan, plan_request
 
 _CARDS = (16, 24, 32, 40, 48, 80, 96, 141, 180, 288)  # GB of common cards
 _COUNTS = (2, 4, 8, 16, 32, 64)
@@ -124,7 +125,8 @@ def _larger_card(request: PlanRequest) -> Iterator[Advice]:
 def _smallest_card(request: PlanRequest, words: Sequence[str]) -> int | None:
     """The GB of the smallest card above the present one at which the recipe fits."""
     larger = (card for card in _CARDS if card * GB > request.memory)
-    return next((n for n in larger if _fits_with(replace(request, memory=n * GB), words)), None)
+    on_card = replace(request, card=None)
+    return next((n for n in larger if _fits_with(replace(on_card, memory=n * GB), words)), None)
 
 
 def _smaller(request: PlanRequest) -> Iterator[Advice]:
@@ -139,7 +141,8 @@ def _smaller(request: PlanRequest) -> Iterator[Advice]:
 
 def explain_misfit(plan: MemoryPlan) -> str:
     """The message for a run that does not fit."""
-    needed, there = plan.peak / GB, plan.usable / GB
+    least = replace(plan, slots=max(plan.slots, LEAST_SLOTS))
+    needed, there = math.ceil(10 * least.peak / GB) / 10, math.floor(10 * plan.usable / GB) / 10
     ways = [f"  {one}" for one in advice(plan)]
     told = ["What would make it fit:", *ways] if ways else ["No change that was tried fits."]
     use = plan.request.use
@@ -153,9 +156,18 @@ def apply_plan(recipe: Recipe, plan: MemoryPlan) -> Recipe:
     """The recipe with the choices of a plan; raises if the plan does not fit."""
     if not plan.fits:
         raise UserError(explain_misfit(plan))
-    learn = {"micro_tokens": plan.micro_tokens, "recompute": plan.recompute}
-    slots = {} if plan.fixed.engine_share else {"slots": plan.slots}
-    engine = EngineChoice(name=recipe.engines.name, **{**recipe.engines.options, **slots})
+    choices = plan.choices()
+    if plan.fixed.engine_share:  # the engine has its own pool
+        del choices["slots"]
+    return with_choices(recipe, choices)
+
+
+def with_choices(recipe: Recipe, choices: Choices) -> Recipe:
+    """The recipe with these choices of a plan."""
+    options, learn = dict(recipe.engines.options), dict(choices)
+    if "slots" in choices:
+        options["slots"] = learn.pop("slots")
+    engine = EngineChoice(name=recipe.engines.name, **options)
     return recipe.model_copy(
         update={"learn": recipe.learn.model_copy(update=learn), "engines": engine}
     )

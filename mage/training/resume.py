@@ -1,6 +1,7 @@
 """What a resumed run starts from: the newest whole checkpoint and the files it depends on."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ from mage.config.recipe import Recipe
 from mage.learn import checkpoint
 from mage.models.base import base_folder
 from mage.models.checks import weights_digest
-from mage.run_folder import DamagedError, RunError, RunFolder
+from mage.run_folder import DamagedError, RunError, RunFolder, read_json
+from mage.training.memory_plan import Choices
 from mage.training.rivals import rival_digests
 
 # In the state of a checkpoint: digests of the base weights of adapters, and of opponents' weights.
@@ -93,3 +95,27 @@ def read_best(state: Mapping[str, Any]) -> Best | None:
     """The best score on the select panel so far and its update, as a checkpoint stores them."""
     best = state.get("best")
     return (float(best[0]), int(best[1])) if best else None
+
+
+def read_plan(folder: RunFolder) -> Choices | None:
+    """The choices of the memory plan in the newest checkpoint; None if it has none.
+
+    The checkpoint is not verified: that takes long, and `find_latest` does it.
+    """
+    for path in checkpoint.newest_first(folder.checkpoints)[:1]:
+        with suppress(RunError, AttributeError):
+            plan = read_json(path / checkpoint.STATE).get("state", {}).get("plan")
+            if isinstance(plan, dict) and all(isinstance(one, int) for one in plan.values()):
+                return plan
+    return None
+
+
+def changed_plan(kept: Choices | None, now: Choices | None) -> list[str]:
+    """One line if the memory plan at the start of a run does not fit any more; else none."""
+    if kept is None or now is None or kept == now:
+        return []
+    pairs = ", ".join(f"{name} {kept.get(name)} (now {one})" for name, one in now.items())
+    return [
+        f"less GPU memory is free than when this run began, so its memory plan has changed: "
+        f"{pairs}. Its further figures may differ by rounding from those of a run without a break"
+    ]

@@ -41,18 +41,20 @@ from mage.training.callbacks import Callback, Metrics
 from mage.training.context import check_overflow
 from mage.training.engine_probe import EngineProbe
 from mage.training.evaluations import RunEvaluations, illegal_share, last_score, summarise_run
-from mage.training.fit import fit_training
+from mage.training.fit import choices_of, fit_training
 from mage.training.league import FOLDER, LeagueTable, league_of
 from mage.training.metrics import Timer, credit_sums, means, memory_usage, play_sums
 from mage.training.resume import (
     Best,
     base_record,
+    changed_plan,
     check_base,
     check_progress,
     check_rivals,
     find_latest,
     prune,
     read_best,
+    read_plan,
 )
 from mage.training.tasks import draw_tasks
 from mage.training.warnings import UpdateWarnings, choice_warnings, panel_warnings, start_warnings
@@ -66,9 +68,10 @@ class Trainer:
         self, folder: RunFolder, ranks: Ranks, callback: Callback, stop: StopRequest
     ) -> None:
         self.folder, self.ranks, self.callback, self.stop = folder, ranks, callback, stop
-        self.recipe, keeps_pools = fit_training(
-            recipe_of_rank(folder.begun_recipe(), ranks), ranks.size
-        )
+        self._kept_plan = ranks.broadcast(read_plan(folder))
+        recipe = recipe_of_rank(folder.begun_recipe(), ranks)
+        self.recipe, keeps_pools = fit_training(recipe, ranks, kept=self._kept_plan)
+        self._plan = choices_of(self.recipe)
         ranks.deals_members = ranks.size > 1 and self.recipe.run.deal == "members"
         self.components = build_components(self.recipe, keeps_pools)
         self.learner = Learner(
@@ -131,6 +134,7 @@ class Trainer:
             for figures in self.folder.metrics():
                 self.warnings.check(figures)
             notes = changed_software(self.folder.read_versions()) if found.path else []
+            notes += changed_plan(self._kept_plan, self._plan)
             lines = [*notes, *found.broken, *self.components.warnings]
             self._warn([*lines, *start_warnings(self.recipe)])
 
@@ -354,6 +358,8 @@ class Trainer:
             "lengths": self.lengths,
             **self._base,
         }
+        if self._plan is not None:
+            state["plan"] = self._plan
         if self.estimator_state:
             state["estimator"] = self.estimator_state
         if self.league is not None:

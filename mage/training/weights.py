@@ -30,7 +30,7 @@ class Loaded:
 def load_weights(folder: RunFolder, recipe: Recipe, which: str, say: Say) -> Loaded:
     """Load the checkpoint `best`, `latest` or a number. `recipe` may change how the agent plays."""
     path = _find_checkpoint(folder, which)
-    recipe = fit_to_gpu(RunFolder(folder.path, recipe).begun_recipe(), 1, "checkpoint")
+    recipe = fit_to_gpu(RunFolder(folder.path, recipe).begun_recipe(), use="checkpoint")
     components = build_components(recipe)
     learn, start = recipe.learn.model_copy(update={"kl": 0.0}), adapter_folder(recipe)
     learner = Learner(components.weights(), learn, seed=recipe.run.seed, start=start)
