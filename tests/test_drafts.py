@@ -275,7 +275,7 @@ def compare_kernels(kernels: ModuleType, device: str) -> None:
             assert int(positions.max()) == context - 1
             logits = torch.randn(7 * width, vocabulary, generator=torch.Generator().manual_seed(1))
             # The draft is likely, so that some of it is right.
-            bonus = 5 * torch.nn.functional.one_hot(ids.roll(-1), vocabulary)
+            bonus = 9 * torch.nn.functional.one_hot(ids.roll(-1), vocabulary)
             logits = logits.to(device) + bonus
             answers = torch.zeros(2, 7 * width, dtype=torch.int32, device=device)
             side.choose(logits, slots, state, answers, True, width)

@@ -467,6 +467,16 @@ def test_samples_and_logprobs_follow_the_truncated_softmax(
     assert chisquare(seen[wanted > 0], wanted[wanted > 0]).pvalue > 1e-3
 
 
+def test_a_greedy_reply_has_the_logprobs_of_the_model_whatever_is_cut(
+    llama: LlamaForCausalLM, chat: Chat
+) -> None:
+    ids = make_prompts(1)[0]
+    expected = plain_logits(llama, ids)[-1].log_softmax(-1).max().item()
+    requests = [Request(ids, 1, 0, 0.0, top_k=3), Request(ids, 1, 1, 0.0, top_p=0.5)]
+    for reply in answer(LocalEngine(llama, chat), requests):
+        assert reply.logprobs == pytest.approx([expected], abs=1e-4)
+
+
 def test_refresh_drops_results_of_the_old_weights(chat: Chat) -> None:
     model, requests = make_llama(), [Request(ids, 6, 0, 0.0) for ids in make_prompts(6)]
     engine = LocalEngine(model, chat)

@@ -18,6 +18,7 @@ With drafts (`mage.engines.drafts`) it is several tokens in and up to as many ou
 and accepts them, and the host learns their number when it reads the results.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -268,8 +269,12 @@ class DeviceLoop:
             part[slots][:, None]
             for part in (self.state.temperature, self.state.top_k, self.state.top_p)
         )
+        greedy = temperature == 0  # nothing is cut then: its logprob is the model's own
         return truncate(
-            logits.float(), torch.where(temperature == 0, 1.0, temperature), top_k, top_p
+            logits.float(),
+            temperature.masked_fill(greedy, 1.0),
+            top_k.masked_fill(greedy, 0),
+            top_p.masked_fill(greedy, 1.0),
         )
 
     def _enlist(self, decoding: Array, size: int, shared: tuple[int, int]) -> None:
@@ -318,12 +323,21 @@ class DeviceLoop:
         recorded first; that memory is freed when somebody clears workspaces (torch.compile does).
         After the first clear, the workspace comes from this pool. After the second clear, nobody
         else uses it.
+
+        No garbage is collected meanwhile: a graph of a dropped engine that is freed while another
+        one is recorded makes the recording invalid.
         """
         graph: Any = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
-        with torch.cuda.graph(graph, pool=self.memory):
-            body()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self.memory):
+                body()
+        finally:
+            if collects:
+                gc.enable()
         torch._C._cuda_clearCublasWorkspaces()
         return graph
 
