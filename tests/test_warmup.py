@@ -155,6 +155,18 @@ def test_an_answer_that_does_not_fit_gives_an_error_with_the_option() -> None:
         )
 
 
+def test_a_note_that_does_not_fit_is_not_taught() -> None:
+    """The shortest fact has more than three letters, and an end token follows it."""
+    agent = scripted_agent(str)
+    for limit, taught in ((4, 0), (400, 2)):
+        sampling = SamplingOptions(max_tokens=64, reflection_tokens=limit)
+        short = Agent(agent.engine, agent.chat, sampling)
+        setup = PlaySetup(KuhnPoker(), short, Notes(keep="both"), episodes=3)
+        found = write_demonstrations(setup, tasks(KuhnPoker(), 1), 0)
+        assert sum(one.kind == "reflect" for one in found) == taught
+        assert sum(one.kind == "play" for one in found) >= 3
+
+
 # --- learning ---
 
 

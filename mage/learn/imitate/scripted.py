@@ -150,7 +150,8 @@ class DemonstrationPlayer(RecordingPlayer):
         return next_of_win(wins, made)
 
     def read(self, meta: MetaEpisode) -> Iterator[Demonstration]:
-        """The taught turns of the finished meta-episode."""
+        """The taught turns of the finished meta-episode. A note that was cut is not taught."""
+        longest = self.setup.agent.sampling.reflection_tokens - 1  # and the end token
         moves = iter(self.chosen)  # every play turn made exactly one
         for number, episode in enumerate(meta.episodes):
             for index, turn in enumerate((episode.reflection, *episode.turns), start=-1):
@@ -159,7 +160,8 @@ class DemonstrationPlayer(RecordingPlayer):
                 # A move ends with </action>, a note with the end token.
                 end = self.chat.end_ids[:1] if turn.kind == "reflect" else ()
                 where = meta.where(number, index)
-                legal, taught = next(moves) if turn.kind == "play" else ((), True)
+                whole = len(turn.completion.token_ids) <= longest
+                legal, taught = next(moves) if turn.kind == "play" else ((), whole)
                 for call in turn.calls if taught else ():
                     said = replace(turn, prompt_ids=call.prompt_ids, choices=(), calls=())
                     yield Demonstration(said, call.completion.token_ids, (), where)
