@@ -224,6 +224,23 @@ def test_a_prompt_that_cannot_fit_is_an_overflow_and_costs_nothing(known: bool) 
     assert task_row(meta).overflow == (len(turns),)
 
 
+class CutShort(SmallContext):
+    """Writes an unfinished action, as where the context has no room for a reply of full length."""
+
+    def _complete(self, request: Request) -> Completion:
+        ids = reply("wait")[:2]
+        return Completion(ids, (0.0,) * len(ids), "<act", "length", 0)
+
+
+def test_a_reply_without_room_for_all_its_tokens_costs_nothing() -> None:
+    agent = scripted_agent(lambda prompt: "")
+    for context, is_illegal in ((20, False), (10_000, True)):
+        turns = play(replace(agent, engine=CutShort(context, known=True))).episodes[0].turns
+        for turn in turns:
+            assert (turn.overflow, turn.illegal) == (not is_illegal, is_illegal)
+            assert turn.penalty == (-0.5 if is_illegal else 0.0)
+
+
 @pytest.mark.parametrize(("share", "stops"), [(0.0, False), (0.05, False), (0.051, True)])
 def test_training_stops_if_more_than_five_percent_overflow(share: float, stops: bool) -> None:
     figures, recipe = {"update": 3, "overflow_rate": share}, load_recipe("kuhn_demo")

@@ -215,6 +215,7 @@ def _record_turn(setup: PlaySetup, state: State, dialogue: Dialogue, reply: _Rep
     agent, wording, completion = setup.agent, dialogue.wording, reply.completion
     legal, legal_moves = reply.action is not None, wording.words(state)
     replies = [*(call.completion for call in reply.calls), completion]
+    overflow = completion.finish == "overflow" or not reply.prompt.fits
     return Turn(
         kind="play",
         anchor=state.anchor(dialogue.seat),
@@ -224,21 +225,21 @@ def _record_turn(setup: PlaySetup, state: State, dialogue: Dialogue, reply: _Rep
         action=reply.written if reply.action is None else wording.word(reply.action),
         choices=agent.choices(completion, legal_moves),
         legal=legal,
-        penalty=_penalty(setup, legal, replies, agent.sampling.max_tokens),
+        penalty=_penalty(setup, legal or overflow, replies, agent.sampling.max_tokens),
         cut_off=not legal and agent.is_cut_off(completion),
         folded=reply.prompt.folded,
-        overflow=completion.finish == "overflow" or not reply.prompt.fits,
+        overflow=overflow,
         legal_moves=legal_moves,
         calls=reply.calls,
     )
 
 
-def _penalty(setup: PlaySetup, legal: bool, replies: Sequence[Completion], limit: int) -> float:
-    """What a turn with these replies costs: 0 or negative. The last reply is the action.
+def _penalty(setup: PlaySetup, excused: bool, replies: Sequence[Completion], limit: int) -> float:
+    """What a turn with these replies costs: 0 or negative.
 
-    A prompt that does not fit is not the model's fault: it costs nothing.
+    `excused`: its action is legal, or prompt and reply do not fit, which is not the model's fault.
     """
-    illegal = 0.0 if legal or replies[-1].finish == "overflow" else setup.illegal_penalty
+    illegal = 0.0 if excused else setup.illegal_penalty
     return min(_length_penalty(setup, reply, limit) for reply in replies) - illegal
 
 
@@ -303,6 +304,7 @@ async def reflect(setup: PlaySetup, ref: EpisodeRef, episode: Episode) -> Turn:
     prompt = style.reflect(agent, setup.environment, ref.task.seat, numbering, episode)
     completion = await agent.write(prompt, derive(ref.seed, ref.number, "reflect"))
     legal = style.read_note(agent, completion) is not None
+    overflow = completion.finish == "overflow"
     return Turn(
         kind="reflect",
         anchor="reflection",
@@ -312,7 +314,7 @@ async def reflect(setup: PlaySetup, ref: EpisodeRef, episode: Episode) -> Turn:
         action=None,
         choices=(),
         legal=legal,
-        penalty=_penalty(setup, legal, [completion], agent.sampling.reflection_tokens),
+        penalty=_penalty(setup, legal or overflow, [completion], agent.sampling.reflection_tokens),
         cut_off=agent.is_cut_off(completion),
-        overflow=completion.finish == "overflow",
+        overflow=overflow,
     )
