@@ -235,6 +235,16 @@ def test_the_deepest_branch_comes_first_and_nothing_else_changes(
     assert len(deep.rows[0].ids) == max(len(row.ids) for row in rows)
 
 
+def test_an_episode_with_a_thousand_turns_is_packed() -> None:
+    """Every turn forks from the trunk of the next one: a thousand forks, one below the other."""
+    turns = [Sample.to_score((1, *(2, 3) * turn), (4,)) for turn in range(1000)]
+    tree = build_tree(prepare(turns), deepest_first=True)
+    assert tree.rows[0].sample == turns[-1], "the longest row comes first"
+    assert tree.size == 1 + 2 * 999 + 1000
+    parts = split_tree(tree, SplitCost(root=0, pairs_per_token=100.0, limit=None))
+    assert sorted(row.offset for part in parts for row in part.rows) == list(range(1000))
+
+
 def test_duplicates_and_a_single_sample_are_only_root() -> None:
     packed = pack_forest(
         [

@@ -107,23 +107,26 @@ def _deepest_first(rows: list[Row], shared: list[int]) -> tuple[list[Row], list[
     >>> [row.sample.reply_ids for row in rows], shared
     ([(4, 5), (2,), (3,)], [0, 1, 1])
     """
-    if len(rows) < 2:
-        return rows, shared
-    trunk = min(shared[1:])  # tokens that all rows share, up to the first fork
-    # A row that shares only the trunk with the row before begins a new branch.
-    starts = [0, *(place for place in range(1, len(rows)) if shared[place] == trunk)]
-    branches = [
-        _deepest_first(rows[start:end], [0, *shared[start + 1 : end]])
-        for start, end in pairwise([*starts, len(rows)])
-    ]
-    branches.sort(key=lambda branch: -max(len(row.ids) for row in branch[0]))
     new_rows: list[Row] = []
     new_shared: list[int] = []
-    for branch_rows, branch_shared in branches:
-        new_rows += branch_rows
-        # The first row of a branch shares the trunk with the branch before.
-        new_shared += [trunk, *branch_shared[1:]]
-    new_shared[0] = 0  # no row is before the first
+    # Branches (start, end) of the rows, with the tokens that each shares with the row before it.
+    # No recursion: a long episode has hundreds of forks, one below the other.
+    left = [(0, len(rows), 0)]
+    while left:
+        start, end, before = left.pop()
+        if end - start < 2:
+            new_rows += rows[start:end]
+            new_shared += [before][: end - start]
+            continue
+        trunk = min(shared[start + 1 : end])  # tokens that all rows share, up to the first fork
+        # A row that shares only the trunk with the row before begins a new branch.
+        forks = [place for place in range(start + 1, end) if shared[place] == trunk]
+        branches = sorted(
+            pairwise([start, *forks, end]),
+            key=lambda branch: -max(len(row.ids) for row in rows[slice(*branch)]),
+        )
+        shares = [before, *(trunk for _ in forks)]
+        left += [(*branch, own) for branch, own in zip(branches, shares, strict=True)][::-1]
     return new_rows, new_shared
 
 
@@ -175,13 +178,26 @@ def split_tree(tree: Tree, split_cost: SplitCost) -> list[Tree]:
     It is split in two where the least is shared, nearest to the middle, and so on to single rows.
     Then, from the bottom up, the parts are kept where they are better than the whole.
     """
-    if len(tree.rows) == 1:
-        return [tree]
+    left, found = [(tree, False)], list[list[Tree]]()
+    while left:
+        one, has_parts = left.pop()
+        if len(one.rows) == 1:
+            found.append([one])
+        elif not has_parts:  # its halves are split first
+            first, second = _halves(one)
+            left += [(one, True), (second, False), (first, False)]
+        else:
+            after, before = found.pop(), found.pop()
+            parts = before + after
+            found.append(parts if split_cost.better_apart(one, parts) else [one])
+    return found[0]
+
+
+def _halves(tree: Tree) -> tuple[Tree, Tree]:
+    """The tree in two, where the least is shared, nearest to the middle."""
     middle = len(tree.rows) / 2
     place = min(range(1, len(tree.rows)), key=lambda row: (tree.shared[row], abs(row - middle)))
-    halves = (_subtree(tree, 0, place), _subtree(tree, place, len(tree.rows)))
-    parts = [part for half in halves for part in split_tree(half, split_cost)]
-    return parts if split_cost.better_apart(tree, parts) else [tree]
+    return _subtree(tree, 0, place), _subtree(tree, place, len(tree.rows))
 
 
 def _subtree(tree: Tree, start: int, end: int) -> Tree:
