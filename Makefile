@@ -43,9 +43,9 @@ BESIDE_LINT = @$(MAKE) --no-print-directory lint >$(LINT) 2>&1 & $(1); tests=$$?
 check: $(STAMP)
 	$(call BESIDE_LINT,$(PYTEST) --forks 3 -m "not slow and not e2e")
 
-# Everything, each test once.
+# Everything, each test once. End-to-end tests wait for processes and for a browser: one process more.
 test: $(STAMP)
-	$(call BESIDE_LINT,$(PYTEST) --forks 3)
+	$(call BESIDE_LINT,$(PYTEST) --forks 4)
 
 # Kills, damaged files, fuzzed input, full disks: about 20 minutes. `make test` has a short form.
 torture: $(STAMP)

@@ -29,6 +29,7 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
         "mage.cli.verbs.train",
         "mage.report.loggers",
         "mage.api.report",
+        "mage.report.curves",
         "mage.training.start",
         "mage.engines.local",
         "transformers.models.llama.modeling_llama",  # of the embedded models

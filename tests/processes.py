@@ -1,4 +1,4 @@
-"""Processes that tests start, kill and wait for.
+"""Processes that tests start, kill and wait for. Their reports have empty pictures.
 
 They are forked from the server of conftest.py. The ranks of a run are forked from them. Tests of
 the start itself use `subprocess`, and a run can ask for spawned ranks, as users have them.
@@ -18,6 +18,7 @@ from mage.ranks import processes as child_processes
 from mage.training.callbacks import Callback
 from mage.training.start import train
 from mage.training.trainer import Trainer
+from tests.pictures import skip_pictures
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -115,6 +116,7 @@ def _run_mage(
     child_processes.START_METHOD = ranks
     _redirect(folder, log)
     sys.argv = ["mage", *words]
+    skip_pictures()
     if prepare is not None:
         prepare()
     main()
@@ -148,6 +150,7 @@ def _run_torchrun_rank(words: list[str], prepare: Callable[[], None] | None) -> 
     note = Path(f"rank-{os.environ['RANK']}-{os.getpid()}")
     note.touch()
     sys.argv = ["mage", *words]
+    skip_pictures()
     if prepare is not None:
         prepare()
     try:

@@ -69,6 +69,7 @@ def test_micro_batches_of_any_length_need_at_most_three_versions(
     assert counter.frame_count == before
 
 
+@pytest.mark.e2e
 def test_a_second_micro_batch_of_another_length_is_not_compiled_again(
     counter: CompileCounter,
 ) -> None:

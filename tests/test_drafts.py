@@ -8,6 +8,7 @@ import json
 import os
 import random
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -173,11 +174,13 @@ def test_sampled_replies_with_stop_texts_limits_and_truncation_are_equal(
         )
         for number in range(60)
     ]
+    plain = answer(LocalEngine(model, chat, slots=16, context=256, run_ahead=ahead), requests)
     for options in ({}, {"slots": 3}, {"max_batch_tokens": 20}, {"prefix_cache": False}):
-        _, drafted = both(model, chat, requests, 4, run_ahead=ahead, **options)
+        room = {"slots": 16, "context": 256} | options
+        drafted = LocalEngine(model, chat, run_ahead=ahead, drafts=4, **room)
+        check_equal(plain, answer(drafted, requests))
         assert 0 < drafted.stats.accepted_tokens < drafted.stats.drafted_tokens
-    finishes = {reply.finish for reply in answer(drafted, requests)}
-    assert finishes == {"stop", "eos", "length"}
+    assert {reply.finish for reply in plain} == {"stop", "eos", "length"}
 
 
 @LOOPS
@@ -185,14 +188,17 @@ def test_replies_that_fill_the_context_are_equal(ahead: bool, chat: Chat) -> Non
     model = successor_llama(chat, "bé<ad> ")
     requests = [
         Request(chat.encode(" bé<ad>" * 3)[:length], 99, length, temperature)
-        for length in range(1, 24)
+        for length in (1, 6, 11, 15, 18, 20, 21, 22, 23)
         for temperature in (0.0, 1.5)
     ]
-    for drafts in (2, 9):
-        both(model, chat, requests, drafts, run_ahead=ahead, context=24)
-        both(model, chat, requests, drafts, run_ahead=ahead, context=24, slots=2)
+    options: dict[str, Any] = {"run_ahead": ahead, "context": 24}
+    plain = answer(LocalEngine(model, chat, slots=16, **options), requests)
+    for drafts, slots in product((2, 9), (2, 16)):
+        engine = LocalEngine(model, chat, slots=slots, drafts=drafts, **options)
+        check_equal(plain, answer(engine, requests))
 
 
+@pytest.mark.e2e
 @LOOPS
 @pytest.mark.parametrize("adapter", [False, True], ids=["plain", "adapter module"])
 def test_growing_conversations_over_refreshes_are_equal(
@@ -339,6 +345,7 @@ def test_a_large_batch_is_computed_without_drafts(ahead: bool, chat: Chat) -> No
     assert drafted.stats.drafted_tokens == 0
 
 
+@pytest.mark.e2e
 @LOOPS
 @pytest.mark.parametrize(
     ("recipe", "changes"),
@@ -371,6 +378,7 @@ def test_a_negative_number_is_refused(llama: LlamaForCausalLM, chat: Chat) -> No
         LocalEngine(llama, chat, drafts=-1)
 
 
+@pytest.mark.e2e
 def test_the_benchmark_measures_steps_and_play(tmp_path: Path) -> None:
     out = tmp_path / "drafts.json"
     benchmark.main(["--size", "tiny", "--rounds", "1", "--out", str(out)])

@@ -61,13 +61,21 @@ def place_of(module: str) -> str:
 
 
 @cache
+def nodes_of(module: str) -> list[ast.Import | ast.ImportFrom | ast.Call]:
+    """The imports and the calls of a file."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call)
+    tree = ast.parse(FILES[module].read_text("utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+@cache
 def imports_of(module: str) -> frozenset[str]:
     """The modules of MAGE that a file imports, anywhere in the file."""
     return frozenset(_imports(module))
 
 
 def _imports(module: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(FILES[module].read_text("utf-8"))):
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "mage")
         elif isinstance(node, ast.ImportFrom):
@@ -149,14 +157,19 @@ def test_code_is_imported_by_name_only() -> None:
     """A string import is an arrow that the tests above do not see."""
     by_string = [
         f"{module}: {ast.unparse(node)}"
-        for module, path in FILES.items()
+        for module in FILES
         if module not in IMPORT_BY_STRING
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in nodes_of(module)
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__")
+        and _last_name(node.func) in ("import_module", "__import__")
         and not _is_optional(node.args[0])
     ]
     assert by_string == [], "import the module itself, or find an item of a menu by its name"
+
+
+def _last_name(function: ast.expr) -> str:
+    """`import_module` for both `import_module` and `importlib.import_module`."""
+    return getattr(function, "attr", getattr(function, "id", ""))
 
 
 def _is_optional(name: ast.expr) -> bool:

@@ -266,6 +266,7 @@ def test_the_installed_package_is_read_without_importing_it(
     assert add_model("smollm2").model.folder == models / "smollm2"
 
 
+@pytest.mark.e2e
 def test_without_a_package_index_the_message_says_what_to_do(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ SHORT = (
     *("--run.updates=1", "--run.evaluate_every=0", "--run.move_probabilities=false"),
     *("--play.groups=1", "--play.members=2", "--warmup.steps=1", "--warmup.turns=4"),
     *("--evaluate.size=2", "--evaluate.final_size=2", "--evaluate.before=false"),
+    *("--play.episodes=2", "--agent.max_tokens=8"),
 )
 
 

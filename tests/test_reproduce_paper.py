@@ -59,6 +59,7 @@ def test_the_scale_for_a_cpu_needs_nothing() -> None:
     assert find_missing(make_plan("table1")) == []
 
 
+@pytest.mark.e2e
 def test_runs_of_the_paper_recipes_with_qwen3_4b_match_the_paper() -> None:
     plan = make_plan("table1", scale="paper", model="/models/Qwen3-4B", worlds=GAMES)
     assert {tuple(find_differences(job)) for job in plan.jobs} == {()}

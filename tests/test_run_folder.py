@@ -277,6 +277,7 @@ def test_a_folder_with_a_link_is_not_written(run: RunFolder, tmp_path: Path, nam
         pass
 
 
+@pytest.mark.e2e
 @given(st.lists(metas, max_size=3))
 def test_episodes_are_read_back_as_they_were_written(
     shared_run: RunFolder, stored: list[MetaEpisode]

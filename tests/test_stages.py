@@ -31,8 +31,8 @@ loggers = []
 groups = 2
 members = 2
 [evaluate]
-size = 4
-final_size = 4
+size = 2
+final_size = 2
 ceilings = false
 [[stages]]
 name = "start"
@@ -114,7 +114,7 @@ def test_a_training_killed_in_each_stage_ends_with_the_same_figures(
 
 def _the_commands_use_the_last_stage(run: Path) -> None:
     call = CliRunner().invoke
-    evaluated = call(app, ["evaluate", str(run), "--size", "4", "--json"])
+    evaluated = call(app, ["evaluate", str(run), "--size", "2", "--json"])
     assert evaluated.exit_code == 0, evaluated.output
     stored = json.loads((run / "stages/3_mage/evaluations/after_test.json").read_text())
     assert json.loads(evaluated.stdout)["evaluation"]["overall"] == stored["overall"]

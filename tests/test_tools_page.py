@@ -95,7 +95,7 @@ def test_a_person_types_calls_of_tools() -> None:
 def test_a_run_with_tools_is_killed_resumed_evaluated_and_viewed(tmp_path: Path) -> None:
     warm = tmp_path / "warm"
     agent = {"max_tokens": 72, "tool_calls": 1}
-    warmup = {"play": "expert", "steps": 150, "batch": 16, "turns": 4, "lr": 5e-3}
+    warmup = {"play": "expert", "steps": 150, "batch": 8, "turns": 4, "lr": 5e-3}
     sections = {"engines": {"context": 1024}, "agent": agent}
     make_warm_start(tiny_recipe(WORLD, **sections, warmup=warmup), warm, lambda line: None)
     recipe = tiny_recipe(WORLD, **sections, model={"path": str(warm)})

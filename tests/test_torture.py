@@ -13,9 +13,8 @@ from tests.torture.parts import PARTS, SHORT
 from tests.torture.result import Result, table
 
 
-@pytest.mark.parametrize(
-    "part", ["replies", "configurations", pytest.param("tools", marks=pytest.mark.e2e)]
-)
+@pytest.mark.e2e
+@pytest.mark.parametrize("part", ["replies", "configurations", "tools"])
 def test_fuzzed_input_gives_data_or_one_message(part: str, tmp_path: Path) -> None:
     results = PARTS[part](tmp_path, SHORT, 7)
     assert sum(one.attempts for one in results) >= 400

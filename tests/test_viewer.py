@@ -306,6 +306,7 @@ def test_the_command_serves_until_it_is_stopped(runs: Path) -> None:
 # --- Static copies
 
 
+@pytest.mark.e2e
 def test_a_static_folder_holds_every_view(runs: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["view", str(runs), "--export", str(tmp_path / "page")])
     assert done.exit_code == 0, done.output
@@ -365,6 +366,7 @@ def library_sets(folder: RunFolder) -> list[str]:
     return ["after_test", "before_test", *(f"step_{step:06d}" for step in folder.episode_steps())]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("form", ["parquet", "hf"])
 def test_parquet_and_the_folder_hold_the_rows_of_the_json_lines(
     runs: Path, tmp_path: Path, form: str

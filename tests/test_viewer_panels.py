@@ -129,6 +129,7 @@ def test_an_environment_with_one_kind_has_no_table(tmp_path: Path) -> None:
 # --- Kept results
 
 
+@pytest.mark.e2e
 def test_kept_results_show_their_figures_and_texts() -> None:
     library = Library([RESULTS])
     rows = {row["id"]: row for row in library.get("runs")["runs"]}
@@ -144,6 +145,7 @@ def test_kept_results_show_their_figures_and_texts() -> None:
     assert run["stored"] == []
 
 
+@pytest.mark.e2e
 def test_kept_results_without_summary_are_stopped_runs() -> None:
     rows = {row["id"]: row for row in Library([RESULTS]).get("runs")["runs"]}
     assert rows["smollm2_sokoban_long.gigpo_seed1"]["state"] == "stopped"

@@ -49,6 +49,7 @@ def plot_style() -> dict[str, object]:
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
         "axes.titlepad": 12,
+        "axes.titley": 1.0,  # not moved above ticks at the top, which no panel has
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,

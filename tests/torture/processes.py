@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.pictures import skip_pictures
+
 _WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod"}
 
 
@@ -99,11 +101,12 @@ def preload(function: Callable[[], Any], output: Path) -> Ended:
 
 
 def command(words: Sequence[str]) -> Callable[[], None]:
-    """A call of the command line."""
+    """A call of the command line; its report has empty pictures."""
 
     def run() -> None:
         from mage.cli.main import app
 
+        skip_pictures()
         sys.argv = ["mage", *words]
         app(list(words), prog_name="mage")
 

@@ -19,8 +19,8 @@ episodes = 2
 groups = 2
 members = 2
 [agent]
-max_tokens = 8
-reflection_tokens = 8
+max_tokens = 4
+reflection_tokens = 4
 [engines]
 name = "local"
 slots = 16
@@ -29,8 +29,8 @@ context = 512
 lr = 1e-3
 minibatches = 1
 [evaluate]
-size = 4
-final_size = 4
+size = 2
+final_size = 2
 ceilings = false
 temperature = 1.0
 top_p = 1.0
@@ -43,10 +43,6 @@ SHORT = (
     "--run.keep=1",
     "--run.keep_transcripts=1",
     "--opponents.train={aggressive = 0.5, league-1 = 0.5}",
-    "--agent.max_tokens=4",
-    "--agent.reflection_tokens=4",
-    "--evaluate.size=2",
-    "--evaluate.final_size=2",
     "--learn.lora_rank=2",
     "--warmup.first=true",
     "--warmup.steps=2",
