@@ -133,10 +133,11 @@ class Slots:
         best, kept = -1, 0
         for length, slots in self.ends.items():
             if kept < length <= len(prompt):
-                alike = slots.get(prompt[max(0, length - BLOCK) : length], ())
-                found = (slot for slot in reversed(alike) if self._starts(slot, prompt, length))
-                if (slot := next(found, -1)) >= 0:
-                    best, kept = slot, length
+                start = length - BLOCK if length > BLOCK else 0
+                for slot in reversed(slots.get(prompt[start:length], ())):
+                    if self._starts(slot, prompt, length):
+                        best, kept = slot, length
+                        break
         return best, kept
 
     def _starts(self, slot: int, prompt: Ids, length: int) -> bool:
