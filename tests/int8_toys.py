@@ -115,6 +115,10 @@ def compare_kernels(kernels: ModuleType, device: str) -> None:
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device)
 
+    def query(rows: int) -> torch.Tensor:
+        """Numbers of float16, which the kernels compute with: so rounding is no difference."""
+        return draw(rows, heads, size).half().float()
+
     def whole(*numbers: int) -> torch.Tensor:
         return torch.tensor(numbers, device=device)
 
@@ -153,17 +157,17 @@ def compare_kernels(kernels: ModuleType, device: str) -> None:
         scales = Scales(pairs, *bias)
         for count, shared in ((6, whole(0, 0)), (2, whole(4, 128))):
             whose = torch.arange(count, device=device) + 4 * (shared[1] > 0)
-            given = draw(count, heads, size), keys, values, whose, filled, shared, scaling, scales
+            given = query(count), keys, values, whose, filled, shared, scaling, scales
             _close(kernels.attend_decode(*given), reference_ops.attend_decode(*given))
-            drafted = draw(count * 4, heads, size), *given[1:]
+            drafted = query(count * 4), *given[1:]
             _close(
                 kernels.attend_decode(*drafted, width=4),
                 reference_ops.attend_decode(*drafted, width=4),
             )
-        given_blocks = (draw(40, heads, size), keys, values, blocks, scaling, scales)
+        given_blocks = (query(40), keys, values, blocks, scaling, scales)
         _close(kernels.attend_blocks(*given_blocks), reference_ops.attend_blocks(*given_blocks))
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Queries and weights are float16 in the kernels."""
-    torch.testing.assert_close(one, other, atol=1e-2, rtol=2e-3)
+    """Weights are float16 in the kernels."""
+    torch.testing.assert_close(one, other, atol=3e-3, rtol=1e-3)
