@@ -191,7 +191,7 @@ def test_hostile_values_give_one_message(
     run: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Curves are drawn by other tests: they take seconds."""
-    monkeypatch.setattr("mage.api.report.draw_curves", lambda results: {})
+    monkeypatch.setattr("mage.report.curves.draw_curves", lambda results: {})
     monkeypatch.setattr("mage.api.report.EPISODES", 1)
     kept = tmp_path / "kept"
     for number, value in enumerate(("x", 10**400, DEEP) if what == "summary" else ("x",)):
