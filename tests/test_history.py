@@ -241,6 +241,15 @@ def test_a_reply_without_room_for_all_its_tokens_costs_nothing() -> None:
             assert turn.penalty == (-0.5 if is_illegal else 0.0)
 
 
+def test_a_limit_of_replies_that_cuts_moves_of_one_world_is_a_warning_at_load() -> None:
+    """In the tokens of this model <action>scissors</action> has 8, moves of other worlds fewer."""
+    chat = Chat.load(SHIPPED / "embedded")
+    assert check_context(load_recipe("mix_small"), chat) == ()
+    (told,) = check_context(load_recipe("mix_small", ["--agent.max_tokens=6"]), chat)
+    assert told.startswith("agent.max_tokens = 6 is too small: the longest answer of random play ")
+    assert "takes 8 in rock_paper_scissors, and" in told
+
+
 @pytest.mark.parametrize(("share", "stops"), [(0.0, False), (0.05, False), (0.051, True)])
 def test_training_stops_if_more_than_five_percent_overflow(share: float, stops: bool) -> None:
     figures, recipe = {"update": 3, "overflow_rate": share}, load_recipe("kuhn_demo")

@@ -235,3 +235,12 @@ def test_ceilings_too_large_for_memory_give_one_message():
     done = CliRunner().invoke(app, ["ceilings", "mastermind", "--length=4", "--colours=6"])
     assert done.exit_code != 0
     assert "Lower length or colours" in f"{done.output}{done.exception}"
+
+
+def test_an_option_of_the_environment_may_be_written_with_hyphens() -> None:
+    told = [
+        CliRunner().invoke(app, ["ceilings", "mastermind", *words, "--json"]).output
+        for words in (["--max-turns", "3"], ["--environments.max_turns=3"])
+    ]
+    assert told[0] == told[1]
+    assert "final" in told[0]

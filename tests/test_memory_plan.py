@@ -124,6 +124,17 @@ def test_a_warm_up_divides_nothing_because_rank_0_does_it_alone(shard: str) -> N
     assert "--learn.shard" not in told
 
 
+def test_a_warm_up_on_random_play_is_not_advised_another_dtype() -> None:
+    """It always computes in float32."""
+    shape, half = PRESETS["qwen3-4b"], ("--model.dtype=bfloat16",)
+    for play, advised in (("random", False), ("expert", True)):
+        words = [f"--warmup.play={play}", "--model.dtype=float32", "--learn.lora_rank=16"]
+        recipe = load_recipe("paper_tic_tac_toe", words)
+        found = plan_memory(recipe, shape, 40 * GB, half_precision=False, use="warmup")
+        assert not found.fits
+        assert (half in [one.words for one in advice(found)]) == advised
+
+
 def test_a_float32_model_holds_the_gradients_of_earlier_micro_batches() -> None:
     recipe, shape = load_recipe("paper_alfworld"), PRESETS["qwen3-4b"]
     fixed = plan_memory(recipe, shape, 200 * GB, half_precision=False).fixed
@@ -426,7 +437,7 @@ def test_the_verb_prints_a_table_or_json_and_fails_where_nothing_fits() -> None:
 def test_shapes_are_read_from_folders_and_bad_ones_are_explained(tmp_path: Path) -> None:
     found = find_shape("embedded")
     assert found.vocabulary > 500
-    with pytest.raises(ValueError, match="qwen3-4b"):
+    with pytest.raises(ValueError, match=r"the model no-such-model was not found: .* qwen3-4b"):
         find_shape("no-such-model")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="num_hidden_layers"):

@@ -114,7 +114,10 @@ def find_shape(model: str) -> ModelShape:
         folder = _config_folder(model)
     except ValueError as error:
         names = ", ".join(PRESETS)
-        raise UserError(f"{error}; preset shapes, which need no weights, are {names}") from None
+        raise UserError(
+            f"the model {model} was not found: {error}; preset shapes, which need no weights, are "
+            f"{names}"
+        ) from None
     return read_shape(folder)
 
 

@@ -30,16 +30,18 @@ _ROOM = 1 << 20  # tokens of a scripted reply: some moves are long texts
 
 @dataclass(frozen=True, slots=True)
 class PromptSizes:
-    """Tokens of the shortest and the longest prompt of a move."""
+    """Tokens of the shortest and the longest prompt of a move, and of the longest answer."""
 
     shortest: int
     longest: int
+    answers: Mapping[str, int]  # by world
 
 
 def check_context(recipe: Recipe, chat: Chat) -> tuple[str, ...]:
     """Compare the prompts of a recipe with the engine's context.
 
-    Raises ConfigError if not even one prompt fits. Returns a warning if long episodes do not fit.
+    Raises ConfigError if not even one prompt fits. Returns warnings if long episodes do not fit,
+    and if an answer is longer than a reply may be.
     """
     limit = context_limit(recipe)
     if limit is None:
@@ -51,12 +53,26 @@ def check_context(recipe: Recipe, chat: Chat) -> tuple[str, ...]:
             f"{sizes.shortest} tokens and a reply may have {reply} (agent.max_tokens). "
             f"Set engines.context to {sizes.longest + reply} or more, or a smaller agent.max_tokens"
         )
+    warnings = _short_replies(sizes.answers, reply)
     if sizes.longest + reply <= limit:
-        return ()
+        return warnings
     return (
+        *warnings,
         f"the longest prompt in random play has {sizes.longest} tokens and a reply may have "
         f"{reply} (agent.max_tokens), but engines.context = {limit}: older turns will be folded "
         f"into one line. Set engines.context to {sizes.longest + reply} or more, or agent.window",
+    )
+
+
+def _short_replies(answers: Mapping[str, int], limit: int) -> tuple[str, ...]:
+    """A warning if some moves of random play cannot be written in `limit` tokens."""
+    long = {world: tokens for world, tokens in answers.items() if tokens > limit}
+    if not long:
+        return ()
+    told = ", ".join(f"{tokens} in {world}" for world, tokens in long.items())
+    return (
+        f"agent.max_tokens = {limit} is too small: the longest answer of random play takes {told}, "
+        f"and a reply that is cut is illegal. Set agent.max_tokens to {max(long.values())} or more",
     )
 
 
@@ -81,16 +97,21 @@ def check_overflow(figures: Mapping[str, Any], recipe: Recipe) -> None:
 def measure_prompts(recipe: Recipe, chat: Chat) -> PromptSizes:
     """Play random meta-episodes without a model and measure all prompts of moves."""
     setup, sizes = scripted_setup(recipe, chat, recipe.agent.reflection_tokens), list[int]()
+    answers: dict[str, int] = {}
     script = Script(note=_longest_note(setup.agent))
     for (name, world), number in product(setup.environment.inside().items(), range(_META_EPISODES)):
         seed = derive("prompt sizes", name, number) % 2**31
         opponent = "random" if world.multi_agent else ""
         task = Task(name, seed, number % world.seats, opponent, "train")
         ((_, meta),) = play_scripted(setup, [task], seed, script)
-        sizes += [len(turn.prompt_ids) for episode in meta.episodes for turn in episode.turns]
+        turns = [turn for episode in meta.episodes for turn in episode.turns]
+        sizes += [len(turn.prompt_ids) for turn in turns]
+        answers[name] = max(
+            [answers.get(name, 0), *(len(turn.completion.token_ids) for turn in turns)]
+        )
         entries = in_order([[keep_entries(setup, meta)]])
         setup = replace(setup, memory=setup.memory.after(entries))
-    return PromptSizes(min(sizes, default=0), max(sizes, default=0))
+    return PromptSizes(min(sizes, default=0), max(sizes, default=0), answers)
 
 
 def scripted_setup(recipe: Recipe, chat: Chat, reflection_tokens: int = _ROOM) -> PlaySetup:

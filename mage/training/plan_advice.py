@@ -61,7 +61,8 @@ def _changes(request: PlanRequest) -> list[Advice]:
     """The options that save memory in this recipe."""
     recipe = request.recipe
     found = _learning_changes(recipe, request.sharers) if request.learns else []
-    if recipe.model.dtype == "float32":
+    is_fixed = request.use == "warmup" and recipe.warmup.play == "random"  # always float32
+    if recipe.model.dtype == "float32" and not is_fixed:
         found.append(Advice("half precision", ("--model.dtype=bfloat16",)))
     # A prompt needs room beside the longest reply. A run checks this before it starts.
     context = int(planned_option(recipe, "context"))

@@ -116,14 +116,14 @@ def _show(
 
 
 def _own_options(words: Sequence[str]) -> list[str]:
-    """Write `--arms 4` of an environment with an option `arms` as `--environments.arms=4`."""
+    """Write `--max-turns 4` of an environment with `max_turns` as `--environments.max_turns=4`."""
     known = {name for name, _ in menu("environments")}
     name = next((word for word in words if word in known), words[0])
     fields = {} if name.startswith("-") else find_item("environments", name).model_fields
     found: list[str] = []
     for word in words:
         key, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and key in fields:
+        if word.startswith("--") and (key := key.replace("-", "_")) in fields:
             found.append(f"--environments.{key}{equals}{value}")
         elif found and found[-1].startswith("--") and "=" not in found[-1]:
             found[-1] += f"={word}"
