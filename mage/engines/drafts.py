@@ -30,7 +30,7 @@ LONGEST = 4  # tokens of a match
 RECENT = 8192  # tokens of replies to other requests
 PLACES = 2**24  # more than the tokens of any text
 # Most rows of a step with drafts: a larger batch is limited by arithmetic, which drafts multiply.
-ROWS = {"cuda": 512, "cpu": 32}
+ROWS = {"cuda": 320, "cpu": 32}
 PAYS = 1.3  # tokens per sequence and step from which drafts are faster
 PROBE = 16  # of so many steps one has drafts although they do not pay, to notice a change
 
