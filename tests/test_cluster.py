@@ -1,6 +1,8 @@
 """`mage cluster` on a Ray cluster of two nodes on this machine. Skipped where ray is missing."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from mage.cli.main import app
 from mage.ranks.cluster import ClusterJob, run_on_cluster
+from mage.ranks.ray_nodes import Host
 from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
 from mage.training.start import train
@@ -87,3 +90,20 @@ def test_a_mistake_in_the_recipe_is_reported_before_the_cluster_is_used() -> Non
     found = CliRunner().invoke(app, ["cluster", "demo", "--learn.lr=-1"])
     assert found.exit_code == 2
     assert "learn.lr = -1" in found.output
+
+
+def test_ranks_that_would_share_a_gpu_are_refused() -> None:
+    done = CliRunner().invoke(app, ["cluster", "demo", "--ranks", "2", "--gpus", "0.5"])
+    assert done.exit_code == 2
+    assert "--gpus 0.5: ranks of a cluster cannot share a GPU" in done.output
+
+
+def test_a_letter_that_is_written_in_two_parts_is_shown_whole() -> None:
+    host = Host()
+    host.process = subprocess.Popen(["true"])
+    shown = ""
+    for part in ("±".encode()[:1], "±".encode()[1:]):
+        os.write(host.output.fileno(), part)
+        shown += host.poll()[1]
+    assert shown == "±"
+    host.process.wait()

@@ -4,6 +4,7 @@ A Ray actor reserves CPUs and GPUs and starts one process, as torchrun does on o
 actor or its node ends, the process ends too.
 """
 
+import codecs
 import ctypes
 import importlib
 import os
@@ -28,6 +29,7 @@ class Host:
         self.process: subprocess.Popen[bytes] | None = None
         self.output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the actor
         self.read = 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps parts of letters
 
     def address(self) -> tuple[str, int]:
         """The address of this node and a free port."""
@@ -54,7 +56,7 @@ class Host:
         code = self.process.poll()
         new = os.pread(self.output.fileno(), 2**20, self.read)
         self.read += len(new)
-        return code, new.decode(errors="replace")
+        return code, self.decoder.decode(new)
 
     def send(self, number: int) -> None:
         """Send a signal to the process."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mage.cli.arguments import OVERRIDES, RecipeName, need_recipe, split_words
+from mage.cli.terminal import UsageError
 from mage.config.loading import load_recipe
 
 verbs = typer.Typer()
@@ -48,6 +49,11 @@ def cluster(
     Needs the package ray on all nodes, and run folder, models and data on storage that all nodes
     share. Any option of the recipe can be changed with --section.option=value.
     """
+    if gpus % 1:
+        raise UsageError(
+            f"--gpus {gpus:g}: ranks of a cluster cannot share a GPU. Use a whole number, or 0 to "
+            "train on CPUs. On one machine `mage train` with run.workers lets ranks share a GPU."
+        )
     name, overrides = split_words(recipe, ctx.args)
     if resume is None:
         need_recipe(name, "To continue a run, use --resume RUN.")
