@@ -221,16 +221,23 @@ def _fork_server(unused: Connection) -> None:
     listener.bind(arbitrary_address("AF_UNIX"))
     listener.listen()
     alive, ours = os.pipe()  # the server ends when all its clients have closed their end
+    key = {}
+    if length := getattr(forkserver, "_AUTHKEY_LEN", 0):  # since Python 3.14 clients have a key
+        key["authkey_r"], writer = os.pipe()
+        server._forkserver_authkey = os.urandom(length)
+        os.write(writer, server._forkserver_authkey)
+        os.close(writer)
     process = os.fork()
     if process == 0:
         try:
             unused.close()
             os.close(ours)
             sys.stdout, sys.stderr = (open(one, "w", closefd=False) for one in (1, 2))  # noqa: SIM115
-            forkserver.main(listener.detach(), alive, [])  # type: ignore[attr-defined]
+            forkserver.main(listener.detach(), alive, [], **key)  # type: ignore[attr-defined]
         finally:
             os._exit(0)
-    os.close(alive)
+    for one in (alive, *key.values()):
+        os.close(one)
     server._forkserver_address = listener.getsockname()
     server._forkserver_alive_fd, server._forkserver_pid = ours, process
     listener.close()
