@@ -3,8 +3,9 @@
 Play and learning take turns. Both hold the weights, their float32 masters, the optimizer state and
 the KL reference, and the models of opponents (copies of a league, other models). Learning also
 holds gradients and activations. Play also holds the key/value pools of the agent and of these
-models; they are freed for learning unless there is room for both. Without training (`mage evaluate`, `mage play`, exports)
-there is neither optimizer state nor a reference nor a learning phase.
+models; they are freed for learning unless there is room for both. Without training (`mage
+evaluate`, `mage play`, exports) there is neither optimizer state nor a reference nor a learning
+phase.
 """
 
 from dataclasses import dataclass
