@@ -45,7 +45,7 @@ check: $(STAMP)
 
 # Everything, each test once. End-to-end tests wait for processes and for a browser: one process more.
 test: $(STAMP)
-	$(call BESIDE_LINT,$(PYTEST) --forks 4)
+	$(call BESIDE_LINT,$(PYTEST) --forks 3)
 
 # Kills, damaged files, fuzzed input, full disks: about 20 minutes. `make test` has a short form.
 torture: $(STAMP)
