@@ -43,7 +43,7 @@ BESIDE_LINT = @$(MAKE) --no-print-directory lint >$(LINT) 2>&1 & $(1); tests=$$?
 check: $(STAMP)
 	$(call BESIDE_LINT,$(PYTEST) --forks 3 -m "not slow and not e2e")
 
-# Everything, each test once. End-to-end tests wait for processes and for a browser: one process more.
+# Everything, each test once.
 test: $(STAMP)
 	$(call BESIDE_LINT,$(PYTEST) --forks 3)
 

@@ -19,6 +19,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -208,7 +209,7 @@ def measure_attention(size: Size) -> Iterator[dict[str, Any]]:
             filled = torch.full_like(slots, length - 1)
             shared = torch.zeros(2, dtype=torch.int64, device=place)
             given = (query, *pool.layer(0), slots, filled, shared, 0.1, pool.layer_scales(0))
-            seconds = seconds_of(lambda given=given: ops.attend_decode(*given))  # type: ignore[misc]
+            seconds = seconds_of(partial(ops.attend_decode, *given))
             yield {
                 "part": "attention",
                 "case": f"{rows} x {length} keys",
