@@ -62,11 +62,13 @@ def build(recipe: Recipe, tokenizer: Path | None) -> Components:
     return Components(recipe, model, chat, recipe.engine()(model, chat))
 
 
-def record(setup: PlaySetup, tasks_PG: Sequence[Sequence[Any]], seed: int) -> Replies:
+def record(
+    setup: PlaySetup, tasks_PG: Sequence[Sequence[Any]], seed: int, noise: float = 0.3
+) -> Replies:
     """The replies of a scripted player to all requests of an update."""
     found: Replies = {}
     known = setup.environment.inside().values()
-    script = Script(expert=any(_has_expert(world) for world in known), noise=0.3)
+    script = Script(expert=any(_has_expert(world) for world in known), noise=noise)
 
     def play(task: Any, group: int, member: int) -> Any:
         own = derive(seed, group, member)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import adapters, generate, host, packing, trl
+from benchmarks import adapters, generate, host, packing, prefixes, trl
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
 from mage.config.loading import change_recipe
@@ -56,6 +57,32 @@ def test_the_host_benchmark_plays_and_learns_from_the_script() -> None:
     assert sorted(turn.completion.token_ids for turn in turns) == sorted(scripted)
     assert update.shape.rows == len(turns) == update.shape.turns
     assert seconds["total"] == pytest.approx(sum(seconds.values()) - seconds["total"])
+
+
+def test_a_shared_key_is_counted_once() -> None:
+    """As many keys as different beginnings of the sequences."""
+    rng = np.random.default_rng(0)
+    texts = [tuple(rng.integers(0, 2, rng.integers(1, 9)).tolist()) for _ in range(20)]
+    starts = [{text[:end] for end in range(1, len(text) + 1)} for text in texts]
+    common = np.array([[len(one & other) for other in starts] for one in starts])
+    read = sum(map(len, texts)) - prefixes.once(common).sum()
+    assert read == pytest.approx(len(set().union(*starts)))
+
+
+def test_all_keys_of_an_update_are_counted() -> None:
+    changes = ["--run.workers=1", "--play.groups=2", "--play.members=2"]
+    counts, metas = prefixes.count(host.read_recipe("kuhn_poker", changes), None, 8)
+    turns = [turn for meta in metas for one in meta.episodes for turn in one.turns]
+    # The first token of a reply comes from its prompt. A reply that ended is noticed a step later,
+    # so that step may have read its keys too, unless no more tokens were allowed.
+    needed = [range(len(turn.prompt_ids) + 1, len(turn.prompt_ids) + turn.tokens) for turn in turns]
+    late = sum(len(turn.prompt_ids) + turn.tokens for turn in turns)
+    keys = dict(zip(prefixes.WAYS, counts.keys, strict=True))
+    assert sum(map(sum, needed)) <= keys["apart"] <= sum(map(sum, needed)) + late
+    assert sum(counts.parts.values()).tolist() == pytest.approx(counts.keys.tolist())
+    assert keys["tree"] < keys["groups"] < keys["apart"]
+    assert keys["tree"] <= keys["today"] < keys["apart"]
+    assert counts.bound("int8") < counts.bound("bfloat16") < keys["today"] / keys["tree"]
 
 
 @pytest.mark.e2e
