@@ -6,6 +6,7 @@ the start itself use `subprocess`, and a run can ask for spawned ranks, as users
 
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,40 @@ def signal_in_update(update: int, rank: int, number: int, group: bool = False) -
         whole(trainer)
 
     Trainer._update = begin  # type: ignore[method-assign]
+
+
+class Forked:
+    """Stands in for `subprocess` in executors.py: forks `python -m MODULE ...` and loads nothing.
+
+    torchrun forks its ranks there.
+    """
+
+    DEVNULL = None
+
+    @staticmethod
+    def Popen(command: Sequence[str], env: Mapping[str, str], stdout: Any, **_: Any) -> Any:
+        return _ForkedModule(command, env, stdout.name)
+
+
+class _ForkedModule:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: str) -> None:
+        context: Any = multiprocessing.get_context(child_processes.START_METHOD)
+        arguments = (_run_module, command[2:], dict(environment), log)
+        self.process = context.Process(target=_begin, args=arguments)
+        self.process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def terminate(self) -> None:
+        self.process.terminate()
+
+    def wait(self) -> int:
+        return wait(self.process)
 
 
 def start_python(program: str, folder: Path, log: Path) -> BaseProcess:
@@ -160,6 +195,30 @@ def _run_torchrun_rank(words: list[str], prepare: Callable[[], None] | None) -> 
         raise
 
 
+def _run_module(words: list[str], environment: dict[str, str], log: str) -> None:
+    import torch.distributed.run
+
+    os.setsid()
+    os.environ.update(environment)
+    _write_to(os.open(log, os.O_WRONLY | os.O_APPEND))
+    skip_pictures()
+    torch.distributed.run.elastic_launch = _fork_ranks
+    _run_as_main(words)
+
+
+def _fork_ranks(config: Any, entrypoint: str) -> Callable[..., Any]:
+    """What torchrun calls to start `python -u -m MODULE ...` once for each rank."""
+    from torch.distributed.launcher.api import elastic_launch
+
+    config.start_method = "fork"
+    return lambda *words: elastic_launch(config, _run_as_main)(words[words.index("-m") + 1 :])
+
+
+def _run_as_main(words: Sequence[str]) -> None:
+    sys.argv = list(words)
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
 def _run_python(program: str, folder: Path, log: Path) -> None:
     _redirect(folder, log)
     sys.path.insert(0, str(folder))
@@ -168,6 +227,9 @@ def _run_python(program: str, folder: Path, log: Path) -> None:
 
 def _redirect(folder: Path, log: Path) -> None:
     os.chdir(folder)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    _write_to(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+
+
+def _write_to(file: int) -> None:
     for stream in (1, 2):
         os.dup2(file, stream)

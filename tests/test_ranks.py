@@ -139,7 +139,7 @@ def check_full(ranks: Ranks, folder: Path, alone: Any) -> dict[str, float]:
     for recompute in (False, True):
         model, place = make_model(), folder / f"full_{recompute}"
         many = copy.deepcopy(model)
-        options = {"micro_tokens": 24, "recompute": recompute, "shard": "full"}
+        options = {"micro_tokens": 48, "recompute": recompute, "shard": "full"}
         train(ranks, own_samples(ranks), many, place, **options)
         found[str(recompute)] = compare(alone, many)
         if ranks.is_main:

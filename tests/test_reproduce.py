@@ -1,18 +1,15 @@
 """`mage reproduce`: methods train, plans have equal budgets, a killed reproduction resumes."""
 
 import json
-import multiprocessing
-import os
 import re
 import shutil
-import sys
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import start, start_mage, wait
+from processes import Forked, start_mage, wait
 from toys import meta
 from typer.testing import CliRunner
 
@@ -20,18 +17,17 @@ from mage.agent.chat import Chat
 from mage.cli.main import app
 from mage.cli.verbs.reproduce import read_seeds
 from mage.config.loading import load_recipe
-from mage.config.recipe import Recipe
 from mage.evaluation.statistics import Difference, Estimate
 from mage.models.base import model_folder
 from mage.opponents.base import population_of
+from mage.reproduce import executors
 from mage.reproduce.action_shares import count_choices, shares
-from mage.reproduce.executors import LOG, LocalExecutor
+from mage.reproduce.executors import LocalExecutor
 from mage.reproduce.page import write_page
 from mage.reproduce.plan import Plan, episodes_of_update, make_plan, open_runs
 from mage.reproduce.results import Pair, read_results
 from mage.reproduce.runner import Runner, RunnerProgress
 from mage.reproduce.tables import TABLES, Name
-from mage.reproduce.worker import work
 from mage.run_folder import RunError, RunFolder
 from mage.training.callbacks import Callback
 from mage.training.start import train
@@ -175,13 +171,7 @@ def go(out: Path, *more: str) -> BaseProcess:
 
 def fork_workers() -> None:
     """In a process of `mage reproduce`: its workers are forked; nothing is loaded again."""
-
-    def fork(executor: LocalExecutor, path: Path, recipe: Recipe) -> ForkedWorker:
-        process = multiprocessing.get_context("fork").Process(target=work_in_log, args=(path,))
-        process.start()
-        return ForkedWorker(process)
-
-    LocalExecutor.start = fork  # type: ignore[method-assign]
+    executors.subprocess = Forked  # type: ignore[assignment]
 
 
 @pytest.mark.e2e
@@ -240,46 +230,16 @@ def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
         )
 
 
-class ForkedExecutor:
-    """Two workers at a time, forked from the server of the tests; nothing is loaded again."""
-
-    size = 2
-
-    def start(self, path: Path, recipe: Recipe) -> "ForkedWorker":
-        return ForkedWorker(start(work_in_log, path))
-
-
-class ForkedWorker:
-    def __init__(self, process: BaseProcess) -> None:
-        self.process = process
-
-    @property
-    def returncode(self) -> int | None:
-        return self.process.exitcode
-
-    def poll(self) -> int | None:
-        return self.process.exitcode
-
-    def terminate(self) -> None:
-        self.process.terminate()
-
-    def wait(self) -> int:
-        return wait(self.process)
-
-
-def work_in_log(path: Path) -> None:
-    with open(path / LOG, "ab", buffering=0) as log:
-        os.dup2(log.fileno(), 2)
-    sys.exit(work(path))
-
-
 @pytest.mark.e2e
-def test_a_failed_run_is_reported_and_the_others_finish(tmp_path: Path) -> None:
+def test_a_failed_run_is_reported_and_the_others_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "subprocess", Forked)
     plan = tiny_plan("react", "reflexion")
     broken = RunFolder.create(tmp_path / plan.jobs[0].name, plan.jobs[0].recipe)
     (broken.path / "checkpoints").rmdir()
     (broken.path / "checkpoints").write_text("no folder")
-    runner = Runner(plan, tmp_path, ForkedExecutor())
+    runner = Runner(plan, tmp_path, LocalExecutor(2))
     assert runner.run(ignore, never)
     assert [failure.name for failure in runner.failures] == ["kuhn_poker-react"]
     assert "checkpoints" in runner.failures[0].text

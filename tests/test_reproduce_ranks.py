@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import Forked
 from typer.testing import CliRunner
 
 from mage.cli.main import app
@@ -32,6 +33,7 @@ def test_two_ranks_give_the_figures_of_one_process(
 ) -> None:
     """Gradients are summed in another order, so metrics agree to about 1e-5 (docs/scaling.md)."""
     monkeypatch.setattr("mage.cli.verbs.reproduce._write", lambda plan, out: None)
+    monkeypatch.setattr("mage.reproduce.executors.subprocess", Forked)
     done = call("table1", *WHAT, "--ranks", "2", "--out", tmp_path, *SMALL)
     assert done.exit_code == 0, done.stderr
     (job,) = make_plan("table1", worlds=["kuhn_poker"], only=["mage"], overrides=SMALL).jobs

@@ -42,6 +42,7 @@ updates = 0
 first = true
 steps = 1
 batch = 2
+turns = 2
 [[stages]]
 name = "gigpo"
 parts = ["gigpo"]

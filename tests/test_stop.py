@@ -64,6 +64,7 @@ temperature = 1.0
 top_p = 1.0
 top_k = 0
 """
+TWO = ("--run.updates=2", "--run.evaluate_every=2")
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +77,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 @end_to_end
 def whole(place: Path) -> RunFolder:
-    """A run of two workers that nothing has interrupted; the second one is spawned."""
-    assert wait(start(place, "whole", ranks="spawn")) == 0
-    return RunFolder.open(place / "runs" / "whole")
+    """A run of two workers that nothing has interrupted; rank 0 is this process."""
+    whole = RunFolder.create(place / "runs" / "whole", load_recipe(place / "tiny.toml", TWO))
+    train(whole.path, Callback(), lambda: False)
+    return whole
 
 
 def start(
     place: Path, name: str, ranks: str = "fork", prepare: Callable[[], None] | None = None
 ) -> BaseProcess:
     """A run of two workers."""
-    words = ["train", "tiny.toml", f"--run.name={name}"]
+    words = ["train", "tiny.toml", f"--run.name={name}", *TWO]
     return start_mage(words, place, place / f"{name}.log", ranks=ranks, prepare=prepare)
 
 
@@ -126,23 +128,23 @@ def pids_of(place: Path) -> list[int]:
 
 
 def die_twice() -> None:
-    """Rank 0 is killed in update 2, and rank 1 of the restarted run in update 3."""
+    """Rank 0 is killed in update 2, and so is rank 1 of the restarted run."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if attempt < 2:
-        signal_in_update(attempt + 2, attempt, signal.SIGKILL)
+        signal_in_update(2, attempt, signal.SIGKILL)
 
 
-def test_torchrun_restarts_after_killed_ranks_and_equals_spawned_workers(
+def test_torchrun_restarts_after_killed_ranks_and_equals_workers(
     tmp_path: Path, whole: RunFolder
 ) -> None:
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    words, log = ["train", "tiny.toml", "--run.name=killed"], tmp_path / "log"
+    words, log = ["train", "tiny.toml", "--run.name=killed", *TWO], tmp_path / "log"
     process = start_torchrun(words, tmp_path, log, restarts=2, prepare=die_twice)
     assert wait(process) == 0, log.read_text()
     assert all_end(pids_of(tmp_path))
     run = RunFolder.open(tmp_path / "runs" / "killed")
     assert run.metrics() == whole.metrics()
-    weights = Path("checkpoints") / "update_000003" / "model.safetensors"
+    weights = Path("checkpoints") / "update_000002" / "model.safetensors"
     assert (run.path / weights).read_bytes() == (whole.path / weights).read_bytes()
     for rank in (0, 1):
         assert f"mage: rank {rank} on " in log.read_text()

@@ -47,6 +47,7 @@ SHORT = (
     "--warmup.first=true",
     "--warmup.steps=2",
     "--warmup.batch=4",
+    "--warmup.turns=4",
 )
 
 # Three tasks that are played one after the other, because the memory is kept between them.
