@@ -176,17 +176,16 @@ def fork_workers() -> None:
 
 @pytest.mark.e2e
 def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(tmp_path: Path) -> None:
-    killed = go(tmp_path / "a", "--run.updates=4")
+    more = ("--run.updates=4", "--play.members=2", "--evaluate.final_size=2")
+    killed = go(tmp_path / "a", *more)
     metrics = tmp_path / "a" / "runs" / "kuhn_poker-lamer-seed0" / "metrics.jsonl"
     while killed.is_alive() and not (metrics.is_file() and metrics.stat().st_size):
         time.sleep(0.01)
     killed.kill()
     wait(killed)
     assert not (metrics.parent / "summary.json").exists(), "the kill must come before the end"
-    assert wait(go(tmp_path / "a", "--run.updates=4")) == 0
-    plan = make_plan(
-        "table1", worlds=["kuhn_poker"], only=["lamer"], overrides=[*TINY[:-1], "--run.updates=4"]
-    )
+    assert wait(go(tmp_path / "a", *more)) == 0
+    plan = make_plan("table1", worlds=["kuhn_poker"], only=["lamer"], overrides=[*TINY[:-1], *more])
     whole = RunFolder.create(tmp_path / "whole", plan.jobs[0].recipe)
     train(whole.path, Callback(), never)
     assert whole.metrics() == RunFolder.open(metrics.parent).metrics()
@@ -343,7 +342,7 @@ def test_unequal_budgets_are_reported(tmp_path: Path) -> None:
         "table1",
         worlds=["kuhn_poker"],
         only=["gigpo", "mage"],
-        overrides=[*TINY[:-1], "--play.members=4"],
+        overrides=[*TINY[:-1], "--play.members=4", "--evaluate.final_size=2"],
     )
     for job in plan.jobs:
         train(RunFolder.create(tmp_path / "runs" / job.name, job.recipe).path, Callback(), never)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from processes import start as start_process
-from processes import start_training, wait
+from processes import wait
 from toys import scripted_agent
 
 from mage.config.recipe import build_recipe
 from mage.environments.kuhn_poker import KuhnPoker
+from mage.evaluation import shards
 from mage.evaluation.panels import make_panel
 from mage.evaluation.rows import TaskRow, task_row
 from mage.evaluation.run import evaluate_panel
@@ -189,18 +190,22 @@ def start(path: Path) -> RunFolder:
         "opponents": {"train": STYLES},
         "agent": {"max_tokens": 8},
         "memory": {"name": "notes", "keep": "history"},
-        "engines": {"name": "local", "slots": 16, "context": 512},
-        "evaluate": {"final_size": 140, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
+        "engines": {"name": "local", "slots": 6, "context": 512},
+        "evaluate": {"final_size": 28, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
     }
     return RunFolder.create(path, build_recipe(tables))
 
 
-def train_until_two_shards(path: Path, shards: Path) -> None:
+def train_in_shards(path: Path, until: int) -> None:
+    """In a process of its own, which ends at this number of stored shards."""
+    shards._MIN_SIZE = 12
+    stored = RunFolder.open(path).shards("after_test")
+
     def check(number: int, name: str) -> None:
-        if shards.is_file() and shards.read_bytes().count(b"\n") == 2:
+        if stored.is_file() and stored.read_bytes().count(b"\n") == until:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    count_operations(shards.parent, check)
+    count_operations(stored.parent, check)
     train(path, Callback(), lambda: False)
 
 
@@ -209,11 +214,9 @@ def test_a_killed_and_resumed_run_without_training_has_the_rows_of_an_unkilled_o
     tmp_path: Path,
 ) -> None:
     whole, killed = (start(tmp_path / name) for name in "ab")
-    assert wait(start_training(whole.path)) == 0
-    shards = killed.shards("after_test")
-    assert wait(start_process(train_until_two_shards, killed.path, shards)) == -signal.SIGKILL
-    assert wait(start_training(killed.path)) == 0
+    for run, until, code in ((whole, 0, 0), (killed, 2, -signal.SIGKILL), (killed, 0, 0)):
+        assert wait(start_process(train_in_shards, run.path, until)) == code
     name = Path("evaluations") / "after_test.tasks.jsonl"
     assert (killed.path / name).read_text() == (whole.path / name).read_text()
-    assert not shards.exists(), "shards are deleted when the run is finished"
+    assert not killed.shards("after_test").exists(), "shards are deleted when the run is finished"
     assert killed.read_episodes_of("after_test") == whole.read_episodes_of("after_test")

@@ -28,8 +28,13 @@ workers = 1
 threads = 1
 loggers = []
 [play]
+episodes = 2
 groups = 2
 members = 2
+[returns]
+weights = [0.5, 1.0]
+[agent]
+max_tokens = 8
 [evaluate]
 size = 2
 final_size = 2

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from tests.thinking_templates import QWEN3, QWEN3_INSTRUCT, QWEN3_THINKING, R1
 BOS = "<｜begin▁of▁sentence｜>"
 
 
+@cache
 def chat_of(template: str, thinking: Thinking = "auto") -> Chat:
     chat = byte_chat()
     return Chat(chat.tokenizer, template, {"bos_token": BOS}, chat.end_ids, thinking)

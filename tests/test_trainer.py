@@ -33,7 +33,7 @@ def small_recipe(**changes: dict[str, Any]) -> Recipe:
         },
         "environments": {"name": "kuhn_poker"},
         "opponents": {"train": STYLES},
-        "play": {"groups": 2, "members": 4},
+        "play": {"groups": 2, "members": 2},
         "agent": {"max_tokens": 8, "reflection_tokens": 12},
         "engines": {"name": "local", "slots": 64, "context": 512},
         "learn": {"lr": 1e-3, "minibatches": 2, "entropy": 0.1},
@@ -152,7 +152,7 @@ def test_reflections_get_no_credit_before_reflect_from() -> None:
 
 @pytest.mark.e2e
 def test_a_broken_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
-    longer = TINY | {"run": TINY["run"] | {"updates": 3}}
+    longer = TINY | {"run": TINY["run"] | {"updates": 3, "evaluate_every": 0}}
     folder, callback = start(tmp_path / "run", **longer), Recorder()
     with pytest.raises(Stopped):
         train(folder.path, callback, lambda: len(callback.updates) == 2)

@@ -6,13 +6,13 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import anyio
 import httpx
 import pytest
+from processes import start_mage, wait
 from typer.testing import CliRunner
 
 from mage.api.dataset import dataset_rows
@@ -285,18 +285,18 @@ def test_the_address_can_be_opened_before_the_server_runs(runs: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_the_command_serves_until_it_is_stopped(runs: Path) -> None:
-    command = [sys.executable, "-m", "mage", "view", str(runs), "--no-open"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}, text=True
-    )
+def test_the_command_serves_until_it_is_stopped(runs: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = start_mage(["view", str(runs), "--no-open"], tmp_path, log)
     try:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
+        while not (log.is_file() and log.read_text().endswith("\n")):
+            assert process.is_alive()
+            time.sleep(0.02)
+        address = log.read_text().splitlines()[0]
         assert httpx.get(f"{address}data/runs").status_code == 200
         assert httpx.get(address.replace(address.split("/")[3], "x")).status_code == 403
-        process.send_signal(signal.SIGINT)
-        process.wait()
+        os.kill(process.pid or 0, signal.SIGINT)
+        wait(process)
         with pytest.raises(httpx.ConnectError):
             httpx.get(address)
     finally:
@@ -415,8 +415,9 @@ def test_an_export_names_missing_credit_and_probabilities(runs: Path, tmp_path: 
 
 @pytest.mark.e2e
 def test_a_report_deletes_the_shards_that_a_kill_at_the_end_left(
-    runs: Path, tmp_path: Path
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mage.report.curves.draw_curves", lambda results: {})
     copy = tmp_path / "copy"
     shutil.copytree(runs / "one", copy)
     shards = RunFolder.open(copy).shards("after_test")

@@ -1,6 +1,7 @@
 """Small objects for tests: a chat, a scripted agent, hand-made meta-episodes."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -19,8 +20,9 @@ TEMPLATE = (
 )
 
 
+@cache
 def byte_chat() -> Chat:
-    """A byte-level tokenizer with the special tokens of a small chat template."""
+    """A byte-level tokenizer with the special tokens of a small chat template (shared)."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
         models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[])
