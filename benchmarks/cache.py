@@ -71,11 +71,8 @@ class Size:
             ()
             if not tiny
             else (
-                "--play.groups=1",
-                "--play.members=2",
-                "--play.episodes=1",
-                "--engines.slots=2",
-                "--engines.context=1536",
+                *("--play.groups=1", "--play.members=2", "--play.episodes=1"),
+                *("--engines.slots=2", "--engines.context=1536", "--environments.max_turns=12"),
             )
         )
         self.attention = ((4, 100),) if tiny else ((512, 576), (64, 1536), (64, 6144))

@@ -17,7 +17,8 @@ from mage.run_folder import RunFolder
 
 TINY = (
     *("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1"),
-    *("--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32"),
+    *("--evaluate.size=1", "--evaluate.final_size=1", "--engines.slots=32"),
+    *("--evaluate.before=false", "--run.evaluate_every=0"),
 )
 
 
@@ -120,8 +121,10 @@ def test_a_game_with_an_embedded_model_of_its_own_uses_it_in_the_world_that_it_k
 @pytest.mark.e2e
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_export_has_the_weights_of_the_checkpoint_and_can_play(
-    tmp_path: Path, rank: int
+    tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    empty = {"png": b"", "svg": b""}
+    monkeypatch.setattr("mage.report.curves.draw_curves", lambda results: empty)
     options = (*TINY, f"--learn.lora_rank={rank}", "--runs", str(tmp_path))
     done = invoke("train kuhn_demo --learn.lr=0.01 --run.name=one --json", *options)
     assert done.exit_code == 0, done.output

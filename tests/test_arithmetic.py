@@ -1,7 +1,7 @@
 """A training does not depend on what ran earlier in its process."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,7 @@ def disturb() -> None:
     torch.manual_seed(17)
     np.random.seed(17)
     random.seed(17)
-
-
-def multiply_in_bfloat16() -> None:
-    """On a processor without bfloat16, torch then switches oneDNN off for the whole process."""
+    # On a processor without bfloat16, this switches oneDNN off for the whole process.
     square = torch.ones(64, 64, dtype=torch.bfloat16)
     torch.nn.functional.linear(square, square)
 
@@ -58,31 +55,16 @@ def restored() -> Iterator[None]:
     reset_arithmetic(torch.float32, torch.device("cpu"))
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunFolder]:
-    """Runs of a process that has loaded torch and computed nothing, one for each number format."""
-    runs: dict[str, RunFolder] = {}
-
-    def run_of(dtype: str) -> RunFolder:
-        if dtype not in runs:
-            runs[dtype] = start(tmp_path_factory.mktemp("fresh") / dtype, dtype)
-            assert wait(start_training(runs[dtype].path)) == 0
-        return runs[dtype]
-
-    return run_of
-
-
 @pytest.mark.e2e
 @pytest.mark.usefixtures("restored")
-@pytest.mark.parametrize("before", [disturb, multiply_in_bfloat16])
 @pytest.mark.parametrize(
     "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
 )  # bfloat16 takes minutes on a processor without it
-def test_a_training_equals_one_in_a_fresh_process_bit_for_bit(
-    tmp_path: Path, fresh: Callable[[str], RunFolder], before: Callable[[], None], dtype: str
-) -> None:
-    expected, later = fresh(dtype), start(tmp_path / "later", dtype)
-    before()
+def test_a_training_equals_one_in_a_fresh_process_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+    """The other process has loaded torch and computed nothing."""
+    expected, later = (start(tmp_path / name, dtype) for name in ("fresh", "later"))
+    assert wait(start_training(expected.path)) == 0
+    disturb()
     train(later.path, Callback(), lambda: False)
     assert later.metrics() == expected.metrics()
     for name in expected.evaluation_names():

@@ -203,7 +203,7 @@ def break_rank_0() -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
 
     if os.environ["RANK"] == "0":
-        RunFolder.append_metrics = refuse  # type: ignore[method-assign]
+        trainer.Trainer._update = refuse  # type: ignore[assignment]
         main._print_error = delay(main._print_error)
     else:
         ranks_module._EXPLAIN = 0.0
@@ -246,7 +246,7 @@ def add_a_bug_to_rank_0() -> None:
         raise AssertionError("this is a bug")
 
     if os.environ["RANK"] == "0":
-        RunFolder.append_metrics = fail  # type: ignore[method-assign]
+        trainer.Trainer._update = fail  # type: ignore[assignment]
 
 
 @pytest.mark.e2e

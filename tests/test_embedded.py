@@ -39,7 +39,7 @@ def play(agent: Agent, environment: Environment, opponent: str, count: int) -> l
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("environment", "opponent", "tasks"),
-    [(KuhnPoker(), "intermediate", 150), (TicTacToe(), "random", 60)],
+    [(KuhnPoker(), "intermediate", 90), (TicTacToe(), "random", 60)],
     ids=["kuhn", "board"],
 )
 def test_it_plays_uniformly_random_legal_moves(

@@ -123,7 +123,7 @@ def test_training_ends_if_new_weights_never_reach_the_engine(
 def test_mismatch_stays_flat_without_learning(rank: int, tmp_path: Path) -> None:
     """A learning rate that is too small to change any weight stands for 0."""
     learn = {"lr": 1e-30, "lora_rank": rank}
-    metrics = run(start(tmp_path / "run", run={"updates": 3, "evaluate_every": 3}, learn=learn))
-    assert len(metrics) == 3
+    metrics = run(start(tmp_path / "run", run={"updates": 2, "evaluate_every": 0}, learn=learn))
+    assert len(metrics) == 2
     assert max(one["mismatch"] for one in metrics) < 1e-5
     assert any(one["gradient_norm"] > 0 for one in metrics)  # groups may be flat

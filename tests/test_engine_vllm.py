@@ -13,11 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import vllm_toys
-from scipy.stats import chisquare
+from test_engine_local import (
+    answer,
+    check_greedy,
+    check_logprobs,
+    check_samples,
+    plain_logits,
+    repeat,
+    tokens_of,
+)
 from toys import byte_chat
 from transformers import (
     AutoConfig,
@@ -32,7 +39,6 @@ from transformers import (
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
 from mage.config.loading import load_recipe
-from mage.engines.base import run
 from mage.engines.vllm import VllmEngine, choose_executor, pool_size
 from mage.models.base import find_model
 from mage.run_folder import RunFolder
@@ -42,15 +48,10 @@ from mage.types import Completion, Request
 
 CONTEXT = 160
 SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
+    **{"initializer_range": 0.2, "tie_word_embeddings": False},
     "head_dim": 64,  # vLLM refuses smaller ones on a CPU
-    "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
 }
 OTHER = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 KINDS = ["stand-in", pytest.param("vllm", marks=OTHER)]
@@ -96,44 +97,10 @@ def make_prompts(count: int, chat: Chat) -> list[tuple[int, ...]]:
     return [tuple(rng.choices(range(3, size), k=rng.randrange(1, 60))) for _ in range(count)]
 
 
-def answer(engine: VllmEngine, requests: list[Request]) -> list[Completion]:
-    async def ask(request: Request) -> Completion:
-        return await engine.sample(request)
-
-    return run([ask(request) for request in requests])
-
-
-@torch.inference_mode()
-def plain_logits(model: Any, ids: tuple[int, ...]) -> torch.Tensor:
-    return model(torch.tensor([ids])).logits[0]
-
-
-def repeat(model: Any, chat: Chat, text: str) -> None:
-    """Weights with which the model repeats `text`: its layers add 0, its head maps to the next."""
-    ids = chat.encode(text)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        model.lm_head.weight.zero_()
-        for token, following in zip(ids, ids[1:] + ids[:1], strict=True):
-            model.lm_head.weight[following] += model.model.embed_tokens.weight[token]
-
-
 def test_greedy_replies_equal_those_of_transformers_generate(
     engine: VllmEngine, chat: Chat
 ) -> None:
-    prompts = make_prompts(5, chat)
-    replies = answer(engine, [Request(ids, 10, 0, 0.0) for ids in prompts])
-    for ids, reply in zip(prompts, replies, strict=True):
-        expected = engine.model.generate(
-            torch.tensor([ids]),
-            max_new_tokens=10,
-            do_sample=False,
-            eos_token_id=list(chat.end_ids),
-            pad_token_id=0,
-        )
-        assert reply.token_ids == tuple(expected[0, len(ids) :].tolist())
+    check_greedy(engine, make_prompts(5, chat))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -143,18 +110,16 @@ def test_logprobs_equal_those_of_a_plain_forward(
     prompts = make_prompts(5, chat)
     replies = answer(engine, [Request(ids, 8, i, temperature) for i, ids in enumerate(prompts)])
     for ids, reply in zip(prompts, replies, strict=True):
-        logits = plain_logits(engine.model, ids + reply.token_ids)[len(ids) - 1 : -1] / temperature
-        expected = logits.log_softmax(-1)[range(len(reply.token_ids)), reply.token_ids]
-        np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
+        check_logprobs(engine.model, ids, reply, temperature)
 
 
 def test_a_reply_depends_on_its_seed_and_not_on_its_batch(engine: VllmEngine, chat: Chat) -> None:
     requests = [Request(ids, 10, 100 + i) for i, ids in enumerate(make_prompts(6, chat))]
-    crowd = answer(engine, requests)
+    crowd = tokens_of(answer(engine, requests))
     alone = [answer(engine, [replace(request)])[0] for request in requests[:2]]
-    assert [reply.token_ids for reply in alone] == [reply.token_ids for reply in crowd[:2]]
-    other = answer(engine, [replace(request, seed=-request.seed) for request in requests])
-    assert sum(a.token_ids == b.token_ids for a, b in zip(crowd, other, strict=True)) < 3
+    assert tokens_of(alone) == crowd[:2]
+    others = [replace(request, seed=-request.seed) for request in requests]
+    assert sum(a == b for a, b in zip(crowd, tokens_of(answer(engine, others)), strict=True)) < 3
 
 
 @pytest.mark.parametrize(
@@ -182,19 +147,14 @@ def test_the_end_token_is_kept_in_the_ids_and_not_in_the_text(
 ) -> None:
     repeat(engine.model, chat, "ok<|end|>")
     engine.refresh(1)
-    (completion,) = answer(engine, [Request(chat.encode("o"), 9, 0, 0.0, stop=("!",))])
-    end = chat.end_ids[0]
-    assert (completion.token_ids, completion.text, completion.finish) == (
-        (*chat.encode("k"), end),
-        "k",
-        "eos",
-    )
+    (one,) = answer(engine, [Request(chat.encode("o"), 9, 0, 0.0, stop=("!",))])
+    ids = (*chat.encode("k"), chat.end_ids[0])
+    assert (one.token_ids, one.text, one.finish) == (ids, "k", "eos")
 
 
 def test_a_prompt_that_fills_the_context_gives_an_empty_reply(engine: VllmEngine) -> None:
-    full, tight = answer(
-        engine, [Request((5,) * CONTEXT, 4, 0), Request((5,) * (CONTEXT - 2), 4, 0)]
-    )
+    requests = [Request((5,) * length, 4, 0) for length in (CONTEXT, CONTEXT - 2)]
+    full, tight = answer(engine, requests)
     assert full == Completion((), (), "", "overflow", 0)
     assert (len(tight.token_ids), tight.finish) == (2, "length")
 
@@ -203,22 +163,7 @@ def test_a_prompt_that_fills_the_context_gives_an_empty_reply(engine: VllmEngine
 def test_samples_and_logprobs_follow_the_truncated_softmax(
     top_k: int, top_p: float, engine: VllmEngine, chat: Chat
 ) -> None:
-    from test_engine_local import truncated  # the same rule in a slow implementation
-
-    ids = make_prompts(1, chat)[0]
-    expected = truncated(plain_logits(engine.model, ids)[-1], top_k, top_p)
-    requests = [Request(ids, 1, seed, top_k=top_k, top_p=top_p) for seed in range(100)]
-    replies = answer(engine, requests)
-    tokens = [reply.token_ids[0] for reply in replies]
-    np.testing.assert_allclose(
-        [reply.logprobs[0] for reply in replies], expected[tokens].log(), atol=1e-4
-    )
-    counts = np.bincount(tokens, minlength=len(expected))
-    assert not counts[expected == 0].any()
-    likely = expected.numpy() * len(tokens) >= 5
-    seen = np.append(counts[likely], counts[~likely].sum())
-    wanted = np.append(expected[likely], expected[~likely].sum()) * len(tokens)
-    assert chisquare(seen[wanted > 0], wanted[wanted > 0]).pvalue > 1e-3
+    check_samples(engine, make_prompts(1, chat)[0], top_k, top_p, 100)
 
 
 def test_new_weights_are_used_after_a_refresh_and_not_before(
@@ -230,7 +175,7 @@ def test_new_weights_are_used_after_a_refresh_and_not_before(
         for weight in engine.model.parameters():
             weight.mul_(1.3).add_(0.02)
     still = answer(engine, [replace(request) for request in requests])
-    assert [reply.token_ids for reply in still] == [reply.token_ids for reply in before]
+    assert tokens_of(still) == tokens_of(before)
     engine.refresh(7)
     for request in requests:
         (reply,) = answer(engine, [replace(request)])
@@ -301,34 +246,20 @@ def write_folder(folder: Path) -> Path:
     return folder
 
 
+TINY = (
+    *("--engines.name=vllm", "--engines.slots=32", "--engines.context=512", "--engines.eager=true"),
+    *("--run.updates=2", "--run.workers=1", "--run.threads=1", "--run.evaluate_every=0"),
+    *("--run.episodes_every=0", "--run.move_probabilities=false", "--learn.lr=0.01"),
+    *("--play.groups=1", "--play.members=2", "--play.episodes=2", "--returns.weights=[0.25, 1.0]"),
+    *("--agent.max_tokens=3", "--evaluate.before=false"),
+    *("--evaluate.size=1", "--evaluate.final_size=1"),
+)
+
+
 @pytest.mark.e2e
 def test_two_updates_with_vllm_have_a_small_mismatch(kind: str, tmp_path: Path) -> None:
-    recipe = load_recipe(
-        "kuhn_poker",
-        [
-            f"--model.path={write_folder(tmp_path / 'model')}",
-            "--engines.name=vllm",
-            "--engines.slots=32",
-            "--engines.context=512",
-            "--engines.eager=true",
-            "--run.updates=2",
-            "--run.workers=1",
-            "--run.threads=1",
-            "--run.evaluate_every=0",
-            "--run.episodes_every=0",
-            "--play.groups=1",
-            "--play.members=2",
-            "--play.episodes=2",
-            "--returns.weights=[0.25, 1.0]",
-            "--agent.max_tokens=3",
-            "--evaluate.before=false",
-            "--run.move_probabilities=false",
-            "--learn.lr=0.01",
-            "--evaluate.size=1",
-            "--evaluate.final_size=1",
-        ],
-    )
-    folder = RunFolder.create(tmp_path / "run", recipe)
+    model = f"--model.path={write_folder(tmp_path / 'model')}"
+    folder = RunFolder.create(tmp_path / "run", load_recipe("kuhn_poker", [model, *TINY]))
     train(folder.path, Callback(), lambda: False)
     first, second = folder.metrics()
     # The learner's logprobs equal vLLM's, so vLLM had the weights of the first update too.

@@ -30,7 +30,7 @@ def exact(parts):
 
 @pytest.mark.e2e
 def test_a_panel_scatters_around_the_exact_scores(parts, exact) -> None:
-    played = play_panel(Candidate("kuhn_demo", 0, parts), "test", "final", 400, None)
+    played = play_panel(Candidate("kuhn_demo", 0, parts), "test", "final", 160, None)
     assert exact.left_out < 1e-6
     assert exact.unread < 0.01
     for score, figures in zip(exact.overall.scores, played.overall.episodes, strict=True):

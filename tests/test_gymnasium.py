@@ -2,7 +2,6 @@
 
 import random
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from mage.config.errors import UserError
 from mage.environments.base import check
 from mage.environments.gymnasium import Gymnasium
-from tests.adapter_runs import check_training, tiny_recipe
 
 
 def own(name: str, **options: object) -> Gymnasium:
@@ -156,10 +154,3 @@ def test_continuous_actions_and_unknown_names_are_refused() -> None:
         Gymnasium(game="Pendulum-v1").check_data()
     with pytest.raises(UserError, match="making it failed: NameNotFound"):
         Gymnasium(game="NoSuchGame-v0").check_data()
-
-
-@pytest.mark.e2e
-def test_training_resumes_after_a_kill_with_equal_figures(tmp_path: Path) -> None:
-    pytest.importorskip("gymnasium")
-    world = {"name": "gymnasium", "arguments": "is_slippery=false", "max_turns": 3}
-    check_training(tiny_recipe(world), tmp_path)

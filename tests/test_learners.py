@@ -109,12 +109,8 @@ def test_the_regret_is_measured_from_the_mean_of_the_best_arm(options, best):
     [
         ({"length": 2, "colours": 4}, 45 / 16),
         ({"length": 3, "colours": 3}, 73 / 27),
-        *(
-            pytest.param(*case, marks=pytest.mark.e2e)
-            for case in (
-                ({"length": 3, "colours": 5, "repeated": False}, 196 / 60),
-                ({"length": 3, "colours": 4}, 206 / 64),
-            )
+        pytest.param(
+            *({"length": 3, "colours": 5, "repeated": False}, 196 / 60), marks=pytest.mark.e2e
         ),
     ],
     ids=str,
