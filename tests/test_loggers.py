@@ -193,7 +193,10 @@ def test_a_failing_logger_is_reported_once_and_the_run_continues(
     monkeypatch.setitem(sys.modules, "wandb", FakeTracker("wandb", "init"))
     monkeypatch.setitem(sys.modules, "trackio", FakeTracker("trackio", "log"))
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    folder, warnings = RunFolder.create(tmp_path / "run", load_recipe("kuhn_poker", TINY)), list()
+    folder, warnings = (
+        RunFolder.create(tmp_path / "run", load_recipe("kuhn_poker", TINY)),
+        list[str](),
+    )
     loggers = make_loggers(["wandb", "trackio", "mlflow"], warnings.append)
     assert train(folder.path, CallbackList(loggers), lambda: False)["updates"] == 2
     failed = sorted(line.partition(" failed and is off: ")[0] for line in warnings)
