@@ -380,7 +380,7 @@ def test_a_gpu_error_is_reported_and_the_last_checkpoint_is_whole(
 def test_a_full_gpu_is_reported_without_training_too(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: Any) -> Any:
+    def full(*arguments: Any, **options: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried 20.00 MiB.\nand a long trace")
 
     monkeypatch.setattr("mage.training.build.load_model", full)

@@ -213,6 +213,9 @@ for line in (
     check(line, "matplotlib")
 assert CliRunner().invoke(app, ["train", "kuhn_pokr"]).exit_code == 2
 check("an unknown recipe", "matplotlib")
+assert CliRunner().invoke(app, "evaluate demo --size 1 --episodes 1".split()).exit_code == 0
+slow = {{"transformers", "torch._dynamo", "torch.distributed.tensor"}} & set(sys.modules)
+assert not slow, f"play on a CPU loads {{slow}}"
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True

@@ -376,7 +376,7 @@ def test_evaluate_and_play_follow_the_plan_and_run_gpu_memory(
     class Caught(Exception):
         pass
 
-    def catch(recipe: Recipe) -> None:
+    def catch(recipe: Recipe, *, plays_only: bool) -> None:
         recipes.append(recipe)
         raise Caught
 

@@ -62,11 +62,13 @@ def find_candidate(
     say: Say = warn,
     changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     on_recipe: OnRecipe = lambda recipe: None,
+    *,
+    plays_only: bool = True,
 ) -> Candidate:
     """A run folder at a checkpoint (`best`, `latest`, a number), or a recipe before training.
 
     `overrides` are words of the command line, `changes` sections with other options. `on_recipe`
-    is called before anything is loaded.
+    is called before anything is loaded. `plays_only`: nobody computes probabilities with the model.
     """
     is_run = Path(name).is_dir()
     if which is not None and not is_run:
@@ -75,13 +77,14 @@ def find_candidate(
     recipe.environment().check_data()  # before a model is downloaded
     on_recipe(recipe)
     if is_run:
-        return load_run(RunFolder.open(name), recipe, which or "best", say)
-    return untrained(name, recipe)
+        return load_run(RunFolder.open(name), recipe, which or "best", say, plays_only=plays_only)
+    return untrained(name, recipe, plays_only=plays_only)
 
 
-def untrained(title: str, recipe: Recipe) -> Candidate:
+def untrained(title: str, recipe: Recipe, *, plays_only: bool = True) -> Candidate:
     """The model of a recipe before training."""
-    return Candidate(title, 0, build_components(fit_to_gpu(recipe, use="model")))
+    recipe = fit_to_gpu(recipe, use="model")
+    return Candidate(title, 0, build_components(recipe, plays_only=plays_only))
 
 
 def _recipe_at(name: str, overrides: Sequence[str]) -> Recipe:
@@ -174,11 +177,13 @@ def _training_recipe(name: str, model: str) -> Recipe | None:
     return next((recipe for recipe in embedded if recipe.model.path == model), None)
 
 
-def load_run(folder: RunFolder, recipe: Recipe, which: str, say: Say = warn) -> Candidate:
+def load_run(
+    folder: RunFolder, recipe: Recipe, which: str, say: Say = warn, *, plays_only: bool = True
+) -> Candidate:
     """The components of a run with the weights of one of its checkpoints."""
     for line in check_files(folder):
         say(line)
-    loaded = load_weights(folder, recipe, which, say)
+    loaded = load_weights(folder, recipe, which, say, plays_only=plays_only)
     return Candidate(str(folder.path), loaded.update, loaded.components)
 
 

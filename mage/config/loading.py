@@ -101,9 +101,8 @@ def load_layers(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Laye
 def is_environment(name: str) -> bool:
     """Whether a name is an environment without a recipe of the same name."""
     dotted = re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name) and not name.endswith(".toml")
-    return bool(dotted) or (
-        name in dict(menu("environments")) and not (FILES["recipes"] / f"{name}.toml").is_file()
-    )
+    is_recipe = (FILES["recipes"] / f"{name}.toml").is_file()  # a menu is slower to read
+    return bool(dotted) or (not is_recipe and name in dict(menu("environments")))
 
 
 def title_of(name: str) -> str:

@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.pack.low_rank import Factors
 from mage.learn.trainable import AllWeights, Trainable
 from mage.models.adapters import adapter_config, linear_layers, read_adapters, save_adapters
+from mage.models.architecture import PreTrainedModel
 from mage.models.base import base_of
 from mage.models.saving import save_model
 from mage.seeds import derive

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import PreTrainedModel
 
 from mage.learn.pack.packing import Packed
 from mage.learn.pack.tries import Row, prepare
 from mage.learn.trainable import Pack, Result, Score, State, Trainable, frozen_copy
+from mage.models.architecture import PreTrainedModel
 from mage.ranks.ranks import Ranks
 from mage.types import Sample
 
@@ -61,17 +61,20 @@ class FullySharded(Trainable):
     def sum_gradients(self, ranks: Ranks) -> None:
         """Nothing is left to do."""
 
+    def clip_gradients(self, most: float) -> Tensor:
+        return _whole(super().clip_gradients(most))
+
     @torch.no_grad()
     def write_to_model(self) -> None:
         """Copy the weights into the module that plays; all ranks must call this."""
         for name, master in self.masters.items():
-            self.model.get_parameter(name).copy_(whole(master))
+            self.model.get_parameter(name).copy_(_whole(master))
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
         weights, moments = super().state(optimizer)
         return (
-            {name: whole(value).cpu() for name, value in weights.items()},
-            {name: whole(value).cpu() for name, value in moments.items()},
+            {name: _whole(value).cpu() for name, value in weights.items()},
+            {name: _whole(value).cpu() for name, value in moments.items()},
         )
 
     @torch.no_grad()
@@ -122,6 +125,6 @@ def _idle_rows() -> list[Row]:
     return prepare([Sample.to_score((0,), (0,))])
 
 
-def whole(value: Tensor) -> Tensor:
+def _whole(value: Tensor) -> Tensor:
     """The whole of a sharded tensor; all ranks must call this."""
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.utils import clip_grad_norm_
-from transformers import PreTrainedModel
 
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
 from mage.learn.adapters import Adapters, make_trainable
-from mage.learn.fully_sharded import FullySharded, whole
 from mage.learn.logits_check import check_logits
 from mage.learn.loss import BatchSums, Scores, Sums, add_up, policy_loss
 from mage.learn.minibatches import cut_by_rows, split_by_unit
@@ -32,7 +29,7 @@ from mage.learn.pack.tries import Row, prepare
 from mage.learn.token_logprobs import choice_entropies, token_logprobs
 from mage.learn.trainable import Trainable
 from mage.learn.update_metrics import Metrics, Step, measure_update
-from mage.models.architecture import is_known, trying
+from mage.models.architecture import PreTrainedModel, is_known, trying
 from mage.ranks.ranks import Ranks
 from mage.seeds import derive
 from mage.types import Sample
@@ -83,6 +80,8 @@ class Learner:
     def _make_trainable(self, start: Path | None) -> Trainable:
         shard = self.options.shard if self.ranks.has_group else "none"
         if shard == "full":
+            from mage.learn.fully_sharded import FullySharded  # slow to load
+
             return FullySharded(self.module, self.ranks, reference=self.options.kl > 0)
         trainable = make_trainable(self.module, self.options, seed=self.seed, start=start)
         if shard == "optimizer":
@@ -176,7 +175,7 @@ class Learner:
         A step with an infinite or NaN gradient is skipped.
         """
         self.trainable.sum_gradients(self.ranks)
-        norm = float(whole(clip_grad_norm_(self._masters.values(), self.options.grad_clip)))
+        norm = float(self.trainable.clip_gradients(self.options.grad_clip))
         finite = norm < float("inf")
         if finite:
             self._optimizer.step()

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers import PreTrainedModel
 
 from mage.config.errors import UserError
 from mage.learn.pack.tries import Row, prepare
+from mage.models.architecture import PreTrainedModel
 from mage.types import Sample
 
 _SHARED, _MORE, _REPLY = 12, 5, 4  # tokens: of both prompts, more of the second, of each reply

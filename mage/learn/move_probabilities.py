@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from transformers import PreTrainedModel
-
 from mage.agent.agent import Agent
 from mage.agent.chat import Ids
 from mage.config.sections import LearnOptions
 from mage.learn.imitate.supervised import reply_logprobs
 from mage.learn.pack.packer import best_layout
+from mage.models.architecture import PreTrainedModel
 from mage.run_folder.turn_files import MOST_LISTED, TurnMoves
 from mage.types import MetaEpisode, Sample, Turn, TurnRef
 

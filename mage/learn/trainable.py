@@ -8,12 +8,13 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from torch.nn.utils import clip_grad_norm_
 
 from mage.learn.owned_state import OwnedState, placeholder
 from mage.learn.pack.low_rank import Factors
 from mage.learn.pack.packing import Packed
 from mage.learn.pack.tries import Row
+from mage.models.architecture import PreTrainedModel
 from mage.ranks.ranks import Ranks
 
 Result = TypeVar("Result", bound=Iterable[Tensor])
@@ -77,6 +78,10 @@ class Trainable(ABC):
         """Sum the gradients of a step over the ranks."""
         if ranks.has_group:
             ranks.sum_gradients(self.masters.values())
+
+    def clip_gradients(self, most: float) -> Tensor:
+        """Scale the gradients down to this norm; returns the norm that they had."""
+        return clip_grad_norm_(self.masters.values(), most)
 
     def after_step(self) -> None:
         """After an optimizer step: bring the new weights into the module, on all ranks."""

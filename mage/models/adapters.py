@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from mage.config.errors import UserError
+from mage.models.architecture import PreTrainedModel
 from mage.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from mage.models.checks import read_object, read_tensors
 from mage.models.sources.base import copy_permissions

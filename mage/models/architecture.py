@@ -2,18 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from mage.config.errors import UserError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel as PreTrainedModel
+else:  # importing transformers takes 4 s, and an agent that only plays may not need it
+    PreTrainedModel = torch.nn.Module
+
 _PLAIN = {
+    "mage.models.plain": "PlainModel",
     "transformers.models.llama.modeling_llama": "LlamaForCausalLM",
     "transformers.models.qwen2.modeling_qwen2": "Qwen2ForCausalLM",
     "transformers.models.qwen3.modeling_qwen3": "Qwen3ForCausalLM",
 }
 _KNOWN = (
+    "mage.models.plain",
     "torch.nn.modules",
     "transformers.models.llama.",
     "transformers.models.qwen2.",

@@ -5,13 +5,13 @@ import warnings
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
 
 from mage.config.errors import UserError
 from mage.models.adapters import merge_adapters
+from mage.models.architecture import PreTrainedModel
 from mage.models.base import base_of, is_adapter
 from mage.models.checks import check_folder
+from mage.models.plain import read_plain
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -31,13 +31,16 @@ def pick_cache(cache: str, device: torch.device) -> str:
     return "model"
 
 
-def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTrainedModel:
+def load_model(
+    folder: Path, dtype: str = "auto", device: str = "auto", *, plays_only: bool = False
+) -> PreTrainedModel:
     """A causal language model from a local folder of weights or of adapters.
 
-    Only safetensors are read: nothing is unpickled, and no code of the folder is run.
+    Only safetensors are read: nothing is unpickled, and no code of the folder is run. `plays_only`:
+    the local engine alone uses the model, so on a CPU it may be a `PlainModel`.
     """
     if is_adapter(folder):
-        model = load_model(base_of(folder), dtype, device)
+        model = load_model(base_of(folder), dtype, device, plays_only=plays_only)
         merge_adapters(model, folder)
         return model
     place = pick_device(device)
@@ -46,6 +49,15 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
             f"{folder} has no *.safetensors: a model folder needs its weights in that format"
         )
     check_folder(folder)
+    dtype_of = pick_dtype(dtype, place)
+    plain = read_plain(folder, dtype_of) if plays_only and place.type == "cpu" else None
+    return _load_modules(folder, dtype_of).to(place).eval() if plain is None else plain
+
+
+def _load_modules(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import AutoConfig, AutoModelForCausalLM  # slow to load
+    from transformers.utils import logging
+
     logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -53,7 +65,7 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
-            dtype=pick_dtype(dtype, place),
+            dtype=dtype,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -69,7 +81,7 @@ def load_model(folder: Path, dtype: str = "auto", device: str = "auto") -> PreTr
             f"{folder} lacks {', '.join(wrong[:3])}{' and more' if len(wrong) > 3 else ''}, "
             "or has them in another shape than config.json says"
         )
-    return model.to(place).eval()
+    return model
 
 
 def pick_device(name: str) -> torch.device:

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
+from mage.models.architecture import PreTrainedModel
 from mage.models.sources.base import copy_permissions
 
 # Files of the source folder that the weights do not change.

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from mage.agent.agent import Agent, SamplingOptions
 from mage.agent.chat import Chat
@@ -15,7 +14,7 @@ from mage.config.errors import UserError
 from mage.config.recipe import Recipe
 from mage.engines.base import Engine
 from mage.memory.base import Memory
-from mage.models.architecture import trying
+from mage.models.architecture import PreTrainedModel, trying
 from mage.models.arithmetic import reset_arithmetic
 from mage.models.base import base_folder, count_parameters, model_folder, read_model
 from mage.models.loading import load_model, pick_device, pick_dtype
@@ -117,8 +116,13 @@ class Components:
             engine.release()
 
 
-def build_components(recipe: Recipe, keeps_pools: bool = False) -> Components:
-    """Check the data, load the model and create the engine around it."""
+def build_components(
+    recipe: Recipe, keeps_pools: bool = False, *, plays_only: bool = False
+) -> Components:
+    """Check the data, load the model and create the engine around it.
+
+    `plays_only`: nobody but the engine computes with the model, so it may load faster.
+    """
     recipe.environment().check_data()
     own_chat = find_own_chat(recipe)
     if own_chat is not None:
@@ -131,7 +135,8 @@ def build_components(recipe: Recipe, keeps_pools: bool = False) -> Components:
     if device.type == "cuda":
         keep_kernels()
     reset_arithmetic(pick_dtype(recipe.model.dtype, device), device)
-    model = load_model(folder, recipe.model.dtype, recipe.run.device)
+    alone = plays_only and recipe.engines.name == "local"
+    model = load_model(folder, recipe.model.dtype, recipe.run.device, plays_only=alone)
     torch.set_num_threads(recipe.run.threads or _default_threads(model, recipe.run.workers))
     with trying(model, f"the engine {recipe.engines.name}"):
         engine = recipe.engine()(model, chat)
@@ -165,6 +170,6 @@ def _default_threads(model: PreTrainedModel, workers: int) -> int:
     The operations of a small model are too short to split: two threads on a busy machine made an
     update 20 times slower (53 s instead of 2.6 s).
     """
-    if model.num_parameters() < _SMALL_MODEL:
+    if sum(weight.numel() for weight in model.parameters()) < _SMALL_MODEL:
         return 1
     return max(1, (os.cpu_count() or 1) // workers)

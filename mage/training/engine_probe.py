@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 
 from mage.config.errors import UserError
 from mage.engines.base import Engine, run
 from mage.learn.imitate.supervised import reply_logprobs
+from mage.models.architecture import PreTrainedModel
 from mage.types import Completion, Request, Sample
 
 Ids = tuple[int, ...]

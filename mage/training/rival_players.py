@@ -49,9 +49,10 @@ def load_rival(recipe: Recipe, agent: Agent, name: str) -> Opponent:
     """A player with weights, tokenizer and engine of its own, and the sampling of `agent`."""
     folder = find_rival(name)
     chat = Chat.load(base_of(folder), recipe.agent.thinking)
-    model = load_model(folder, recipe.model.dtype, recipe.run.device)
     if runs_elsewhere(recipe):
         recipe = recipe.changed(engines={"name": "local"})
+    alone = recipe.engines.name == "local"
+    model = load_model(folder, recipe.model.dtype, recipe.run.device, plays_only=alone)
     agent = replace(agent, engine=recipe.engine()(model, chat), chat=chat)
     episodes = recipe.play.episodes if recipe.play.numbered else 1
     opponent: Any = find(name)

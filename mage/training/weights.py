@@ -27,11 +27,13 @@ class Loaded:
     trainable: Trainable
 
 
-def load_weights(folder: RunFolder, recipe: Recipe, which: str, say: Say) -> Loaded:
+def load_weights(
+    folder: RunFolder, recipe: Recipe, which: str, say: Say, *, plays_only: bool = False
+) -> Loaded:
     """Load the checkpoint `best`, `latest` or a number. `recipe` may change how the agent plays."""
     path = _find_checkpoint(folder, which)
     recipe = fit_to_gpu(RunFolder(folder.path, recipe).begun_recipe(), use="checkpoint")
-    components = build_components(recipe)
+    components = build_components(recipe, plays_only=plays_only)
     learn, start = recipe.learn.model_copy(update={"kl": 0.0}), adapter_folder(recipe)
     learner = Learner(components.weights(), learn, seed=recipe.run.seed, start=start)
     loaded = learner.load(path, weights_only=True)

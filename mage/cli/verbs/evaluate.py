@@ -132,7 +132,13 @@ def evaluate(
 
     def find(one: str, at: str | None = checkpoint) -> "Candidate":
         return find_candidate(
-            one, overrides, at, say, changes, lambda recipe: say(describe_model(recipe))
+            one,
+            overrides,
+            at,
+            say,
+            changes,
+            lambda recipe: say(describe_model(recipe)),
+            plays_only=not exact,
         )
 
     notes = _notes(memory)

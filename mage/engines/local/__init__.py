@@ -40,7 +40,6 @@ from mage.engines.local.attention import (
     check_full_attention,
     decode_groups,
     prefill_groups,
-    register,
 )
 from mage.engines.local.forward import plain_decoder
 from mage.engines.local.sequences import Array, OpenSequences, Work
@@ -120,7 +119,6 @@ class LocalEngine(Engine):
         self.backbone, self.head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         self.config = self.backbone.config
         check_full_attention(self.config, context)
-        self.attention = register()
         self.device = self.head.weight.device
         ahead = self.device.type == "cuda" if run_ahead is None else run_ahead
         check_cache(cache, sum(weight.numel() for weight in causal_lm.parameters()))
@@ -386,7 +384,7 @@ class LocalEngine(Engine):
         self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan | TokenSlots
     ) -> torch.Tensor:
         """Hidden states by the modules of transformers, with the attention of this engine."""
-        with attending(self.model, self.config, self.attention):
+        with attending(self.model, self.config):
             output = self.backbone(
                 input_ids=ids[None], position_ids=positions[None], use_cache=False, plan=plan
             )

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from mage.config.errors import UserError
 from mage.engines.gpu.loop import TokenSlots
@@ -168,12 +167,6 @@ class Plan:
         return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def register() -> str:
-    """Register the attention with transformers; returns its name."""
-    AttentionInterface.register(NAME, slot_attention)
-    return NAME
-
-
 def slot_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -191,11 +184,14 @@ def slot_attention(
 
 
 @contextmanager
-def attending(model: torch.nn.Module, config: Any, name: str) -> Iterator[None]:
+def attending(model: torch.nn.Module, config: Any) -> Iterator[None]:
     """Use the engine's attention and eval mode inside the context; restore both on exit."""
+    from transformers import AttentionInterface  # slow to load
+
+    AttentionInterface.register(NAME, slot_attention)
     before = config._attn_implementation
     training = [module for module in model.modules() if module.training] if model.training else []
-    config._attn_implementation = name
+    config._attn_implementation = NAME
     for module in training:
         module.training = False
     try:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyspiel
-from transformers import PreTrainedModel
 
 from mage.agent.agent import episode_text
 from mage.agent.chat import Ids
@@ -24,6 +23,7 @@ from mage.environments.openspiel import OpenSpiel, OpenSpielState, load_game
 from mage.evaluation.exact.game_tree import TooLarge, chanced, moved, roots
 from mage.learn.imitate.supervised import reply_logprobs
 from mage.memory.base import Entry
+from mage.models.architecture import PreTrainedModel
 from mage.opponents.base import find
 from mage.play import PlaySetup
 from mage.types import Sample

@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedModel
-
 from mage.agent.agent import Agent
 from mage.agent.styles import style_of
 from mage.config.sections import LearnOptions
@@ -21,6 +19,7 @@ from mage.learn.imitate.demonstrations import Demonstration
 from mage.learn.imitate.scripted import facts_of
 from mage.learn.imitate.supervised import action_entropy
 from mage.learn.pack.packer import short_layout
+from mage.models.architecture import PreTrainedModel
 from mage.types import Completion
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from transformers import PreTrainedModel
 
 from mage.learn.pack.attention import attending, hidden_states
 from mage.learn.pack.packer import Packer
@@ -13,6 +12,7 @@ from mage.learn.pack.packing import Layout, Packed
 from mage.learn.pack.tries import prepare
 from mage.learn.token_logprobs import choice_entropies, token_logprobs
 from mage.learn.trainable import Trainable
+from mage.models.architecture import PreTrainedModel
 from mage.types import Sample
 
 TREE_TOKENS = 512  # of a forest; a trie is split where that saves time

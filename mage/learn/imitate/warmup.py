@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from mage.config.sections import LearnOptions
 from mage.config.warmup_options import WarmupOptions
@@ -34,6 +33,7 @@ from mage.learn.imitate.skill import Skill, blind_share, measure, uniform_entrop
 from mage.learn.imitate.supervised import imitate
 from mage.learn.pack.packer import best_layout, check_packable, short_layout
 from mage.learn.trainable import Trainable
+from mage.models.architecture import PreTrainedModel
 from mage.models.base import atomic_folder
 from mage.play import PlaySetup
 from mage.run_folder.files import write_checksums

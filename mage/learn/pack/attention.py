@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
 
 from mage.learn.pack.compilation import compiled
 from mage.learn.pack.layers import Mask, attend, run_layers, trie_mask
 from mage.learn.pack.low_rank import Factors
 from mage.learn.pack.packing import Layout, Packed, Shape
-from mage.models.architecture import is_plain
+from mage.models.architecture import PreTrainedModel, is_plain
 
 IMPLEMENTATIONS: dict[Layout, str] = {"trie": "mage_trie", "forest": "mage_forest", "rows": "sdpa"}
 
@@ -153,6 +152,8 @@ def forest_mask(
 @contextmanager
 def attending(model: PreTrainedModel, layout: Layout) -> Iterator[None]:
     """Use the attention of `layout` inside the context; the engine has its own attention."""
+    from transformers import AttentionInterface  # slow to load
+
     AttentionInterface.register(IMPLEMENTATIONS["trie"], trie_attention)
     AttentionInterface.register(IMPLEMENTATIONS["forest"], forest_attention)
     config = model.config

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.pack.layers import line_length
 from mage.learn.pack.packing import Layout, Packed, pack_forest, pack_rows, pack_trie
 from mage.learn.pack.plans import plan_forests, plan_rows, plan_tries
 from mage.learn.pack.tries import Row
-from mage.models.architecture import fixed_length
+from mage.models.architecture import PreTrainedModel, fixed_length, is_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def check_packable(model: PreTrainedModel) -> None:
             f"{name} has layers of kind {sorted(kinds)}, but packed training needs full attention: "
             "set learn.packed = false"
         )
-    if not model._supports_attention_backend:
+    if not (is_known(model) or model._supports_attention_backend):
         raise UserError(
             f"{name} computes its attention without the attention interface of transformers, but "
             "packed training needs it: set learn.packed = false"
