@@ -64,7 +64,7 @@ class Size:
         self.speed_shape = TINY if tiny else PRESETS["qwen3-4b"]
         self.mismatch_shape = TINY if tiny else MIDDLE
         self.cases = (Case(4, 16, 8),) if tiny else (Case(512, 512, 128), Case(64, 1024, 1024))
-        self.lengths = (80, 128) if tiny else (256, 1024, 4096, 8192)
+        self.lengths = (80,) if tiny else (256, 1024, 4096, 8192)
         self.count = 2 if tiny else 8  # requests of each length
         self.reply = 4 if tiny else 256  # tokens of a reply in play
         self.play = (
@@ -72,7 +72,8 @@ class Size:
             if not tiny
             else (
                 *("--play.groups=1", "--play.members=2", "--play.episodes=1"),
-                *("--engines.slots=2", "--engines.context=1536", "--environments.max_turns=12"),
+                *("--engines.slots=2", "--engines.context=1024", "--environments.max_turns=12"),
+                *("--environments.receptacles=4", "--environments.objects=4"),
             )
         )
         self.attention = ((4, 100),) if tiny else ((512, 576), (64, 1536), (64, 6144))

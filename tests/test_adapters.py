@@ -38,13 +38,9 @@ def test_shipped_adapters_are_small_and_name_their_game_and_model(name: str) -> 
 
 
 def test_there_are_shipped_adapters_for_six_environments_and_a_mix() -> None:
-    assert {
-        load_recipe(find_model(name) / "recipe.toml").environments.name
-        for name in shipped_adapters()
-    } == {
-        *("alfworld", "kuhn_poker", "rock_paper_scissors", "sokoban", "tic_tac_toe", "webshop"),
-        "mix",
-    }
+    recipes = [load_recipe(find_model(name) / "recipe.toml") for name in shipped_adapters()]
+    worlds = ("alfworld", "kuhn_poker", "rock_paper_scissors", "sokoban", "tic_tac_toe", "webshop")
+    assert {recipe.environments.name for recipe in recipes} == {*worlds, "mix"}
 
 
 @pytest.mark.slow
@@ -67,35 +63,25 @@ def test_shipped_agents_reach_their_trained_scores() -> None:
         assert episode["success"]["value"] + episode["draws"]["value"] == 1
 
 
-def test_adapters_without_their_base_model_get_a_message_that_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("evaluate smollm2_kuhn_poker --model.path=smollm2-kuhn_poker", 2),
+        ("play webshop --watch --seed 1", 2),  # no embedded model knows it
+        ("play kuhn_poker --watch --against conservative --seed 1 --episodes 1", 0),  # embedded
+    ],
+)
+def test_without_a_model_a_message_says_what_to_do(
+    words: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
     with pytest.raises(ValueError, match="mage model add smollm2"):
         base_of(find_model("smollm2-kuhn_poker"))
-    done = invoke("evaluate smollm2_kuhn_poker --model.path=smollm2-kuhn_poker")
-    assert done.exit_code == 2
+    done = invoke(words)
+    assert done.exit_code == code, done.output
     assert "mage model add smollm2" in done.output
     assert "Traceback" not in done.output
-
-
-def test_the_embedded_model_plays_if_there_is_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
-    done = invoke("play kuhn_poker --watch --against conservative --seed 1 --episodes 1")
-    assert done.exit_code == 0, done.output
-    assert "mage model add smollm2" in done.output
-
-
-def test_an_environment_that_no_embedded_model_knows_names_the_model_to_add(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
-    done = invoke("play webshop --watch --seed 1")
-    assert done.exit_code == 2
-    assert "mage model add smollm2" in done.output
-    assert "Instruction" not in done.output, "nothing is played"
+    assert "Instruction" not in done.output, "nothing of WebShop is played"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,8 @@ def test_a_transcript_of_textworld_is_reproduced_word_for_word() -> None:
     """
     record = json.loads((GOLDEN / "alfworld_textworld.json").read_text())
     world = World(read_game(record["game"]))
-    assert (world.introduction(), world.admissible()) == (
-        record["introduction"],
-        record["admissible"],
-    )
+    assert world.introduction() == record["introduction"]
+    assert world.admissible() == record["admissible"]
     for command, answer, admissible, reward in record["steps"]:
         assert world.step(command) == answer, command
         assert (world.admissible(), int(world.won)) == (admissible, reward), command
@@ -59,17 +58,17 @@ def test_a_transcript_of_textworld_is_reproduced_word_for_word() -> None:
 def test_inadmissible_commands_change_nothing() -> None:
     world = World(make_game("place", "train", 0, 8, 12, 10))
     before = world.admissible()
-    for command in (
-        "",
-        "dance",
-        "LOOK",
-        "go to",
-        "take \x00\x1b[31m",
-        "x" * 100_000,
-        "go to shelf 1; look",
-    ):
+    odd = ("take \x00\x1b[31m", "x" * 100_000, "go to shelf 1; look")
+    for command in ("", "dance", "LOOK", "go to", *odd):
         assert world.step(command) == NOTHING_HAPPENS
     assert world.admissible() == before
+    state = Alfworld().start(3)
+    legal = state.legal()
+    state.refuse("fly to the moon")
+    assert state.observe(0).startswith("Nothing happens.")
+    assert state.legal() == legal
+    assert state.read(legal[0].upper()) == legal[0], "commands ignore case"
+    assert state.read("sing") is None
 
 
 # --- Generated games ------------------------------------------------------------------------------
@@ -77,16 +76,15 @@ def test_inadmissible_commands_change_nothing() -> None:
 
 @pytest.mark.parametrize("kind", TASK_TYPES)
 def test_every_generated_game_is_won_by_its_plan_and_not_before(kind: TaskType) -> None:
-    for split in SPLITS:
-        for receptacles, objects in ((3, 2), (4, 4), (8, 12)):
-            for seed in range(4):
-                game = make_game(kind, split, seed, receptacles, objects, 10)
-                world, won = World(game), []
-                for command in plan(world) or ():
-                    assert world.step(command) != NOTHING_HAPPENS
-                    won.append(world.won)
-                assert won == [False] * (len(won) - 1) + [True]
-                assert len(won) <= 10
+    for split, (receptacles, objects) in product(SPLITS, ((3, 2), (4, 4), (8, 12))):
+        for seed in range(4):
+            game = make_game(kind, split, seed, receptacles, objects, 10)
+            world, won = World(game), []
+            for command in plan(world) or ():
+                assert world.step(command) != NOTHING_HAPPENS
+                won.append(world.won)
+            assert won == [False] * (len(won) - 1) + [True]
+            assert len(won) <= 10
 
 
 def test_no_game_of_one_split_is_a_game_of_another() -> None:
@@ -110,15 +108,14 @@ def content(game: Game) -> tuple[Any, ...]:
 
 
 def test_rooms_out_of_domain_have_furniture_of_no_seen_room() -> None:
-    for kind in TASK_TYPES:
-        for seed in range(10):
-            found = Counter(make_game(kind, "ood", seed, 4, 4, 10).receptacle_types)
-            assert not any(found <= _types(layout.receptacles) for layout in SEEN)
-            assert any(found <= _types(layout.receptacles) for layout in UNSEEN)
-
-
-def _types(receptacles: tuple[str, ...]) -> Counter[str]:
-    return Counter(f"{name.lower()}type" for name in receptacles)
+    seen, unseen = (
+        [Counter(f"{name.lower()}type" for name in layout.receptacles) for layout in layouts]
+        for layouts in (SEEN, UNSEEN)
+    )
+    for kind, seed in product(TASK_TYPES, range(10)):
+        found = Counter(make_game(kind, "ood", seed, 4, 4, 10).receptacle_types)
+        assert not any(found <= types for types in seen)
+        assert any(found <= types for types in unseen)
 
 
 def test_a_seed_gives_the_same_game_in_every_process() -> None:
@@ -126,25 +123,27 @@ def test_a_seed_gives_the_same_game_in_every_process() -> None:
         "from mage.environments.alfworld.generator import generate; print(generate('heat', "
         "'test', 7, receptacles=5, objects=6)['pddl_problem'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", told],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": "99"},
-        check=True,
-    )
-    assert (
-        done.stdout.strip() == generate("heat", "test", 7, receptacles=5, objects=6)["pddl_problem"]
-    )
+    other = {**os.environ, "PYTHONHASHSEED": "99"}
+    done = subprocess.check_output([sys.executable, "-c", told], text=True, env=other)
+    game = generate("heat", "test", 7, receptacles=5, objects=6)
+    assert done.strip() == game["pddl_problem"]
 
 
-def test_too_few_turns_for_a_task_are_rejected_with_advice() -> None:
-    with pytest.raises(
-        ValidationError,
-        match="max_turns = 5 is too few: heat takes at least 6, cool takes at least 6, "
-        "two takes at least 8",
-    ):
-        Alfworld(max_turns=5)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_turns": 5}, "max_turns = 5 is too few: heat takes at least 6, cool takes at least"),
+        ({"max_turns": 5}, "cool takes at least 6, two takes at least 8"),
+        ({"task_types": ()}, "task_types"),
+        ({"task_types": ("place", "place")}, "task_types"),
+        ({"task_types": ("sweep",)}, "task_types"),
+        ({"split": "valid"}, "split"),
+        ({"receptacles": 2}, "receptacles"),
+    ],
+)
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Alfworld(**options)
 
 
 # --- The expert -----------------------------------------------------------------------------------
@@ -167,22 +166,14 @@ def test_the_expert_wins_after_random_play(kind: TaskType) -> None:
 
 
 def test_there_is_no_plan_for_a_finished_or_impossible_task() -> None:
-    game = make_game("clean", "train", 0, 8, 12, 10)
-    world = World(game)
+    world = World(make_game("clean", "train", 0, 8, 12, 10))
     for command in plan(world) or ():
         world.step(command)
     assert plan(world) == []
-    stranded = read_game(
-        generate("heat", "train", 0, receptacles=4, objects=4)
-        | {"pddl_problem": _without_pick(generate("heat", "train", 0, **SMALL))}
-    )
-    assert plan(World(stranded)) is None
-
-
-def _without_pick(game: dict[str, Any]) -> str:
-    return "\n".join(
-        line for line in game["pddl_problem"].splitlines() if not line.startswith("(pickupable")
-    )
+    game = generate("heat", "train", 0, **SMALL)
+    lines = game["pddl_problem"].splitlines()
+    left = "\n".join(line for line in lines if not line.startswith("(pickupable"))
+    assert plan(World(read_game(game | {"pddl_problem": left}))) is None
 
 
 # --- The environment ------------------------------------------------------------------------------
@@ -202,31 +193,15 @@ def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
 
 
 def test_an_inadmissible_command_is_recorded_as_illegal_and_never_raised() -> None:
-    answers = iter(
-        [
-            "<action>dance</action>",
-            f"<action>{'go ' * 30_000}</action>",
-            "<action>look\x07\x00</action>",
-            "no tags",
-        ]
-        * 3
-    )
-    play_setup = PlaySetup(
-        Alfworld(max_turns=4, task_types=("place",)),
-        scripted_agent(lambda prompt: next(answers)),
-        Notes(keep="history"),
-        episodes=1,
-    )
-    (played,) = run([play_meta_episode(play_setup, Task("alfworld", 3, 0, "", "train"), 0, 0, 0)])
+    said = ["dance", "go " * 30_000, "look\x07\x00"]
+    answers = iter([*(f"<action>{one}</action>" for one in said), "no tags"] * 3)
+    agent = scripted_agent(lambda prompt: next(answers))
+    world = Alfworld(max_turns=4, task_types=("place",))
+    setup = PlaySetup(world, agent, Notes(keep="history"), episodes=1)
+    (played,) = run([play_meta_episode(setup, Task("alfworld", 3, 0, "", "train"), 0, 0, 0)])
     (episode,) = played.episodes
     assert [turn.legal for turn in episode.turns] == [False] * 4
     assert (episode.ending, episode.outcome, episode.score) == ("illegal", "lost", 0.0)
-
-
-def test_commands_ignore_case() -> None:
-    state = Alfworld().start(0)
-    assert state.read(state.legal()[0].upper()) == state.legal()[0]
-    assert state.read("sing") is None
 
 
 def test_an_observation_is_bounded_and_states_what_was_cut() -> None:
@@ -255,9 +230,8 @@ def test_a_recap_has_the_task_the_commands_and_the_seen_contents_only() -> None:
     assert told.count("At first ") == len(state.seen) < len(game.receptacles)
     source = next(one for one in steps if one.startswith("take"))
     thing, _, place = source.removeprefix("take ").partition(" from ")
-    assert (
-        thing in told.split(f"At first {place} held ")[1].split(".")[0]
-    )  # as it will be again, not as it was left
+    # as it will be again, not as it was left
+    assert thing in told.split(f"At first {place} held ")[1].split(".")[0]
 
 
 def test_the_anchor_depends_on_the_situation_and_not_on_the_path() -> None:
@@ -280,40 +254,9 @@ def test_splits_have_different_games_and_panels_cover_task_types_evenly() -> Non
     tasks = {split: environment.for_split(split).game(11) for split in SPLITS}
     assert len({(game.task, game.objects, game.receptacles) for game in tasks.values()}) == 3
     panel = make_panel(environment, Population(train={}), "test", size=60)
-    kinds = Counter(
-        environment.for_split("test").game(environment.episode_seed(task.seed, 0)).goal.kind
-        for task in panel
-    )
+    test = environment.for_split("test")
+    kinds = Counter(test.game(test.episode_seed(task.seed, 0)).goal.kind for task in panel)
     assert kinds == dict.fromkeys(TASK_TYPES, 10)
-
-
-def test_episodes_repeat_the_same_room_and_share_the_game() -> None:
-    environment = Alfworld()
-    first, second = (
-        environment.start(environment.episode_seed(5, episode)) for episode in range(2)
-    )
-    assert first.world.game is second.world.game
+    first, second = (environment.start(environment.episode_seed(5, one)) for one in range(2))
+    assert first.world.game is second.world.game, "episodes repeat the same room"
     assert first.observe(0) == second.observe(0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"task_types": ()},
-        {"task_types": ("place", "place")},
-        {"task_types": ("sweep",)},
-        {"split": "valid"},
-        {"receptacles": 2},
-    ],
-)
-def test_invalid_options_are_rejected(options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        Alfworld(**options)
-
-
-def test_the_answer_to_an_inadmissible_command_is_textworlds() -> None:
-    state = Alfworld().start(3)
-    before = state.legal()
-    state.refuse("fly to the moon")
-    assert state.observe(0).startswith("Nothing happens.")
-    assert state.legal() == before

@@ -81,32 +81,25 @@ def test_the_official_folder_is_found_by_environment_variable(
 
 
 GOOD = generate("place", "train", 0, receptacles=4, objects=4)
+PROBLEM, AGENT = GOOD["pddl_problem"], "(atLocation agent1 loc_bar_0)"
+BROKEN_PROBLEMS: dict[str, Any] = {
+    "no problem": 7,
+    "brackets": PROBLEM[:-3],
+    "too many": PROBLEM + ")",
+    "no init": PROBLEM.replace("(:init", "(:unit"),
+    "goal": PROBLEM.replace("(inReceptacle ?o ?r)", "(isHot ?o)"),
+    "fact": PROBLEM.replace("(pickupable", "(edible"),
+    "arguments": PROBLEM.replace(AGENT, "(atLocation loc_bar_0 agent1)"),
+    "nowhere": PROBLEM.replace(AGENT, ""),
+    "undeclared": PROBLEM.replace("agent1 - agent\n", ""),
+}
 BROKEN: dict[str, Any] = {
     "nothing": "",
     "half": json.dumps(GOOD)[:500],
     "list": [1, 2],
     "deep": "[" * 100_000,
     "empty": {},
-    "no problem": {**GOOD, "pddl_problem": 7},
-    "brackets": {**GOOD, "pddl_problem": GOOD["pddl_problem"][:-3]},
-    "too many": {**GOOD, "pddl_problem": GOOD["pddl_problem"] + ")"},
-    "no init": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(:init", "(:unit")},
-    "goal": {
-        **GOOD,
-        "pddl_problem": GOOD["pddl_problem"].replace("(inReceptacle ?o ?r)", "(isHot ?o)"),
-    },
-    "fact": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("(pickupable", "(edible")},
-    "arguments": {
-        **GOOD,
-        "pddl_problem": GOOD["pddl_problem"].replace(
-            "(atLocation agent1 loc_bar_0)", "(atLocation loc_bar_0 agent1)"
-        ),
-    },
-    "nowhere": {
-        **GOOD,
-        "pddl_problem": GOOD["pddl_problem"].replace("(atLocation agent1 loc_bar_0)", ""),
-    },
-    "undeclared": {**GOOD, "pddl_problem": GOOD["pddl_problem"].replace("agent1 - agent\n", "")},
+    **{name: {**GOOD, "pddl_problem": problem} for name, problem in BROKEN_PROBLEMS.items()},
     "grammar": {key: value for key, value in GOOD.items() if key != "task"}
     | {"grammar": "no task here"},
 }
@@ -114,10 +107,9 @@ BROKEN: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_corrupt_game_file_gives_one_clear_message(name: str, tmp_path: Path) -> None:
-    path = write(tmp_path, "train", "pick_and_place_simple-a", BROKEN[name])
+    write(tmp_path, "train", "pick_and_place_simple-a", BROKEN[name])
     with pytest.raises(ValueError, match=r"game\.tw-pddl is not a"):
         Alfworld(data=str(tmp_path)).start(0)
-    path.unlink()
 
 
 def test_an_unreadable_game_file_gives_one_clear_message(tmp_path: Path) -> None:
@@ -135,11 +127,14 @@ def test_an_unreadable_game_file_gives_one_clear_message(tmp_path: Path) -> None
 def test_movable_sliced_and_unsolvable_games_are_left_out(tmp_path: Path) -> None:
     """As in stock ALFWorld's loader (alfred_tw_env.py)."""
     good = generate("place", "test", 1, **SMALL)
-    kept = write(tmp_path, "valid_seen", "pick_and_place_simple-Mug-None-Shelf-1", good)
-    write(tmp_path, "valid_seen", "pick_and_place_with_movable_recep-Mug-Bowl-Shelf-1", good)
-    write(tmp_path, "valid_seen", "pick_and_place_simple-AppleSliced-None-Shelf-1", good)
     unsolvable = json.dumps(good | {"solvable": False}, separators=(",", ":"))
-    write(tmp_path, "valid_seen", "pick_and_place_simple-Cup-None-Shelf-1", unsolvable)
+    kept = write(tmp_path, "valid_seen", "pick_and_place_simple-Mug-None-Shelf-1", good)
+    for name, game in (
+        ("pick_and_place_with_movable_recep-Mug-Bowl-Shelf-1", good),
+        ("pick_and_place_simple-AppleSliced-None-Shelf-1", good),
+        ("pick_and_place_simple-Cup-None-Shelf-1", unsolvable),
+    ):
+        write(tmp_path, "valid_seen", name, game)
     assert list_games(tmp_path, "test", TASK_TYPES) == (kept,)
 
 

@@ -75,15 +75,17 @@ def test_the_ceilings_are_those_of_the_method_page(seat, non_adapting, two, thre
 
 @pytest.mark.parametrize("seat", [0, 1])
 def test_no_pure_plan_beats_the_non_adapting_ceiling_and_one_reaches_it(seat):
-    totals = [
-        sum(share * average(games, style) for style, share in STYLES.items())
-        for games in all_games(seat)
-    ]
-    assert max(totals) == pytest.approx(ceilings(KuhnPoker(), STYLES, seat, 1).non_adapting)
+    best = max(mean_score(games) for games in all_games(seat))
+    assert best == pytest.approx(ceilings(KuhnPoker(), STYLES, seat, 1).non_adapting)
 
 
-@pytest.mark.parametrize("seat", [0, 1])
-def test_two_episodes_agree_with_trying_every_pair_of_plans(seat):
+def mean_score(games):
+    return sum(share * average(games, style) for style, share in STYLES.items())
+
+
+@cache
+def all_pairs(seat):
+    """For every first plan: its score, and that of the best second plan for each thing seen."""
     replies = [{style: average(games, style) for style in STYLES} for games in all_games(seat)]
 
     def best_after(first):
@@ -96,39 +98,18 @@ def test_two_episodes_agree_with_trying_every_pair_of_plans(seat):
             for joint in seen.values()
         )
 
-    def total(first):
-        return sum(share * average(first, style) for style, share in STYLES.items()) + best_after(
-            first
-        )
-
-    found = ceilings(KuhnPoker(), STYLES, seat, 2)
-    assert found.bayes_final == pytest.approx(max(map(best_after, all_games(seat))))
-    # A learner that counts both episodes sometimes folds, and a fold hides the opponent's card.
-    assert found.bayes_mean == pytest.approx(max(map(total, all_games(seat))) / 2)
+    return [(mean_score(first), best_after(first)) for first in all_games(seat)]
 
 
 @pytest.mark.parametrize("seat", [0, 1])
-def test_the_episodes_of_the_best_weighted_sum_agree_with_trying_every_pair_of_plans(seat):
-    replies = [{style: average(games, style) for style in STYLES} for games in all_games(seat)]
-
-    def both(first):
-        seen = {}
-        for style, share in STYLES.items():
-            for _, recap in first[style]:
-                seen.setdefault(recap, dict.fromkeys(STYLES, 0.0))[style] += share / len(DEALS)
-        second = sum(
-            max(sum(joint[style] * reply[style] for style in STYLES) for reply in replies)
-            for joint in seen.values()
-        )
-        return sum(share * average(first, style) for style, share in STYLES.items()), second
-
-    pairs = [both(first) for first in all_games(seat)]
-    for counts in ((0.25, 1.0), (1.0, 1.0), (1.0, 0.3)):
-        expected = max(
-            pairs,
-            key=lambda pair: sum(count * score for count, score in zip(counts, pair, strict=True)),
-        )
-        assert optimum(KuhnPoker(), STYLES, seat, counts) == pytest.approx(expected, abs=1e-8)
+def test_two_episodes_agree_with_trying_every_pair_of_plans(seat):
+    found, pairs = ceilings(KuhnPoker(), STYLES, seat, 2), all_pairs(seat)
+    assert found.bayes_final == pytest.approx(max(second for _, second in pairs))
+    # A learner that counts both episodes sometimes folds, and a fold hides the opponent's card.
+    assert found.bayes_mean == pytest.approx(max(map(sum, pairs)) / 2)
+    for a, b in ((0.25, 1.0), (1.0, 1.0), (1.0, 0.3)):
+        expected = max(pairs, key=lambda pair, a=a, b=b: a * pair[0] + b * pair[1])
+        assert optimum(KuhnPoker(), STYLES, seat, (a, b)) == pytest.approx(expected, abs=1e-8)
 
 
 @settings(max_examples=25, deadline=None)
@@ -136,12 +117,9 @@ def test_the_episodes_of_the_best_weighted_sum_agree_with_trying_every_pair_of_p
 def test_knowing_is_worth_more_than_learning_and_learning_more_than_not_adapting(
     shares, seat, episodes
 ):
-    found = ceilings(
-        KuhnPoker(), dict(zip((*STYLES, "random"), shares, strict=True)), seat, episodes
-    )
-    fewer = ceilings(
-        KuhnPoker(), dict(zip((*STYLES, "random"), shares, strict=True)), seat, max(1, episodes - 1)
-    )
+    weights = dict(zip((*STYLES, "random"), shares, strict=True))
+    found = ceilings(KuhnPoker(), weights, seat, episodes)
+    fewer = ceilings(KuhnPoker(), weights, seat, max(1, episodes - 1))
     assert found.knows_opponent >= found.bayes_final - 1e-9
     assert found.bayes_final >= fewer.bayes_final - 1e-9
     assert found.bayes_final >= found.bayes_mean - 1e-9
@@ -153,11 +131,8 @@ def test_knowing_is_worth_more_than_learning_and_learning_more_than_not_adapting
 @pytest.mark.parametrize("seat", [0, 1])
 def test_against_one_opponent_there_is_nothing_to_learn(seat):
     found = ceilings(KuhnPoker(), {"aggressive": 2.0}, seat, 3)
-    assert (
-        found.non_adapting
-        == pytest.approx(found.knows_opponent)
-        == pytest.approx(best_response(KUHN, "aggressive", seat))
-    )
+    assert found.non_adapting == pytest.approx(found.knows_opponent)
+    assert found.non_adapting == pytest.approx(best_response(KUHN, "aggressive", seat))
 
 
 def test_a_learner_adapts_to_mixed_opponents():
@@ -166,59 +141,45 @@ def test_a_learner_adapts_to_mixed_opponents():
     assert found.non_adapting < found.bayes_final < found.knows_opponent
 
 
-def test_too_many_beliefs_end_with_an_error(monkeypatch):
-    monkeypatch.setattr(mage.evaluation.exact.beliefs, "MAX_BELIEFS", 100)
-    with pytest.raises(TooLarge, match="more than 100 beliefs"):
-        ceilings(KuhnPoker(), {**STYLES, "cfr": 0.123}, 0, 6)
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (ceilings, (KUHN, {**STYLES, "cfr": 0.123}, 0, 6), "more than 100 beliefs"),
+        (ceilings, (TIC_TAC_TOE, {"random": 1}, 0, 1), "more than 1,000 positions"),
+        (best_response, (OpenSpiel(game="connect_four"), "random", 0), "more than 1,000 positions"),
+        (equilibrium_value, (OpenSpiel(game="leduc_poker"), 0), "more than 1,000 positions"),
+        (ceilings, (KuhnPoker(restart="same"), STYLES, 0, 2), "fresh deals"),
+        (ceilings, (KUHN, {}, 0, 2), "at least one opponent"),
+        (best_response, (TIC_TAC_TOE, "aggressive", 0), "does not play tic_tac_toe"),
+        (best_response, (KUHN, "aggressive", 2), "seats 0 to 1"),
+    ],
+)
+def test_too_large_or_wrong_arguments_give_a_clear_message(
+    function, arguments, message, monkeypatch
+):
+    monkeypatch.setattr("mage.evaluation.exact.beliefs.MAX_BELIEFS", 100)
+    monkeypatch.setattr("mage.evaluation.exact.game_tree.MAX_NODES", 1_000)
+    kind = TooLarge if message.startswith("more than") else ValueError
+    with pytest.raises(kind, match=message):
+        function(*arguments)
 
 
-def test_a_tree_that_is_too_large_ends_with_an_error(monkeypatch):
-    monkeypatch.setattr(mage.evaluation.exact.game_tree, "MAX_NODES", 1_000)
-    with pytest.raises(TooLarge, match="more than 1,000 positions"):
-        ceilings(TIC_TAC_TOE, {"random": 1}, 0, 1)
-    with pytest.raises(TooLarge, match="more than 1,000 positions"):
-        best_response(OpenSpiel(game="connect_four"), "random", 0)
-    with pytest.raises(TooLarge, match="more than 1,000 positions"):
-        equilibrium_value(OpenSpiel(game="leduc_poker"), 0)
-
-
-def test_wrong_arguments_give_a_clear_message():
-    with pytest.raises(ValueError, match="fresh deals"):
-        ceilings(KuhnPoker(restart="same"), STYLES, 0, 2)
-    with pytest.raises(ValueError, match="at least one opponent"):
-        ceilings(KuhnPoker(), {}, 0, 2)
-    with pytest.raises(ValueError, match="does not play tic_tac_toe"):
-        best_response(TIC_TAC_TOE, "aggressive", 0)
-    with pytest.raises(ValueError, match="seats 0 to 1"):
-        best_response(KUHN, "aggressive", 2)
-
-
-def test_the_equilibrium_of_kuhn_poker_is_minus_one_eighteenth_for_the_first_player():
+def test_equilibria_are_the_known_ones():
     assert equilibrium_value(KUHN, 0) == pytest.approx(-1 / 18, abs=1e-6)
     assert equilibrium_value(KUHN, 1) == pytest.approx(1 / 18, abs=1e-6)
-
-
-def test_tic_tac_toe_is_a_draw():
     assert equilibrium_value(TIC_TAC_TOE, 0) == equilibrium_value(TIC_TAC_TOE, 1) == 0
 
 
 @pytest.mark.parametrize("seat", [0, 1])
-def test_best_response_to_random_play_agrees_with_openspiel(seat):
+def test_best_responses_agree_with_openspiel_and_the_equilibrium_cannot_be_exploited(seat):
     for game in ("kuhn_poker", "leduc_poker"):
         spiel = pyspiel.load_game(game)
-        uniform = pyspiel.UniformRandomPolicy(
-            spiel
-        )  # held by name: the best response keeps a bare pointer to it
+        uniform = pyspiel.UniformRandomPolicy(spiel)  # held by name: the next one keeps a pointer
         response = pyspiel.TabularBestResponse(spiel, seat, uniform)
         ours = best_response(KUHN if game == "kuhn_poker" else OpenSpiel(game=game), "random", seat)
         assert ours == pytest.approx(response.value_from_state(spiel.new_initial_state()))
-
-
-@pytest.mark.parametrize("seat", [0, 1])
-def test_the_equilibrium_player_cannot_be_exploited(seat):
-    assert best_response(KUHN, "cfr", seat) == pytest.approx(
-        equilibrium_value(KUHN, seat), abs=1e-3
-    )
+    safe = equilibrium_value(KUHN, seat)
+    assert best_response(KUHN, "cfr", seat) == pytest.approx(safe, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -278,12 +239,10 @@ def test_a_card_that_cannot_win_is_lost_in_every_episode() -> None:
 
 def test_the_bound_of_a_panel_is_the_mean_over_its_own_deals() -> None:
     recipe = load_recipe("paper_kuhn_poker")
-    tasks = make_panel(recipe.environment(), population_of(recipe), "test", size=12, episodes=3)
-    chances = [
-        win_chances(recipe.environment(), task.opponent, task.seat)[
-            recipe.environment().stratum(recipe.environment().episode_seed(task.seed, 0))
-        ]
-        for task in tasks
-    ]
-    expected = sum(at_least_once(p, 10) for p in chances) / 12
-    assert panel_bound(recipe.environment(), tasks, 10) == pytest.approx(expected)
+    world = recipe.environment()
+    tasks = make_panel(world, population_of(recipe), "test", size=12, episodes=3)
+    expected = 0.0
+    for task in tasks:
+        deal = world.stratum(world.episode_seed(task.seed, 0))
+        expected += at_least_once(win_chances(world, task.opponent, task.seat)[deal], 10) / 12
+    assert panel_bound(world, tasks, 10) == pytest.approx(expected)

@@ -33,11 +33,7 @@ def test_the_embedded_model_renders_as_in_transformers() -> None:
         for role, text in zip(("system", "user", "assistant", "user"), contents, strict=True)
     ]
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    found = (
-        ours.first("You play Kuhn poker.", "Your card: K.")
-        + ours.encode("<action>bet</action>")
-        + ours.next("Moves: you bet.")
-    )
+    found = ours.first(*contents[:2]) + ours.encode(contents[2]) + ours.next(contents[3])
     assert list(found) == list(expected)
 
 
@@ -47,12 +43,8 @@ def test_decoding_omits_the_end_token() -> None:
 
 
 def folder_with(tmp_path: Path, **files: str) -> Path:
-    for name in (
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-        "chat_template.jinja",
-    ):
+    names = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    for name in (*names, "chat_template.jinja"):
         source = SHIPPED / "embedded" / name
         text = files.get(name.split(".")[0], source.read_text())
         if text:
@@ -60,19 +52,19 @@ def folder_with(tmp_path: Path, **files: str) -> Path:
     return tmp_path
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
-        Chat.load(folder_with(tmp_path, tokenizer=""))
-
-
-def test_a_template_that_hides_messages_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not show system, user and assistant messages"):
-        Chat.load(folder_with(tmp_path, chat_template="{{ messages[-1]['content'] }}"))
-
-
-def test_a_template_that_cannot_be_rendered_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot render"):
-        Chat.load(folder_with(tmp_path, chat_template="{% for m in messages %}{{ m.content"))
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer", "", r"has no tokenizer\.json"),
+        ("chat_template", "{{ messages[-1]['content'] }}", "does not show system, user and assis"),
+        ("chat_template", "{% for m in messages %}{{ m.content", "cannot render"),
+    ],
+)
+def test_a_folder_without_a_tokenizer_or_with_a_wrong_template_is_refused(
+    name: str, content: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Chat.load(folder_with(tmp_path, **{name: content}))
 
 
 def test_a_template_in_the_tokenizer_config_is_found(tmp_path: Path) -> None:

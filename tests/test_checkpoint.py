@@ -19,18 +19,16 @@ from mage.learn.checkpoint import Checkpoint
 from mage.run_folder import RunFolder
 from tests.torture.processes import Kill, call
 
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+STEP = torch.tensor(3.0)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def make(update: int, *, adapter: bool = False, size: int = 8) -> Checkpoint:
-    weights = {"layer.weight": torch.arange(size) / 7}
-    return Checkpoint(
-        update,
-        weights,
-        adapter,
-        {"layer.weight.step": torch.tensor(3.0)},
-        {"best": 0.5, "name": "ünï"},
-    )
+    weights, optimizer = {"layer.weight": torch.arange(size) / 7}, {"layer.weight.step": STEP}
+    return Checkpoint(update, weights, adapter, optimizer, {"best": 0.5, "name": "ünï"})
 
 
 @contextmanager
@@ -52,13 +50,8 @@ def test_a_saved_checkpoint_is_loaded_with_the_same_content(tmp_path: Path, adap
     assert path == tmp_path / "update_000040"
     assert (found.update, found.adapter, found.state) == (40, adapter, saved.state)
     assert torch.equal(found.weights["layer.weight"], saved.weights["layer.weight"])
-    assert torch.equal(found.optimizer["layer.weight.step"], torch.tensor(3.0))
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["update_000040"], (
-        "no temporary folder is left"
-    )
-
-
-def test_a_missing_checkpoint_is_reported(tmp_path: Path) -> None:
+    assert torch.equal(found.optimizer["layer.weight.step"], STEP)
+    assert names_in(tmp_path) == ["update_000040"], "no temporary folder is left"
     with pytest.raises(ValueError, match="no checkpoint at"):
         checkpoint.load(tmp_path / "update_000001")
 
@@ -72,34 +65,24 @@ def test_latest_skips_broken_checkpoints_and_reports_them(tmp_path: Path) -> Non
     assert found.path == tmp_path / "update_1000000", "numbers are compared as numbers"
     assert len(found.broken) == 1
     assert "update_1000001 is broken: model.safetensors" in found.broken[0]
-
-
-def test_latest_of_a_missing_folder_is_none(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "nowhere") == checkpoint.Latest(None, ())
 
 
 @pytest.mark.parametrize("update", [1, 2])
 def test_a_full_disk_damages_no_earlier_checkpoint(tmp_path: Path, update: int) -> None:
     checkpoint.save(tmp_path, make(1))
-    with (
-        largest_file(10_000),
-        pytest.raises(
-            RuntimeError,
-            match=f"update_00000{update} could not be saved .*earlier checkpoints are unchanged",
-        ),
-    ):
+    message = f"update_00000{update} could not be saved .*earlier checkpoints are unchanged"
+    with largest_file(10_000), pytest.raises(RuntimeError, match=message):
         checkpoint.save(tmp_path, make(update, size=100_000))
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["update_000001"], (
-        "the temporary folder is removed"
-    )
+    assert names_in(tmp_path) == ["update_000001"], "the temporary folder is removed"
     assert len(checkpoint.load(tmp_path / "update_000001").weights["layer.weight"]) == 8
 
 
 def test_saving_an_update_again_replaces_it(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, make(1))
-    checkpoint.save(tmp_path, make(1, size=5))
+    for size in (8, 5):
+        checkpoint.save(tmp_path, make(1, size=size))
     assert len(checkpoint.load(tmp_path / "update_000001").weights["layer.weight"]) == 5
-    assert [file.name for file in tmp_path.iterdir()] == ["update_000001"]
+    assert names_in(tmp_path) == ["update_000001"]
 
 
 def test_files_of_a_killed_save_are_ignored_and_overwritten(tmp_path: Path) -> None:
@@ -115,11 +98,7 @@ def test_prune_keeps_the_newest_checkpoints_and_the_named_ones(tmp_path: Path) -
     for update in range(6):
         checkpoint.save(tmp_path, make(update))
     checkpoint.prune(tmp_path, keep=2, also={1})
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "update_000001",
-        "update_000004",
-        "update_000005",
-    ]
+    assert names_in(tmp_path) == ["update_000001", "update_000004", "update_000005"]
 
 
 @pytest.mark.e2e
@@ -154,12 +133,12 @@ def test_a_state_that_json_cannot_hold_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_recover_undoes_an_interrupted_replacement(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, make(1))
-    checkpoint.save(tmp_path, make(2))
+    for update in (1, 2):
+        checkpoint.save(tmp_path, make(update))
     (tmp_path / "update_000002").rename(tmp_path / ".update_000002.replaced")
     (tmp_path / ".update_000002.partial").mkdir()
     checkpoint.recover(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["update_000001", "update_000002"]
+    assert names_in(tmp_path) == ["update_000001", "update_000002"]
     checkpoint.verify(tmp_path / "update_000002")
 
 

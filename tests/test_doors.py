@@ -92,23 +92,17 @@ def test_each_return_searches_below_its_own_line(safe, searching):
 )
 @pytest.mark.parametrize("g", [0.0, 0.6, 0.9, 1.0])
 def test_best_learners_equal_an_enumeration_of_hidden_doors(case, g):
-    world = Doors(
-        arms=case["arms"],
-        safe=case["safe"],
-        choices=case["choices"],
-        map=case.get("price"),
-        change=case.get("change", 0.0),
-    )
-    found = learner_ceilings(world, case["episodes"], g)
+    options = {"map" if key == "price" else key: value for key, value in case.items()}
+    episodes = options.pop("episodes")
+    found = learner_ceilings(Doors(**options), episodes, g)
     for kind in RETURNS:
         assert found[kind] == pytest.approx(by_enumeration(kind, g, **case), abs=1e-9)
 
 
 def test_several_safe_boxes_give_the_mean_of_their_tasks():
-    both = learner_ceilings(Doors(safe=(0.5, 0.9)), 3, 0.6)
-    each = [learner_ceilings(Doors(safe=s), 3, 0.6) for s in (0.5, 0.9)]
+    both, one, other = (learner_ceilings(Doors(safe=s), 3, 0.6) for s in ((0.5, 0.9), 0.5, 0.9))
     for kind in RETURNS:
-        mean = [(a + b) / 2 for a, b in zip(*(one[kind] for one in each))]
+        mean = [(a + b) / 2 for a, b in zip(one[kind], other[kind])]
         assert both[kind] == pytest.approx(mean, abs=1e-12)
 
 
@@ -184,25 +178,24 @@ def test_invalid_options_say_what_to_choose(options):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--safe", "1.5"], "Give values in this range"),
-        (["--arms", "1"], "2 to 100 doors"),
-        (["--discount", "2"], "discount between 0 and 1"),
-        (["--change", "0.1", "--episodes", "12"], "Choose fewer episodes"),
-        (["--population", "random"], "has no opponents"),
+        ("--safe 1.5", "Give values in this range"),
+        ("--arms 1", "2 to 100 doors"),
+        ("--discount 2", "discount between 0 and 1"),
+        ("--change 0.1 --episodes 12", "Choose fewer episodes"),
+        ("--population random", "has no opponents"),
     ],
 )
 def test_invalid_ceilings_give_one_message(words, says, monkeypatch):
     monkeypatch.setattr("mage.evaluation.exact.learners.MAX_STATES", 2_000)
-    done = CliRunner().invoke(app, ["ceilings", "doors", *words])
+    done = CliRunner().invoke(app, ["ceilings", "doors", *words.split()])
     assert done.exit_code != 0
     assert says in f"{done.output}{done.exception}"
 
 
 def test_the_command_prints_the_scores_of_every_return():
     words = "doors --arms 4 --safe 0.68 --choices 2 --episodes 3 --discount 0.6 --json"
-    done = CliRunner().invoke(app, ["ceilings", *words.split()])
-    found = json.loads(done.stdout)
+    found = json.loads(CliRunner().invoke(app, ["ceilings", *words.split()]).stdout)
     assert list(found) == ["cumulative", "differential", "final", "sum"]
-    assert found["cumulative"] == pytest.approx([0.68] * 3, abs=1e-9)
-    for kind in ("differential", "final", "sum"):
-        assert found[kind] == pytest.approx(SEARCH, abs=1e-9)
+    for kind, scores in found.items():
+        expected = [0.68] * 3 if kind == "cumulative" else SEARCH
+        assert scores == pytest.approx(expected, abs=1e-9)

@@ -159,6 +159,7 @@ def test_a_repeated_text_takes_few_steps(drafts: int, ahead: bool, chat: Chat) -
     assert drafted.stats.steps < plain.stats.steps * (0.8 if drafts == 1 else 0.5)
 
 
+@pytest.mark.e2e
 @LOOPS
 def test_sampled_replies_with_stop_texts_limits_and_truncation_are_equal(
     ahead: bool, chat: Chat
@@ -319,6 +320,7 @@ def test_interpreted_kernels_compute_what_the_plain_versions_do() -> None:
     compare_kernels(import_module("mage.engines.gpu.kernels"), "cpu")
 
 
+@pytest.mark.e2e
 def test_keys_in_8_bits_take_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     int8_toys.allow_small_models(monkeypatch)
     model = int8_toys.make_model("qwen2", "cpu", torch.float32)

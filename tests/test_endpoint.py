@@ -55,58 +55,56 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def always(status: int, data: bytes = b"", **headers: str) -> Server:
+    return at_first(status, data, 10**9, **headers)
+
+
+def at_first(status: int, data: bytes, count: int = 1, **headers: str) -> Server:
+    """The first requests get this answer, all others get a good one."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Server(trouble=lambda number, body: (status, named, data))
-
-
-def at_first(status: int, data: bytes, **headers: str) -> Server:
-    """The first request gets this answer, all others get a good one."""
-    found: HttpAnswer = (
-        status,
-        {name.replace("_", "-"): value for name, value in headers.items()},
-        data,
-    )
-    return Server(trouble=lambda number, body: found if number == 0 else None)
+    return Server(trouble=lambda number, body: (status, named, data) if number < count else None)
 
 
 # --- A whole panel --------------------------------------------------------------------------------
 
 
 def test_the_command_line_evaluates_an_endpoint_with_reflections() -> None:
+    """A finished evaluation is repeated without requests."""
     with Server() as server:
-        done = evaluate(server, "--json", size=12)
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
+        told = json.loads(evaluate(server, "--json", size=12).stdout)
+        asked = len(server.bodies)
+        again = json.loads(evaluate(server, "--json", size=12).stdout)
+        assert len(server.bodies) == asked
+        evaluate(server, "--evaluate.temperature=0.2", size=1)
+    assert len(server.bodies) > asked, "another temperature is another request"
+    bodies = server.bodies[:asked]
     assert told["evaluation"]["overall"]["tasks"] == 12
     assert [one["illegal"] for one in told["evaluation"]["overall"]["episodes"]] == [0, 0, 0]
-    notes = [
-        body for body in server.bodies if "Write a short note" in body["messages"][-1]["content"]
-    ]
+    notes = [body for body in bodies if "Write a short note" in body["messages"][-1]["content"]]
     assert len(notes) == 12 * 2, "a reflection after every episode but the last"
     assert {body["max_tokens"] for body in notes} == {30}
-    assert any("Note 2: A note, " in body["messages"][1]["content"] for body in server.bodies), (
-        "notes are shown in later episodes"
-    )
-    asked = len(server.bodies)
+    shown = [body["messages"][1]["content"] for body in bodies]
+    assert any("Note 2: A note, " in text for text in shown), "notes are shown in later episodes"
     tokens = {"tokens_in": 100 * asked, "tokens_out": 10 * asked}
     assert told["bill"] == {"asked": asked, "recalled": 0, **tokens, "retried": 0, "cost": 0.0}
+    assert again["evaluation"] == told["evaluation"]
+    assert again["bill"]["recalled"] == asked
 
 
 def test_an_endpoint_plays_the_same_games_as_another_engine_with_the_same_replies() -> None:
     def newest(prompt: str) -> str:
         return scripted_model(prompt.rsplit("<|user|>", 1)[1].split("<|end|>")[0])
 
+    def games(metas: Any) -> Any:
+        return [(m.memories, [(e.moves, e.score, e.recap) for e in m.episodes]) for m in metas]
+
     with Server() as server:
         remote = play(engine_at(server, concurrency=3))
     agent = scripted_agent(newest, byte_chat())
     local = play_groups(PlaySetup(KuhnPoker(), agent, Notes(keep="both")), TASKS, seed=1)
-    assert [
-        (meta.memories, [(e.moves, e.score, e.recap) for e in meta.episodes]) for meta in remote
-    ] == [(meta.memories, [(e.moves, e.score, e.recap) for e in meta.episodes]) for meta in local]
+    assert games(remote) == games(local)
     reply = remote[0].episodes[0].turns[0].completion
-    assert (len(reply.token_ids), reply.logprobs) == (10, ()), (
-        "as many ids as the server counted, and no logprobs"
-    )
+    assert len(reply.token_ids) == 10, "as many ids as the server counted"
+    assert reply.logprobs == ()
 
 
 def test_messages_have_roles_and_a_longer_chat_starts_with_the_shorter_one() -> None:
@@ -177,9 +175,8 @@ def test_answers_are_returned_in_the_order_of_the_requests() -> None:
 
 def test_a_reply_ends_with_its_action_but_not_with_an_action_inside_a_thought() -> None:
     kept = "<think>perhaps <action>bet</action> or not</think>No. <action>pass</action>"
-    with always(
-        200, completion(f"{kept} And then <action>bet</action>", tokens=(50, 30))
-    ) as server:
+    said = completion(f"{kept} And then <action>bet</action>", tokens=(50, 30))
+    with always(200, said) as server:
         engine = engine_at(server)
         (reply,) = run([setup_of(engine).agent.reply(engine.chat.first("Rules.", "Go."), 3)])
     assert reply.text == kept
@@ -209,20 +206,17 @@ def test_concurrent_requests_stay_within_the_budget_and_a_larger_one_continues()
     # A request of 100 + 10 tokens costs .15.
     prices = ["--engines.price_in=1000", "--engines.price_out=5000"]
     with Server(delay=0.01) as server:
-        told = refused(server, *prices, "--engines.budget=6", "--engines.concurrency=6", size=16)
+        told = refused(server, *prices, "--engines.budget=6", "--engines.concurrency=6", size=8)
         asked = len(server.answered)
         assert asked * 0.15 <= 6
-        assert (
-            f"engines.budget = 6 is used up: {asked * 0.15:.4g} is spent and the next request"
-            in told
-        )
-        done = evaluate(server, *prices, "--engines.budget=100", "--json", size=16)
+        spent = f"engines.budget = 6 is used up: {asked * 0.15:.4g} is spent and the next request"
+        assert spent in told
+        done = evaluate(server, *prices, "--engines.budget=100", "--json", size=8)
         bill = json.loads(done.stdout)["bill"]
     assert bill["recalled"] == asked > 10
-    assert bill["cost"] == pytest.approx((bill["asked"] + bill["recalled"]) * 0.15), (
-        "the budget covers the whole evaluation"
-    )
-    assert Counter(map(str, server.answered)).most_common(1)[0][1] == 1, "no request was sent twice"
+    # The budget covers the whole evaluation, and no request was sent twice.
+    assert bill["cost"] == pytest.approx((bill["asked"] + bill["recalled"]) * 0.15)
+    assert Counter(map(str, server.answered)).most_common(1)[0][1] == 1
 
 
 def test_a_request_waits_while_those_in_flight_may_use_up_the_budget() -> None:
@@ -253,17 +247,6 @@ def test_a_budget_needs_a_server_that_reports_token_counts() -> None:
 
 
 # --- Resume ------------------------------------------------------------------------------------
-
-
-def test_a_finished_evaluation_is_repeated_without_requests() -> None:
-    with Server() as server:
-        first, asked = evaluate(server, "--json"), len(server.bodies)
-        again = evaluate(server, "--json")
-        assert len(server.bodies) == asked
-        assert json.loads(again.stdout)["evaluation"] == json.loads(first.stdout)["evaluation"]
-        assert json.loads(again.stdout)["bill"]["recalled"] == asked
-        evaluate(server, "--evaluate.temperature=0.2")
-    assert len(server.bodies) > asked, "another temperature is another request"
 
 
 def play_at(url: str, folder: Path) -> None:
@@ -302,20 +285,20 @@ def test_a_killed_evaluation_resumes_without_repeated_requests(tmp_path: Path) -
 
 
 def test_another_model_behind_the_same_name_does_not_get_the_old_answers() -> None:
+    first = {"id": "toy", "root": "one", "created": 1}
     with Server() as server:
-        server.models = [{"id": "toy", "root": "one", "created": 1}]
-        assert ask(engine_at(server), "a") == ask(engine_at(server), "a")
-        assert len(server.bodies) == 1
-        server.models = [{"id": "toy", "root": "one", "created": 2}]  # a new start of the server
-        ask(engine_at(server), "a")
-        assert len(server.bodies) == 1
-        server.models = [{"id": "other"}, {"id": "toy", "root": "two", "created": 2}]
-        ask(engine_at(server), "a")
-        assert len(server.bodies) == 2
-        server.models = None  # it tells nothing: the newest answer is used
-        engine = engine_at(server)
-        ask(engine, "a")
-        assert (len(server.bodies), engine.bill()["recalled"]) == (2, 1)
+        for models, requests in (
+            ([first], 1),
+            ([first], 1),
+            ([first | {"created": 2}], 1),  # a new start of the server
+            ([{"id": "other"}, first | {"root": "two"}], 2),
+            (None, 2),  # it tells nothing: the newest answer is used
+        ):
+            server.models = models
+            engine = engine_at(server)
+            ask(engine, "a")
+            assert len(server.bodies) == requests
+    assert engine.bill()["recalled"] == 1
 
 
 def test_answers_are_stored_by_seed_even_if_the_server_takes_no_seed() -> None:
@@ -412,31 +395,19 @@ def test_a_truncated_answer_is_requested_again() -> None:
 @pytest.mark.parametrize(
     ("status", "data", "message"),
     [
-        (
-            401,
-            b'{"error": {"message": "no key"}}',
-            "answered 401: no key; it needs a key: name the environment variable",
-        ),
-        (
-            404,
-            b'{"error": {"message": "no model toy"}}',
-            "answered 404: no model toy; check engines.url, and that engines.model is served",
-        ),
-        (
-            400,
-            b'{"message": "top_k is unknown"}',
-            "answered 400: top_k is unknown; omit fields that this server refuses",
-        ),
-        (200, b"<html>welcome</html>", "is not a chat completion (all of it: Input should be"),
-        (200, b'{"choices": [{"text": "old"}]}', "(choices.0.message: Field required): '{"),
-        (200, b'{"error": {"message": "overloaded"}}', "(choices: Field required): 'overloaded'"),
-        (302, b"", "it redirects to None"),
+        (401, '{"error": {"message": "no key"}}', "answered 401: no key; it needs a key: name the"),
+        (404, '{"error": {"message": "no x"}}', "404: no x; check engines.url, and that engines"),
+        (400, '{"message": "no top_k"}', "400: no top_k; omit fields that this server refuses"),
+        (200, "<html>welcome</html>", "is not a chat completion (all of it: Input should be"),
+        (200, '{"choices": [{"text": "old"}]}', "(choices.0.message: Field required): '{"),
+        (200, '{"error": {"message": "overloaded"}}', "(choices: Field required): 'overloaded'"),
+        (302, "", "it redirects to None"),
     ],
 )
 def test_a_permanent_failure_is_one_message_without_a_retry(
-    status: int, data: bytes, message: str
+    status: int, data: str, message: str
 ) -> None:
-    with always(status, data) as server:
+    with always(status, data.encode()) as server:
         assert message in refused(server, "--engines.concurrency=1")
     assert len(server.bodies) == 1
 
@@ -484,16 +455,14 @@ def test_the_key_is_sent_to_the_server_and_appears_nowhere_else(
     monkeypatch.setenv("THE_KEY", f"{KEY}\n")
     key = "--engines.key_env=THE_KEY"
     with Server() as server:
-        done = evaluate(server, key, "--json")
+        done = evaluate(server, key, "--json", size=2)
     assert done.exit_code == 0
     assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
     with always(401, json.dumps({"error": {"message": f"wrong key {KEY}"}}).encode()) as server:
         told = refused(server, key)
     assert "answered 401: wrong key (key); the key is wrong" in told
-    with always(302, Location="http://127.0.0.1:9/v1") as server:
-        assert "it redirects to http://127.0.0.1:9/v1" in refused(server, key), (
-            "the key is not sent to the new address"
-        )
+    with always(302, Location="http://127.0.0.1:9/v1") as server:  # the key is not sent there
+        assert "it redirects to http://127.0.0.1:9/v1" in refused(server, key)
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert KEY not in done.output + told
     assert KEY.encode() not in written
@@ -514,20 +483,16 @@ def test_a_key_is_sent_only_on_request_and_never_shown(monkeypatch: pytest.Monke
 
 def test_an_endpoint_cannot_be_trained(tmp_path: Path) -> None:
     words = ["--engines.name=endpoint", "--engines.url=http://h/v1", "--engines.model=toy"]
+    told = "uses a model that runs elsewhere: it cannot be trained and has no checkpoints; use it "
     for verb in ("train", "warmup"):
         done = CliRunner().invoke(app, [verb, "small.toml", *words])
         assert done.exit_code == 2
-        assert (
-            "uses a model that runs elsewhere: it cannot be trained and has no checkpoints; "
-            "use it with mage evaluate RECIPE" in done.stderr
-        )
+        assert f"{told}with mage evaluate RECIPE" in done.stderr
     assert not list(tmp_path.glob("runs/small-*")), "no run folder is created"
 
 
 def test_another_menu_item_does_not_inherit_the_options_of_the_first() -> None:
-    changed = load_recipe(
-        "small.toml", ["--engines.url=http://h/v1", "--engines.name=endpoint", "--run.name=x"]
-    )
-    assert changed.engines.options == {"url": "http://h/v1"}
+    words = ["--engines.url=http://h/v1", "--engines.name=endpoint", "--run.name=x"]
+    assert load_recipe("small.toml", words).engines.options == {"url": "http://h/v1"}
     assert load_recipe("small.toml", ["--engines.name=local"]).engines.options == {"context": 1024}
     assert load_recipe("small.toml", ["--memory.name=notes"]).memory() == Notes(keep="both")

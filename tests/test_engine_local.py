@@ -66,6 +66,10 @@ def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setitem(LocalEngine.__init__.__kwdefaults__, name, value)
 
 
+# For what does not depend on the loop.
+ONE_LOOP = pytest.mark.parametrize("loop", ["step by step"], indirect=True)
+
+
 @pytest.fixture(scope="module")
 def chat() -> Chat:
     words = ["<|im_start|>", "<|im_end|>", *BYTES]
@@ -140,6 +144,7 @@ def tokens_of(replies: list[Completion]) -> list[tuple[int, ...]]:
     return [reply.token_ids for reply in replies]
 
 
+@ONE_LOOP
 def test_one_step_ahead_all_waiting_prompts_are_prefilled_before_decoding_continues(
     llama: LlamaForCausalLM, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +179,7 @@ def test_a_deleted_engine_frees_its_pool_at_once(llama: LlamaForCausalLM, chat: 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_greedy_replies_equal_those_of_transformers_generate(kind: str, chat: Chat) -> None:
     engine = LocalEngine(make(kind), chat, slots=5, max_batch_tokens=64)
-    check_greedy(engine, make_prompts(12))
+    check_greedy(engine, make_prompts(8))
     assert engine.model.config._attn_implementation == "sdpa"
 
 
@@ -505,6 +510,7 @@ def test_the_number_of_slots_is_limited_by_memory(
     assert LocalEngine(llama, chat, slots=512, context=64).capacity == 512
 
 
+@ONE_LOOP
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -530,6 +536,7 @@ def test_a_model_with_other_logits_is_refused(
         LocalEngine(model, chat, slots=1, context=32)
 
 
+@ONE_LOOP
 @pytest.mark.parametrize("kind", ["window", "dynamic", "longrope"])
 def test_a_context_longer_than_a_window_or_fixed_positions_is_refused(
     chat: Chat, kind: str
@@ -549,12 +556,14 @@ def test_a_context_longer_than_a_window_or_fixed_positions_is_refused(
         LocalEngine(model, chat, slots=1, context=64)
 
 
+@ONE_LOOP
 def test_sliding_window_layers_are_refused(chat: Chat) -> None:
     window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     with pytest.raises(ValueError, match="full attention"):
         LocalEngine(Qwen3ForCausalLM(Qwen3Config(**SIZES, **window)), chat)
 
 
+@ONE_LOOP
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.booleans()), max_size=40),

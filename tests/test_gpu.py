@@ -15,21 +15,13 @@ import int8_toys
 import pytest
 import test_drafts
 import torch
+from int8_toys import KINDS, answer
 from learn_toys import make_model, make_sample
 from test_move_probabilities import played
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from mage.agent.chat import Chat
 from mage.config.sections import LearnOptions
-from mage.engines.base import run
 from mage.engines.gpu import reference_ops as ops
 from mage.engines.gpu.state import Blocks, DeviceState
 from mage.engines.local import LocalEngine
@@ -54,17 +46,17 @@ SHAPES = [
     (4, 2, 16, 64, True),
     (8, 8, 32, 256, False),
 ]  # heads, kv heads, head size, width, normed heads
-KINDS = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
 @pytest.fixture(scope="module")
 def kernels() -> ModuleType:
     return import_module("mage.engines.gpu.kernels")
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -96,11 +88,8 @@ def test_kernels_compute_what_the_plain_versions_do(
     keys, values = draw(7, 200, kv_heads, size), draw(7, 200, kv_heads, size)
     caches = [(keys.clone(), values.clone()) for _ in range(2)]
     rope, norms = (draw(200, size), draw(200, size)), (draw(size), draw(size)) if normed else None
-    together, slots, positions = (
-        draw(4, heads + 2 * kv_heads, size),
-        whole(1, 3, 0, 6),
-        whole(5, 100, 0, 7),
-    )
+    together = draw(4, heads + 2 * kv_heads, size)
+    slots, positions = whole(1, 3, 0, 6), whole(5, 100, 0, 7)
     found = [
         side.rotate_and_store(together, heads, rope, norms, 1e-6, slots, positions, *cache)
         for side, cache in zip((kernels, ops), caches, strict=True)
@@ -109,24 +98,15 @@ def test_kernels_compute_what_the_plain_versions_do(
         close(one, other)
     filled = whole(0, 5, 64, 100, 150, 199, 0)
     for count, shared in ((6, whole(0, 0)), (600, whole(0, 0)), (2, whole(4, 128))):
-        query, whose = (
-            draw(count, heads, size),
-            torch.randint(4 if shared[1] else 0, 6, (count,), device=DEVICE),
-        )
+        query = draw(count, heads, size)
+        whose = torch.randint(4 if shared[1] else 0, 6, (count,), device=DEVICE)
         given = (query, keys, values, whose, filled, shared, size**-0.5)
         close(kernels.attend_decode(*given), ops.attend_decode(*given))
-    blocks = Blocks(
-        whole(0, 16, 20, 29, 0),
-        whole(16, 4, 9, -11, 0),
-        whole(2, 2, 4, 0, 0),
-        whole(50, 66, 0, 0, 0),
-        16,
-    )
+    starts, counts = whole(0, 16, 20, 29, 0), whole(16, 4, 9, -11, 0)
+    blocks = Blocks(starts, counts, whole(2, 2, 4, 0, 0), whole(50, 66, 0, 0, 0), 16)
     query = draw(40, heads, size)
-    close(
-        kernels.attend_blocks(query, keys, values, blocks, size**-0.5),
-        ops.attend_blocks(query, keys, values, blocks, size**-0.5),
-    )
+    given = (query, keys, values, blocks, size**-0.5)
+    close(kernels.attend_blocks(*given), ops.attend_blocks(*given))
 
 
 def test_the_sampling_kernel_draws_the_same_tokens(kernels: ModuleType) -> None:
@@ -166,31 +146,18 @@ def make_pair(kind: str, **changes: Any) -> tuple[PreTrainedModel, PreTrainedMod
     config, build = KINDS[kind]
     torch.manual_seed(0)
     shape = {
-        "vocab_size": 600,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        **{"vocab_size": 600, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"max_position_embeddings": 512, "initializer_range": 0.2},
     }
-    model = build(
-        config(**shape, head_dim=16, max_position_embeddings=512, initializer_range=0.2, **changes)
-    ).eval()
+    model = build(config(**shape, **changes)).eval()
     other = build(model.config).eval()
     other.load_state_dict(model.state_dict())
     return model, other.to(DEVICE)
 
 
-def answer(engine: LocalEngine, requests: list[Request]) -> list[Completion]:
-    async def ask(request: Request) -> Completion:
-        return await engine.sample(request)
-
-    return run([ask(request) for request in requests])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gpu_gives_the_replies_of_the_cpu_also_after_a_change_of_weights(kind: str) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
     chat = Chat.load(find_model("embedded"))
     models = make_pair(kind)
     engines = [LocalEngine(model, chat, slots=24, context=256) for model in models]
@@ -260,7 +227,6 @@ def test_the_kernels_of_drafts_compute_what_the_plain_versions_do(kernels: Modul
 def test_drafts_change_no_reply(kind: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU without drafts, the GPU without and with them; prompts repeat themselves."""
     monkeypatch.setattr("mage.engines.drafts.PAYS", 0)
-    torch.backends.cuda.matmul.allow_tf32 = False
     chat = Chat.load(find_model("embedded"))
     ours, theirs = make_pair(kind)
     engines = [
@@ -353,7 +319,6 @@ def make_small(kind: str) -> PreTrainedModel:
 def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(
     kind: str, options: dict[str, Any]
 ) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
     samples = make_samples()
     found = []
     for layout in ("rows", "trie"):
@@ -361,13 +326,8 @@ def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(
         learner = Learner(make_small(kind), given, layout=layout)
         rows = prepare(samples)
         learner.accumulate(rows, entropy=0.1)
-        gradient = torch.cat(
-            [
-                value.grad.flatten()
-                for value in learner.trainable.masters.values()
-                if value.grad is not None
-            ]
-        )
+        gradients = [value.grad for value in learner.trainable.masters.values()]
+        gradient = torch.cat([one.flatten() for one in gradients if one is not None])
         found.append((learner.logprobs(rows), gradient))
     torch.testing.assert_close(found[0][0], found[1][0], atol=1e-4, rtol=0)
     assert (found[0][1] - found[1][1]).norm() <= 1e-4 * found[0][1].norm()
@@ -394,7 +354,6 @@ def test_a_trie_without_gradients_has_the_reply_logprobs_of_its_rows(
     kind: str, packed_layouts: list[str]
 ) -> None:
     """A reply has up to 79 tokens; their float32 errors add up to less than 2e-3."""
-    torch.backends.cuda.matmul.allow_tf32 = False
     model, samples = make_small(kind), make_samples()
     rows, trie = (
         reply_logprobs(model, samples, temperature=0.8, micro_tokens=2048, layout=layout)
@@ -406,7 +365,6 @@ def test_a_trie_without_gradients_has_the_reply_logprobs_of_its_rows(
 
 def test_move_probabilities_of_a_trie_are_those_of_its_rows(packed_layouts: list[str]) -> None:
     """Tic-Tac-Toe, played on the CPU by the embedded model and scored on the device."""
-    torch.backends.cuda.matmul.allow_tf32 = False
     parts, metas = played()
     model, agent = copy.deepcopy(parts.weights()).to(DEVICE), parts.agent(False)
     rows, trie = (
@@ -435,7 +393,6 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_rows(
 
     On a CPU the largest difference is 4e-7 in float32 and 3e-2 in bfloat16.
     """
-    torch.backends.cuda.matmul.allow_tf32 = False
     projects: list[bool] = []
     add_gradient = Adapters.add_gradient
 
@@ -492,7 +449,7 @@ def test_logprobs_with_8_bits_stay_near_those_of_the_models_format(
     model = int8_toys.make_model(kind, "cuda", torch.bfloat16)
     requests = int8_toys.make_requests(int8_toys.LENGTHS, 16, 8)
     engines = [int8_toys.make_engine(model, cache) for cache in ("model", "int8")]
-    exact, small = (int8_toys.answer(engine, requests) for engine in engines)
+    exact, small = (answer(engine, requests) for engine in engines)
     gaps = int8_toys.mean_gaps(exact, small, 16)
     assert all(1e-3 < gap < 0.1 for gap in gaps), gaps
     assert [engine.pool.store.dtype.itemsize for engine in engines] == [2, 1]
@@ -502,11 +459,10 @@ def test_logprobs_with_8_bits_stay_near_those_of_the_models_format(
 def test_8_bits_on_the_gpu_give_the_logprobs_of_the_plain_operations_on_the_cpu(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
     int8_toys.allow_small_models(monkeypatch)
     requests = int8_toys.make_requests((64, 256), 8, 6)
     ours, theirs = (
-        int8_toys.answer(
+        answer(
             int8_toys.make_engine(int8_toys.make_model(kind, device, torch.float32), "int8"),
             requests,
         )
@@ -528,14 +484,14 @@ def test_a_cache_is_deterministic_with_graphs_recycled_slots_and_reused_prefixes
     for version in range(4):  # computed, recorded, replayed; then with a new pool
         engine.release()
         engine.refresh(version)
-        replies.append(int8_toys.answer(engine, requests))
-    again = int8_toys.answer(int8_toys.make_engine(model, cache), requests)
+        replies.append(answer(engine, requests))
+    again = answer(int8_toys.make_engine(model, cache), requests)
     for other in (*replies[1:], again):
         assert [(one.token_ids, one.logprobs) for one in other] == [
             (one.token_ids, one.logprobs) for one in replies[0]
         ]
     assert engine.stats.reused_tokens > 0
     for options in ({"prefix_cache": False}, {"slots": 3}):
-        other = int8_toys.answer(int8_toys.make_engine(model, cache, **options), requests)
+        other = answer(int8_toys.make_engine(model, cache, **options), requests)
         gaps = int8_toys.mean_gaps(replies[0], other, 16)
         assert all(gap < 0.05 for gap in gaps), "another batch changes only the last bits"

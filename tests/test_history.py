@@ -75,6 +75,8 @@ def test_turns_outside_the_window_become_one_line_and_the_first_turn_stays() -> 
     line = "(Turn 2 is not shown. Actions: a2)"
     third = "o3<|end|><|assistant|><action>a3</action><|end|><|user|>"
     assert shown(filled(2)) == f"{FIRST}<|user|>{line}\n{third}{FOURTH}"
+    long = f"(Turns 2 to 3 are not shown. Actions: {'x' * 60}..; ?)"
+    assert folded_line(["x" * 500, None]) == long
 
 
 def test_turns_are_folded_in_blocks_and_prompts_between_are_append_only() -> None:
@@ -104,23 +106,19 @@ def test_a_full_context_folds_in_blocks_too() -> None:
     assert history.fold_more(all_but_the_first, "o10") is None
 
 
-def test_long_actions_are_shortened_in_the_line() -> None:
-    assert folded_line(["x" * 500, None]) == (
-        f"(Turns 2 to 3 are not shown. Actions: {'x' * 60}..; ?)"
-    )
-
-
 def play(agent: Any, environment: Any = None, episodes: int = 1) -> MetaEpisode:
     environment = environment or Corridor(max_turns=8)
     play_setup = PlaySetup(environment, agent, Notes(keep="none"), episodes)
     return play_groups(play_setup, [[Task(environment.name, 1, 0, "", "train")]], seed=1)[0]
 
 
+WAITS = scripted_agent(lambda prompt: "<action>wait</action>")
+
+
 def test_play_keeps_the_window_and_counts_folded_turns() -> None:
-    agent = scripted_agent(lambda prompt: "<action>wait</action>")
-    whole = play(agent).episodes[0].turns
+    whole = play(WAITS).episodes[0].turns
     assert len(whole) > 4
-    meta = play(replace(agent, window=2))
+    meta = play(replace(WAITS, window=2))
     turns = meta.episodes[0].turns
     assert [turn.folded for turn in turns] == [max(0, n - 3) for n in range(len(turns))]
     for short, long in zip(turns[:4], whole[:4], strict=True):
@@ -132,8 +130,7 @@ def test_play_keeps_the_window_and_counts_folded_turns() -> None:
 
 
 def test_a_window_of_zero_shows_the_present_observation_only() -> None:
-    agent = scripted_agent(lambda prompt: "<action>wait</action>")
-    turns = play(replace(agent, window=0)).episodes[0].turns
+    turns = play(replace(WAITS, window=0)).episodes[0].turns
     assert len(turns) > 4
     for turn in turns:
         text = text_of(turn.prompt_ids)
@@ -142,19 +139,29 @@ def test_a_window_of_zero_shows_the_present_observation_only() -> None:
         assert turn.folded == 0
 
 
-@pytest.mark.parametrize("value", ["0", "-3", "1.5", "many"])
-def test_a_wrong_window_is_one_message_with_exit_code_2(value: str) -> None:
-    done = CliRunner().invoke(app, ["train", "kuhn_demo", f"--agent.window={value}"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        *((f"agent.window={value}", "agent.window") for value in ("0", "-3", "1.5", "many")),
+        ("engines.context=100", "engines.context = 100 is smaller than one prompt"),
+        ("engines.context=100", "Set engines.context to"),
+    ],
+)
+def test_a_wrong_window_or_context_is_one_message_and_no_run_folder_is_created(
+    change: str, told: str, tmp_path: Path
+) -> None:
+    words = ["train", "kuhn_demo", f"--{change}", f"--runs={tmp_path}", "--run.workers=1"]
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
-    assert "agent.window" in done.stderr
+    assert told in done.stderr
     assert "Traceback" not in done.output
     assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_paper_recipes_have_the_published_windows() -> None:
-    windows = {name: load_recipe(f"paper_{name}").agent.window for name in ("sokoban", "webshop")}
-    windows["alfworld"] = load_recipe("paper_alfworld").agent.window
-    assert windows == {"alfworld": 15, "webshop": 5, "sokoban": 7}
+    for name, window in {"alfworld": 15, "webshop": 5, "sokoban": 7}.items():
+        assert load_recipe(f"paper_{name}").agent.window == window
 
 
 # --- Overflow during play -------------------------------------------------------------------------
@@ -197,26 +204,15 @@ class SmallContext(Engine):
         return Completion(ids, (0.0,) * len(ids), "<action>wait</action>", "stop", 0)
 
 
-def sizes() -> list[int]:
-    agent = scripted_agent(lambda prompt: "<action>wait</action>")
-    return [len(turn.prompt_ids) for turn in play(agent).episodes[0].turns]
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["limit known", "limit of a server"])
-def test_a_full_context_folds_turns_and_no_reply_is_lost(known: bool) -> None:
-    agent = scripted_agent(lambda prompt: "")
-    room = agent.sampling.max_tokens if known else 0
-    engine = SmallContext(sizes()[4] + room + 1, known)
-    turns = play(replace(agent, engine=engine)).episodes[0].turns
-    assert all(turn.legal and not turn.overflow for turn in turns)
+def test_a_full_context_folds_turns_and_a_prompt_that_cannot_fit_costs_nothing(known: bool) -> None:
+    fifth = len(play(WAITS).episodes[0].turns[4].prompt_ids)
+    engine = SmallContext(fifth + (WAITS.sampling.max_tokens if known else 0) + 1, known)
+    turns = play(replace(WAITS, engine=engine)).episodes[0].turns
+    assert all(turn.legal and not turn.overflow for turn in turns), "no reply is lost"
     assert [turn.folded > 0 for turn in turns[:5]] == [False] * 5
     assert turns[-1].folded > 0
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["limit known", "limit of a server"])
-def test_a_prompt_that_cannot_fit_is_an_overflow_and_costs_nothing(known: bool) -> None:
-    agent = scripted_agent(lambda prompt: "")
-    meta = play(replace(agent, engine=SmallContext(20, known)))
+    meta = play(replace(WAITS, engine=SmallContext(20, known)))
     turns = meta.episodes[0].turns
     assert all(turn.overflow and not turn.illegal and turn.penalty == 0 for turn in turns)
     figures = means([play_sums([meta])])
@@ -233,10 +229,8 @@ class CutShort(SmallContext):
 
 
 def test_a_reply_without_room_for_all_its_tokens_costs_nothing() -> None:
-    agent = scripted_agent(lambda prompt: "")
     for context, is_illegal in ((20, False), (10_000, True)):
-        turns = play(replace(agent, engine=CutShort(context, known=True))).episodes[0].turns
-        for turn in turns:
+        for turn in play(replace(WAITS, engine=CutShort(context, known=True))).episodes[0].turns:
             assert (turn.overflow, turn.illegal) == (not is_illegal, is_illegal)
             assert turn.penalty == (-0.5 if is_illegal else 0.0)
 
@@ -250,22 +244,19 @@ def test_a_limit_of_replies_that_cuts_moves_of_one_world_is_a_warning_at_load() 
     assert "takes 8 in rock_paper_scissors, and" in told
 
 
-@pytest.mark.parametrize(("share", "stops"), [(0.0, False), (0.05, False), (0.051, True)])
-def test_training_stops_if_more_than_five_percent_overflow(share: float, stops: bool) -> None:
-    figures, recipe = {"update": 3, "overflow_rate": share}, load_recipe("kuhn_demo")
-    if not stops:
-        check_overflow(figures, recipe)
-        return
+def test_training_stops_if_more_than_five_percent_overflow() -> None:
+    recipe = load_recipe("kuhn_demo")
+    for share in (0.0, 0.05):
+        check_overflow({"update": 3, "overflow_rate": share}, recipe)
     with pytest.raises(ConfigError, match=r"after update 3: 5\.1 % .* engines\.context = 1024"):
-        check_overflow(figures, recipe)
+        check_overflow({"update": 3, "overflow_rate": 0.051}, recipe)
 
 
 def test_a_training_with_a_small_context_stops_with_one_message(tmp_path: Path) -> None:
     """The memory grows from episode to episode: the first prompts fit, later ones do not."""
-    words = ["--engines.context=190"]
-    small = ["--play.groups=1", "--play.members=2", "--evaluate.size=1", "--evaluate.final_size=1"]
-    words += [*small, "--run.updates=2", "--run.workers=1", f"--runs={tmp_path}", "--run.name=one"]
-    done = CliRunner().invoke(app, ["train", "kuhn_demo", *words])
+    words = ["--engines.context=190", "--run.updates=2", "--run.workers=1", f"--runs={tmp_path}"]
+    words += ["--play.groups=1", "--play.members=2", "--evaluate.size=1", "--evaluate.final_size=1"]
+    done = CliRunner().invoke(app, ["train", "kuhn_demo", *words, "--run.name=one"])
     assert done.exit_code == 2, done.output
     assert "older turns will be folded" in done.stderr
     assert "training stopped after update 1" in done.stderr
@@ -285,16 +276,6 @@ def test_the_longest_prompt_is_found_by_random_play() -> None:
     more = measure_prompts(load_recipe("kuhn_demo", ["--evaluate.episodes=6"]), chat)
     assert few.shortest == more.shortest
     assert few.shortest < few.longest < more.longest
-
-
-def test_a_context_smaller_than_one_prompt_is_one_message_with_exit_code_2(tmp_path: Path) -> None:
-    words = ["train", "kuhn_demo", "--engines.context=100", f"--runs={tmp_path}", "--run.workers=1"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 2
-    assert "engines.context = 100 is smaller than one prompt" in done.stderr
-    assert "Set engines.context to" in done.stderr
-    assert "Traceback" not in done.output
-    assert list(tmp_path.iterdir()) == [], "no run folder is created"
 
 
 def test_a_window_makes_long_episodes_fit() -> None:

@@ -67,24 +67,17 @@ def test_a_hostile_server_gets_one_message_and_nothing_is_stored(
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("name", "value"),
     [
-        {"tokens_out": 2_000_000_000},
-        {"tokens_in": -5},
-        {"tokens_in": 1.5},
-        {"tokens_out": True},
-        {"text": 7},
-        {"text": None},
-        {"cut_off": "no"},
-        {"cut_off": 1},
+        *(("tokens_out", 2_000_000_000), ("tokens_in", -5), ("tokens_in", 1.5)),
+        *(("tokens_out", True), ("text", 7), ("text", None), ("cut_off", "no"), ("cut_off", 1)),
     ],
-    ids=str,
 )
-def test_an_impossible_stored_answer_is_skipped(fields: dict[str, object], tmp_path: Path) -> None:
+def test_an_impossible_stored_answer_is_skipped(name: str, value: object, tmp_path: Path) -> None:
     good = {"key": "good", "text": "hi", "cut_off": False, "tokens_in": 5, "tokens_out": 1}
-    lines = [json.dumps(good), json.dumps(good | {"key": "bad"} | fields), "[" * 100_000, '{"key"']
+    bad = good | {"key": "bad", name: value}
     path = tmp_path / "answers.jsonl"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join([json.dumps(good), json.dumps(bad), "[" * 100_000, '{"key"', ""]))
     answers = Answers(path)
     assert answers.find("good") is not None
     assert answers.find("bad") is None
@@ -108,11 +101,13 @@ def test_requests_without_an_answer_count_against_the_budget() -> None:
         assert len(server.received) == 2
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", "1e400"])
-@pytest.mark.parametrize("name", ["budget", "price_in", "timeout"])
+NUMBERS = [(name, value) for name in ("budget", "price_in", "timeout") for value in ("nan", "-1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [*NUMBERS, ("budget", "0"), ("timeout", "inf"), ("price_in", "1e400")]
+)
 def test_an_impossible_number_as_an_option_is_one_message(name: str, value: str) -> None:
-    if (name, value) == ("price_in", "0"):
-        return
     words = ["evaluate", "kuhn_poker", "--engines.name=endpoint", "--engines.model=toy"]
     words += ["--engines.url=http://127.0.0.1:1/v1", "--engines.price_out=1"]
     done = CliRunner().invoke(app, [*words, f"--engines.{name}={value}"])

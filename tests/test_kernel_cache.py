@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from mage.training.kernel_cache import keep_kernels, kernel_folder
 
@@ -13,11 +14,11 @@ def _no_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path)})
 
 
-def test_in_the_cache_of_the_user(tmp_path: Path) -> None:
+def test_in_the_cache_of_the_user_where_torch_finds_it(tmp_path: Path) -> None:
     keep_kernels()
     folder = tmp_path / ".cache" / "mage" / "kernels"
     assert folder.is_dir()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder / "inductor")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == cache_dir() == str(folder / "inductor")
     assert os.environ["TRITON_CACHE_DIR"] == str(folder / "triton")
 
 
@@ -48,10 +49,3 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     assert kernel_folder() is None
     keep_kernels()
     assert "TRITON_CACHE_DIR" not in os.environ
-
-
-def test_torch_finds_the_folder(tmp_path: Path) -> None:
-    keep_kernels()
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    assert cache_dir() == str(tmp_path / ".cache" / "mage" / "kernels" / "inductor")

@@ -24,21 +24,11 @@ from mage.training.tasks import draw_tasks
 from tests.toys import scripted_agent
 
 SMALL = [
-    "--run.updates=3",
-    "--run.workers=1",
-    "--run.threads=1",
-    "--run.save_every=1",
-    "--run.keep=5",
-    "--run.evaluate_every=0",
-    "--run.episodes_every=0",
+    *("--run.updates=3", "--run.workers=1", "--run.threads=1", "--run.save_every=1"),
+    *("--run.keep=5", "--run.evaluate_every=0", "--run.episodes_every=0"),
     '--opponents.train={"league-1-1.0-2" = 0.5, aggressive = 0.5}',
-    "--play.groups=4",
-    "--play.members=2",
-    "--engines.slots=16",
-    "--engines.context=512",
-    "--evaluate.size=1",
-    "--evaluate.final_size=1",
-    "--evaluate.ceilings=false",
+    *("--play.groups=4", "--play.members=2", "--engines.slots=16", "--engines.context=512"),
+    *("--evaluate.size=1", "--evaluate.final_size=1", "--evaluate.ceilings=false"),
 ]
 
 

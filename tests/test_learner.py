@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +34,22 @@ def play(seed: int, metas: int = 4) -> list[Sample]:
     for meta in range(metas):
         prompt: tuple[int, ...] = (1, 2, 3)
         for turn in range(4):
-            reply, where = text(2), TurnRef(meta // 2, meta % 2, 0, turn, "")
-            changes: dict[str, Any] = (
-                {"kind": "reflect"}
-                if turn == 3
-                else {"choices": ((1, (reply[1], (reply[1] + 1) % VOCABULARY)),)}
-            )
+            reply = text(2)
+            choices = ((1, (reply[1], (reply[1] + 1) % VOCABULARY)),)
+            changes: dict[str, Any] = {"kind": "reflect"} if turn == 3 else {"choices": choices}
+            changes |= {"where": TurnRef(meta // 2, meta % 2, 0, turn, "")}
+            advantage = draw.gauss(0, 1)
             found.append(
                 make_sample(
-                    prompt,
-                    reply,
-                    advantage=draw.gauss(0, 1),
-                    where=where,
-                    old_logprobs=(-1.9, -2.0),
-                    **changes,
+                    prompt, reply, advantage=advantage, old_logprobs=(-1.9, -2.0), **changes
                 )
             )
             prompt = prompt + reply + text(2)
     return found
+
+
+def small_learner(**options: Any) -> Learner:
+    return Learner(make_model(exact=False), LearnOptions(**options))
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -72,20 +71,13 @@ def probability(model: PreTrainedModel, prompt: tuple[int, ...], token: int) -> 
 )
 def test_a_bandit_is_learned(options: dict[str, Any]) -> None:
     """After one prompt token 4 pays +1 and token 5 pays -1: p(4) rises above 1/2, p(5) falls."""
-    prompt = (1, 2, 3)
-    learner = Learner(make_model(exact=False), LearnOptions(lr=0.02, **options))
+    prompt, learner = (1, 2, 3), small_learner(lr=0.02, **options)
     before = probability(learner.module, prompt, 5)
     for update in range(30):
-        arms = ((4, 1.0), (5, -1.0))
-        pulls = [
-            make_sample(
-                prompt,
-                (arm,),
-                advantage=gain,
-                old_logprobs=(torch.tensor(probability(learner.module, prompt, arm)).log().item(),),
-            )
-            for arm, gain in arms
-        ]
+        pulls = []
+        for arm, gain in ((4, 1.0), (5, -1.0)):
+            logprob = math.log(probability(learner.module, prompt, arm))
+            pulls.append(make_sample(prompt, (arm,), advantage=gain, old_logprobs=(logprob,)))
         learner.update(pulls, entropy=0.0, update=update)
     assert probability(learner.module, prompt, 4) > 0.5
     assert probability(learner.module, prompt, 5) < before
@@ -118,11 +110,9 @@ def test_a_model_that_does_not_take_padded_rows_is_refused() -> None:
 
 def test_the_entropy_bonus_drives_the_action_to_uniform() -> None:
     """Without reward the bonus drives a choice of two and one of three to the maximum, log 6."""
-    learner = Learner(make_model(exact=False), LearnOptions(lr=0.02))
+    learner = small_learner(lr=0.02)
     sample = make_sample((1, 2), (3, 4), advantage=0.0, choices=((0, (3, 5)), (1, (0, 4, 6))))
-    found = [
-        learner.update([sample], entropy=1.0, update=update).action_entropy for update in range(30)
-    ]
+    found = [learner.update([sample], entropy=1.0, update=n).action_entropy for n in range(30)]
     assert found[0] < 1.75 < found[-1] <= math.log(6) + 1e-5
 
 
@@ -137,30 +127,28 @@ def test_metrics_count_samples_tokens_and_steps() -> None:
     assert metrics.kl is not None
     assert metrics.kl >= 0
     assert metrics.gradient_norm > 0
+    rows = small_learner(lr=0.01, minibatch_rows=10).update(play(0, 7), entropy=0.1, update=0)
+    assert (rows.samples, rows.steps) == (28, 3), "as many steps as the rows need"
+    many = small_learner(lr=0.01, minibatches=9)
+    metrics = many.update(play(0, metas=2), entropy=0.1, update=0)
+    assert (metrics.samples, metrics.skipped_steps) == (8, 0), "more than meta-episodes"
+    assert all(torch.isfinite(value).all() for value in weights_of(many.module).values())
+    with pytest.raises(ValueError, match="at least one sample"):
+        learner.update([], entropy=0.0, update=0)
 
 
 def test_an_unchanged_policy_has_no_mismatch_and_ratio_one() -> None:
-    model = make_model()
-    learner = Learner(model, LearnOptions(kl=0.1))
+    learner = Learner(make_model(), LearnOptions(kl=0.1))
     rows = prepare(play(1))
     logprobs = learner.logprobs(rows).tolist()
     exact = [
-        make_sample(
-            one.sample.prompt_ids,
-            one.sample.reply_ids,
-            old_logprobs=tuple(logprobs[one.offset : one.offset + 2]),
-            where=one.sample.where,
-        )
+        replace(one.sample, old_logprobs=tuple(logprobs[one.offset : one.offset + 2]))
         for one in rows
     ]
-    metrics = learner.update(exact, entropy=0.0, update=0)
-    assert (
-        metrics.mismatch,
-        metrics.approx_kl,
-        metrics.kl,
-        metrics.clip_fraction,
-    ) == pytest.approx((0, 0, 0, 0), abs=1e-9)
-    assert (metrics.ratio_mean, metrics.ratio_max) == pytest.approx((1, 1))
+    found = learner.update(exact, entropy=0.0, update=0)
+    zeros = (found.mismatch, found.approx_kl, found.kl, found.clip_fraction)
+    assert zeros == pytest.approx((0, 0, 0, 0), abs=1e-9)
+    assert (found.ratio_mean, found.ratio_max) == pytest.approx((1, 1))
 
 
 def test_only_adapters_are_trained_and_the_reference_is_the_base() -> None:
@@ -181,22 +169,13 @@ def test_only_adapters_are_trained_and_the_reference_is_the_base() -> None:
 
 def test_adapter_gradients_and_files_equal_those_of_peft(tmp_path: Path) -> None:
     make_model().save_pretrained(tmp_path / "base")
+    folder, base = tmp_path / "adapters", str(tmp_path / "base")
     ours = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=3))
     ours.update(play(0), entropy=0.0, update=0)  # B is no longer zero
-    save_adapters(
-        tmp_path / "adapters",
-        ours.trainable.masters,
-        rank=3,
-        alpha=6.0,
-        base=str(tmp_path / "base"),
-    )
-    ours = Learner(
-        load_model(tmp_path / "adapters").double(),
-        LearnOptions(lora_rank=3),
-        start=tmp_path / "adapters",
-    )
+    save_adapters(folder, ours.trainable.masters, rank=3, alpha=6.0, base=base)
+    ours = Learner(load_model(folder).double(), LearnOptions(lora_rank=3), start=folder)
     theirs = PeftModel.from_pretrained(
-        make_model(), str(tmp_path / "adapters"), is_trainable=True, autocast_adapter_dtype=False
+        make_model(), str(folder), is_trainable=True, autocast_adapter_dtype=False
     ).double()
     ids = torch.tensor([[1, 2, 3, 4, 5, 6]])
     losses = [model(ids, labels=ids).loss for model in (ours.module, theirs)]
@@ -224,24 +203,14 @@ def test_stacked_layers_learn_the_same_as_separate_layers(
     masters, scale = learner.trainable.masters, 2.0
     learner.update(play(0), entropy=0.0, update=0)
     learner.module.zero_grad()
-    ids, slopes = (
-        torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]]),
-        dict.fromkeys(masters, torch.zeros(())),
-    )
-    for row in ids:
+    slopes = {name: torch.zeros_like(master) for name, master in masters.items()}
+    for row in torch.tensor([[1, 2, 3, 4], [4, 3, 2, 1]]):
         learner.module(row[None], labels=row[None]).loss.backward()
         for name in linear_layers(learner.module):
-            gradient, down, up = (
-                learner.module.get_parameter(f"{name}.weight").grad,
-                masters[f"{name}.lora_A.weight"],
-                masters[f"{name}.lora_B.weight"],
-            )
-            slopes[f"{name}.lora_A.weight"] = (
-                slopes[f"{name}.lora_A.weight"] + scale * up.T @ gradient
-            )
-            slopes[f"{name}.lora_B.weight"] = (
-                slopes[f"{name}.lora_B.weight"] + scale * gradient @ down.T
-            )
+            gradient = learner.module.get_parameter(f"{name}.weight").grad
+            down, up = (f"{name}.lora_{side}.weight" for side in "AB")
+            slopes[down] += scale * masters[up].detach().T @ gradient
+            slopes[up] += scale * gradient @ masters[down].detach().T
         learner.trainable.add_gradient()
     for name, master in masters.items():
         torch.testing.assert_close(master.grad, slopes[name].detach())
@@ -270,15 +239,13 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_a_forest(recom
 
 def test_training_starts_from_an_adapter_folder_which_is_also_the_reference(tmp_path: Path) -> None:
     make_model(exact=False).save_pretrained(tmp_path / "base")
-    first = Learner(make_model(exact=False), LearnOptions(lr=0.05, lora_rank=2))
+    first = small_learner(lr=0.05, lora_rank=2)
     first.update(play(0), entropy=0.0, update=0)
     folder, rows = tmp_path / "adapters", prepare(play(2))
     save_adapters(folder, first.trainable.masters, rank=2, alpha=4.0, base=str(tmp_path / "base"))
     second = Learner(load_model(folder), LearnOptions(lr=0.05, lora_rank=2, kl=0.1), start=folder)
-    begun = second.logprobs(rows)
-    torch.testing.assert_close(
-        begun, first.logprobs(rows), atol=2e-2, rtol=0
-    )  # the folder is in bfloat16
+    begun, stored = second.logprobs(rows), first.logprobs(rows)
+    torch.testing.assert_close(begun, stored, atol=2e-2, rtol=0)  # the folder is in bfloat16
     second.update(play(0), entropy=0.0, update=0)
     assert (second.logprobs(rows) - begun).abs().max() > 1e-3
     torch.testing.assert_close(second.logprobs(rows, reference=True), begun)
@@ -297,14 +264,13 @@ def test_the_reference_of_full_training_does_not_change() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bad: float) -> None:
-    learner = Learner(make_model(exact=False), LearnOptions(lr=0.01))
+    learner = small_learner(lr=0.01)
     before = weights_of(learner.module)
     metrics = learner.update([make_sample((1, 2), (3,), advantage=bad)], entropy=0.0, update=0)
     assert (metrics.steps, metrics.skipped_steps) == (1, 1)
     assert same(weights_of(learner.module), before)
-    assert learner.update(play(0), entropy=0.0, update=1).skipped_steps == 0, (
-        "nothing of it is left behind"
-    )
+    again = learner.update(play(0), entropy=0.0, update=1)
+    assert again.skipped_steps == 0, "nothing of it is left behind"
     assert all(torch.isfinite(value).all() for value in weights_of(learner.module).values())
 
 
@@ -314,34 +280,27 @@ def test_a_stopped_and_resumed_run_gives_identical_results(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     chosen = LearnOptions(lr=0.01, minibatches=2, kl=0.1, warmup=2, decay=0.5, **options)
+    whole, first, second = (
+        Learner(make_model(exact=False), chosen, seed=3, total_updates=6) for _ in range(3)
+    )
 
-    def begin() -> Learner:
-        return Learner(make_model(exact=False), chosen, seed=3, total_updates=6)
+    def train(learner: Learner, *updates: int) -> list[Any]:
+        return [learner.update(play(one), entropy=0.1, update=one) for one in updates]
 
-    whole = begin()
-    expected = [whole.update(play(update), entropy=0.1, update=update) for update in range(6)]
-    first = begin()
-    for update in range(3):
-        first.update(play(update), entropy=0.1, update=update)
+    expected = train(whole, 0, 1, 2, 3, 4, 5)
+    train(first, 0, 1, 2)
     path = first.save(tmp_path, update=3, state={"seen": 3})
-    second = begin()
     assert second.load(path).state == {"seen": 3}
-    assert [
-        second.update(play(update), entropy=0.1, update=update) for update in range(3, 6)
-    ] == expected[3:]
+    assert train(second, 3, 4, 5) == expected[3:]
     assert same(weights_of(second.module), weights_of(whole.module))
 
 
 def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
-    path = Learner(make_model(exact=False), LearnOptions(lora_rank=2)).save(
-        tmp_path, update=0, state={}
-    )
-    for options in (LearnOptions(), LearnOptions(lora_rank=3)):
-        with pytest.raises(
-            ValueError,
-            match=r"holds adapters whose shapes differ from this run's: .*learn\.lora_rank",
-        ):
-            Learner(make_model(exact=False), options).load(path)
+    path = small_learner(lora_rank=2).save(tmp_path, update=0, state={})
+    message = r"holds adapters whose shapes differ from this run's: .*learn\.lora_rank"
+    for options in ({}, {"lora_rank": 3}):
+        with pytest.raises(ValueError, match=message):
+            small_learner(**options).load(path)
 
 
 def test_float32_masters_keep_steps_below_half_precision(tmp_path: Path) -> None:
@@ -392,25 +351,14 @@ def test_minibatches_of_few_groups_keep_meta_episodes_whole_and_depend_on_the_se
     assert split_by_unit(rows, 5, 5, Ranks()) == lots
     assert split_by_unit(rows, 5, 6, Ranks()) != lots
     assert sum(map(bool, split_by_unit(rows, 50, 5, Ranks()))) == 7
-
-
-def test_minibatches_counted_in_rows_have_nearly_equal_sizes_up_to_the_limit() -> None:
-    rows = prepare(play(0, metas=7))  # 28 rows: four for each meta-episode
-    parts = cut_by_rows(rows, 3, 5, Ranks())
+    parts = cut_by_rows(rows, 3, 5, Ranks())  # 28 rows: four for each meta-episode
     assert sorted(map(len, parts)) == [9, 9, 10]
     assert sorted(row.offset for part in parts for row in part) == [row.offset for row in rows]
     assert cut_by_rows(rows, 3, 6, Ranks()) != parts
 
 
-def test_an_update_takes_as_many_steps_as_the_rows_need() -> None:
-    learner = Learner(make_model(exact=False), LearnOptions(lr=0.01, minibatch_rows=10))
-    metrics = learner.update(play(0, metas=7), entropy=0.1, update=0)
-    assert (metrics.samples, metrics.steps) == (28, 3)
-
-
 def test_every_update_draws_other_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = Learner(make_model(exact=False), LearnOptions(lr=0.01, minibatches=2, epochs=2))
-    seeds: list[int] = []
+    learner, seeds = small_learner(lr=0.01, minibatches=2, epochs=2), list[int]()
     minibatches = learner._minibatches
 
     def noted(rows: Any, seed: int) -> Any:
@@ -421,15 +369,3 @@ def test_every_update_draws_other_minibatches(monkeypatch: pytest.MonkeyPatch) -
     for update in range(2):
         learner.update(play(0, metas=2), entropy=0.0, update=update)
     assert len(set(seeds)) == 4, "two updates of two epochs"
-
-
-def test_more_minibatches_than_meta_episodes_are_allowed() -> None:
-    learner = Learner(make_model(exact=False), LearnOptions(lr=0.01, minibatches=9))
-    metrics = learner.update(play(0, metas=2), entropy=0.1, update=0)
-    assert (metrics.samples, metrics.skipped_steps) == (8, 0)
-    assert all(torch.isfinite(value).all() for value in weights_of(learner.module).values())
-
-
-def test_an_update_without_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one sample"):
-        Learner(make_model(), LearnOptions()).update([], entropy=0.0, update=0)
