@@ -39,33 +39,30 @@ class AlwaysBet(mage.Opponent):
 
 
 def test_the_public_names_are_stable_and_documented() -> None:
+    """`mypy` checks the stub, which editors show; here it must name the same objects."""
+    others, package = NAMES - {"__version__"}, Path(mage.__file__).parent
     assert set(mage.__all__) == NAMES
-    assert all(getattr(mage, name).__doc__ for name in NAMES - {"__version__"})
-    stub = (Path(mage.__file__).parent / "__init__.pyi").read_text()
-    assert all(f'    "{name}",' in stub for name in NAMES)
-    assert all(
-        inspect.isfunction(getattr(mage, name))
-        for name in NAMES - {"__version__"}
-        if name.islower()
-    )
+    assert all(getattr(mage, name).__doc__ for name in others)
+    assert all(inspect.isfunction(getattr(mage, name)) for name in others if name.islower())
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = mage.trian  # type: ignore[attr-defined]
+    stub = (package / "__init__.pyi").read_text()
+    assert all(f'    "{name}",' in stub for name in NAMES)
+    lines = re.findall(r"^from (\S+) import (\w+) as (\w+)$", stub, re.MULTILINE)
+    assert {name for _, _, name in lines} == others
+    for place, inside, name in lines:
+        assert getattr(import_module(place), inside) is getattr(mage, name)
+    assert (package / "py.typed").is_file()
+    assert "editable_mode=compat" in (package.parent / "Makefile").read_text()
 
 
 def test_recipes_are_changed_by_values_classes_and_objects() -> None:
-    recipe = mage.load_recipe(
-        "tic_tac_toe",
-        {
-            "environments": OtherBoard(max_turns=6),
-            "opponents.train": {Pattern(number=2): 0.5, "random": 0.5},
-            "play.groups": 2,
-        },
-    )
-    assert recipe.environment() == OtherBoard(max_turns=6)
-    assert population_of(recipe).pool("train") == {
-        "mage.opponents.scripted.Pattern-2": 0.5,
-        "random": 0.5,
-    }
+    board, shares = OtherBoard(max_turns=6), {Pattern(number=2): 0.5, "random": 0.5}
+    changes = {"environments": board, "opponents.train": shares, "play.groups": 2}
+    recipe = mage.load_recipe("tic_tac_toe", changes)
+    assert recipe.environment() == board
+    expected = {"mage.opponents.scripted.Pattern-2": 0.5, "random": 0.5}
+    assert population_of(recipe).pool("train") == expected
     assert recipe.play.groups == 2
     with pytest.raises(ValueError, match="grops is unknown"):
         mage.load_recipe("tic_tac_toe", {"play.grops": 2})
@@ -226,16 +223,3 @@ def test_training_in_python_shows_the_progress_of_the_command(
     assert all(line in told.err for line in lines)
     mage.train(recipe.changed(run={"updates": 0}), runs=tmp_path, progress=False)
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_types_of_the_stub_are_those_of_the_names() -> None:
-    """What an editor shows. `mypy` checks the stub itself; here it must name the same objects."""
-    package = Path(mage.__file__).parent
-    assert (package / "py.typed").is_file()
-    lines = re.findall(
-        r"^from (\S+) import (\w+) as (\w+)$", (package / "__init__.pyi").read_text(), re.MULTILINE
-    )
-    assert {name for _, _, name in lines} == NAMES - {"__version__"}
-    for place, inside, name in lines:
-        assert getattr(import_module(place), inside) is getattr(mage, name)
-    assert "editable_mode=compat" in (package.parent / "Makefile").read_text()

@@ -286,6 +286,23 @@ report runs/smal-1 | did you mean 'runs/small-1'?
 train --resume runs/smal-1 | did you mean 'runs/small-1'?
 train --resume . --play.groups=3 | leave out --play.groups=3
 list opponent | did you mean 'opponents'
+list optoins | did you mean 'options'?
+show demoo | did you mean 'demo'?
+show demo+lamr | did you mean 'lamer'?
+show demo --lern.lr=1 | [lern] is unknown (did you mean 'learn'?)
+show demo --engines.slotz=1 | did you mean 'slots'?
+show | no recipe is given
+cluster demo --learn.lr=-1 | learn.lr = -1
+cluster demo --ranks 2 --gpus 0.5 | --gpus 0.5: ranks of a cluster cannot share a GPU
+credit gone.jsonl --recipe kuhn_poker | gone.jsonl cannot be read: No such file
+credit empty.jsonl --recipe kuhn_poker | is empty; it needs one JSON object
+credit small.toml --recipe kuhn_pokr | did you mean 'kuhn_poker'?
+credit small.toml --recipe as_published | is a part of a recipe
+ceilings doors --safe 1.5 | Give values in this range
+ceilings doors --arms 1 | 2 to 100 doors
+ceilings doors --discount 2 | discount between 0 and 1
+ceilings doors --population random | has no opponents
+ceilings mastermind --length=4 --colours=6 | Lower length or colours
 play kuhn_poker | no opponent is given
 play kuhn_poker --against pattern-1 | pattern-1 does not play kuhn_poker
 play kuhn_pokr --against random | did you mean 'kuhn_poker'?
@@ -321,8 +338,11 @@ def test_a_mistake_is_one_message(
     (tmp_path / "runs" / "small-1").mkdir(parents=True)
     for path in (tmp_path / "small.toml", tmp_path / "runs" / "small-1" / "recipe.toml"):
         path.write_text(RECIPE)
+    (tmp_path / "empty.jsonl").write_text("\n")
     words, message = row.split(" | ")
-    assert message in refused(words)
+    told = refused(words)
+    assert message in told
+    assert told.count("\n") == 1
 
 
 @pytest.mark.parametrize(

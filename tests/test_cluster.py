@@ -86,18 +86,6 @@ def test_a_missing_package_is_one_message(tmp_path: Path, monkeypatch: pytest.Mo
     assert 'pip install "mage-rl[ray]"' in found.output
 
 
-def test_a_mistake_in_the_recipe_is_reported_before_the_cluster_is_used() -> None:
-    found = CliRunner().invoke(app, ["cluster", "demo", "--learn.lr=-1"])
-    assert found.exit_code == 2
-    assert "learn.lr = -1" in found.output
-
-
-def test_ranks_that_would_share_a_gpu_are_refused() -> None:
-    done = CliRunner().invoke(app, ["cluster", "demo", "--ranks", "2", "--gpus", "0.5"])
-    assert done.exit_code == 2
-    assert "--gpus 0.5: ranks of a cluster cannot share a GPU" in done.output
-
-
 def test_a_letter_that_is_written_in_two_parts_is_shown_whole() -> None:
     host = Host()
     host.process = subprocess.Popen(["true"])

@@ -15,14 +15,8 @@ from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
 
 GOLDEN = Path(__file__).parent / "golden"
-GAMES = [
-    TicTacToe(),
-    KuhnPoker(),
-    *(
-        OpenSpiel(game=game)
-        for game in ("connect_four", "leduc_poker", "nim", "hex(board_size=3)", "liars_dice")
-    ),
-]
+OTHERS = ("connect_four", "leduc_poker", "nim", "hex(board_size=3)", "liars_dice")
+GAMES = [TicTacToe(), KuhnPoker(), *(OpenSpiel(game=game) for game in OTHERS)]
 
 
 @pytest.mark.parametrize("environment", GAMES, ids=lambda one: one.game)
@@ -79,47 +73,27 @@ def test_the_check_finds_violations() -> None:
     assert "below forfeit_score" in faults
 
 
-def test_kuhn_scores_equal_openspiel_on_all_thirty_histories() -> None:
-    game = pyspiel.load_game("kuhn_poker")
-    seen = 0
-    for stratum in range(6):
-        for line in (
-            ("pass", "pass"),
-            ("pass", "bet", "pass"),
-            ("pass", "bet", "bet"),
-            ("bet", "pass"),
-            ("bet", "bet"),
-        ):
-            state, theirs = KuhnPoker().start(stratum), game.new_initial_state()
-            for card in DEALS[stratum]:
-                theirs.apply_action(card)
-            for word in line:
-                state.apply(word)
-                theirs.apply_action(("pass", "bet").index(word))
-            assert state.turn() is None
-            assert state.scores() == tuple(theirs.returns())
-            seen += 1
-    assert seen == 30
+LINES = ("pass pass", "pass bet pass", "pass bet bet", "bet pass", "bet bet")
 
 
-def test_kuhn_shows_the_opponents_card_at_a_showdown_only() -> None:
-    for stratum, line, shown in (
-        (0, ("bet", "pass"), False),
-        (0, ("bet", "bet"), True),
-        (0, ("pass", "bet", "pass"), False),
-        (0, ("pass", "pass"), True),
-    ):
-        state = KuhnPoker().start(stratum)
-        for word in line:
-            state.apply(word)
-        assert ("hidden" not in state.recap(0)) == shown
-
-
-def test_an_observation_never_shows_the_other_card() -> None:
-    for stratum, (first, second) in enumerate(DEALS):
-        state = KuhnPoker().start(stratum)
-        assert state.observe(0).count("JQK"[first]) == 1
-        assert "JQK"[second] not in state.observe(0)
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("stratum", range(6))
+def test_kuhn_scores_equal_openspiel_and_only_a_showdown_shows_the_other_card(
+    stratum: int, line: str
+) -> None:
+    """All thirty histories."""
+    state, theirs = KuhnPoker().start(stratum), pyspiel.load_game("kuhn_poker").new_initial_state()
+    first, second = ("JQK"[card] for card in DEALS[stratum])
+    assert state.observe(0).count(first) == 1
+    assert second not in state.observe(0)
+    for card in DEALS[stratum]:
+        theirs.apply_action(card)
+    for word in line.split():
+        state.apply(word)
+        theirs.apply_action(("pass", "bet").index(word))
+    assert state.turn() is None
+    assert state.scores() == tuple(theirs.returns())
+    assert ("hidden" in state.recap(0)) == (line in ("bet pass", "pass bet pass"))
 
 
 def test_the_board_shows_the_numbers_of_the_empty_cells() -> None:
@@ -130,16 +104,13 @@ def test_the_board_shows_the_numbers_of_the_empty_cells() -> None:
     assert state.anchor(0) == "O...X...."
 
 
-@pytest.mark.parametrize(
-    ("game", "message"),
-    [
+def test_games_that_do_not_fit_are_refused() -> None:
+    for game, message in (
         ("no_such_game", "has no game"),
         ("pig(players=3)", "not a game for two"),
-    ],
-)
-def test_games_that_do_not_fit_are_refused(game: str, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        OpenSpiel(game=game)
+    ):
+        with pytest.raises(ValidationError, match=message):
+            OpenSpiel(game=game)
 
 
 def test_fresh_restarts_deal_anew_and_same_restarts_do_not() -> None:

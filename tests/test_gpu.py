@@ -41,11 +41,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 DEVICE = torch.device("cuda")
-SHAPES = [
-    (9, 3, 64, 576, False),
-    (4, 2, 16, 64, True),
-    (8, 8, 32, 256, False),
-]  # heads, kv heads, head size, width, normed heads
+SHAPES = [(9, 3, 64, 576, False), (4, 2, 16, 64, True), (8, 8, 32, 256, False)]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
@@ -64,17 +60,13 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "kv_heads", "size", "width", "normed"), SHAPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_kernels_compute_what_the_plain_versions_do(
-    kernels: ModuleType,
-    heads: int,
-    kv_heads: int,
-    size: int,
-    width: int,
-    normed: bool,
-    dtype: torch.dtype,
+    kernels: ModuleType, shape: tuple[int, int, int, int, bool], dtype: torch.dtype
 ) -> None:
+    """`shape`: heads, heads of keys and values, head size, width, normed heads."""
     torch.manual_seed(0)
+    heads, kv_heads, size, width, normed = shape
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=DEVICE).to(dtype)
@@ -104,8 +96,7 @@ def test_kernels_compute_what_the_plain_versions_do(
         close(kernels.attend_decode(*given), ops.attend_decode(*given))
     starts, counts = whole(0, 16, 20, 29, 0), whole(16, 4, 9, -11, 0)
     blocks = Blocks(starts, counts, whole(2, 2, 4, 0, 0), whole(50, 66, 0, 0, 0), 16)
-    query = draw(40, heads, size)
-    given = (query, keys, values, blocks, size**-0.5)
+    given = (draw(40, heads, size), keys, values, blocks, size**-0.5)
     close(kernels.attend_blocks(*given), ops.attend_blocks(*given))
 
 

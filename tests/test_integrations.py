@@ -70,13 +70,6 @@ def test_the_commands_of_the_page_name_options_that_exist(place: Path) -> None:
             assert find_item("environments", name).model_validate(dict(words))
 
 
-@pytest.mark.parametrize(
-    "program", [text for kind, text in BLOCKS if kind == "python" and not text.startswith("# my_")]
-)
-def test_the_programs_of_the_page_run(program: str) -> None:
-    exec(program, {})
-
-
 @pytest.mark.e2e
 def test_an_own_class_is_checked_and_trained(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = {"png": b"", "svg": b""}

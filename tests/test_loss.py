@@ -36,21 +36,12 @@ def loss_of(
     choices: tuple[float, ...] = (),
     **changes: Any,
 ) -> tuple[float, Sums]:
-    """The loss; keyword arguments that are fields of LearnOptions go there."""
-    options = LearnOptions(
-        **{
-            name: changes.pop(name)
-            for name in list(changes)
-            if name in LearnOptions.model_fields and name != "entropy"
-        }
-    )
+    """The loss; the keyword argument `kl` goes to LearnOptions."""
+    options = LearnOptions(kl=changes.pop("kl", 0.0))
     given = {"entropy": 0.0, "normaliser": len(replies)} | changes
-    real = torch.tensor(logprobs, dtype=torch.float64)
-    all_entropies, parted = (
-        torch.tensor(values, dtype=torch.float64)
-        for values in (entropies or [0.0] * len(replies), choices)
-    )
-    loss, sums = policy_loss(Scores(real, all_entropies, parted), replies, options, **given)
+    numbers = (logprobs, entropies or [0.0] * len(replies), choices)
+    scores = Scores(*(torch.tensor(values, dtype=torch.float64) for values in numbers))
+    loss, sums = policy_loss(scores, replies, options, **given)
     return float(loss), add_up([sums])
 
 
@@ -106,14 +97,12 @@ def test_the_policy_loss_is_a_mean_over_all_reply_tokens() -> None:
 
 def test_the_kl_is_e_to_the_d_minus_d_minus_one() -> None:
     """Reference twice as likely: d = ln 2, so 2 - ln 2 - 1; half as likely: 0.5 + ln 2 - 1."""
-    found = low_variance_kl(
-        torch.tensor([-1.0, -1.0, -1.0]), torch.tensor([-1.0 + LN2, -1.0 - LN2, -1.0])
-    )
+    reference = torch.tensor([-1.0 + LN2, -1.0 - LN2, -1.0])
+    found = low_variance_kl(torch.tensor([-1.0, -1.0, -1.0]), reference)
     assert found.tolist() == pytest.approx([1 - LN2, LN2 - 0.5, 0.0])
     replies = replies_of(make_sample((1,), (2,), advantage=0.0))
-    loss, sums = loss_of(
-        [-1.5], replies, kl=0.1, reference=torch.tensor([-1.5 + LN2], dtype=torch.float64)
-    )
+    reference = torch.tensor([-1.5 + LN2], dtype=torch.float64)
+    loss, sums = loss_of([-1.5], replies, kl=0.1, reference=reference)
     assert loss == pytest.approx(0.1 * (1 - LN2))
     assert sums.kl == pytest.approx(1 - LN2)
 
@@ -144,11 +133,7 @@ def test_the_entropy_among_legal_moves_worked_by_hand() -> None:
     assert hidden.grad is not None
     assert torch.isfinite(hidden.grad).all()
     assert hidden.grad[0].item() != 0
-
-
-def test_a_micro_batch_without_choices_has_no_entropy() -> None:
-    head = torch.nn.Linear(1, 3, dtype=torch.float64)
-    replies = replies_of(make_sample((1,), (2,), kind="reflect"))
+    replies = replies_of(make_sample((1,), (2,), kind="reflect"))  # without a choice
     hidden = torch.ones(len(replies.choice_parents), 1, dtype=torch.float64, requires_grad=True)
     assert choice_entropies(hidden, head, replies.choice_tokens, temperature=1.0).sum().item() == 0
 
@@ -156,49 +141,23 @@ def test_a_micro_batch_without_choices_has_no_entropy() -> None:
 def test_an_extreme_ratio_gives_a_finite_gradient() -> None:
     replies = replies_of(make_sample((1,), (2, 3), advantage=-1.0, old_logprobs=(-900.0, -0.0)))
     logprobs = torch.tensor([-0.1, -900.0], dtype=torch.float64, requires_grad=True)
-    loss, _ = policy_loss(
-        Scores(logprobs, torch.zeros(2), torch.zeros(0)),
-        replies,
-        LearnOptions(kl=1.0),
-        entropy=0.0,
-        normaliser=2,
-        reference=torch.zeros(2),
-    )
-    loss.backward()
+    scores, options = Scores(logprobs, torch.zeros(2), torch.zeros(0)), LearnOptions(kl=1.0)
+    given = {"entropy": 0.0, "normaliser": 2, "reference": torch.zeros(2)}
+    policy_loss(scores, replies, options, **given)[0].backward()
     assert logprobs.grad is not None
     assert torch.isfinite(logprobs.grad).all()
 
 
 def test_logprobs_and_entropy_at_a_temperature_worked_by_hand() -> None:
     """Logits 0 and ln 9 at temperature 2 are 0 and ln 3: probabilities 1/4 and 3/4."""
-    head = torch.nn.Linear(1, 2, bias=False, dtype=torch.float64)
+    head, hidden = torch.nn.Linear(1, 2, bias=False, dtype=torch.float64), torch.ones(2, 1).double()
     head.weight.data = torch.tensor([[0.0], [math.log(9)]], dtype=torch.float64)
-    logprobs, entropies = token_logprobs(
-        torch.ones(2, 1, dtype=torch.float64), head, torch.tensor([0, 1]), temperature=2.0
-    )
+    logprobs, entropies = token_logprobs(hidden, head, torch.tensor([0, 1]), temperature=2.0)
     assert logprobs.tolist() == pytest.approx([math.log(0.25), math.log(0.75)])
     assert entropies.tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3)] * 2)
 
 
-def test_scoring_in_pieces_changes_neither_values_nor_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    torch.manual_seed(0)
-    head = torch.nn.Linear(4, 9, bias=False, dtype=torch.float64)
-    hidden = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(0, 9, (7,))
-    found = []
-    for at_once in (10_000, 18):
-        monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", at_once)
-        logprobs, entropies = token_logprobs(hidden, head, targets, temperature=0.7)
-        found.append(
-            (logprobs, entropies, *torch.autograd.grad(logprobs.sum(), (hidden, head.weight)))
-        )
-    for whole, pieces in zip(*found, strict=True):
-        torch.testing.assert_close(whole, pieces, atol=1e-12, rtol=0)
-
-
-def test_sums_of_micro_batches_add_up_and_no_micro_batch_gives_zero() -> None:
+def test_sums_of_micro_batches_add_up_and_keep_the_largest_ratio() -> None:
     replies, values = replies_of(make_sample((1, 2), (3,))), torch.tensor([-1.0]).double()
     scores = [Scores(values - shift, values, values) for shift in (0.0, 0.5)]
     readings = [
@@ -206,32 +165,27 @@ def test_sums_of_micro_batches_add_up_and_no_micro_batch_gives_zero() -> None:
     ]
     assert add_up(readings) == add_up(readings[:1]) + add_up(readings[1:])
     assert add_up([]) == Sums()
-
-
-def test_sums_add_and_keep_the_largest_ratio() -> None:
     added = Sums(tokens=2, policy=1.0, ratio_max=3.0) + Sums(tokens=3, policy=-0.5, ratio_max=2.0)
     assert added == Sums(tokens=5, policy=0.5, ratio_max=3.0)
 
 
+@pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("at_once", [10_000, 18])
-def test_the_gradient_of_the_token_entropy_is_exact(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
+def test_values_and_gradients_of_tokens_are_exact_also_in_pieces(
+    at_once: int, learns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`at_once = 18` computes logits in pieces, with the gradient that is used on a GPU."""
     torch.manual_seed(0)
     head = torch.nn.Linear(4, 9, dtype=torch.float64)
     hidden = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(0, 9, (7,))
+    targets, inputs = torch.randint(0, 9, (7,)), (hidden, head.weight, head.bias)
     monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", at_once)
-    logprobs, entropies = token_logprobs(
-        hidden, head, targets, temperature=0.7, entropy_learns=True
-    )
-    inputs = (hidden, head.weight, head.bias)
-    found = torch.autograd.grad(logprobs.sum() + 3 * entropies.sum(), inputs)
+    found = token_logprobs(hidden, head, targets, temperature=0.7, entropy_learns=learns)
     plain = torch.log_softmax(head(hidden) / 0.7, -1)
-    entropy = -(plain.exp() * plain).sum()
-    wanted = torch.autograd.grad(plain.gather(1, targets[:, None]).sum() + 3 * entropy, inputs)
-    for own, other in zip(found, wanted, strict=True):
+    wanted = (plain.gather(1, targets[:, None])[:, 0], -(plain.exp() * plain).sum(-1))
+    weight = 3 if learns else 0
+    slopes = [torch.autograd.grad(a.sum() + weight * b.sum(), inputs) for a, b in (found, wanted)]
+    for own, other in zip((*found, *slopes[0]), (*wanted, *slopes[1]), strict=True):
         torch.testing.assert_close(own, other, atol=1e-12, rtol=0)
 
 
