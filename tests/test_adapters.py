@@ -1,7 +1,9 @@
 """Shipped adapters, `mage model export`, and the model that plays by default."""
 
+import gc
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from mage.api.agents import find_player, load_run
 from mage.cli.arguments import make_environment
 from mage.cli.main import app
 from mage.config.loading import load_recipe
+from mage.engines.local import LocalEngine
+from mage.learn.learner import Learner
 from mage.models.base import base_of, find_model, shipped_adapters
 from mage.models.loading import load_model
 from mage.run_folder import RunFolder
@@ -124,7 +128,17 @@ def test_an_export_has_the_weights_of_the_checkpoint_and_can_play(
     assert {path.stat().st_mode for path in written} == {(target / "recipe.toml").stat().st_mode}, (
         "weights have the permissions of the recipe"
     )
-    trained = load_run(folder, folder.recipe, "latest").components.weights().state_dict()
+    learners: list[int] = []  # that are there when the engine allocates its pool
+
+    def refresh(engine: LocalEngine, update: int, plain: Any = LocalEngine.refresh) -> None:
+        learners.append(sum(type(one) is Learner for one in gc.get_objects()))
+        plain(engine, update)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "refresh", refresh)
+        loaded = load_run(folder, folder.recipe, "latest")
+    assert learners == [0], "their copies of the weights are not needed for play"
+    trained = loaded.components.weights().state_dict()
     for name, value in load_model(target, "float32", "cpu").state_dict().items():
         torch.testing.assert_close(
             value, trained[name], atol=2e-3 if rank else 0.0, rtol=0, msg=name

@@ -26,7 +26,7 @@ from mage.play.policy import PolicyPlayer
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components
 from mage.training.fit import fit_to_gpu
-from mage.training.weights import Say, load_weights, save_weights
+from mage.training.weights import Say, load_player, load_weights, save_weights
 from mage.types import Split
 
 OnRecipe = Callable[[Recipe], None]  # told about the recipe of an agent before it is loaded
@@ -183,8 +183,8 @@ def load_run(
     """The components of a run with the weights of one of its checkpoints."""
     for line in check_files(folder):
         say(line)
-    loaded = load_weights(folder, recipe, which, say, plays_only=plays_only)
-    return Candidate(str(folder.path), loaded.update, loaded.components)
+    update, components = load_player(folder, recipe, which, say, plays_only=plays_only)
+    return Candidate(str(folder.path), update, components)
 
 
 def export_run(folder: RunFolder, which: str, target: Path, say: Say = warn) -> int:

@@ -5,7 +5,7 @@ the KL reference, and the models of opponents (copies of a league, other models)
 holds gradients and activations. Play also holds the key/value pools of the agent and of these
 models; they are freed for learning unless there is room for both. Without training (`mage
 evaluate`, `mage play`, exports) there is neither optimizer state nor a reference nor a learning
-phase.
+phase, and a checkpoint has masters only while it is loaded.
 """
 
 from dataclasses import dataclass
@@ -102,6 +102,7 @@ class FixedBytes:
     league_copies: int  # frozen copies of a league that play at once, each in an engine of its own
     bytes_per_league_copy: float
     rivals: float  # models as opponents: weights, and engines besides their pools
+    loaded_masters: float  # held while a checkpoint is loaded for play, before there is a pool
     # Held in learning only.
     gradient_sums: float  # over all micro-batches of a step
     micro_batch_gradients: float  # of one micro-batch; the backward pass makes them layer by layer
@@ -177,13 +178,14 @@ def fixed_bytes(request: PlanRequest) -> FixedBytes:
         lora_rank=learn.lora_rank,
         usable=request.memory * _USABLE - _CUDA_CONTEXT,
         weights=weights,
-        masters=_masters(request),
+        masters=_masters(request) if request.use != "checkpoint" else 0,
         optimizer=_moments(request),
         reference=weights if learn.kl and request.learns and not learn.lora_rank else 0,
         engine_share=engine_share,
         league_copies=_league_copies(recipe) if request.learns else 0,
         bytes_per_league_copy=weights + _whole_masters(request) + engine_share,
         rivals=_rival_bytes(recipe, value_bytes, engine_share),
+        loaded_masters=_masters(request) if request.use == "checkpoint" else 0,
         gradient_sums=_SUM_BYTES * _trained(request) / _gradient_sharers(request),
         micro_batch_gradients=_micro_batch_gradients(request),
         learns=request.learns,

@@ -55,7 +55,8 @@ class MemoryPlan:
 
     @property
     def peak(self) -> float:
-        return max(self.playing_bytes, self.learning_bytes)
+        loading = self.fixed.both_phases + self.fixed.loaded_masters
+        return max(self.playing_bytes, self.learning_bytes, loading)
 
     @property
     def keeps_pool(self) -> bool:

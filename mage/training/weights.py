@@ -10,6 +10,7 @@ from mage.learn.adapters import save_trained
 from mage.learn.learner import Learner
 from mage.learn.trainable import Trainable
 from mage.models.base import adapter_folder, base_folder, base_name, model_folder
+from mage.models.loading import free_memory
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components
 from mage.training.fit import fit_to_gpu
@@ -27,13 +28,32 @@ class Loaded:
     trainable: Trainable
 
 
+def load_player(
+    folder: RunFolder, recipe: Recipe, which: str, say: Say, *, plays_only: bool = True
+) -> tuple[int, Components]:
+    """The update of a checkpoint, and the components of its run with its weights.
+
+    The copies of the weights that a learner has are freed before the key/value pool is allocated.
+    """
+    loaded = load_weights(folder, recipe, which, say, plays_only=plays_only)
+    update, components = loaded.update, loaded.components
+    del loaded
+    free_memory()
+    components.engine.refresh(update)
+    return update, components
+
+
 def load_weights(
     folder: RunFolder, recipe: Recipe, which: str, say: Say, *, plays_only: bool = False
 ) -> Loaded:
-    """Load the checkpoint `best`, `latest` or a number. `recipe` may change how the agent plays."""
+    """Load the checkpoint `best`, `latest` or a number. `recipe` may change how the agent plays.
+
+    The engine has no key/value pool until `refresh`.
+    """
     path = _find_checkpoint(folder, which)
     recipe = fit_to_gpu(RunFolder(folder.path, recipe).begun_recipe(), use="checkpoint")
     components = build_components(recipe, plays_only=plays_only)
+    components.release()
     learn, start = recipe.learn.model_copy(update={"kl": 0.0}), adapter_folder(recipe)
     learner = Learner(components.weights(), learn, seed=recipe.run.seed, start=start)
     loaded = learner.load(path, weights_only=True)
@@ -44,7 +64,6 @@ def load_weights(
         for line in chosen.broken:
             say(line)
         loaded = learner.load(chosen.path or path, weights_only=True)
-    components.engine.refresh(loaded.update)
     return Loaded(loaded.update, components, learner.trainable)
 
 
