@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -35,22 +36,24 @@ from tests.marks import end_to_end
 
 TINY = [
     *("--run.updates=1", "--run.evaluate_every=0", "--run.save_every=1"),
-    *("--run.move_probabilities=false", "--play.groups=2", "--evaluate.size=2"),
-    *("--evaluate.final_size=12", "--engines.slots=64", "--memory.embedding=lexical"),
+    *("--run.move_probabilities=false", "--play.groups=1", "--evaluate.size=2"),
+    *("--evaluate.final_size=6", "--engines.slots=64"),
 ]
+KINDS = ("single", "cumulative", "differential", "final")
 
 
 # The paper has no such experiments.
 PAPER_TABLES = [name for name in TABLES if name not in ("returns", "exploration")]
 
 
-def tiny_plan(
-    *only: str, name: Name = "table1", seeds: tuple[int, ...] = (0,), world: str = "kuhn_poker"
-) -> Plan:
-    remembers = {"amem", "memento"} >= set(only)
-    return make_plan(
-        name, worlds=[world], seeds=seeds, only=only, overrides=TINY if remembers else TINY[:-1]
-    )
+def tiny_plan(*only: str, seeds: Sequence[int] = (0,), more: Sequence[str] = ()) -> Plan:
+    overrides = [*TINY, *more]
+    return make_plan("table1", worlds=["kuhn_poker"], seeds=seeds, only=only, overrides=overrides)
+
+
+def train_all(plan: Plan, runs: Path) -> None:
+    for job in plan.jobs:
+        train(RunFolder.create(runs / job.name, job.recipe).path, Callback(), never)
 
 
 def ignore(standing: RunnerProgress) -> None:
@@ -92,13 +95,8 @@ def test_the_table_of_returns_gives_every_method_its_own_returns() -> None:
     """Values of the papers: discounts .95 and .6, rewards at the end of an episode."""
     jobs = {job.arm.label: job for job in make_plan("returns").jobs}
     options = {label: job.recipe.returns for label, job in jobs.items()}
-    kinds = {label: one.kind for label, one in options.items()}
-    assert kinds == {
-        "gigpo": "single",
-        "lamer": "cumulative",
-        "mage": "differential",
-        "final": "final",
-    }
+    kinds = dict(zip(("gigpo", "lamer", "mage", "final"), KINDS, strict=True))
+    assert {label: one.kind for label, one in options.items()} == kinds
     assert not any(one.per_turn for one in options.values())
     for label in ("lamer", "mage"):
         assert (options[label].step_discount, options[label].episode_discount) == (0.95, 0.6)
@@ -141,14 +139,9 @@ def test_wrong_seeds_and_names_are_refused() -> None:
 
 
 def test_arms_without_training_run_once_under_the_first_seed() -> None:
-    assert [job.name for job in tiny_plan("react", "mage", seeds=(0, 1)).jobs] == [
-        "kuhn_poker-react",
-        "kuhn_poker-mage-seed0",
-        "kuhn_poker-mage-seed1",
-    ]
-    assert [job.name for job in tiny_plan("react", "mage", seeds=(3,)).jobs] == [
-        "kuhn_poker-mage-seed3"
-    ]
+    for seeds, names in (((0, 1), ["react", "mage-seed0", "mage-seed1"]), ((3,), ["mage-seed3"])):
+        plan = tiny_plan("react", "mage", seeds=seeds)
+        assert [job.name for job in plan.jobs] == [f"kuhn_poker-{name}" for name in names]
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
@@ -165,7 +158,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
 
 def go(out: Path, *more: str) -> BaseProcess:
     words = ["reproduce", "table1", "--environment", "kuhn_poker", "--seeds", "1", "--jobs", "1"]
-    words += ["--out", str(out), "--only", "lamer", *TINY[:-1], *more]
+    words += ["--out", str(out), "--only", "lamer", *TINY, *more]
     return start_mage(words, out.parent, out.parent / "log", prepare=fork_workers)
 
 
@@ -185,14 +178,12 @@ def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(tmp_path: 
     wait(killed)
     assert not (metrics.parent / "summary.json").exists(), "the kill must come before the end"
     assert wait(go(tmp_path / "a", *more)) == 0
-    plan = make_plan("table1", worlds=["kuhn_poker"], only=["lamer"], overrides=[*TINY[:-1], *more])
+    plan = tiny_plan("lamer", more=more)
     whole = RunFolder.create(tmp_path / "whole", plan.jobs[0].recipe)
     train(whole.path, Callback(), never)
     assert whole.metrics() == RunFolder.open(metrics.parent).metrics()
     assert (tmp_path / "a" / "table1.html").is_file()
-    shutil.copytree(
-        tmp_path / "a" / "runs", tmp_path / "b" / "runs"
-    )  # like runs from another machine
+    shutil.copytree(tmp_path / "a" / "runs", tmp_path / "b" / "runs")  # as from another machine
     copied = Runner(plan, tmp_path / "b" / "runs", LocalExecutor(1))
     reports: list[RunnerProgress] = []
     assert copied.run(reports.append, never)
@@ -215,18 +206,8 @@ def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
     (job,) = tiny_plan("react").jobs
     RunFolder.create(tmp_path / job.name, job.recipe)
     assert list(open_runs(tiny_plan("react"), tmp_path)) == [job.name]
-    with pytest.raises(
-        RunError, match=r"was made with other options: evaluate\.size is 2, planned 7"
-    ):
-        open_runs(
-            make_plan(
-                "table1",
-                worlds=["kuhn_poker"],
-                only=["react"],
-                overrides=[*TINY[:-1], "--evaluate.size=7"],
-            ),
-            tmp_path,
-        )
+    with pytest.raises(RunError, match=r"with other options: evaluate\.size is 2, planned 7"):
+        open_runs(tiny_plan("react", more=["--evaluate.size=7"]), tmp_path)
 
 
 @pytest.mark.e2e
@@ -253,15 +234,8 @@ def test_a_failed_run_is_reported_and_the_others_finish(
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     """Two methods and two seeds, really run."""
     out = tmp_path_factory.mktemp("out")
-    plan = make_plan(
-        "table1",
-        worlds=["kuhn_poker"],
-        seeds=[0, 1],
-        only=["reflexion", "gigpo", "mage"],
-        overrides=TINY[:-1],
-    )
-    for job in plan.jobs:
-        train(RunFolder.create(out / "runs" / job.name, job.recipe).path, Callback(), never)
+    plan = tiny_plan("reflexion", "gigpo", "mage", seeds=(0, 1))
+    train_all(plan, out / "runs")
     return plan, out
 
 
@@ -282,11 +256,11 @@ def test_the_page_holds_tables_and_pictures_in_one_file(reproduced: tuple[Plan, 
     found = json.loads(figures.read_text())
     (world,) = found["results"]
     assert [(arm["label"], arm["tasks"], arm["seeds"]) for arm in world["arms"]] == [
-        ("reflexion", 12, [0]),
-        ("gigpo", 12, [0, 1]),
-        ("mage", 12, [0, 1]),
+        ("reflexion", 6, [0]),
+        ("gigpo", 6, [0, 1]),
+        ("mage", 6, [0, 1]),
     ]
-    assert "| gigpo | 2 | 12 |" in lines
+    assert "| gigpo | 2 | 6 |" in lines
     assert found["title"] == plan.table.title
     assert re.match(
         r"\d of 3 pairs of arms differ significantly in Pass@3", found["sentences"][0][0]
@@ -316,7 +290,7 @@ def test_figures_equal_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:
             for folder in held
         ]
         assert arm.episodes[2].score.value == pytest.approx(np.mean(scores))
-        assert arm.budget.training_episodes == (48 if arm.trains else 0)
+        assert arm.budget.training_episodes == (24 if arm.trains else 0)
     assert [(pair.first, pair.second, pair.seeds) for pair in world.pairs] == [
         ("reflexion", "gigpo", 2),
         ("reflexion", "mage", 2),
@@ -338,33 +312,19 @@ def test_one_seed_of_a_trained_arm_is_never_significant() -> None:
 
 @pytest.mark.e2e
 def test_unequal_budgets_are_reported(tmp_path: Path) -> None:
-    plan = make_plan(
-        "table1",
-        worlds=["kuhn_poker"],
-        only=["gigpo", "mage"],
-        overrides=[*TINY[:-1], "--play.members=4", "--evaluate.final_size=2"],
-    )
-    for job in plan.jobs:
-        train(RunFolder.create(tmp_path / "runs" / job.name, job.recipe).path, Callback(), never)
+    plan = tiny_plan("gigpo", "mage", more=["--play.members=4", "--evaluate.final_size=2"])
+    train_all(plan, tmp_path / "runs")
     (world,) = read_results(plan, tmp_path / "runs")
-    assert world.budget_faults[0] == "training episodes differ: gigpo 8, mage 24"
+    assert world.budget_faults[0] == "training episodes differ: gigpo 4, mage 12"
 
 
 def test_missing_runs_are_named_and_the_page_is_still_written(
     reproduced: tuple[Plan, Path],
 ) -> None:
     _, out = reproduced
-    plan = make_plan(
-        "table1",
-        worlds=["kuhn_poker"],
-        seeds=[0, 1, 2],
-        only=["reflexion", "gigpo", "mage"],
-        overrides=TINY[:-1],
-    )
-    assert (
-        "2 runs are missing: kuhn_poker-gigpo-seed2, kuhn_poker-mage-seed2"
-        in write_page(plan, out)[1].read_text()
-    )
+    plan = tiny_plan("reflexion", "gigpo", "mage", seeds=(0, 1, 2))
+    told = "2 runs are missing: kuhn_poker-gigpo-seed2, kuhn_poker-mage-seed2"
+    assert told in write_page(plan, out)[1].read_text()
 
 
 def test_choices_are_shares_among_all_moves_in_a_state() -> None:
@@ -382,10 +342,8 @@ def test_choices_are_shares_among_all_moves_in_a_state() -> None:
 @pytest.mark.e2e
 def test_methods_trained_on_single_games_get_the_same_prompt_in_evaluation(tmp_path: Path) -> None:
     """A policy trained on `game 1 of 1` is not evaluated on `game 3 of 3`, an unseen prompt."""
-    recipe = load_recipe(
-        "kuhn_poker+gigpo",
-        [*TINY[:-1], "--run.workers=1", "--evaluate.episodes=3", "--run.episodes_every=1"],
-    )
+    more = ("--run.workers=1", "--evaluate.episodes=3", "--run.episodes_every=1")
+    recipe = load_recipe("kuhn_poker+gigpo", [*TINY, *more])
     folder = RunFolder.create(tmp_path / "run", recipe)
     train(folder.path, Callback(), never)
     chat = Chat.load(model_folder(recipe))
