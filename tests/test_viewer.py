@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -318,12 +319,26 @@ def test_a_static_folder_holds_every_view(runs: Path, tmp_path: Path) -> None:
     write_folder(tmp_path / "page", [])  # an earlier copy is replaced
 
 
-def test_a_static_folder_overwrites_no_files_of_others(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "index.html").write_text("my page")
-    done = CliRunner().invoke(app, ["view", str(runs), "--export", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("view", "runs", "--export", "own"), "holds files that are not a copy of this page"),
+        (("view", "own", "--export", "page"), "there is no run in"),
+        (("export", "runs/one", "--out", "own/index.html"), "exists already"),
+    ],
+)
+def test_files_of_others_are_never_overwritten(
+    runs: Path, tmp_path: Path, words: Sequence[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    Path("own/index.html").write_text("my page")
+    Path("runs").symlink_to(runs)
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
-    assert "holds files that are not a copy of this page" in done.output
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["my page"]
+    assert message in done.output.replace("\n", " ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "runs"]
+    assert [path.read_text() for path in Path("own").iterdir()] == ["my page"]
 
 
 def test_no_text_can_end_the_script_of_a_static_copy(runs: Path, tmp_path: Path) -> None:
@@ -367,35 +382,26 @@ def library_sets(folder: RunFolder) -> list[str]:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("form", ["parquet", "hf"])
-def test_parquet_and_the_folder_hold_the_rows_of_the_json_lines(
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "hf"])
+def test_other_libraries_read_the_rows_of_every_format(
     runs: Path, tmp_path: Path, form: str
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    rows = list(dataset_rows(RunFolder.open(runs / "one")))
-    target = tmp_path / ("turns.parquet" if form == "parquet" else "turns")
-    command = ["export", str(runs / "one"), "--format", form, "--out", str(target)]
-    assert CliRunner().invoke(app, command).exit_code == 0
-    files = [target] if form == "parquet" else sorted(target.glob("data/*.parquet"))
-    found = [row for file in files for row in parquet.read_table(file).to_pylist()]
-    assert sorted(json.dumps(row) for row in found) == sorted(json.dumps(row) for row in rows)
-    if form == "hf":
-        assert "path: data/train.parquet" in (target / "README.md").read_text()
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "hf"])
-def test_the_datasets_library_reads_every_format(runs: Path, tmp_path: Path, form: str) -> None:
     datasets = pytest.importorskip("datasets")
+    rows = list(dataset_rows(RunFolder.open(runs / "one")))
     target = tmp_path / f"turns.{form}"
     command = ["export", str(runs / "one"), "--format", form, "--out", str(target)]
     assert CliRunner().invoke(app, command).exit_code == 0
-    files = {} if form == "hf" else {"data_files": str(target)}
+    if form != "jsonl":
+        files = [target] if form == "parquet" else sorted(target.glob("data/*.parquet"))
+        found = [row for file in files for row in parquet.read_table(file).to_pylist()]
+        assert sorted(json.dumps(row) for row in found) == sorted(json.dumps(row) for row in rows)
+    if form == "hf":
+        assert "path: data/train.parquet" in (target / "README.md").read_text()
+    where = {} if form == "hf" else {"data_files": str(target)}
     kind = {"hf": str(target), "jsonl": "json", "parquet": "parquet"}[form]
-    found = datasets.load_dataset(kind, cache_dir=str(tmp_path / "cache"), **files)
-    rows = list(dataset_rows(RunFolder.open(runs / "one")))
-    assert sum(map(len, found.values())) == len(rows)
-    replies = sorted(row["reply"] for split in found.values() for row in split)
+    loaded = datasets.load_dataset(kind, cache_dir=str(tmp_path / "cache"), **where)
+    replies = sorted(row["reply"] for split in loaded.values() for row in split)
     assert replies == sorted(row["reply"] for row in rows)
 
 
@@ -437,18 +443,3 @@ def test_pipes_and_broken_links_beside_runs_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "broken.json").symlink_to("gone")
     found = Library([tmp_path]).get("runs")
     assert ([row["id"] for row in found["runs"]], found["tables"]) == (["one"], [])
-
-
-def test_an_export_never_replaces_a_file(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "there").write_text("mine")
-    command = ["export", str(runs / "one"), "--out", str(tmp_path / "there")]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2
-    assert (tmp_path / "there").read_text() == "mine"
-
-
-def test_an_export_of_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["view", str(tmp_path), "--export", str(tmp_path / "page")])
-    assert done.exit_code == 2
-    assert "there is no run in" in done.stderr
-    assert not (tmp_path / "page").exists()
