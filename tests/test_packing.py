@@ -40,23 +40,17 @@ def loss_and_gradients(
     rows = prepare(samples)
     reference = learner.logprobs(rows, reference=True)
     sums, _ = learner.accumulate(rows, entropy=0.2, reference=reference)
-    gradient = torch.cat(
-        [value.grad.flatten() for value in model.parameters() if value.grad is not None]
-    )
+    used = [value.grad for value in model.parameters() if value.grad is not None]
+    gradient = torch.cat([value.flatten() for value in used])
     model.zero_grad()
-    return (
-        sums.policy + sums.kl + sums.action_entropy,
-        torch.cat((learner.logprobs(rows), reference)),
-        gradient,
-    )
+    loss = sums.policy + sums.kl + sums.action_entropy
+    return loss, torch.cat((learner.logprobs(rows), reference)), gradient
 
 
-def assert_same(
-    one: tuple[float, torch.Tensor, torch.Tensor], other: tuple[float, torch.Tensor, torch.Tensor]
-) -> None:
+def assert_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
     assert one[0] == pytest.approx(other[0], abs=TOLERANCE)
-    torch.testing.assert_close(one[1], other[1], atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(one[2], other[2], atol=TOLERANCE, rtol=0)
+    for k in (1, 2):
+        torch.testing.assert_close(one[k], other[k], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.e2e
@@ -201,10 +195,8 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
     assert packed.replies.parents.tolist() == [2, 4, 6]
     assert packed.replies.targets.tolist() == [5, 6, 4]
     assert packed.replies.on_reflection.tolist() == [False, False, True]
-    assert (packed.replies.choice_parents.tolist(), packed.replies.choice_tokens.tolist()) == (
-        [4],
-        [[6, 7, 8]],
-    )
+    assert packed.replies.choice_parents.tolist() == [4]
+    assert packed.replies.choice_tokens.tolist() == [[6, 7, 8]]
     mask = forest_mask(packed.ends, packed.shape, repeats=2, dtype=torch.float32)[0, 0] == 0
     assert mask[::2].tolist() == mask[1::2].tolist(), "heads that share keys see the same"
     assert ["".join("x" if open_ else "." for open_ in line) for line in mask[::2].tolist()] == [
@@ -245,13 +237,8 @@ def test_an_episode_with_a_thousand_turns_is_packed() -> None:
 
 
 def test_duplicates_and_a_single_sample_are_only_root() -> None:
-    packed = pack_forest(
-        [
-            build_tree(
-                prepare([make_sample((1, 2), (3,)), make_sample((1, 2), (3,), advantage=-1.0)])
-            )
-        ]
-    )
+    twice = [make_sample((1, 2), (3,), advantage=advantage) for advantage in (1.0, -1.0)]
+    packed = pack_forest([build_tree(prepare(twice))])
     assert packed.shape == Shape(root=3, trees=0, width=0)
     assert packed.replies.parents.tolist() == [1, 1]
     assert packed.replies.advantages.tolist() == [1.0, -1.0]
@@ -264,10 +251,8 @@ def test_cutting_keeps_every_row_once_and_obeys_the_limit(batch: list[Sample], l
     assert sorted(row.offset for part in parts for row in part.rows) == [row.offset for row in rows]
     assert all(part.size <= limit or len(part.rows) == 1 for part in parts)
     for part in parts:
-        assert (part.size, part.shared) == (
-            build_tree(part.rows).size,
-            build_tree(part.rows).shared,
-        )
+        again = build_tree(part.rows)
+        assert (part.size, part.shared) == (again.size, again.shared)
 
 
 def test_a_tree_is_cut_where_attention_saves_more_than_the_trunk_costs() -> None:
@@ -276,38 +261,22 @@ def test_a_tree_is_cut_where_attention_saves_more_than_the_trunk_costs() -> None
     Apart they cost 2 x 110 (e + 110), together 210 (e + 210); both are equal at e = 1990.
     """
     rows = prepare([make_sample((7,) * 10 + (branch,) * 99, (branch,)) for branch in (1, 2)])
-    assert (
-        len(split_tree(build_tree(rows), SplitCost(root=0, pairs_per_token=1980, limit=None))) == 2
-    )
-    assert (
-        len(split_tree(build_tree(rows), SplitCost(root=0, pairs_per_token=2000, limit=None))) == 1
-    )
+    for pairs, parts in ((1980, 2), (2000, 1)):
+        cost = SplitCost(root=0, pairs_per_token=pairs, limit=None)
+        assert len(split_tree(build_tree(rows), cost)) == parts
 
 
 def test_plans_keep_micro_batches_within_their_tokens() -> None:
+    members = [(group, member) for group in range(5) for member in range(6)]
     rows = prepare(
-        [
-            make_sample((0,) * 20 + (group, member), (1,) * (1 + member))
-            for group in range(5)
-            for member in range(6)
-        ]
+        make_sample((0,) * 20 + one, (1,) * (1 + one[1]), where=TurnRef(n % 5, n, 0, 0, ""))
+        for n, one in enumerate(members)
     )
-    rows = prepare(
-        [
-            make_sample(
-                one.sample.prompt_ids, one.sample.reply_ids, where=TurnRef(n % 5, n, 0, 0, "")
-            )
-            for n, one in enumerate(rows)
-        ]
-    )
-    forests = [
-        pack_forest(trees) for trees in plan_forests(rows, micro_tokens=60, pairs_per_token=660)
-    ]
+    forests = [*map(pack_forest, plan_forests(rows, micro_tokens=60, pairs_per_token=660))]
     assert len(forests) > 1
     assert all(packed.input_ids.numel() <= 60 for packed in forests)
-    assert sorted(index for packed in forests for index in packed.replies.index.tolist()) == list(
-        range(sum(len(r.sample.reply_ids) for r in rows))
-    )
+    found = sorted(index for packed in forests for index in packed.replies.index.tolist())
+    assert found == list(range(sum(len(row.sample.reply_ids) for row in rows)))
     assert all(len(batch) * len(batch[0].ids) <= 60 for batch in plan_rows(rows, micro_tokens=60))
 
 
@@ -344,37 +313,34 @@ def test_a_malformed_sample_is_refused(sample: Sample, message: str) -> None:
         prepare([sample])
 
 
-def test_a_model_with_windows_cannot_be_packed() -> None:
+def test_windows_or_an_attention_of_its_own_cannot_be_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = make_model("qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=1)
     with pytest.raises(ValueError, match=r"learn\.packed = false"):
         check_packable(model)
-
-
-def test_a_model_with_an_attention_of_its_own_cannot_be_packed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     model = make_model("qwen3")
     monkeypatch.setattr(model, "_supports_attention_backend", False)
     with pytest.raises(ValueError, match="without the attention interface of transformers"):
         check_packable(model)
 
 
-def test_a_row_longer_than_a_window_is_not_packed() -> None:
-    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).eval()
-    pack = Packer(model, "forest", 64)
-    assert list(pack(prepare([make_sample((1,) * 4, (1, 2))])))
-    with pytest.raises(UserError, match=r"a row has 9: set engines\.context to 8"):
-        pack(prepare([make_sample((1,) * 7, (1, 2))]))
-
-
-@pytest.mark.parametrize("layout", ["forest", "rows"])
-def test_a_row_longer_than_fixed_positions_is_refused(layout: Layout) -> None:
+@pytest.mark.parametrize(
+    ("limit", "layout"), [("window", "forest"), ("positions", "forest"), ("positions", "rows")]
+)
+def test_a_row_longer_than_a_window_or_fixed_positions_is_refused(
+    limit: str, layout: Layout
+) -> None:
     """Rows of one batch would all get the positions of the longest."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     rope = {"rope_type": "longrope", "factor": 4.0, "rope_theta": 1e4, **factors}
-    limit = {"original_max_position_embeddings": 8}
-    config = LlamaConfig(**SMALL, rope_parameters=rope | limit)
-    pack = Packer(LlamaForCausalLM(config).eval(), layout, 64)
+    rope["original_max_position_embeddings"] = 8
+    model = (
+        MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8))
+        if limit == "window"
+        else LlamaForCausalLM(LlamaConfig(**SMALL, rope_parameters=rope))
+    )
+    pack = Packer(model.eval(), layout, 64)
     assert list(pack(prepare([make_sample((1,) * 4, (1, 2))])))
     with pytest.raises(UserError, match=r"a row has 9: set engines\.context to 8"):
         pack(prepare([make_sample((1,) * 7, (1, 2))]))
