@@ -61,30 +61,18 @@ def test_the_estimate_is_within_a_tenth_of_the_measured_peak(
 
 
 def test_parameters_of_the_presets_are_those_of_the_published_models() -> None:
-    published = {
-        "qwen3-0.6b": 0.596e9,
-        "qwen3-1.7b": 1.72e9,
-        "qwen3-4b": 4.02e9,
-        "qwen3-8b": 8.19e9,
-    }
-    published |= {"smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120}
-    for name, count in published.items():
+    qwen = {"qwen3-0.6b": 0.596e9, "qwen3-1.7b": 1.72e9, "qwen3-4b": 4.02e9, "qwen3-8b": 8.19e9}
+    smollm = {"smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120}
+    for name, count in (qwen | smollm).items():
         assert PRESETS[name].parameters == pytest.approx(count, rel=0.005)
 
 
 def test_the_parts_of_all_weights_worked_by_hand() -> None:
     """4.02 B parameters: 2 bytes of weights, 4 of masters, 8 of AdamW, 4 + 2 of gradients."""
-    found = plan("paper_alfworld", "qwen3-4b", 143)
-    count = 4.022e9
-    fixed = found.fixed
-    bytes_of = (
-        fixed.weights,
-        fixed.masters,
-        fixed.optimizer,
-        fixed.gradient_sums,
-        fixed.micro_batch_gradients,
-    )
-    assert [part / count for part in bytes_of] == pytest.approx([2, 4, 8, 4, 2], rel=1e-3)
+    fixed = plan("paper_alfworld", "qwen3-4b", 143).fixed
+    own = (fixed.weights, fixed.masters, fixed.optimizer)
+    bytes_of = (*own, fixed.gradient_sums, fixed.micro_batch_gradients)
+    assert [part / 4.022e9 for part in bytes_of] == pytest.approx([2, 4, 8, 4, 2], rel=1e-3)
     assert fixed.reference == 0
     assert fixed.bytes_per_slot == 8192 * 36 * 2 * 8 * 128 * 2
 
@@ -160,11 +148,7 @@ def test_a_kl_reference_is_a_copy_of_the_weights_unless_adapters_are_trained() -
 
 @pytest.mark.parametrize(
     ("rank", "engine", "weight_bytes"),
-    [
-        (0, (), 6),
-        (0, ("--engines.name=vllm", "--engines.gpu_memory=0.1"), 6),
-        (16, (), 4),
-    ],
+    [(0, (), 6), (0, ("--engines.name=vllm", "--engines.gpu_memory=0.1"), 6), (16, (), 4)],
 )
 def test_each_copy_of_a_league_holds_a_model_and_a_pool(
     rank: int, engine: tuple[str, ...], weight_bytes: int
@@ -199,9 +183,8 @@ def test_a_league_leaves_fewer_slots_and_is_a_row_of_the_table() -> None:
     found = plan("paper_tic_tac_toe", "qwen3-4b", 80, *words, pool)
     assert found.fits
     assert found.slots < without.slots
-    assert (
-        found.playing_bytes <= found.usable < found.playing_bytes + 3 * found.fixed.bytes_per_slot
-    )
+    left = found.usable - found.playing_bytes
+    assert 0 <= left < 3 * found.fixed.bytes_per_slot
     command = ["plan", "paper_tic_tac_toe", "--model", "qwen3-4b", *words]
     tables = [CliRunner().invoke(app, [*command, *more]).output for more in ([], [pool])]
     assert ["league copies" in table for table in tables] == [False, True]
@@ -237,14 +220,14 @@ def test_adapters_of_layers_that_are_not_compiled_need_the_gradients_of_their_we
 
 
 def test_where_slots_do_not_fit_the_plan_names_a_context_at_which_all_of_them_do() -> None:
-    short = ("--learn.lora_rank=16", "--agent.max_tokens=256")
-    (reason,) = [
-        one for one in plan("paper_webshop", "qwen3-4b", 78, *short).reasons if "28" in one
-    ]
-    named = reason.rpartition("engines.context = ")[2].rstrip(")")
-    assert plan("paper_webshop", "qwen3-4b", 78, *short, f"--engines.context={named}").slots == 64
-    larger = f"--engines.context={int(named) + 512}"
-    assert plan("paper_webshop", "qwen3-4b", 78, *short, larger).slots < 64
+    def planned(*more: str):  # type: ignore[no-untyped-def]
+        short = ("--learn.lora_rank=16", "--agent.max_tokens=256")
+        return plan("paper_webshop", "qwen3-4b", 78, *short, *more)
+
+    (reason,) = [one for one in planned().reasons if "28" in one]
+    named = int(reason.rpartition("engines.context = ")[2].rstrip(")"))
+    assert planned(f"--engines.context={named}").slots == 64
+    assert planned(f"--engines.context={named + 512}").slots < 64
 
 
 def test_given_options_are_kept_and_named_as_given() -> None:
@@ -301,7 +284,22 @@ def test_a_plan_that_does_not_fit_says_what_would_make_it_fit() -> None:
         apply_plan(recipe, found)
 
 
+Card = Callable[[float, float], None]
 CARDS = ((1, 80), (8, 80), (1, 24), (1, 141))
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    """Sets the free and the total GB of one card, which this machine then seems to have."""
+    monkeypatch.setattr("mage.training.fit.pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("mage.training.fit.pick_cache", lambda cache, device: cache)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+
+    def set_memory(free: float, total: float) -> None:
+        found = (int(free * GB), int(total * GB))
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: found)
+
+    return set_memory
 
 
 @pytest.mark.e2e
@@ -340,10 +338,8 @@ def test_given_options_that_do_not_fit_are_advised_against() -> None:
     given = ("--learn.recompute=false", "--learn.micro_tokens=16384", "--learn.lora_rank=16")
     found = plan("paper_alfworld", "qwen3-4b", 80, *given)
     assert not found.fits
-    assert {one.words[0] for one in advice(found)} >= {
-        "--learn.recompute=true",
-        "--learn.micro_tokens=2048",
-    }
+    told = {one.words[0] for one in advice(found)}
+    assert told >= {"--learn.recompute=true", "--learn.micro_tokens=2048"}
 
 
 def test_play_without_training_needs_neither_optimizer_nor_gradients() -> None:
@@ -372,7 +368,7 @@ def test_play_without_training_needs_neither_optimizer_nor_gradients() -> None:
 
 @pytest.mark.parametrize("command", ["evaluate", "play", "python"])
 def test_evaluate_and_play_follow_the_plan_and_run_gpu_memory(
-    command: str, monkeypatch: pytest.MonkeyPatch
+    command: str, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a GPU: the recipe is caught before the model is loaded."""
     fractions, recipes = list[float](), list[Recipe]()
@@ -384,9 +380,7 @@ def test_evaluate_and_play_follow_the_plan_and_run_gpu_memory(
         recipes.append(recipe)
         raise Caught
 
-    monkeypatch.setattr("mage.training.fit.pick_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (140 * GB, 141 * GB))
+    card(140, 141)
     monkeypatch.setattr(
         "torch.cuda.set_per_process_memory_fraction", lambda share, device: fractions.append(share)
     )
@@ -418,10 +412,7 @@ def test_every_stage_has_a_plan(tmp_path: Path) -> None:
     assert "stage start" in shown.output
     assert "stage whole" in shown.output
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
-    assert {name: one["fits"] for name, one in found["stages"].items()} == {
-        "start": True,
-        "whole": False,
-    }
+    assert [found["stages"][name]["fits"] for name in ("start", "whole")] == [True, False]
     assert not found["fits"]
 
 
@@ -451,20 +442,6 @@ def test_shapes_are_read_from_folders_and_bad_ones_are_explained(tmp_path: Path)
 # -- a fake card
 
 
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
-    """Sets the free and the total GB of one card, which this machine then seems to have."""
-    monkeypatch.setattr("mage.training.fit.pick_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr("mage.training.fit.pick_cache", lambda cache, device: cache)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-
-    def set_memory(free: float, total: float) -> None:
-        found = (int(free * GB), int(total * GB))
-        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: found)
-
-    return set_memory
-
-
 def as_qwen(monkeypatch: pytest.MonkeyPatch, *words: str) -> Recipe:
     """A recipe whose model has the shape of Qwen3-4B; its weights are not loaded."""
     monkeypatch.setattr("mage.training.fit.read_shape", lambda folder: PRESETS["qwen3-4b"])
@@ -484,7 +461,7 @@ class ManyRanks(Ranks):
 
 
 def test_vllm_takes_its_share_of_the_whole_card_not_of_the_free_memory(
-    card: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+    card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """60 GB of 140 are free: a share of 0.3 is 42 GB, and 18 GB are left for the rest."""
     card(60, 140)
@@ -496,7 +473,7 @@ def test_vllm_takes_its_share_of_the_whole_card_not_of_the_free_memory(
 
 
 def test_ranks_plan_alike_from_the_least_free_memory(
-    card: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+    card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two ranks share a card of 80 GB. The other one has measured 70 GB, so each has 35."""
     card(80, 80)
@@ -521,7 +498,7 @@ def choices_of_fitted(recipe: Recipe) -> dict[str, Any]:
 
 
 def test_a_warm_up_has_the_whole_card_also_where_ranks_share_it(
-    card: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+    card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card(80, 80)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # torchrun has started four ranks
@@ -531,7 +508,7 @@ def test_a_warm_up_has_the_whole_card_also_where_ranks_share_it(
 
 
 def test_a_resumed_run_keeps_its_plan_unless_it_does_not_fit_any_more(
-    card: Callable[[float, float], None], monkeypatch: pytest.MonkeyPatch
+    card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = as_qwen(monkeypatch)
     card(32, 80)

@@ -34,22 +34,19 @@ real = pytest.mark.skipif(
 def test_stems_equal_porters_examples() -> None:
     """Pairs from Porter's paper and his sample output."""
     text = (
-        "caresses caress ponies poni ties ti cats cat feed feed agreed agre plastered "
-        "plaster bled bled motoring motor sing sing conflated conflat "
-        "troubled troubl sized size hopping hop tanned tan falling fall hissing hiss fizzed "
-        "fizz failing fail filing file happy happi sky sky "
-        "relational relat conditional condit rational ration valenci valenc digitizer digit "
-        "conformabli conform radicalli radic differentli differ "
-        "vileli vile analogousli analog vietnamization vietnam predication predic operator "
-        "oper feudalism feudal decisiveness decis hopefulness hope "
-        "callousness callous formaliti formal sensitiviti sensit sensibiliti sensibl "
-        "triplicate triplic formative form formalize formal electriciti "
-        "electr electrical electr hopeful hope goodness good revival reviv allowance allow "
-        "inference infer airliner airlin adjustable adjust "
-        "defensible defens irritant irrit replacement replac adjustment adjust dependent "
-        "depend adoption adopt communism commun activate activ "
-        "angulariti angular homologous homolog effective effect bowdlerize bowdler probate "
-        "probat rate rate cease ceas controll control roll roll"
+        "caresses caress ponies poni ties ti cats cat feed feed agreed agre plastered plaster bled "
+        "bled motoring motor sing sing conflated conflat troubled troubl sized size hopping hop "
+        "tanned tan falling fall hissing hiss fizzed fizz failing fail filing file happy happi sky "
+        "sky relational relat conditional condit rational ration valenci valenc digitizer digit "
+        "conformabli conform radicalli radic differentli differ vileli vile analogousli analog "
+        "vietnamization vietnam predication predic operator oper feudalism feudal decisiveness "
+        "decis hopefulness hope callousness callous formaliti formal sensitiviti sensit "
+        "sensibiliti sensibl triplicate triplic formative form formalize formal electriciti electr "
+        "electrical electr hopeful hope goodness good revival reviv allowance allow inference "
+        "infer airliner airlin adjustable adjust defensible defens irritant irrit replacement "
+        "replac adjustment adjust dependent depend adoption adopt communism commun activate activ "
+        "angulariti angular homologous homolog effective effect bowdlerize bowdler probate probat "
+        "rate rate cease ceas controll control roll roll"
     )
     pairs = text.split()
     for word, expected in zip(pairs[::2], pairs[1::2], strict=True):
@@ -171,18 +168,14 @@ def product(**given: object) -> Product:
 
 
 SNEAKERS = "Mens D.O.N. Issue 2 Gca Basketball Sneakers Shoes Casual - Off White"
-CORD = (
-    "BRST AC Power Cord Outlet Socket Cable Plug Lead for Panasonic SC-HT830V DVD/VCR Combo Home "
-    "Theater System"
-)
+CORD = "BRST AC Power Cord Outlet Socket Cable Plug Lead for Panasonic SC-HT830V DVD/VCR Combo "
+CORD += "Home Theater System"
 SOUNDBAR = (
     "Saireed UL Listed 2 Prong Power Cord for JBL Bar 3.1 Bar 2.1 Channel 4K Ultra HD Soundbar"
 )
 KNOB = "Rusticware 921ORB Kitchen and Bath Cabinet Knob"
-TWEEZERS = (
-    "Minkissy 2pcs Stainless Steel Eyebrow Tweezers Blackhead Acne Remover Portable Makeup "
-    "Tweezers (Silver)"
-)
+TWEEZERS = "Minkissy 2pcs Stainless Steel Eyebrow Tweezers Blackhead Acne Remover Portable Makeup "
+TWEEZERS += "Tweezers (Silver)"
 
 
 @pytest.mark.parametrize(
@@ -216,10 +209,8 @@ def test_title_similarity_agrees_with_webshops_tests(
 def test_too_few_common_nouns_override_query_and_category(
     query: str, path: str, title: str, worth: float
 ) -> None:
-    assert (
-        type_reward(product(query=query, product_category=path, title=title), product(), "bundled")
-        == worth
-    )
+    bought = product(query=query, product_category=path, title=title)
+    assert type_reward(bought, product(), "bundled") == worth
 
 
 def test_the_type_reward_is_half_between_the_thresholds() -> None:
@@ -254,20 +245,21 @@ def test_options_count_as_in_webshop(
 def test_rewards_agree_with_webshops_tests() -> None:
     wanted = product(title=SNEAKERS)
     attributes = ("tea tree", "essential oils", "natural ingredients")
-    goal = Goal(0, "B1", "", attributes, (("color", "grey"), ("size", "XL")), 40.0)
     full = product(title=SNEAKERS, attributes=("tea tree", "essential oil", "natural ingredients"))
     told = product(
         title=SNEAKERS,
         bullets=("This shampoo has essential oils and smells like lemons",),
         description="Best shampoo on the market, made with natural ingredients",
     )
-    more = Goal(0, "B1", "", attributes, (*goal.options, ("amount", "pack of 12")), 40.0)
-    assert judge(full, ("grey", "XL"), goal, wanted, "bundled").score == 1
-    assert judge(told, ("grey", "XL"), goal, wanted, "bundled").score == pytest.approx(5 / 6)
-    assert judge(told, ("grey", "XL"), more, wanted, "bundled").score == pytest.approx(5 / 7)
-    for limit, score in ((30.0, 3 / 4), (35.0, 1.0)):  # the price is 35.0
-        bounded = Goal(0, "B1", "", attributes, (), limit)
-        assert judge(full, (), bounded, wanted, "bundled").score == pytest.approx(score)
+    two = (("color", "grey"), ("size", "XL"))
+    for bought, options, limit, score in (
+        *((full, two, 40.0, 1), (told, two, 40.0, 5 / 6)),
+        (told, (*two, ("amount", "pack of 12")), 40.0, 5 / 7),
+        *((full, (), 30.0, 3 / 4), (full, (), 35.0, 1.0)),  # the price is 35.0
+    ):
+        goal = Goal(0, "B1", "", attributes, options, limit)
+        chosen = ("grey", "XL") if options else ()
+        assert judge(bought, chosen, goal, wanted, "bundled").score == pytest.approx(score)
 
 
 def test_another_type_of_product_scores_half() -> None:
@@ -312,20 +304,14 @@ def test_nouns_and_names_of_spacy_count_if_its_model_is_installed(
         asked.append((name, sorted(disable)))
         return lambda title: [StubToken(word) for word in title.split()]
 
-    for name, module in (
-        ("spacy", SimpleNamespace(load=load, __spec__=object())),
-        (MODEL, SimpleNamespace(__spec__=object())),
-    ):
-        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    for name in ("spacy", MODEL):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(load=load, __spec__=object()))
     assert WebShop().tagger == "spacy"
     assert nouns("Acme red Shoes for run Shoes", "spacy") == ("acme", "shoes", "shoes")
     # By hand: of the wanted title's acme, shoes, shoes the other one has shoes: 1 of 3.
-    assert title_likeness("red Shoes", "Acme red Shoes for run Shoes", "spacy") == pytest.approx(
-        1 / 3
-    )
-    assert asked == [(MODEL, ["lemmatizer", "ner", "parser"])], (
-        "loaded once, without what is not needed"
-    )
+    likeness = title_likeness("red Shoes", "Acme red Shoes for run Shoes", "spacy")
+    assert likeness == pytest.approx(1 / 3)
+    assert asked == [(MODEL, ["lemmatizer", "ner", "parser"])], "loaded once, without the rest"
 
 
 def test_a_real_spacy_model_is_loaded_and_used(
