@@ -156,18 +156,11 @@ def test_trl_trains_one_step_on_a_world(tmp_path: Path) -> None:
     world = mage.as_trl("kuhn_poker", opponent="conservative", episodes=2)
     model, tokenizer = caller_model()
     options: dict[str, Any] = {"per_device_train_batch_size": 4, "num_generations": 4}
+    options |= {"max_steps": 1, "logging_steps": 1, "max_completion_length": 512, "report_to": []}
     trainer = GRPOTrainer(
         model=model,
         processing_class=tokenizer,
-        args=GRPOConfig(
-            output_dir=str(tmp_path),
-            max_steps=1,
-            max_completion_length=512,
-            report_to=[],
-            use_cpu=True,
-            logging_steps=1,
-            **options,
-        ),
+        args=GRPOConfig(output_dir=str(tmp_path), use_cpu=True, **options),
         train_dataset=Dataset.from_list(world.rows(4)),
         environment_factory=world,
     )
@@ -203,18 +196,9 @@ def caller_model() -> tuple[Any, Any]:
             return torch.cat([input_ids, ids["input_ids"]], dim=1)
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    words = {"vocab_size": len(tokenizer), "max_position_embeddings": 4096, "bos_token_id": None}
+    config = Qwen3Config(**sizes, **heads, **ids, **words, tie_word_embeddings=True)
     return Caller(config), tokenizer

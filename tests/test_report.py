@@ -49,17 +49,10 @@ def test_the_picture_is_a_png_of_1500_by_1000_and_every_panel_has_ink(finished):
     assert (data[:4], picture.shape[:2]) == (b"\x89PNG", (1000, 1500))
     # Every panel has ink: dark or coloured pixels in each of the six places.
     dark = picture[..., :3].min(axis=-1) < 0.8
-    places = [
-        dark[160:590, 90:880],
-        dark[160:590, 1020:1480],
-        *(dark[700:940, left : left + 260] for left in (90, 460, 830, 1200)),
-    ]
+    lower = [dark[700:940, left : left + 260] for left in (90, 460, 830, 1200)]
+    places = [dark[160:590, 90:880], dark[160:590, 1020:1480], *lower]
     assert all(place.sum() > 300 for place in places)
-
-
-def test_the_picture_is_also_written_for_papers(finished):
-    folder = finished.path / "report"
-    assert b"<svg" in (folder / "curves.svg").read_bytes()[:1000]
+    assert b"<svg" in (finished.path / "report" / "curves.svg").read_bytes()[:1000], "for papers"
 
 
 def test_smoothing_keeps_a_constant_and_the_length():
@@ -128,26 +121,19 @@ def test_the_verdict_follows_the_interval(finished):
 def test_transcripts_hold_memory_moves_result_and_reflection(finished):
     told = text_of(finished, "transcripts.md")
     meta = choose(finished.read_episodes_of("after_test"))[0][1]
-    result, titles = (
-        meta.episodes[-1].recap,
-        ["After training, test panel", "Before training, test panel", "In training, update 40"],
-    )
-    wanted = [
-        result,
+    for wanted in (
+        *("After training, test panel", "Before training, test panel", "In training, update 40"),
+        *(meta.episodes[-1].recap, f"against {meta.task.opponent}, agent"),
         "It bets often. Call with Q.",
-        f"against {meta.task.opponent}, agent",
-        *titles,
-    ]
-    assert [expected for expected in wanted if expected not in told] == []
+    ):
+        assert wanted in told
 
 
 def test_a_reply_cannot_close_its_quotation(finished):
     """The reply holds three backticks and a heading; it stands between fences of four."""
     told = text_of(finished, "transcripts.md")
-    assert (
-        "  ````\n  <script>alert('x')</script> ```\n  # not a heading <action>bet</action>\n  ````"
-        in told
-    )
+    reply = "<script>alert('x')</script> ```\n  # not a heading <action>bet</action>"
+    assert f"  ````\n  {reply}\n  ````" in told
     assert not re.search(r"^# not a heading", told, re.MULTILINE)
 
 
@@ -163,41 +149,20 @@ def test_the_choice_holds_every_opponent_gains_and_losses(finished):
 
 
 def turn(text: str, legal: bool = True, kind: str = "play", finish: str = "stop") -> Turn:
-    plain, completion = (
-        toys.turn(reward=0.0 if legal else -0.5, kind=kind),
-        Completion((1,), (0.0,), text, finish, 0),
-    )
-    return replace(
-        plain, observation=f"before {text}", completion=completion, action=text, legal=legal
-    )
+    plain = toys.turn(reward=0.0 if legal else -0.5, kind=kind)
+    said = {"completion": Completion((1,), (0.0,), text, finish, 0), "action": text}
+    return replace(plain, observation=f"before {text}", legal=legal, **said)
 
 
 def test_replies_are_in_order_among_the_moves():
     """The opponent opens, the agent errs once and answers; the reflection follows the result."""
-    moves, note = (
-        (Move(0, "pass"), Move(1, "bet"), Move(0, "fold")),
-        turn("It folds.", kind="reflect", finish="length"),
-    )
-    first = Episode(
-        (turn("jump", legal=False), turn("bet")),
-        None,
-        moves,
-        1.0,
-        5.0,
-        "won",
-        "finished",
-        "You won.",
-    )
-    second = Episode(
-        (turn("?", legal=False),), note, (), -2.0, -10.0, "lost", "illegal", "Forfeited."
-    )
-    told = describe(
-        MetaEpisode(
-            Task("e", 0, 1, "o", "test"), 0, 0, (first, second), ("", "Note 1: It folds."), 3
-        ),
-        "why",
-    )
-    assert told == [
+    moves = (Move(0, "pass"), Move(1, "bet"), Move(0, "fold"))
+    note = turn("It folds.", kind="reflect", finish="length")
+    played, refused = (turn("jump", legal=False), turn("bet")), (turn("?", legal=False),)
+    first = Episode(played, None, moves, 1.0, 5.0, "won", "finished", "You won.")
+    second = Episode(refused, note, (), -2.0, -10.0, "lost", "illegal", "Forfeited.")
+    task, memories = Task("e", 0, 1, "o", "test"), ("", "Note 1: It folds.")
+    assert describe(MetaEpisode(task, 0, 0, (first, second), memories, 3), "why") == [
         "### 1. against o, agent second: scores +1, -2",
         "",
         "Chosen as: why (-3 from first to last). e, task seed 0, test split, policy version 3.",
@@ -249,14 +214,10 @@ def test_a_killed_run_is_reported_with_the_files_that_exist(tmp_path, kuhn_table
     write_report(folder)
     run, told = page_data(folder)["run/run"], text_of(folder, "transcripts.md")
     assert (run["updates"], run["total"], run["state"]) == (7, 100, "running")
-    assert run["panels"][0]["verdict"] == [
-        "The final panel has not been played after training yet."
-    ]
-    assert [
-        said
-        for said in ("In training, update 5", "It bets often. Call with Q.")
-        if said not in told
-    ] == []
+    (verdict,) = run["panels"][0]["verdict"]
+    assert verdict == "The final panel has not been played after training yet."
+    assert "In training, update 5" in told
+    assert "It bets often. Call with Q." in told
 
 
 @pytest.mark.e2e
@@ -279,18 +240,12 @@ def test_an_evaluation_of_another_version_gives_one_clear_message(tmp_path, kuhn
 def test_without_exact_lines_the_report_shows_success(tmp_path, kuhn_tables):
     tables = {"environments": {"name": "tic_tac_toe"}, "opponents": {"train": {"random": 1.0}}}
     folder = RunFolder.create(tmp_path / "run", build_recipe(tables))
-    population, task = (
-        Population(train={"random": 1.0}),
-        Task("tic_tac_toe", 1, 0, "random", "test"),
-    )
-    ends = ((0.0, "drawn"), (1.0, "won"))
-    games = [
+    games = tuple(
         Episode((turn("5"),), None, (Move(0, "5"),), score, 10 * score, said, "finished", "")
-        for score, said in ends
-    ]
-    evaluation = summarise(
-        [MetaEpisode(task, 0, 0, tuple(games), ("", ""), 0)], TicTacToe(), population, "test"
+        for score, said in ((0.0, "drawn"), (1.0, "won"))
     )
+    meta = MetaEpisode(Task("tic_tac_toe", 1, 0, "random", "test"), 0, 0, games, ("", ""), 0)
+    evaluation = summarise([meta], TicTacToe(), Population(train={"random": 1.0}), "test")
     folder.write_evaluation("after_test", evaluation.to_json())
     write_report(folder)
     run = page_data(folder)["run/run"]

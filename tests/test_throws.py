@@ -2,6 +2,7 @@
 
 import random
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,9 +117,8 @@ def test_a_family_without_a_player_says_how_to_name_one() -> None:
 
 
 def test_only_games_that_fit_have_these_opponents() -> None:
-    assert {"dirichlet", "markov", "reactive", "roshambo", "random_policy", "cfr"} <= set(
-        fitting(RPS)
-    )
+    names = {"dirichlet", "markov", "reactive", "roshambo", "random_policy", "cfr"}
+    assert names <= set(fitting(RPS))
 
 
 def test_draws_have_the_moments_of_the_dirichlet_distribution() -> None:
@@ -191,17 +191,13 @@ def test_a_family_is_represented_by_a_sample_of_its_players() -> None:
 
 
 def test_the_evaluation_shows_the_ceilings_and_can_leave_them_out() -> None:
-    rows = [
-        TaskRow(
-            task(seed, split="test"), 0, (0.3, 0.5), ("won",) * 2, ("finished",) * 2, *[(3, 3)] * 3
-        )
-        for seed in range(4)
-    ]
+    ends = ("won",) * 2, ("finished",) * 2
+    tasks = [task(seed, split="test") for seed in range(4)]
+    rows = [TaskRow(one, 0, (0.3, 0.5), *ends, *[(3, 3)] * 3) for one in tasks]
     population = Population(train={"dirichlet-0.5": 1.0})
     shown = summarise_rows(rows, RPS, population, "test")
-    assert [one.ceiling for one in shown.overall.episodes] == pytest.approx(
-        [0.286, 0.489], abs=5e-4
-    )
+    found = [one.ceiling for one in shown.overall.episodes]
+    assert found == pytest.approx([0.286, 0.489], abs=5e-4)
     assert shown.overall.knows_opponent == pytest.approx(0.577, abs=1e-3)
     hidden = summarise_rows(rows, RPS, population, "test", with_ceilings=False)
     assert hidden.overall.episodes[0].ceiling is None
@@ -231,14 +227,8 @@ def test_returns_of_scored_throws_are_the_sums_of_later_throws(
     kind: str, weights: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
     meta = MetaEpisode(task(1), 0, 0, (thrown((1.0, -1.0, 0.0)), thrown((1.0, 1.0))), ("", ""), 0)
-    found = compute_returns(
-        meta,
-        kind=kind,  # type: ignore[arg-type]
-        step_discount=1.0,
-        episode_discount=1.0,
-        weights=weights,
-        per_turn=True,
-    )
+    options: Any = {"kind": kind, "weights": weights, "per_turn": True}
+    found = compute_returns(meta, step_discount=1.0, episode_discount=1.0, **options)
     assert [one.value for one in found] == pytest.approx(expected)
 
 

@@ -1,6 +1,8 @@
 """Tools: schemas, calls in a turn, exact ids, credit, stored transcripts, the contract check."""
 
+import gzip
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -255,13 +257,11 @@ def test_other_templates_get_the_tools_in_the_rules() -> None:
         assert seen[1].endswith("<tool_response>\nbox 1\n</tool_response><|end|><|assistant|>")
 
 
-def test_a_remote_model_gets_the_tools_in_the_rules() -> None:
+def test_a_remote_model_gets_results_as_a_user_message() -> None:
     chat = MessageChat()
     ids = chat.first("Rules.", "Go.") + chat.encode(PEEK) + chat.result("box 1")
-    assert chat.messages(ids)[-1] == {
-        "role": "user",
-        "content": "<tool_response>\nbox 1\n</tool_response>",
-    }
+    told = "<tool_response>\nbox 1\n</tool_response>"
+    assert chat.messages(ids)[-1] == {"role": "user", "content": told}
 
 
 def test_a_model_behind_an_endpoint_calls_tools(
@@ -325,11 +325,9 @@ def test_the_last_call_is_announced_and_a_further_one_is_illegal() -> None:
 
 
 def test_errors_of_calls_are_shown() -> None:
-    replies = iter(
-        [write_call("look", {}), write_call("double", {"number": "x"}), "<tool_call>?</tool_call>"]
-    )
-    agent = scripted_agent(lambda prompt: next(replies, "<action>1</action>"))
-    meta = play(agent)
+    wrong = (write_call("look", {}), write_call("double", {"number": "x"}))
+    replies = iter((*wrong, "<tool_call>?</tool_call>"))
+    meta = play(scripted_agent(lambda prompt: next(replies, "<action>1</action>")))
     calls = meta.episodes[0].turns[0].calls
     assert all(call.failed for call in calls)
     assert calls[0].result == "Error: there is no tool 'look'. Tools: peek, double"
@@ -393,24 +391,12 @@ def test_calls_are_stored_read_and_shown(tmp_path: Path) -> None:
     told = "\n".join(describe(meta, "a test"))
     assert f"- Calls a tool: `{PEEK}`" in told
     assert "- Gets: `box 1`" in told
-
-
-def test_turns_without_calls_are_stored_as_before(tmp_path: Path) -> None:
-    import gzip
-
-    meta = play(scripted_agent(lambda prompt: "<action>1</action>"))
-    path = tmp_path / "step_000001.jsonl.gz"
-    write_meta_episodes(path, [meta])
+    write_meta_episodes(path, [play(scripted_agent(lambda prompt: "<action>1</action>"))])
     stored = json.loads(gzip.decompress(path.read_bytes()))
-    assert "calls" not in stored["episodes"][0]["turns"][0]
+    assert "calls" not in stored["episodes"][0]["turns"][0], "as before there were tools"
 
 
 # --- The contract and the options
-
-
-def test_the_check_accepts_tools_that_depend_on_task_and_arguments() -> None:
-    assert check(Box(), games=5) == []
-    assert check_tools(Box()) == []
 
 
 _count = 0
@@ -430,41 +416,31 @@ def draw(state: State) -> float:
     return random.random()
 
 
-def test_the_check_finds_tools_that_remember_and_calls_that_fail() -> None:
-    class Counting(Box):
-        def tools(self) -> tuple[Any, ...]:
-            return BoxState.peek, count, draw
-
-    faults = check_tools(Counting())
-    assert any("when it is made again" in fault and '"count"' in fault for fault in faults)
-    assert not any('"draw"' in fault for fault in faults)
-    assert any(
-        "calls() names" in fault and "there is no tool 'double'" in fault for fault in faults
-    )
-
-
 def silent() -> None:
     pass
 
 
-def test_the_check_names_a_tool_without_docstring() -> None:
-    class Silent(Box):
-        def tools(self) -> tuple[Any, ...]:
-            return (silent,)
-
-    (fault,) = check_tools(Silent())
+def test_the_check_finds_tools_that_remember_and_calls_that_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert check(Box(), games=5) == []
+    assert check_tools(Box()) == [], "tools may depend on the task and on their arguments"
+    monkeypatch.setattr(Box, "tools", lambda self: (BoxState.peek, count, draw))
+    faults = "\n".join(check_tools(Box()))
+    assert re.search('"count".* when it is made again', faults)
+    assert '"draw"' not in faults
+    assert re.search("calls\\(\\) names .*there is no tool 'double'", faults)
+    monkeypatch.setattr(Box, "tools", lambda self: (silent,))
+    (fault,) = check_tools(Box())
     assert fault == "the tool silent has no docstring: say in one sentence what it does"
 
 
-def test_options_of_tools_need_tools() -> None:
-    tables = {"environments": {"name": "doors"}, "agent": {"tool_calls": 2}}
+def test_options_of_tools_need_tools_and_published_prompts_have_none() -> None:
+    tables: dict[str, Any] = {"environments": {"name": "doors"}, "agent": {"tool_calls": 2}}
     with pytest.raises(ConfigError, match="no effect in environments without tools"):
         build_recipe(tables)
-
-
-def test_published_prompts_have_no_tools() -> None:
     tables = {"environments": {"name": f"{__name__}.Box"}, "agent": {"prompts": "published"}}
     with pytest.raises(ConfigError, match="the environment offers some"):
         build_recipe(tables)
-    tables["agent"] |= {"tool_calls": 0}  # type: ignore[dict-item]
+    tables["agent"] |= {"tool_calls": 0}
     assert build_recipe(tables).agent.tool_calls == 0

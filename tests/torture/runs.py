@@ -38,16 +38,9 @@ top_k = 0
 """
 # A shorter run with all kinds of files; it deletes checkpoints and transcripts early.
 SHORT = (
-    "--run.updates=2",
-    "--run.evaluate_every=1",
-    "--run.keep=1",
-    "--run.keep_transcripts=1",
-    "--opponents.train={aggressive = 0.5, league-1 = 0.5}",
-    "--learn.lora_rank=2",
-    "--warmup.first=true",
-    "--warmup.steps=2",
-    "--warmup.batch=4",
-    "--warmup.turns=4",
+    *("--run.updates=2", "--run.evaluate_every=1", "--run.keep=1", "--run.keep_transcripts=1"),
+    *("--opponents.train={aggressive = 0.5, league-1 = 0.5}", "--learn.lora_rank=2"),
+    *("--warmup.first=true", "--warmup.steps=2", "--warmup.batch=4", "--warmup.turns=4"),
 )
 
 # Three tasks that are played one after the other, because the memory is kept between them.
