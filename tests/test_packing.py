@@ -319,7 +319,7 @@ def test_windows_or_an_attention_of_its_own_cannot_be_packed(
     model = make_model("qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=1)
     with pytest.raises(ValueError, match=r"learn\.packed = false"):
         check_packable(model)
-    model = make_model("qwen3")
+    model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None))
     monkeypatch.setattr(model, "_supports_attention_backend", False)
     with pytest.raises(ValueError, match="without the attention interface of transformers"):
         check_packable(model)
